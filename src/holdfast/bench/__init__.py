@@ -1,0 +1,1 @@
+"""Measurements: speed against peers, the determinism needle, plots."""
