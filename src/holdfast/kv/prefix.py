@@ -1,0 +1,139 @@
+"""The prefix index: which pages already hold the KV of a chain of tokens.
+
+A node is one full page of tokens behind its parent's. It may know two pages: a canonical one, which anybody may read,
+and a fast one, written by an ordinary request, which deterministic requests never read. A node whose pages were
+evicted stays, hollow, as long as it has children.
+
+    root -- (t0..t15) -- (t16..t31) -- ...
+              canonical 7    fast 12
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.kv.pool import PagePool
+
+PageTokens = tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One full page of tokens in the chain."""
+
+    parent: "Node | None"
+    tokens: PageTokens
+    canonical: int | None = None
+    fast: int | None = None
+    children: dict[PageTokens, "Node"] = field(default_factory=dict)
+    attached: bool = True
+
+    def page(self, canonical_only: bool) -> int | None:
+        if self.canonical is not None or canonical_only:
+            return self.canonical
+        return self.fast
+
+
+class PrefixIndex:
+    """Full pages by the tokens before and in them. Evicted pages are forgotten through the pool's call-back."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._root = Node(None, ())
+        self._node_of: dict[int, Node] = {}
+        pool.on_evict = self._forget
+
+    @property
+    def root(self) -> Node:
+        return self._root
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._node_of)
+
+    def match(self, token_ids: Sequence[int], *, canonical_only: bool) -> tuple[list[int], Node, int]:
+        """The longest known chain of full pages at the beginning of token_ids; every page is held for the caller.
+
+        Returns the pages, the last node, and how many of the leading pages are canonical.
+        """
+        size = self._pool.page_size
+        pages: list[int] = []
+        num_canonical = 0
+        node = self._root
+        for start in range(0, len(token_ids) - size + 1, size):
+            child = node.children.get(tuple(token_ids[start : start + size]))
+            page = child.page(canonical_only) if child is not None else None
+            if child is None or page is None:
+                break
+            if num_canonical == len(pages) and child.canonical == page:
+                num_canonical += 1
+            self._pool.hold(page)
+            pages.append(page)
+            node = child
+        return pages, node, num_canonical
+
+    def insert(self, parent: Node, tokens: PageTokens, page: int, *, canonical: bool) -> Node:
+        """Make a full page known behind its parent. If the chain has such a page already, the older one stays."""
+        node = _child(_attached(parent), tokens)
+        if self._pool.is_indexed(page):
+            return node
+        if canonical and node.canonical is None:
+            node.canonical = page
+        elif not canonical and node.canonical is None and node.fast is None:
+            node.fast = page
+        else:
+            return node
+        self._node_of[page] = node
+        self._pool.mark_indexed(page)
+        return node
+
+    def clear(self) -> None:
+        """Forget every page."""
+        for page in tuple(self._node_of):
+            self._pool.unmark_indexed(page)
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        node = self._node_of.pop(page)
+        if node.canonical == page:
+            node.canonical = None
+        else:
+            node.fast = None
+        while node.parent is not None and not node.children and node.canonical is None and node.fast is None:
+            if not node.attached:
+                break
+            del node.parent.children[node.tokens]
+            node.attached = False
+            node = node.parent
+
+    def check(self) -> None:
+        """Raise unless nodes and pages point at each other and no hollow leaf is left."""
+        seen: set[int] = set()
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            known = [page for page in (node.canonical, node.fast) if page is not None]
+            assert known or node.children, "a hollow node without children"
+            for page in known:
+                assert self._node_of.get(page) is node and self._pool.is_indexed(page)
+                seen.add(page)
+            stack.extend(node.children.values())
+        assert seen == set(self._node_of), "the index knows pages its tree does not hold"
+
+
+def _child(parent: Node, tokens: PageTokens) -> Node:
+    node = parent.children.get(tokens)
+    if node is None:
+        node = parent.children[tokens] = Node(parent, tokens)
+    return node
+
+
+def _attached(node: Node) -> Node:
+    """The node in the tree that stands for this one, which a sequence may have kept while the tree let it go."""
+    chain: list[PageTokens] = []
+    while not node.attached:
+        assert node.parent is not None
+        chain.append(node.tokens)
+        node = node.parent
+    for tokens in reversed(chain):
+        node = _child(node, tokens)
+    return node

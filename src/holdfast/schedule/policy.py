@@ -1,0 +1,93 @@
+"""Decisions of the scheduler as pure functions over plain values, so that each can be tested alone."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import ConfigError
+
+DeterminismMode = Literal["auto", "verify", "off"]
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """The limits a schedule keeps to. None of them decides a bit of a deterministic answer.
+
+    reference_rows is the recipe's row count; certified_sizes are the row totals the certificate vouches for.
+    """
+
+    max_num_seqs: int
+    max_pass_rows: int
+    reference_rows: int
+    determinism: DeterminismMode = "auto"
+    certified_sizes: tuple[int, ...] = ()
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
+        if self.max_pass_rows < 2 * self.reference_rows:
+            raise ConfigError(
+                f"max_pass_rows must be at least {2 * self.reference_rows} (two reference passes), not {self.max_pass_rows}"
+            )
+        if self.max_pass_rows < self.max_num_seqs:
+            raise ConfigError(
+                f"max_pass_rows ({self.max_pass_rows}) must be at least max_num_seqs ({self.max_num_seqs}), "
+                "so that every running request gets a row in every pass"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWindow:
+    """A deterministic sequence with candidates: how many rows its window has, and whether it wants its verdict now."""
+
+    request_id: int
+    num_rows: int
+    due: bool
+    last_judged: int
+
+
+def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:
+    """The smallest certified total that holds this many rows; sizes are ascending."""
+    at = bisect_left(sizes, num_rows)
+    return sizes[at] if at < len(sizes) else None
+
+
+def round_up(num_rows: int, multiple: int) -> int:
+    return -(-num_rows // multiple) * multiple
+
+
+def choose_due(pending: Sequence[PendingWindow], reference_rows: int, budget: int) -> list[PendingWindow]:
+    """The windows a canonical pass must hold: those that are due, or, once they fill a pass, any.
+
+    Whoever was judged longest ago goes first, so that nobody waits for ever when not all fit.
+    """
+    ordered = sorted(pending, key=lambda window: (not window.due, window.last_judged, -window.num_rows, window.request_id))
+    full = sum(window.num_rows for window in pending) >= reference_rows
+    if not full:
+        ordered = [window for window in ordered if window.due]
+    elif not any(window.due for window in ordered):
+        budget = min(budget, reference_rows)
+    return _fill(ordered, budget)
+
+
+def fill_spare(pending: Sequence[PendingWindow], taken: Sequence[PendingWindow], spare: int) -> list[PendingWindow]:
+    """Further windows for rows that would otherwise be padding, the longest first."""
+    chosen = {window.request_id for window in taken}
+    rest = [window for window in pending if window.request_id not in chosen]
+    return _fill(sorted(rest, key=lambda window: (-window.num_rows, window.request_id)), spare)
+
+
+def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
+    chosen = []
+    for window in ordered:
+        if window.num_rows <= budget:
+            chosen.append(window)
+            budget -= window.num_rows
+    return chosen
+
+
+def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
+    """Whether a request's pages are there, with one to spare for each running request that will want one soon."""
+    return num_needed + num_running <= num_available
