@@ -72,7 +72,7 @@ def _map_file(path: Path) -> NDArray[np.uint8]:
             raise ModelNotFound(f"there is no GGUF file {path}")
         if path.stat().st_size < 24:
             raise BadWeights(f"{path.name} is too short to be a GGUF file")
-        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+        return np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)
     except OSError as error:
         raise BadWeights(f"{path.name} cannot be read: {error.strerror or error}") from error
 
@@ -191,8 +191,8 @@ def _read_array(cursor: _Cursor, depth: int) -> list[object]:
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, object]) -> int:
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise cursor.bad(f"general.alignment is {alignment!r}, not a power of two")
+    if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise cursor.bad(f"general.alignment is {alignment!r}, not a power of two from 8 on")
     return alignment
 
 
