@@ -301,5 +301,8 @@ class Scheduler:
         self.index.check()
         for seq in self._running.values():
             assert seq.canonical_len <= seq.computed_len <= seq.log.total_len
+            written_from = seq.canonical_len if seq.deterministic else seq.computed_len
+            for page in seq.table.pages[written_from // self.pool.page_size :]:
+                assert holders[page] == 1, f"page {page} is shared and still to be written by {seq.request_id}"
             if seq.deterministic and seq.phase is not Phase.PREFILL and not self._in_flight:
                 assert seq.canonical_len == seq.log.committed_len - 1, "the last committed token opens the next window"
