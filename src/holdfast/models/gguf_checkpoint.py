@@ -1,0 +1,54 @@
+"""A GGUF file as a checkpoint: Hugging Face names and row order, dequantised when asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.models.dequantize import dequantize
+from holdfast.models.families import Shape, expected_tensors, require_tensors
+from holdfast.models.gguf import GgufFile
+from holdfast.models.gguf_names import architecture, gguf_config, gguf_name
+
+
+class GgufCheckpoint:
+    """The weights of one GGUF file, checked against its metadata when opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = GgufFile(path)
+        self.config = gguf_config(self.file)
+        self._is_permuted = architecture(self.file) == "llama"
+        self._shapes = expected_tensors(self.config)
+        require_tensors(self._shapes, self._find_shape, path.name)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def shape(self, name: str) -> Shape:
+        return self._shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor in fp32 (or as stored, where that is a float format), or rounded to `dtype`."""
+        shape, stored_name = self._shapes[name], gguf_name(name)
+        raw = self._restore_rows(stored_name, self.file.raw(stored_name))
+        return dequantize(torch.from_numpy(raw), self.file.tensors[stored_name].stored, dtype).view(shape)
+
+    def _find_shape(self, name: str) -> Shape | None:
+        tensor = self.file.tensors.get(gguf_name(name))
+        return None if tensor is None else tensor.shape
+
+    def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """llama files interleave the two halves of each query and key head; put them back, as stored bytes.
+
+        A head's rows are a0 b0 a1 b1 ... in the file and a0 a1 ... b0 b1 ... for Hugging Face.
+        """
+        num_heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}.get(
+            stored_name.split(".")[-2]
+        )
+        if not self._is_permuted or num_heads is None:
+            return raw
+        pairs = raw.reshape(num_heads, self.config.head_dim // 2, 2, -1)  # [H, D / 2, 2, bytes of a row]
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)

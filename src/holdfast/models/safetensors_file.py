@@ -1,0 +1,137 @@
+"""A folder of safetensors: one file, or an index and its shards, mapped and never copied.
+
+Only files that lie in the folder itself are opened, and only safetensors: a pickle is code, and is never
+loaded.
+"""
+
+import re
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
+from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.families import Shape, expected_tensors, require_tensors
+from holdfast.models.fields import read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
+_MAX_SHARDS = 4096
+_DTYPES = ("F32", "F16", "BF16")
+
+
+class _OpenSlice(Protocol):
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+
+
+class _OpenFile(Protocol):
+    """What of safetensors' `safe_open` is used; the library carries no types."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> _OpenSlice: ...
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class SafetensorsCheckpoint:
+    """The weights of a Hugging Face folder, checked against its configuration when opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.config: DecoderConfig = read_config(folder)
+        self._shapes = expected_tensors(self.config)
+        shards = _find_shards(folder)
+        self._files = {name: _open_file(folder / name) for name in sorted(set(shards.values()))}
+        if folder.joinpath(SINGLE).is_file():
+            shards = dict.fromkeys(self._files[SINGLE].keys(), SINGLE)
+        self._shards = shards
+        self._held = {name: frozenset(file.keys()) for name, file in self._files.items()}
+        require_tensors(self._shapes, self._find_shape, str(folder))
+        self._require_dtypes()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def shape(self, name: str) -> Shape:
+        return self._shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
+        if name not in self._shapes:
+            raise KeyError(name)
+        stored: Tensor = self._files[self._shards[name]].get_tensor(name)
+        return stored if dtype is None else stored.to(dtype)
+
+    def _find_shape(self, name: str) -> Shape | None:
+        shard = self._shards.get(name)
+        if shard is None or name not in self._held[shard]:
+            return None
+        return tuple(self._files[shard].get_slice(name).get_shape())
+
+    def _require_dtypes(self) -> None:
+        for name in self._shapes:
+            stored = self._files[self._shards[name]].get_slice(name).get_dtype()
+            if stored not in _DTYPES:
+                raise UnsupportedModel(
+                    f"tensor {name} is stored as {stored}; Holdfast reads safetensors "
+                    f"in {', '.join(_DTYPES)}: use the unquantised model or a GGUF of it"
+                )
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """The folder's config.json, with the stop ids of generation_config.json."""
+    if not folder.joinpath("config.json").is_file():
+        raise ModelNotFound(f"{folder} holds neither a config.json nor a .gguf file; it is no model folder")
+    generation = folder / "generation_config.json"
+    return parse_config(
+        read_json(folder / "config.json", UnsupportedModel),
+        read_json(generation, UnsupportedModel) if generation.is_file() else None,
+    )
+
+
+def _find_shards(folder: Path) -> dict[str, str]:
+    """Tensor name to file name. For a single file the names are in the file: only its own name is known
+    yet.
+    """
+    if folder.joinpath(SINGLE).is_file():
+        return {"": SINGLE}
+    if folder.joinpath(INDEX).is_file():
+        return _read_index(folder / INDEX)
+    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
+    if pickles:
+        raise BadWeights(
+            f"{folder} holds its weights as pickles ({pickles[0]}). A pickle can run code when it is "
+            f"opened, so "
+            "Holdfast never loads one. Convert it once, where you trust it: AutoModelForCausalLM"
+            ".from_pretrained(folder).save_pretrained(new_folder) writes safetensors"
+        )
+    raise BadWeights(f"{folder} holds no weights: expected {SINGLE}, {INDEX} or a .gguf file")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_json(path, BadWeights).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadWeights(f"{path.name} has no weight_map that says which shard holds which tensor")
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
+            raise BadWeights(
+                f"{path.name} names the shard {str(shard)[:80]!r}; it may only name files beside it"
+            )
+    if len(set(weight_map.values())) > _MAX_SHARDS:
+        raise BadWeights(f"{path.name} names more than {_MAX_SHARDS} shards")
+    return weight_map
+
+
+def _open_file(path: Path) -> _OpenFile:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise BadWeights(f"the shard {path.name} is missing from {path.parent}")
+    try:
+        file: _OpenFile = safe_open(path, framework="pt", device="cpu")
+        file.keys()
+        return file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadWeights(f"{path.name} is not a whole safetensors file: {error}") from error
