@@ -78,12 +78,12 @@ def _locate_local(model: str) -> Located | None:
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
-    """The local snapshot of a hub repository: safetensors, or GGUF where there are none; no pickles, no code."""
+    """The local snapshot of a hub repository: safetensors, else GGUF; no pickles, no code."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(
-            f"{repo} is no local folder, and huggingface_hub is not installed to fetch it"
+            f"{repo} is no local folder, and without huggingface_hub it cannot be fetched"
         ) from error
     try:
         for weights in ("*.safetensors", "*.gguf"):

@@ -1,0 +1,153 @@
+"""Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path, model, quant)`.
+
+Query and key rows of llama models are interleaved, one-dimensional tensors stay F32, and so do rows that are no
+multiple of the format's block. Both Holdfast and transformers (`from_pretrained(folder, gguf_file=...)`) read it.
+transformers ignores rope scaling and `head_dim` there: give qwen3 models heads of 128 to compare with it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType
+
+QUANTS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    quant: str = "F32",
+    metadata: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """`metadata`: further keys (tokenizer.ggml...); `tensors`: further F32 tensors (rope_freqs.weight)."""
+    config = model.config
+    arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, arch)
+    _add_sizes(writer, config, arch)
+    for key, value in (metadata or {}).items():
+        _add_value(writer, key, value)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, arch.upper()), config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.detach().float().numpy()
+        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = interleave(values, heads)
+        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quant)
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows a0 a1 .. b0 b1 .. of each head to a0 b0 a1 b1 .., as llama.cpp's converter does."""
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    if arch == "llama":
+        writer.add_rope_dimension_count(head_dim)
+
+
+def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, quant: str) -> None:
+    kind = GGMLQuantizationType[quant]
+    if values.ndim == 1 or values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+        kind = GGMLQuantizationType.F32
+    writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+
+def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """Stored bytes [..., row bytes]; the K formats with the plainest choice of scales."""
+    makers = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+    if kind.name not in makers:
+        return gguf.quants.quantize(np.ascontiguousarray(values), kind)
+    return makers[kind.name](values.reshape(-1, 256)).reshape(*values.shape[:-1], -1)
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values.astype(np.float16)).view(np.uint8)
+
+
+def _divide(values: np.ndarray, by: np.ndarray) -> np.ndarray:
+    return values / np.where(by == 0, 1, by)
+
+
+def _k_groups(blocks: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """(header bytes [n, 16], numbers 0..top as uint8 [n, 8, 32]) of Q4_K and Q5_K."""
+    groups = blocks.reshape(-1, 8, 32)
+    minimum = np.maximum(-groups.min(-1), 0)
+    scale = (groups.max(-1) + minimum) / top
+    outer = np.stack([scale.max(-1), minimum.max(-1)], -1).astype(np.float16) / np.float16(63)
+    d, dmin = outer[:, :1].astype(np.float32), outer[:, 1:].astype(np.float32)
+    sc = np.clip(np.rint(_divide(scale, d)), 0, 63).astype(np.uint8)
+    mn = np.clip(np.rint(_divide(minimum, dmin)), 0, 63).astype(np.uint8)
+    numbers = np.rint(_divide(groups + (dmin * mn)[..., None], (d * sc)[..., None]))
+    low = sc[:, :4] | ((sc[:, 4:] >> 4) << 6)
+    high = mn[:, :4] | ((mn[:, 4:] >> 4) << 6)
+    rest = (sc[:, 4:] & 15) | ((mn[:, 4:] & 15) << 4)
+    return np.concatenate([_bytes(outer), low, high, rest], 1), np.clip(numbers, 0, top).astype(np.uint8)
+
+
+def _pack_nibbles(numbers: np.ndarray, width: int) -> np.ndarray:
+    halves = (numbers & 15).reshape(len(numbers), -1, 2, width)
+    return (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(len(numbers), -1)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    header, numbers = _k_groups(blocks, 15)
+    return np.concatenate([header, _pack_nibbles(numbers, 32)], 1)
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    header, numbers = _k_groups(blocks, 31)
+    shifts = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
+    fifth = np.bitwise_or.reduce((numbers >> 4) << shifts, axis=1)
+    return np.concatenate([header, fifth, _pack_nibbles(numbers, 32)], 1)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    groups = blocks.reshape(-1, 16, 16)
+    scale = np.abs(groups).max(-1) / 31
+    d = (scale.max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+    sc = np.clip(np.rint(_divide(scale, d)), 0, 127).astype(np.int8)
+    numbers = np.clip(np.rint(_divide(groups, (d * sc)[..., None])), -32, 31) + 32
+    numbers = numbers.astype(np.uint8).reshape(-1, 8, 32)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    high = np.bitwise_or.reduce((numbers >> 4).reshape(-1, 2, 4, 32) << shifts, axis=2).reshape(-1, 64)
+    return np.concatenate([_pack_nibbles(numbers, 64), high, sc.view(np.uint8), _bytes(d)], 1)
