@@ -93,8 +93,8 @@ class _WindowReader:
     def push(self, token_id: int) -> str:
         self._waiting.append(token_id)
         piece = self._difference()
-        if not piece and len(self._waiting) >= _MAX_HELD:
-            self._waiting.clear()  # tokens without any text: they have nothing to wait for
+        if not piece and len(self._waiting) >= _MAX_HELD:  # tokens without text have nothing to wait for
+            self._settled, self._waiting = (self._settled + self._waiting)[-_MAX_HELD:], []
         if not piece or (piece.endswith(_REPLACEMENT) and len(self._waiting) < _MAX_HELD):
             return ""
         self._settled, self._waiting = self._waiting, []

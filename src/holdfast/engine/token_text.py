@@ -6,7 +6,6 @@ so:
 
     ByteLevel                                           each character of a token stands for a byte
     Replace(▁ → " "), ByteFallback, Fuse [, Strip(" ")]   sentencepiece; Strip: the text's first space goes
-    Metaspace                                           the same, written differently
 
 `read_bytewise` recognises these shapes exactly; any other decoder is left to the tokenizer library, over
 windows.
@@ -39,8 +38,6 @@ def read_bytewise(decoder_json: str | None) -> Bytewise | None:
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return Bytewise(_byte_level, drops_first_space=False)
-    if kinds == ["Metaspace"]:
-        return _metaspace(steps[0])
     if kinds[:3] == ["Replace", "ByteFallback", "Fuse"] and _replaces_space(steps[0]):
         if len(steps) == 3:
             return Bytewise(_sentencepiece, drops_first_space=False)
@@ -51,13 +48,6 @@ def read_bytewise(decoder_json: str | None) -> Bytewise | None:
 
 def _replaces_space(step: dict[str, Any]) -> bool:
     return bool(step.get("pattern") == {"String": "▁"} and step.get("content") == " ")
-
-
-def _metaspace(step: dict[str, Any]) -> Bytewise | None:
-    if step.get("replacement") != "▁":
-        return None
-    drops = step.get("prepend_scheme", "always") != "never"
-    return Bytewise(lambda token: token.replace("▁", " ").encode(), drops_first_space=drops)
 
 
 @cache

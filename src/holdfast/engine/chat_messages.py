@@ -1,0 +1,94 @@
+"""A conversation as it comes from outside, checked before a template sees it.
+
+What leaves here is plain JSON: a list of objects with a `role` and a `content` that is one string (or None
+where the message calls tools). Text parts are joined with a line break. Tool arguments written as a JSON
+text are opened, and reasoning is found under each of its usual names, because templates differ in what they
+look for.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import InvalidRequest
+
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """The conversation, or `InvalidRequest` that says which message is wrong and how."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise InvalidRequest("messages must be a list of objects with a role and a content")
+    if not messages:
+        raise InvalidRequest("messages is empty; a conversation has at least one message")
+    return [_check_message(index, message) for index, message in enumerate(messages)]
+
+
+def check_json(name: str, value: object) -> Any:
+    """A value as plain JSON, or `InvalidRequest`."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} is no valid Unicode: it holds a lone surrogate") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} cannot be written as JSON: {error}") from None
+    return json.loads(text)
+
+
+def _check_message(index: int, message: object) -> dict[str, Any]:
+    name = f"messages[{index}]"
+    if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
+        raise InvalidRequest(f"{name} must be an object with a role and a content, not {_kind(message)}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f'{name}.role must be a string such as "user", not {_kind(role)}')
+    plain: dict[str, Any] = check_json(name, dict(message))
+    plain["content"] = _check_content(name, plain)
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_open_arguments(call) for call in _check_calls(name, plain["tool_calls"])]
+    return _spread_reasoning(plain)
+
+
+def _check_content(name: str, message: dict[str, Any]) -> str | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message.get("tool_calls"):
+        return None
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{name}.content must be a string or a list of text parts, not {_kind(content)}")
+    parts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f'{name}.content may only hold parts like {{"type": "text", "text": "..."}}')
+        parts.append(part["text"])
+    return "\n".join(parts)
+
+
+def _check_calls(name: str, calls: object) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise InvalidRequest(f"{name}.tool_calls must be a list of objects")
+    return calls
+
+
+def _open_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _spread_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    reasoning = next((message[key] for key in _REASONING_NAMES if message.get(key) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
