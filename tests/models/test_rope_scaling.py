@@ -1,11 +1,11 @@
 import pytest
 import torch
-from models.tiny import tiny_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.config import parse_config
 from holdfast.models.rope_scaling import rope_frequencies
+from models.tiny import tiny_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALINGS = [
@@ -15,9 +15,21 @@ SCALINGS = [
     {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 8192},
     {"rope_type": "llama3", **LLAMA3, "factor": 32, "original_max_position_embeddings": 64},
     {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
-    {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 16, "beta_slow": 2},
+    {
+        "rope_type": "yarn",
+        "factor": 40,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 16,
+        "beta_slow": 2,
+    },
     {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "attention_factor": 1.3},
-    {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 1.1, "original_max_position_embeddings": 64},
+    {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.1,
+        "original_max_position_embeddings": 64,
+    },
     {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "original_max_position_embeddings": 64},
     {"rope_type": "yarn", "factor": 5.0, "truncate": False, "original_max_position_embeddings": 2048},
     {"rope_type": "yarn", "factor": 4.0},
@@ -37,7 +49,10 @@ def test_frequencies_have_the_bits_of_transformers(scaling: dict, theta: float) 
     new = parse_config(reference.to_dict())
     old = parse_config(
         {key: value for key, value in reference.to_dict().items() if key != "rope_parameters"}
-        | {"rope_theta": theta, "rope_scaling": {("type" if k == "rope_type" else k): v for k, v in scaling.items()}}
+        | {
+            "rope_theta": theta,
+            "rope_scaling": {("type" if k == "rope_type" else k): v for k, v in scaling.items()},
+        }
     )
     assert new == old
     inv_freq, attention = rope_frequencies(new)
