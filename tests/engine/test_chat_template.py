@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.chat_template import ChatTemplate, open_chat_template
+from holdfast.engine.chat_template import ChatTemplate
 from holdfast.engine.template_sandbox import TemplateLimits
 from holdfast.engine.tokenizer import open_tokenizer
 from holdfast.errors import InvalidRequest, TemplateError
@@ -128,7 +128,7 @@ def test_smollm2_s_own_template() -> None:
     if module is None or module.origin is None:
         pytest.skip("the default model is not installed")
     tokenizer = open_tokenizer(next(Path(module.origin).parent.glob("*.gguf")))
-    template = open_chat_template(tokenizer)
+    template = ChatTemplate.of(tokenizer)
     text = template.render(HELLO)
     assert text == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"

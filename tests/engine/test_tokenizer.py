@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,29 @@ def test_sentencepiece_gguf(text: str, pieces: list[str]) -> None:
     assert [names[id_] for id_ in ids] == ["<s>", *pieces]
     plain = text.replace("</s>", "")
     assert open_gguf(metadata).decode(ids) == (plain if plain == text else "a a")
+
+
+def join_by_score(text: str, scores: dict[str, float]) -> list[str]:
+    """Sentencepiece's own rule in its plainest form: join the pair whose piece scores best."""
+    pieces = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        joint = [(scores[a + b], -at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
+        if not joint:
+            return pieces
+        at = -max(joint)[1]
+        pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+
+
+@given(st.text("thecatinner ▁.", max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_sentencepiece_gguf_joins_by_score(text: str) -> None:
+    metadata = sentencepiece_metadata()
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    assert isinstance(tokens, list)
+    assert isinstance(scores, list)
+    normal = dict(list(zip(tokens, scores, strict=True))[259:])
+    ids = open_gguf(metadata).encode(text, add_special_tokens=False)
+    assert [tokens[id_] for id_ in ids] == join_by_score(text, normal)
 
 
 def test_sentencepiece_gguf_without_space_prefix() -> None:

@@ -24,14 +24,6 @@ FIXED_DATE = datetime.date(2024, 7, 26)
 _OURS = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
 
 
-def open_chat_template(tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
-    """The chat template a model comes with; one that is missing says so when it is asked to render."""
-    tool_source = tokenizer.chat_templates.get("tool_use")
-    return ChatTemplate(
-        tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits
-    )
-
-
 class ChatTemplate:
     """Renders conversations. A model may bring a second template for when there are tools."""
 
@@ -47,6 +39,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._plain = None if source is None else TemplateSandbox(source, limits)
         self._tools = None if tool_source is None else TemplateSandbox(tool_source, limits)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
+        """The template a model comes with; one that is missing says so when it is asked to render."""
+        tool_source = tokenizer.chat_templates.get("tool_use")
+        return cls(tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
 
     def render(
         self,

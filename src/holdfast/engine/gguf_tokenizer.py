@@ -107,7 +107,7 @@ class _Ggml:
         value = self.values.get(key)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {kind}:
             raise ModelError(
                 f"tokenizer.ggml.{key} is not a list of {kind.__name__}; the GGUF file is broken"
             )
