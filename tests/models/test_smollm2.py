@@ -1,0 +1,33 @@
+"""The default model, whole: every tensor equals the reference dequantiser's, in Hugging Face's row order."""
+
+import gguf
+import pytest
+import torch
+
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.gguf import GgufFile
+from holdfast.models.gguf_names import gguf_name
+from holdfast.models.locate import locate
+from models.gguf_writer import interleave
+
+pytestmark = pytest.mark.smollm2
+
+
+def test_every_tensor_has_the_reference_bits() -> None:
+    checkpoint = open_checkpoint(locate(None).path)
+    config = checkpoint.config
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
+    assert (config.eos_token_ids, config.bos_token_id, config.tie_word_embeddings) == ((2,), 1, True)
+    assert sum(torch.Size(checkpoint.shape(name)).numel() for name in checkpoint.names()) == 134_515_008
+    file = GgufFile(checkpoint.path)
+    for name in checkpoint.names():
+        stored, shape = file.tensors[gguf_name(name)].stored, checkpoint.shape(name)
+        rows = file.raw(gguf_name(name)).reshape(*shape[:-1], -1)
+        expected = torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[stored.name]))
+        found = checkpoint.tensor(name, torch.float32)
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+        if heads is not None:
+            found = torch.from_numpy(interleave(found.numpy(), heads))
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32)), name
+        rounded = checkpoint.tensor(name, torch.bfloat16)
+        assert torch.equal(rounded, checkpoint.tensor(name, torch.float32).bfloat16()), name
