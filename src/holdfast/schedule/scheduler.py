@@ -61,14 +61,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._queue or self._running)
 
-    def submit(self, request: Request, text: AnswerText) -> None:
-        """Queue a request. One that could never fit the pool is refused here, not found out later."""
-        needed = self.pool.pages_for(request.max_len)
-        if needed > self.pool.num_pages:
+    def require_room(self, max_len: int) -> None:
+        """Refuse what could never fit the pool now, instead of finding out later. Changes nothing."""
+        if self.pool.pages_for(max_len) > self.pool.num_pages:
             raise PromptTooLong(
-                f"prompt and answer need {request.max_len} KV positions, the KV budget holds "
+                f"prompt and answer need {max_len} KV positions, the KV budget holds "
                 f"{self.pool.num_pages * self.pool.page_size}; shorten the prompt, lower max_tokens or raise kv_memory"
             )
+
+    def submit(self, request: Request, text: AnswerText) -> None:
+        """Queue a request."""
+        self.require_room(request.max_len)
         max_window = self.config.reference_rows - 1
         self._enqueue(Sequence(request, text, self.pool, self.index, max_window))
 

@@ -1,0 +1,24 @@
+"""Holdfast: an LLM inference engine whose answers can be had twice, bit for bit.
+
+`LLM` is loaded when it is first asked for: the plain floors, and their tests, do without torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import TokenLogprob
+from holdfast.core.result import Choice, Result, Stats, Thought
+from holdfast.version import __version__
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
+
+__all__ = ["LLM", "Choice", "Result", "SamplingParams", "Stats", "Thought", "TokenLogprob", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":
+        from holdfast.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'holdfast' has no attribute {name!r}")

@@ -1,0 +1,118 @@
+"""Whether attention gives a row the same bits however it is batched: alone, in a window, in a prompt's chunk, in any pages."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.certificate import OperationCheck
+from holdfast.arithmetic.ops import Arithmetic
+from holdfast.arithmetic.probe import same_bits
+from holdfast.arithmetic.rows import KVLayer, Rows
+
+
+class AttentionGeometry(Protocol):
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def max_context(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+
+
+def check_attention(
+    arithmetic: Arithmetic, geometry: AttentionGeometry, sizes: tuple[int, ...]
+) -> OperationCheck:
+    """One sequence's rows, computed as the reference computes them, then inside passes of every size."""
+    bench = _Bench(arithmetic, geometry)
+    reference = bench.reference()  # [context, heads * head_dim]
+    differing = [] if bench.repeats(reference) else [0]
+    comparisons = bench.context
+    for size in sizes:
+        agreed, compared = bench.agrees(size, reference)
+        comparisons += compared
+        if not agreed:
+            differing.append(size)
+    shape = f"{geometry.heads} heads, {geometry.kv_heads} kv, {geometry.head_dim}"
+    return OperationCheck("attention", shape, sizes, tuple(differing), comparisons)
+
+
+class _Bench:
+    """A probe sequence and one neighbour, in a small KV store of their own."""
+
+    def __init__(self, arithmetic: Arithmetic, geometry: AttentionGeometry) -> None:
+        self._arithmetic, self._geometry = arithmetic, geometry
+        self.context = min(geometry.max_context, 9 * geometry.page_size + 5)
+        generator = torch.Generator().manual_seed(5)
+        dtype = getattr(torch, arithmetic.recipe.dtype)
+        heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
+
+        def random(count: int) -> Tensor:
+            return torch.randn(self.context, count, dim, generator=generator).to(dtype)
+
+        self._q, self._k, self._v = random(heads), random(kv_heads), random(kv_heads)
+        self._num_pages = -(-self.context // geometry.page_size)
+        self._order = torch.randperm(self._num_pages, generator=generator).tolist()
+
+    def reference(self) -> Tensor:
+        """The sequence in chunks of the reference's rows, in pages in order."""
+        rows = self._arithmetic.recipe.rows
+        return self._chunked(rows, list(range(self._num_pages)))
+
+    def repeats(self, reference: Tensor) -> bool:
+        """The same chunks in shuffled pages."""
+        return same_bits(self._chunked(self._arithmetic.recipe.rows, self._order), reference)
+
+    def agrees(self, size: int, reference: Tensor) -> tuple[bool, int]:
+        """As a chunk of `size` rows at the sequence's end, and as one of `size` decoding rows."""
+        layer = self._store(self._order)
+        chunk = min(size, self.context)
+        last = self._pass(layer, [(self.context - chunk, self.context)], self._order, padding=size - chunk)
+        starts = [(self.context - 1 - 7 * row % self.context) for row in range(size)]
+        decode = self._pass(layer, [(start, start + 1) for start in starts], self._order, padding=0)
+        good = same_bits(last[:chunk], reference[-chunk:]) and same_bits(decode, reference[starts])
+        return good, chunk + size
+
+    def _chunked(self, rows: int, order: list[int]) -> Tensor:
+        layer = self._store(order)
+        chunks = [(start, min(start + rows, self.context)) for start in range(0, self.context, rows)]
+        outs = [
+            self._pass(layer, [(start, stop)], order, padding=rows - (stop - start))[: stop - start]
+            for start, stop in chunks
+        ]
+        return torch.cat(outs)
+
+    def _store(self, order: list[int]) -> KVLayer:
+        size = self._geometry.page_size
+        shape = (self._num_pages, self._geometry.kv_heads)
+        dim, dtype = self._geometry.head_dim, self._k.dtype
+        layer = KVLayer(
+            torch.zeros(*shape, dim, size, dtype=dtype), torch.zeros(*shape, size, dim, dtype=dtype)
+        )
+        slots = torch.tensor([order[p // size] * size + p % size for p in range(self.context)])
+        self._arithmetic.store(self._k, self._v, layer, slots)
+        return layer
+
+    def _pass(self, layer: KVLayer, spans: list[tuple[int, int]], order: list[int], padding: int) -> Tensor:
+        positions = [position for start, stop in spans for position in range(start, stop)]
+        total = len(positions) + padding
+        starts = [0]
+        for start, stop in spans:
+            starts.append(starts[-1] + stop - start)
+        q = torch.zeros(total, *self._q.shape[1:], dtype=self._q.dtype)
+        q[: len(positions)] = self._q[positions]
+        rows = Rows(
+            token_ids=torch.zeros(total, dtype=torch.int64),
+            positions=torch.tensor(positions + [0] * padding),
+            slots=torch.full((total,), -1, dtype=torch.int64),
+            span_starts=torch.tensor(starts, dtype=torch.int32),
+            page_table=torch.tensor([order] * len(spans), dtype=torch.int32),
+        )
+        scale = self._geometry.head_dim**-0.5
+        return self._arithmetic.attention(q, layer, rows, scale=scale, window=self._geometry.window)

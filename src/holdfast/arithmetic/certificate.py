@@ -1,0 +1,113 @@
+"""A certificate: which row totals gave the reference's bits on this machine, and how that was tested.
+
+Made once by `certify`, kept on disk under a key of everything that could change its outcome. A certificate never makes an
+answer canonical by itself: it names the shapes whose bits were seen to be the reference's.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from holdfast.arithmetic.cache import cache_folder
+
+_log = logging.getLogger(__name__)
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class OperationCheck:
+    """One operation, compared with its reference: the row totals tried, and those that differed."""
+
+    name: str
+    shape: str
+    sizes_tested: tuple[int, ...]
+    sizes_differing: tuple[int, ...]
+    num_comparisons: int
+
+    @property
+    def agrees(self) -> bool:
+        return not self.sizes_differing
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The outcome. refusal says why not even the reference shape can be trusted, or is None."""
+
+    key: str
+    subject: Mapping[str, object]  # what the key was made of
+    sizes: tuple[int, ...]  # certified row totals, ascending
+    checks: tuple[OperationCheck, ...]
+    refusal: str | None
+    seconds: float
+
+    def digest(self) -> str:
+        """Of what it says, not of how long it took."""
+        content = {**self.as_dict(), "seconds": None}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "subject": dict(self.subject), "format": FORMAT}
+
+
+def certificate_key(subject: Mapping[str, object]) -> str:
+    text = json.dumps({"format": FORMAT, **subject}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_certificate(key: str) -> Certificate | None:
+    """The certificate made earlier under this key, if there is one that can be read."""
+    try:
+        content = json.loads(_path(key).read_text())
+        return _from_dict(content, key)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_certificate(certificate: Certificate) -> None:
+    """Keep it for the next start. A disk that does not take it costs time at the next start, nothing else."""
+    path = _path(certificate.key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(certificate.as_dict(), file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        _log.warning("the certificate could not be kept: %s", error)
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "certificates" / f"{key}.json"
+
+
+def _from_dict(content: dict[str, object], key: str) -> Certificate:
+    if content["format"] != FORMAT or content["key"] != key:
+        raise ValueError("another format or another key")
+    checks, sizes, subject = content["checks"], content["sizes"], content["subject"]
+    refusal, seconds = content["refusal"], content["seconds"]
+    assert isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)
+    assert refusal is None or isinstance(refusal, str)
+    assert isinstance(seconds, int | float)
+    if certificate_key(subject) != key:
+        raise ValueError("the subject is not the key's")
+    return Certificate(
+        key=key,
+        subject=subject,
+        sizes=tuple(int(size) for size in sizes),
+        checks=tuple(
+            OperationCheck(
+                name=str(check["name"]),
+                shape=str(check["shape"]),
+                sizes_tested=tuple(check["sizes_tested"]),
+                sizes_differing=tuple(check["sizes_differing"]),
+                num_comparisons=int(check["num_comparisons"]),
+            )
+            for check in checks
+        ),
+        refusal=refusal,
+        seconds=float(seconds),
+    )

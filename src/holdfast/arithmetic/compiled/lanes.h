@@ -1,0 +1,234 @@
+/* One vector type for every CPU, and how the three dtypes enter and leave it.
+ *
+ * Invariant: a lane is always one output element (a column, a position, a dimension), so the width of a vector never
+ * decides the order in which an element is summed. Multiply-add is written as fma() by hand and the compiler may not
+ * contract anything by itself: a tail gives the bits of the full vector because it runs the same lanes. */
+#ifndef HOLDFAST_LANES_H
+#define HOLDFAST_LANES_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define VL 16
+typedef __m512 vf;
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define VL 8
+typedef __m256 vf;
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define VL 4
+typedef float32x4_t vf;
+#else
+#error "these kernels need AVX2 with FMA and F16C, AVX512 or NEON"
+#endif
+
+typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
+
+#define INLINE static inline __attribute__((always_inline))
+#define API __attribute__((visibility("default")))
+#define UNROLL _Pragma("GCC unroll 32")
+
+enum { F32 = 0, BF16 = 1, F16 = 2 };
+
+INLINE int64_t size_of(const int dt) { return dt == F32 ? 4 : 2; }
+INLINE int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- one vector in, widened to fp32 ---- */
+
+#if VL == 16
+INLINE vf splat(float x) { return _mm512_set1_ps(x); }
+INLINE vf fma_v(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf max_v(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf load_v(const void *p, const int dt) {
+    if (dt == F32) return _mm512_loadu_ps(p);
+    if (dt == F16) return _mm512_cvtph_ps(_mm256_loadu_si256(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+#elif VL == 8
+INLINE vf splat(float x) { return _mm256_set1_ps(x); }
+INLINE vf fma_v(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf max_v(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf load_v(const void *p, const int dt) {
+    if (dt == F32) return _mm256_loadu_ps(p);
+    if (dt == F16) return _mm256_cvtph_ps(_mm_loadu_si128(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+#else
+INLINE vf splat(float x) { return vdupq_n_f32(x); }
+INLINE vf fma_v(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+INLINE vf max_v(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE vf load_v(const void *p, const int dt) {
+    if (dt == F32) return vld1q_f32(p);
+    if (dt == F16) return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+    return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16));
+}
+#endif
+
+/* Two neighbouring vectors. NEON widens eight bf16 with two zips, which run on both pipes (a shift runs on one). */
+INLINE void load_2v(const void *p, const int dt, vf *a, vf *b) {
+#if VL == 4
+    if (dt == BF16) {
+        const uint16x8_t u = vld1q_u16(p), zero = vdupq_n_u16(0);
+        *a = vreinterpretq_f32_u16(vzip1q_u16(zero, u));
+        *b = vreinterpretq_f32_u16(vzip2q_u16(zero, u));
+        return;
+    }
+    if (dt == F16) {
+        const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
+        *a = vcvt_f32_f16(vget_low_f16(h));
+        *b = vcvt_high_f32_f16(h);
+        return;
+    }
+#endif
+    *a = load_v(p, dt);
+    *b = load_v((const char *)p + VL * size_of(dt), dt);
+}
+
+/* ---- one vector out, rounded to nearest even ---- */
+
+INLINE vi bf16_bits(vf v) {
+    const vu u = (vu)v;
+    const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const vu quiet = (u >> 16) | 0x40u; /* rounding up a NaN's payload would make it an infinity */
+    const vu is_nan = (vu)(vi)(v != v);
+    return (vi)((rounded & ~is_nan) | (quiet & is_nan));
+}
+
+INLINE void store_v(void *p, vf v, const int dt) {
+#if VL == 16
+    if (dt == F32) _mm512_storeu_ps(p, v);
+    else if (dt == F16) _mm256_storeu_si256(p, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    else _mm256_storeu_si256(p, _mm512_cvtepi32_epi16((__m512i)bf16_bits(v)));
+#elif VL == 8
+    if (dt == F32) _mm256_storeu_ps(p, v);
+    else if (dt == F16) _mm_storeu_si128(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    else {
+        const __m256i w = (__m256i)bf16_bits(v);
+        _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
+    }
+#else
+    if (dt == F32) vst1q_f32(p, v);
+    else if (dt == F16) vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v)));
+    else vst1_u16(p, vmovn_u32((uint32x4_t)bf16_bits(v)));
+#endif
+}
+
+/* The first n lanes only; the others read as zero. */
+INLINE vf load_part(const void *p, int64_t n, const int dt) {
+    float pad[VL] = {0};
+    memcpy(pad, p, (size_t)(n * size_of(dt)));
+    return load_v(pad, dt);
+}
+
+INLINE void store_part(void *p, vf v, int64_t n, const int dt) {
+    float pad[VL];
+    store_v(pad, v, dt);
+    memcpy(p, pad, (size_t)(n * size_of(dt)));
+}
+
+INLINE vf load_upto(const void *p, int64_t n, const int dt) { return n >= VL ? load_v(p, dt) : load_part(p, n, dt); }
+INLINE void store_upto(void *p, vf v, int64_t n, const int dt) {
+    if (n >= VL) store_v(p, v, dt);
+    else store_part(p, v, n, dt);
+}
+
+INLINE const void *at(const void *p, int64_t i, const int dt) { return (const char *)p + i * size_of(dt); }
+INLINE void *at_mut(void *p, int64_t i, const int dt) { return (char *)p + i * size_of(dt); }
+
+/* What v would read as after it was stored and loaded again. */
+INLINE vf round_v(vf v, const int dt) {
+    if (dt == F32) return v;
+    float pad[VL];
+    store_v(pad, v, dt);
+    return load_v(pad, dt);
+}
+
+INLINE vf select_v(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+/* Sum and maximum over the lanes, always by the same tree. */
+INLINE float sum_lanes(vf v) {
+    float a[VL];
+    memcpy(a, &v, sizeof a);
+    UNROLL for (int half = VL / 2; half > 0; half /= 2)
+        UNROLL for (int i = 0; i < half; i++) a[i] += a[i + half];
+    return a[0];
+}
+
+INLINE float max_lanes(vf v) {
+    float a[VL];
+    memcpy(a, &v, sizeof a);
+    float m = a[0];
+    UNROLL for (int i = 1; i < VL; i++) m = a[i] > m ? a[i] : m;
+    return m;
+}
+
+/* e^x, about 1 ulp; 0 below -87.3 (and at -inf), inf above 88.7; NaN stays NaN. */
+INLINE vf exp_v(vf x) {
+    const vf limited = select_v((vi)(x > splat(88.8f)), splat(88.8f), select_v((vi)(x < splat(-87.5f)), splat(-87.5f), x));
+    const vf shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const vf shifted = fma_v(limited, splat(1.44269504f), shift);
+    const vf n = shifted - shift;
+    vf r = fma_v(n, splat(-0.693359375f), limited);
+    r = fma_v(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = fma_v(p, r, splat(1.3981999507e-3f));
+    p = fma_v(p, r, splat(8.3334519073e-3f));
+    p = fma_v(p, r, splat(4.1665795894e-2f));
+    p = fma_v(p, r, splat(1.6666665459e-1f));
+    p = fma_v(p, r, splat(5.0000001201e-1f));
+    p = fma_v(p, r * r, r) + splat(1.0f);
+    const vi whole = (vi)shifted - (vi)shift;
+    const vi low = whole >> 1; /* two factors, so that 2^128 is reached without leaving the exponent's range */
+    vf e = p * (vf)((low + 127) << 23) * (vf)((whole - low + 127) << 23);
+    e = select_v((vi)(x < splat(-87.3f)), splat(0.0f), e);
+    return select_v((vi)(x != x), x, e);
+}
+
+/* log(x) for positive normal x, about 1 ulp. */
+INLINE vf log_v(vf x) {
+    const vi bits = (vi)x - 0x3f3504f3; /* sqrt(1/2): the mantissa goes to [sqrt(1/2), sqrt(2)) */
+    const vi e = bits >> 23;
+    const vf m = (vf)((bits & 0x007fffff) + 0x3f3504f3) - splat(1.0f);
+    vf ef;
+#if VL == 16
+    ef = _mm512_cvtepi32_ps((__m512i)e);
+#elif VL == 8
+    ef = _mm256_cvtepi32_ps((__m256i)e);
+#else
+    ef = vcvtq_f32_s32((int32x4_t)e);
+#endif
+    vf p = splat(7.0376836292e-2f);
+    p = fma_v(p, m, splat(-1.1514610310e-1f));
+    p = fma_v(p, m, splat(1.1676998740e-1f));
+    p = fma_v(p, m, splat(-1.2420140846e-1f));
+    p = fma_v(p, m, splat(1.4249322787e-1f));
+    p = fma_v(p, m, splat(-1.6668057665e-1f));
+    p = fma_v(p, m, splat(2.0000714765e-1f));
+    p = fma_v(p, m, splat(-2.4999993993e-1f));
+    p = fma_v(p, m, splat(3.3333331174e-1f));
+    const vf m2 = m * m;
+    vf y = p * m * m2;
+    y = fma_v(ef, splat(-2.12194440e-4f), y);
+    y = fma_v(m2, splat(-0.5f), y);
+    return fma_v(ef, splat(0.693359375f), m + y);
+}
+
+/* A scratch buffer that grows and is kept, one for each calling thread and purpose. */
+INLINE void *scratch(void **slot, size_t *have, size_t need) {
+    if (*have < need) {
+        free(*slot);
+        *have = (size_t)ceil_to((int64_t)need + 4096, 4096);
+        *slot = aligned_alloc(4096, *have);
+    }
+    return *slot;
+}
+
+#endif

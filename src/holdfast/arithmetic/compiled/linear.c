@@ -1,0 +1,254 @@
+/* y = x W^T + b, with bits that depend on the row alone.
+ *
+ * An output element is one chain of fma over k = 0 .. K-1 in fp32, whatever the number of rows, the tile it falls in and
+ * the thread that computes it. Weights lie in panels of NR columns, in reading order:
+ *
+ *     packed [ceil(N / NR)][K rounded up to 4][NR]        2 or 4 bytes an element, widened in registers
+ *
+ * Columns behind N and k behind K are zero. A CPU with AMX multiplies bf16 in tiles instead (amx.h). */
+#include <omp.h>
+
+#include "amx.h"
+#include "lanes.h"
+
+#define NR (2 * VL)
+#define ROW_BLOCK 64 /* rows of x that stay in the second-level cache while the panels pass */
+#if VL == 4
+#define MR 8
+#elif VL == 8
+#define MR 6
+#else
+#define MR 12
+#endif
+
+API int holdfast_vector_lanes(void) { return VL; }
+API int holdfast_has_amx(void) { return amx_ready(); }
+
+API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
+    if (dt == BF16 && amx_ready()) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
+    return ceil_to(N, NR) * ceil_to(K, 4) * size_of((int)dt);
+}
+
+/* w [N, K] with rows `stride` elements apart, into panels. */
+API void holdfast_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
+    if (dt == BF16 && amx_ready()) {
+        amx_pack(packed, w, stride, N, K, (int)threads);
+        return;
+    }
+    const int64_t es = size_of((int)dt), Kp = ceil_to(K, 4), panels = ceil_to(N, NR) / NR;
+#pragma omp parallel for num_threads((int)threads) schedule(static)
+    for (int64_t p = 0; p < panels; p++) {
+        char *out = (char *)packed + p * Kp * NR * es;
+        memset(out, 0, (size_t)(Kp * NR * es));
+        for (int64_t c = 0; c < NR && p * NR + c < N; c++) {
+            const char *in = (const char *)w + (p * NR + c) * stride * es;
+            if (es == 4) for (int64_t k = 0; k < K; k++) ((uint32_t *)out)[k * NR + c] = ((const uint32_t *)in)[k];
+            else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + c] = ((const uint16_t *)in)[k];
+        }
+    }
+}
+
+/* ---- the tile: `rows` rows by `panels` panels ---- */
+
+#if VL == 4
+#define FMA_X(acc, w, lane) acc = vfmaq_laneq_f32(acc, w, xv[r], lane)
+#else
+#define FMA_X(acc, w, lane) acc = fma_v(w, splat(x[r * ldx + k + lane]), acc)
+#endif
+
+#define STEP(lane)                                                                        \
+    UNROLL for (int p = 0; p < panels; p++) {                                             \
+        vf w0, w1;                                                                        \
+        load_2v(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &w0, &w1);       \
+        UNROLL for (int r = 0; r < rows; r++) {                                           \
+            FMA_X(acc[r][2 * p], w0, lane);                                               \
+            FMA_X(acc[r][2 * p + 1], w1, lane);                                           \
+        }                                                                                 \
+    }
+
+typedef struct {
+    void *y;           /* [M, N] */
+    const float *bias; /* [N] or NULL */
+    int64_t ldy, N;
+    int out_dt;
+} Out;
+
+/* Finished sums [rows, columns] of a tile: bias, rounding, and only the columns there are. */
+static __attribute__((noinline)) void put(const Out *out, const float *sums, int64_t rows, int64_t columns, int64_t row,
+                                          int64_t column) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += VL) {
+            const int64_t n = out->N - column - c;
+            if (n <= 0) break;
+            vf v = load_v(sums + r * columns + c, F32);
+            if (out->bias) v = v + load_upto(out->bias + column + c, n, F32);
+            void *y = (char *)out->y + ((row + r) * out->ldy + column + c) * size_of(out->out_dt);
+            if (out->out_dt == F32) store_upto(y, v, n, F32);
+            else if (out->out_dt == BF16) store_upto(y, v, n, BF16);
+            else store_upto(y, v, n, F16);
+        }
+}
+
+INLINE void tile(const int rows, const int panels, const int dt, const float *x, int64_t ldx, const char *w,
+                 int64_t panel_bytes, int64_t K, const Out *out, int64_t row, int64_t column) {
+    vf acc[MR][8]; /* of constant size, or it would live in memory */
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < 2 * panels; c++) acc[r][c] = splat(0.0f);
+    for (int64_t k = 0; k < K; k += 4) {
+#if VL == 4
+        vf xv[MR];
+        UNROLL for (int r = 0; r < rows; r++) xv[r] = vld1q_f32(x + r * ldx + k);
+#endif
+        if (rows <= 2) /* bound by memory: the panels are separate streams */
+            UNROLL for (int p = 0; p < panels; p++)
+                __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 1024, 0, 0);
+        STEP(0) STEP(1) STEP(2) STEP(3)
+    }
+    float sums[MR * 8 * VL];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int c = 0; c < 2 * panels; c++) store_v(sums + (r * 2 * panels + c) * VL, acc[r][c], F32);
+    put(out, sums, rows, 2 * panels * VL, row, column);
+}
+
+#define TILE_CASE(rows, panels) \
+    case rows: tile(rows, panels, dt, x, ldx, w, panel_bytes, K, out, row, column); break;
+
+INLINE void tile_one(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
+                     const Out *out, int64_t row, int64_t column) {
+    switch (rows) {
+        TILE_CASE(1, 1) TILE_CASE(2, 1) TILE_CASE(3, 1) TILE_CASE(4, 1) TILE_CASE(5, 1) TILE_CASE(6, 1)
+#if MR >= 8
+        TILE_CASE(7, 1) TILE_CASE(8, 1)
+#endif
+#if MR >= 12
+        TILE_CASE(9, 1) TILE_CASE(10, 1) TILE_CASE(11, 1) TILE_CASE(12, 1)
+#endif
+    }
+}
+
+/* Few rows leave registers free: more panels at once keep enough chains in flight. */
+INLINE int tile_wide(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
+                     const Out *out, int64_t row, int64_t column) {
+    switch (rows) {
+        TILE_CASE(1, 4) TILE_CASE(2, 4)
+#if MR >= 8
+        TILE_CASE(3, 2) TILE_CASE(4, 2)
+#endif
+    }
+    return 0;
+}
+
+INLINE int wide_panels(int64_t rows) { return rows <= 2 ? 4 : (MR >= 8 && rows <= 4) ? 2 : 1; }
+
+typedef struct {
+    const float *x; /* [M, ldx], widened */
+    const char *w;
+    int64_t ldx, M, K;
+    Out out;
+} Job;
+
+/* Rows m0..m1 through panels p0..p1, read as they lie. */
+INLINE void run_direct(const Job *job, const int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    const int64_t bytes = job->K * NR * size_of(dt);
+    for (int64_t p = p0; p < p1;) {
+        const int64_t many = wide_panels(m1 - m0), step = p + many <= p1 ? many : 1;
+        for (int64_t m = m0; m < m1; m += MR) {
+            const int rows = (int)min64(MR, m1 - m);
+            const float *x = job->x + m * job->ldx;
+            if (step > 1) tile_wide(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
+            else tile_one(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
+        }
+        p += step;
+    }
+}
+
+static void run_direct_f32(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(job, F32, m0, m1, p0, p1);
+}
+static void run_direct_bf16(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(job, BF16, m0, m1, p0, p1);
+}
+static void run_direct_f16(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(job, F16, m0, m1, p0, p1);
+}
+
+INLINE void widen(float *out, const void *in, int64_t n, const int dt) {
+    for (int64_t i = 0; i < n; i += 2 * VL) {
+        vf a, b;
+        load_2v(at(in, i, dt), dt, &a, &b);
+        store_v(out + i, a, F32);
+        store_v(out + i + VL, b, F32);
+    }
+}
+
+/* Many rows: each panel is widened once and then read as fp32 by every tile of the row block. */
+static void run_widened(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    static __thread void *slot;
+    static __thread size_t have;
+    const int64_t count = job->K * NR;
+    Job wide = *job;
+    float *panel = scratch(&slot, &have, (size_t)count * 4);
+    for (int64_t p = p0; p < p1; p++) {
+        const void *w = job->w + p * count * 2;
+        if (dt == BF16) widen(panel, w, count, BF16);
+        else widen(panel, w, count, F16);
+        wide.w = (const char *)panel - p * count * 4;
+        run_direct_f32(&wide, m0, m1, p, p + 1);
+    }
+}
+
+static void run_block(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    if (dt == F32) run_direct_f32(job, m0, m1, p0, p1);
+    else if (m1 - m0 >= 3 * MR) run_widened(job, dt, m0, m1, p0, p1);
+    else if (dt == BF16) run_direct_bf16(job, m0, m1, p0, p1);
+    else run_direct_f16(job, m0, m1, p0, p1);
+}
+
+INLINE void widen_row(float *out, const void *in, int64_t K, int64_t Kp, const int dt) {
+    int64_t k = 0;
+    for (; k + VL <= K; k += VL) store_v(out + k, load_v(at(in, k, dt), dt), F32);
+    if (k < K) store_part(out + k, load_part(at(in, k, dt), K - k, dt), K - k, F32);
+    for (k = K; k < Kp; k++) out[k] = 0.0f;
+}
+
+static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_t K, int64_t Kp, int dt, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (M * K > 65536)
+    for (int64_t m = 0; m < M; m++) {
+        if (dt == F32) widen_row(out + m * Kp, at(x, m * stride, F32), K, Kp, F32);
+        else if (dt == BF16) widen_row(out + m * Kp, at(x, m * stride, BF16), K, Kp, BF16);
+        else widen_row(out + m * Kp, at(x, m * stride, F16), K, Kp, F16);
+    }
+}
+
+/* x [M, K] of dtype dt, rows `stride` elements apart; y [M, N] of dtype out_dt, contiguous. */
+API void holdfast_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
+                         int64_t N, int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
+    if (M <= 0) return;
+    if (dt == BF16 && amx_ready()) {
+        amx_linear(y, x, stride, packed, bias, M, N, K, (int)out_dt, (int)threads);
+        return;
+    }
+    static __thread void *slot;
+    static __thread size_t have;
+    const int64_t Kp = ceil_to(K, 4), panels = ceil_to(N, NR) / NR;
+    Job job = {.x = x, .w = packed, .ldx = stride, .M = M, .K = Kp, .out = {y, bias, N, N, (int)out_dt}};
+    if (dt != F32 || Kp != K) {
+        float *wide = scratch(&slot, &have, (size_t)(M * Kp) * 4);
+        widen_x(wide, x, stride, M, K, Kp, (int)dt, (int)threads);
+        job.x = wide;
+        job.ldx = Kp;
+    }
+    /* Threads share the panels; when there are too few of them, also the row blocks. */
+    const int64_t blocks = ceil_to(M, ROW_BLOCK) / ROW_BLOCK;
+    const int64_t over_rows = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
+    const int64_t over_panels = max64(1, threads / over_rows);
+#pragma omp parallel num_threads((int)threads)
+    {
+        const int64_t t = omp_get_thread_num(), i = t % over_panels, j = t / over_panels;
+        if (j < over_rows) {
+            const int64_t p0 = panels * i / over_panels, p1 = panels * (i + 1) / over_panels;
+            for (int64_t b = blocks * j / over_rows; b < blocks * (j + 1) / over_rows; b++)
+                run_block(&job, (int)dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+/* What is done to each row by itself: norm, residual, rotary positions, activation, storing keys and values.
+ *
+ * Inside everything is fp32; the places where a value is rounded to the dtype are those of the reference
+ * implementation (Hugging Face), except rope, which rounds once. Sums run over VL lanes and then one fixed tree. */
+#include <omp.h>
+
+#include "lanes.h"
+
+#define PER_THREAD 16384 /* fewer elements than this do not repay waking the other threads */
+
+#define BY_DTYPE(dt, call)            \
+    do {                              \
+        if ((dt) == F32) call(F32);   \
+        else if ((dt) == BF16) call(BF16); \
+        else call(F16);               \
+    } while (0)
+
+/* x * 1/sqrt(mean(x^2) + eps), rounded, times the weight, rounded. */
+INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, float eps, const int dt) {
+    vf sum = splat(0.0f);
+    for (int64_t d = 0; d < D; d += VL) {
+        const vf v = load_upto(at(x, d, dt), D - d, dt);
+        sum = fma_v(v, v, sum);
+    }
+    const vf factor = splat(1.0f / sqrtf(sum_lanes(sum) / (float)D + eps));
+    for (int64_t d = 0; d < D; d += VL) {
+        const vf unit = round_v(load_upto(at(x, d, dt), D - d, dt) * factor, dt);
+        store_upto(at_mut(out, d, dt), unit * load_upto(at(weight, d, dt), D - d, dt), D - d, dt);
+    }
+}
+
+/* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
+API void holdfast_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
+                           int64_t D, double eps, int64_t dt, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++) {
+#define CALL(d_) norm_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_)
+            BY_DTYPE(dt, CALL);
+#undef CALL
+        }
+}
+
+INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) {
+    for (int64_t d = 0; d < D; d += VL) {
+        const vf sum = load_upto(at(residual, d, dt), D - d, dt) + load_upto(at(delta, d, dt), D - d, dt);
+        store_upto(at_mut(residual, d, dt), sum, D - d, dt);
+    }
+}
+
+API void holdfast_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
+                               double eps, int64_t dt, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > PER_THREAD)
+    for (int64_t r = 0; r < rows; r++) {
+#define CALL(d_)                                                             \
+    do {                                                                     \
+        add_row(at_mut(residual, r * D, d_), at(delta, r * D, d_), D, d_);   \
+        norm_row(at_mut(out, r * D, d_), at(residual, r * D, d_), weight, D, (float)eps, d_); \
+    } while (0)
+        BY_DTYPE(dt, CALL);
+#undef CALL
+    }
+}
+
+/* One head: the first half is turned against the second. */
+INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half, const int dt) {
+    for (int64_t d = 0; d < half; d += VL) {
+        const int64_t n = half - d;
+        const vf a = load_upto(at(x, d, dt), n, dt), b = load_upto(at(x, half + d, dt), n, dt);
+        const vf c = load_upto(cos + d, n, F32), s = load_upto(sin + d, n, F32);
+        store_upto(at_mut(x, d, dt), fma_v(a, c, splat(0.0f) - b * s), n, dt);
+        store_upto(at_mut(x, half + d, dt), fma_v(b, c, a * s), n, dt);
+    }
+}
+
+API void holdfast_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
+                       const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
+    const int64_t half = D / 2;
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > PER_THREAD)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *c = cos + r * half, *s = sin + r * half;
+#define Q(d_) rope_head(at_mut(q, r * q_stride + h * D, d_), c, s, half, d_)
+#define K(d_) rope_head(at_mut(k, r * k_stride + h * D, d_), c, s, half, d_)
+        for (int64_t h = 0; h < q_heads; h++) BY_DTYPE(dt, Q);
+        for (int64_t h = 0; h < k_heads; h++) BY_DTYPE(dt, K);
+#undef Q
+#undef K
+    }
+}
+
+INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
+    for (int64_t i = 0; i < width; i += VL) {
+        const vf gate = load_upto(at(gate_up, i, dt), width - i, dt);
+        const vf up = load_upto(at(gate_up, width + i, dt), width - i, dt);
+        const vf silu = gate / (splat(1.0f) + exp_v(splat(0.0f) - gate));
+        store_upto(at_mut(out, i, dt), round_v(silu, dt) * up, width - i, dt);
+    }
+}
+
+API void holdfast_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * width > PER_THREAD / 4)
+    for (int64_t r = 0; r < rows; r++) {
+#define CALL(d_) silu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, d_)
+        BY_DTYPE(dt, CALL);
+#undef CALL
+    }
+}
+
+/* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D]; slot -1 is skipped. */
+API void holdfast_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+                        const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
+                        int64_t threads) {
+    const int64_t es = size_of((int)dt);
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
+    for (int64_t r = 0; r < rows; r++) {
+        if (slots[r] < 0) continue;
+        const int64_t number = slots[r] / page, offset = slots[r] % page;
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t base = (number * heads + h) * D * page;
+            const char *key = (const char *)k + (r * k_stride + h * D) * es;
+            const char *value = (const char *)v + (r * v_stride + h * D) * es;
+            memcpy((char *)values + (base + offset * D) * es, value, (size_t)(D * es));
+            if (es == 4)
+                for (int64_t d = 0; d < D; d++) ((uint32_t *)keys)[base + d * page + offset] = ((const uint32_t *)key)[d];
+            else
+                for (int64_t d = 0; d < D; d++) ((uint16_t *)keys)[base + d * page + offset] = ((const uint16_t *)key)[d];
+        }
+    }
+}

@@ -1,0 +1,92 @@
+"""One answer as it grows: committed tokens become text, stop strings end it, and a client sees each piece once.
+
+Text that may be the beginning of a stop string is held back until it cannot be one any more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.core.events import RequestEnded
+from holdfast.core.plan import Sampled, TokenLogprob
+from holdfast.core.request import Request
+from holdfast.core.result import Choice, Result
+from holdfast.core.stop import find_stop, held_back_len, is_stop_token
+from holdfast.engine.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What came since the last delta. Tokens may come without text, and text later than its tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Answer:
+    """Watches a request's committed tokens (it is the scheduler's `AnswerText`) and turns them into deltas and a result."""
+
+    def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
+        self.request = request
+        self._detokenizer = detokenizer
+        self._stops = request.params.stop_strings
+        self._text = ""
+        self._shown = 0
+        self._cut = False
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def push(self, token_id: int) -> bool:
+        """One committed token; true if a stop string is complete. The stop token itself gives no text."""
+        if is_stop_token(token_id, self.request.params, self.request.eos_ids):
+            return False
+        return self._grow(self._detokenizer.push(token_id))
+
+    def _grow(self, piece: str) -> bool:
+        searched = len(self._text)
+        self._text += piece
+        at = find_stop(self._text, searched, self._stops) if piece and self._stops else None
+        if at is None:
+            return False
+        self._text = self._text[:at]
+        self._cut = True
+        return True
+
+    def take(self, samples: Sequence[Sampled]) -> Delta:
+        """The committed samples, and the text that may be shown by now."""
+        self._token_ids.extend(sample.token_id for sample in samples)
+        logprobs = tuple(sample.logprob for sample in samples if sample.logprob is not None)
+        self._logprobs.extend(logprobs)
+        hidden = 0 if self._cut else held_back_len(self._text, self._stops)
+        wanted = self.request.params.logprobs is not None
+        return Delta(
+            self._show(len(self._text) - hidden),
+            tuple(sample.token_id for sample in samples),
+            logprobs if wanted else None,
+        )
+
+    def finish(self, ended: RequestEnded) -> tuple[Delta, Result]:
+        """The last text and the whole result."""
+        if not self._cut:
+            self._grow(self._detokenizer.flush())
+        delta = Delta(self._show(len(self._text)), ())
+        choice = Choice(
+            text=self._text,
+            token_ids=tuple(self._token_ids),
+            finish_reason=ended.reason,
+            logprobs=tuple(self._logprobs) if self.request.params.logprobs is not None else None,
+        )
+        result = Result(
+            prompt_token_ids=self.request.prompt_ids,
+            choices=(choice,),
+            seed=self.request.seed,
+            determinism=ended.determinism,
+            stats=ended.stats,
+            error=ended.error,
+        )
+        return delta, result
+
+    def _show(self, until: int) -> str:
+        piece = self._text[self._shown : until]
+        self._shown = max(self._shown, until)
+        return piece

@@ -1,0 +1,159 @@
+"""From settings to a running engine: find the model, load it, certify the machine, size the KV cache."""
+
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from holdfast.arithmetic.certificate import Certificate, certificate_key, load_certificate, save_certificate
+from holdfast.arithmetic.certify import Geometry, Subject, certify
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
+from holdfast.engine.config import EngineConfig, default_kv_bytes, parse_bytes
+from holdfast.engine.loop import Engine, Limits
+from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.errors import ConfigError
+from holdfast.kv.pool import PagePool
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.config import DecoderConfig
+from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.locate import locate
+from holdfast.run.runner import Runner
+from holdfast.run.store import PAGE_SIZE, KVStore, num_pages_in, page_bytes
+from holdfast.schedule.policy import SchedulerConfig
+from holdfast.schedule.scheduler import Scheduler
+from holdfast.version import __version__
+
+ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
+
+
+def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
+    """Load the model and everything around it."""
+    settings = apply_numeric_settings(config.num_threads)
+    checkpoint = open_checkpoint(locate(config.model).path)
+    model = checkpoint.config
+    max_len = _max_len(config, model)
+    tokenizer = open_tokenizer(checkpoint.path)
+    dtype = config.torch_dtype(model.torch_dtype)
+    arithmetic = open_arithmetic(dtype, path=config.kernels, num_threads=settings.threads)
+    decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
+    certificate = _certificate(config, decoder, settings, max_len, show)
+    num_pages = _num_pages(config, model, dtype, max_len)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_pass_rows=config.max_pass_rows,
+            reference_rows=arithmetic.recipe.rows,
+            determinism=config.determinism,
+            certified_sizes=certificate.sizes if certificate is not None else (),
+            prefix_cache=config.prefix_cache,
+        ),
+        PagePool(num_pages, PAGE_SIZE),
+    )
+    runner = Runner(decoder, KVStore(num_pages, model, dtype))
+    limits = Limits(
+        vocab_size=model.vocab_size,
+        max_model_len=max_len,
+        eos_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
+        refusal=_refusal(config, certificate),
+    )
+    return Engine(scheduler, runner, tokenizer, limits, certificate)
+
+
+def certificate_subject(
+    config: EngineConfig, decoder: Decoder, settings: NumericSettings, max_len: int
+) -> Mapping[str, object]:
+    """Everything the outcome of a certification can depend on."""
+    model = decoder.config
+    return {
+        "holdfast": __version__,
+        "torch": torch.__version__,
+        "device": cpu_name(),
+        "settings": settings.as_dict(),
+        "recipe": decoder.arithmetic.recipe.as_dict(),
+        "shapes": {
+            "family": model.family,
+            "hidden": model.hidden_size,
+            "intermediate": model.intermediate_size,
+            "layers": model.num_layers,
+            "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
+            "vocab": model.vocab_size,
+            "windows": sorted({window for window in model.layer_windows if window is not None}),
+        },
+        "rows": config.max_pass_rows,
+        "context": max_len,
+    }
+
+
+def cpu_name() -> str:
+    """The processor, as the system names it."""
+    names: list[str] = []
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "CPU implementer", "CPU part")):
+                names.append(line.split(":", 1)[1].strip())
+    except OSError:
+        pass
+    return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
+
+
+def _certificate(
+    config: EngineConfig, decoder: Decoder, settings: NumericSettings, max_len: int, show: ShowProgress | None
+) -> Certificate | None:
+    """From the cache, or made now. An engine without determinism needs none."""
+    if config.determinism == "off":
+        return None
+    about = certificate_subject(config, decoder, settings, max_len)
+    known = load_certificate(certificate_key(about))
+    if known is not None:
+        return known
+    model = decoder.config
+    thorough = {0, model.num_layers // 2, model.num_layers - 1}
+    subjects = [
+        Subject(product.name, product.linear, not product.is_head and product.layer in thorough)
+        for product in decoder.products()
+    ]
+    geometry = Geometry(
+        hidden=model.hidden_size,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate=model.intermediate_size,
+        vocab=model.vocab_size,
+        page_size=PAGE_SIZE,
+        max_context=max_len,
+        window=next((window for window in model.layer_windows if window is not None), None),
+    )
+    made = certify(decoder.arithmetic, subjects, geometry, config.max_pass_rows, about, _stage(show, "Certifying"))
+    save_certificate(made)
+    return made
+
+
+def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
+    if config.determinism == "off":
+        return "this engine runs with determinism off; start it with determinism auto or verify"
+    return certificate.refusal if certificate is not None else None
+
+
+def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(f"max_model_len is {config.max_model_len}, the model's context is {longest}")
+    return config.max_model_len
+
+
+def _num_pages(config: EngineConfig, model: DecoderConfig, dtype: torch.dtype, max_len: int) -> int:
+    """As many pages as the budget holds; without one, at most what every request at full length would need."""
+    if config.kv_memory is not None:
+        return num_pages_in(parse_bytes(config.kv_memory), model, dtype)
+    most = config.max_num_seqs * -(-max_len // PAGE_SIZE)
+    return min(num_pages_in(max(default_kv_bytes(), page_bytes(model, dtype)), model, dtype), most)
+
+
+def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:
+    if show is None:
+        return None
+    return lambda done, total: show(what, done, total)

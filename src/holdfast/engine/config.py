@@ -1,0 +1,87 @@
+"""How an engine is started. An `EngineConfig` that exists is consistent; what depends on the model is settled in `build`."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.schedule.policy import DeterminismMode
+
+Kernels = Literal["auto", "compiled", "library"]
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine. None of max_num_seqs, max_pass_rows and kv_memory decides a bit of an answer."""
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    determinism: DeterminismMode = "auto"
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    kv_memory: int | str | None = None
+    max_pass_rows: int = 512
+    num_threads: int | None = None
+    kernels: Kernels = "auto"
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu"):
+            raise ConfigError(f"device must be auto or cpu, not {self.device!r}")
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.determinism not in ("auto", "verify", "off"):
+            raise ConfigError(f"determinism must be auto, verify or off, not {self.determinism!r}")
+        if self.kernels not in ("auto", "compiled", "library"):
+            raise ConfigError(f"kernels must be auto, compiled or library, not {self.kernels!r}")
+        for name in ("max_num_seqs", "max_pass_rows", "max_model_len", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.max_num_seqs > 4096 or self.max_pass_rows > 65536:
+            raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65536")
+        if self.kv_memory is not None:
+            parse_bytes(self.kv_memory)
+
+    def torch_dtype(self, stored: str | None) -> torch.dtype:
+        """The dtype to compute in; "auto" follows the checkpoint, in bf16 where it is quantised or silent."""
+        if self.dtype != "auto":
+            return DTYPES[self.dtype]
+        return DTYPES.get(stored or "", torch.bfloat16)
+
+
+def parse_bytes(value: int | str) -> int:
+    """A size in bytes: 268435456, "256MiB", "1.5GB"."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ConfigError(f"kv_memory must be a number of bytes or a size such as 512MiB, not {value!r}")
+    if isinstance(value, int):
+        size = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
+        if match is None:
+            raise ConfigError(f"kv_memory must be a number of bytes or a size such as 512MiB, not {value!r}")
+        size = int(float(match[1]) * _UNITS[match[2] or ""])
+    if not 1 <= size <= 1 << 50:
+        raise ConfigError(f"kv_memory must be between 1 byte and 1 PiB, not {value!r}")
+    return size
+
+
+def default_kv_bytes() -> int:
+    """A quarter of the machine's memory, at most 2 GiB: pages cost nothing until they are written."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total // 4, 2 << 30)

@@ -1,0 +1,169 @@
+"""An engine behind a thread of its own, for whoever cannot wait: submit, iterate over what comes, cancel.
+
+The thread owns the engine; everybody else talks to it through one inbox. A handle receives its request's updates
+through an unbounded queue, so a slow reader never stalls the loop.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.request import Request
+from holdfast.core.result import Result
+from holdfast.engine.answer import Delta
+from holdfast.engine.loop import Engine, Update
+from holdfast.errors import EngineStopped, HoldfastError
+
+_log = logging.getLogger(__name__)
+_IDLE_CHECK_SECONDS = 5.0
+
+News = Update | HoldfastError
+
+
+class Handle:
+    """One running request. Iterate it, plainly or asynchronously, for deltas; then read `result`."""
+
+    def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
+        self.request_id = request.request_id
+        self.seed = request.seed
+        self.result: Result | None = None
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._cancel = cancel
+        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._lock = threading.Lock()
+
+    def cancel(self) -> None:
+        """End the request at the next step; its pages are free from then on."""
+        self._cancel(self.request_id)
+
+    def __iter__(self) -> Iterator[Delta]:
+        while self.result is None:
+            delta = self._read(self._news.get())
+            if delta is not None:
+                yield delta
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        wake = asyncio.Event()
+        with self._lock:
+            self._wake = (asyncio.get_running_loop(), wake)
+        while self.result is None:
+            try:
+                news = self._news.get_nowait()
+            except queue.Empty:
+                await wake.wait()
+                wake.clear()
+                continue
+            delta = self._read(news)
+            if delta is not None:
+                yield delta
+
+    def wait(self) -> Result:
+        """The result, when it is there."""
+        for _ in self:
+            pass
+        assert self.result is not None
+        return self.result
+
+    def put(self, news: News) -> None:
+        """Called by the engine's thread."""
+        self._news.put(news)
+        with self._lock:
+            if self._wake is not None:
+                loop, wake = self._wake
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(wake.set)
+
+    def _read(self, news: News) -> Delta | None:
+        if isinstance(news, HoldfastError):
+            raise news
+        self.result = news.result
+        return news.delta if news.delta.token_ids or news.delta.text else None
+
+
+class AsyncEngine:
+    """Runs an engine's loop in a thread until closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._handles: dict[int, Handle] = {}
+        self._submitting = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="holdfast-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Handle:
+        """Queue a request. A bad one raises here and never reaches the loop."""
+        with self._submitting:
+            if self._closed:
+                raise EngineStopped("the engine is shut down")
+            request = self.engine.prepare(prompt, params)
+            handle = Handle(request, self._cancel)
+            self._inbox.put(lambda: self._start(request, handle))
+        return handle
+
+    def close(self) -> None:
+        """Stop the loop; requests still running end with `EngineStopped`."""
+        with self._submitting:
+            if self._closed:
+                return
+            self._closed = True
+            self._inbox.put(None)
+        self._thread.join()
+
+    def __enter__(self) -> "AsyncEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _cancel(self, request_id: int) -> None:
+        self._inbox.put(lambda: self._deliver(self.engine.abort(request_id)))
+
+    def _start(self, request: Request, handle: Handle) -> None:
+        try:
+            self.engine.submit(request)
+        except HoldfastError as error:
+            handle.put(error)
+        else:
+            self._handles[request.request_id] = handle
+
+    def _loop(self) -> None:
+        try:
+            while self._read_inbox():
+                self._deliver(self.engine.step())
+        except BaseException:
+            _log.exception("the engine's loop died")
+            raise
+        finally:
+            self._closed = True
+            for handle in self._handles.values():
+                handle.put(EngineStopped("the engine is shut down"))
+            self._handles.clear()
+
+    def _read_inbox(self) -> bool:
+        """Do what was asked since the last step; wait when there is nothing else to do. False: stop."""
+        while True:
+            try:
+                if self.engine.has_work:
+                    command = self._inbox.get_nowait()
+                else:
+                    command = self._inbox.get(timeout=_IDLE_CHECK_SECONDS)
+            except queue.Empty:
+                if self.engine.has_work:
+                    return True
+                self.engine.check()
+                continue
+            if command is None:
+                return False
+            command()
+
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            handle = self._handles[update.request_id]
+            if update.result is not None:
+                del self._handles[update.request_id]
+            handle.put(update)

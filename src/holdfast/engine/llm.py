@@ -1,0 +1,106 @@
+"""The offline `LLM`: prompts in, results out, in prompt order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.result import Result
+from holdfast.engine.build import ShowProgress, build
+from holdfast.engine.chat_template import ChatTemplate
+from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.loop import Engine
+from holdfast.errors import InvalidRequest
+from holdfast.schedule.policy import DeterminismMode
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A loaded model and its engine."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        determinism: DeterminismMode = "auto",
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        kv_memory: int | str | None = None,
+        max_pass_rows: int = 512,
+        num_threads: int | None = None,
+        kernels: Kernels = "auto",
+        prefix_cache: bool = True,
+        progress: ShowProgress | None = None,
+    ) -> None:
+        """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
+
+        Raises `ModelError` if it cannot be loaded, `ConfigError` if the settings do not fit it.
+        """
+        self.config = EngineConfig(
+            model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_rows, num_threads,
+            kernels, prefix_cache,
+        )  # fmt: skip
+        self.engine: Engine = build(self.config, progress)
+        self._template: ChatTemplate | None = None
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]:
+        """Answer every prompt; one result a prompt, in order. Text is taken raw, token ids as they are.
+
+        A wrong prompt or setting raises before anything runs.
+        """
+        batch = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = _params_for(batch, params)
+        requests = [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+        for number, request in enumerate(requests):
+            try:
+                self.engine.submit(request)
+            except BaseException:
+                for earlier in requests[:number]:
+                    self.engine.abort(earlier.request_id)
+                raise
+        results = self._run({request.request_id for request in requests})
+        return [results[request.request_id] for request in requests]
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
+        """Answer a conversation through the model's chat template."""
+        token_ids = self.chat_tokens(messages)
+        return self.generate([token_ids], params)[0]
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation as prompt tokens. The template writes its own special tokens."""
+        if self._template is None:
+            self._template = ChatTemplate.of(self.engine.tokenizer)
+        return self.engine.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+
+    def _run(self, wanted: set[int]) -> dict[int, Result]:
+        results: dict[int, Result] = {}
+        try:
+            while wanted - results.keys():
+                for update in self.engine.step():
+                    if update.result is not None:
+                        results[update.request_id] = update.result
+        except BaseException:  # an interrupt must not leave requests behind
+            for request_id in wanted - results.keys():
+                self.engine.abort(request_id)
+            raise
+        return results
+
+
+def _params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * len(prompts)
+    if len(params) != len(prompts):
+        raise InvalidRequest(
+            f"{len(prompts)} prompts but {len(params)} settings; give one each, or one for all"
+        )
+    return list(params)

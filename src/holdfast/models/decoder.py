@@ -1,0 +1,179 @@
+"""The one decoder: Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on q and k, windows and rope, not in shape.
+
+A forward is a pure function of (rows, KV before, weights); it writes the KV of its own rows and nothing else. All
+numbers go through one `Arithmetic`, so what is canonical is decided there and not here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.ops import Arithmetic, Linear
+from holdfast.arithmetic.rope import rope_tables
+from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.models.checkpoint import Checkpoint
+from holdfast.models.config import DecoderConfig
+from holdfast.models.rope_scaling import rope_frequencies
+
+Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer. qkv and gate_up are fused along the outputs."""
+
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of the model, by the name the certificate gives it."""
+
+    name: str
+    linear: Linear
+    layer: int | None
+
+    @property
+    def is_head(self) -> bool:
+        return self.layer is None
+
+
+class Decoder:
+    """Weights and the forward over them."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        arithmetic: Arithmetic,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        norm: Tensor,
+        head: Linear,
+        max_len: int,
+    ) -> None:
+        self.config = config
+        self.arithmetic = arithmetic
+        self._embedding = embedding
+        self._layers = tuple(layers)
+        self._norm = norm
+        self._head = head
+        inv_freq, scaling = rope_frequencies(config)
+        self._cos, self._sin = rope_tables(inv_freq, scaling, max_len)  # fp32 [max_len, head_dim / 2]
+        self._scale = config.head_dim**-0.5
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    def forward(
+        self, rows: Rows, kv: Sequence[KVLayer], sampled: Tensor, *, canonical: bool, canonical_head: bool
+    ) -> Tensor:
+        """Run the rows, write their KV, and return the logits of the sampled ones, fp32 [len(sampled), vocab].
+
+        The head is switched by itself: a certified pass has a certified number of rows, but any number of sampled ones.
+        """
+        ops, eps = self.arithmetic, self.config.rms_norm_eps
+        cos, sin = self._cos[rows.positions], self._sin[rows.positions]  # [rows, head_dim / 2]
+        residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
+        x = ops.rms_norm(residual, self._layers[0].input_norm, eps)
+        for index, layer in enumerate(self._layers):
+            attended = self._attend(layer, x, rows, kv[index], cos, sin, canonical)  # [rows, heads * head_dim]
+            x = ops.add_rms_norm(residual, ops.linear(attended, layer.o, canonical=canonical), layer.post_norm, eps)
+            hidden = ops.silu_mul(ops.linear(x, layer.gate_up, canonical=canonical))  # [rows, intermediate]
+            delta = ops.linear(hidden, layer.down, canonical=canonical)  # [rows, hidden]
+            following = self._layers[index + 1].input_norm if index + 1 < len(self._layers) else self._norm
+            x = ops.add_rms_norm(residual, delta, following, eps)
+        if len(sampled) == 0:
+            return torch.empty(0, self.config.vocab_size)
+        return ops.logits(x[sampled], self._head, canonical=canonical_head)
+
+    def _attend(
+        self, layer: Layer, x: Tensor, rows: Rows, kv: KVLayer, cos: Tensor, sin: Tensor, canonical: bool
+    ) -> Tensor:
+        config, ops = self.config, self.arithmetic
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = ops.linear(x, layer.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        ops.rope(q, k, cos, sin)
+        ops.store(k, v, kv, rows.slots)
+        return ops.attention(q, kv, rows, scale=self._scale, window=layer.window)
+
+    def products(self) -> Iterator[Product]:
+        """Every matrix product with its real weights, layer by layer, the head last."""
+        for index, layer in enumerate(self._layers):
+            yield Product(f"layers.{index}.qkv", layer.qkv, index)
+            yield Product(f"layers.{index}.o", layer.o, index)
+            yield Product(f"layers.{index}.gate_up", layer.gate_up, index)
+            yield Product(f"layers.{index}.down", layer.down, index)
+        yield Product("head", self._head, None)
+
+
+def load_decoder(
+    checkpoint: Checkpoint, arithmetic: Arithmetic, dtype: torch.dtype, max_len: int, progress: Progress | None = None
+) -> Decoder:
+    """Read every weight once, round it to dtype, and pack it for the arithmetic."""
+    loader = _Loader(checkpoint, arithmetic, dtype, progress)
+    config = checkpoint.config
+    embedding = loader.tensor("model.embed_tokens.weight").clone()
+    layers = [loader.layer(index) for index in range(config.num_layers)]
+    norm = loader.tensor("model.norm.weight").clone()
+    head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
+    return Decoder(config, arithmetic, embedding, layers, norm, arithmetic.pack(head, None), max_len)
+
+
+class _Loader:
+    """Takes tensors out of a checkpoint and reports how far it is."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, arithmetic: Arithmetic, dtype: torch.dtype, progress: Progress | None
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._arithmetic = arithmetic
+        self._dtype = dtype
+        self._progress = progress
+        self._done = 0
+        self._names = frozenset(checkpoint.names())
+
+    def tensor(self, name: str) -> Tensor:
+        tensor = self._checkpoint.tensor(name, self._dtype)
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._names))
+        return tensor
+
+    def layer(self, index: int) -> Layer:
+        at = f"model.layers.{index}."
+        return Layer(
+            input_norm=self.tensor(f"{at}input_layernorm.weight").clone(),
+            qkv=self._linear(*(f"{at}self_attn.{name}_proj" for name in "qkv")),
+            q_norm=self._optional(f"{at}self_attn.q_norm.weight"),
+            k_norm=self._optional(f"{at}self_attn.k_norm.weight"),
+            o=self._linear(f"{at}self_attn.o_proj"),
+            post_norm=self.tensor(f"{at}post_attention_layernorm.weight").clone(),
+            gate_up=self._linear(f"{at}mlp.gate_proj", f"{at}mlp.up_proj"),
+            down=self._linear(f"{at}mlp.down_proj"),
+            window=self._checkpoint.config.layer_windows[index],
+        )
+
+    def _linear(self, *names: str) -> Linear:
+        """Several projections of the same input as one product."""
+        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])  # [sum of outputs, inputs]
+        biases = [self._optional(f"{name}.bias") for name in names]
+        present = [bias for bias in biases if bias is not None]
+        return self._arithmetic.pack(weight, torch.cat(present) if len(present) == len(names) else None)
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self.tensor(name).clone() if name in self._names else None
