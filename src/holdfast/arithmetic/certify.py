@@ -8,6 +8,7 @@ among neighbours that are huge or tiny, and their bits are compared. Nothing is 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from holdfast.arithmetic.attention_check import check_attention
 from holdfast.arithmetic.certificate import Certificate, OperationCheck, certificate_key
 from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.ops import Arithmetic, Linear
-from holdfast.arithmetic.probe import NUM_PROBES, plant, places, same_bits
+from holdfast.arithmetic.probe import NUM_PROBES, places, plant, same_bits
 
 RowOperation = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
@@ -50,7 +51,7 @@ def candidate_sizes(max_rows: int) -> tuple[int, ...]:
     """The row totals an engine pads its passes to: every small one, then steps of at most a quarter."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
     steps += range(320, max(max_rows, 320) + 1, 64)
-    return tuple(size for size in steps if size < max_rows) + (max_rows,)
+    return (*(size for size in steps if size < max_rows), max_rows)
 
 
 def certify(
@@ -96,22 +97,20 @@ def _jobs(
     edges = tuple(
         size for size in sizes if size in (1, 2, arithmetic.recipe.rows, 2 * arithmetic.recipe.rows)
     )
-    jobs: list[Callable[[], OperationCheck]] = []
-    for subject in subjects:
-        tried = sizes if subject.thorough else edges
-        jobs.append(lambda subject=subject, tried=tried: _check_product(arithmetic, subject, tried))  # type: ignore[misc]
-    for name, width, operation in _row_operations(arithmetic, geometry):
-        jobs.append(  # type: ignore[misc]
-            lambda name=name, width=width, operation=operation: check_rows(
-                name, f"[{width}]", operation, operation, width, arithmetic, sizes
-            )
-        )
-    jobs.append(lambda: check_attention(arithmetic, geometry, sizes))
+    jobs: list[Callable[[], OperationCheck]] = [
+        partial(_check_product, arithmetic, subject, sizes if subject.thorough else edges)
+        for subject in subjects
+    ]
+    jobs += [
+        partial(check_rows, name, f"[{width}]", operation, operation, width, arithmetic, sizes)
+        for name, width, operation in _row_operations(arithmetic, geometry)
+    ]
+    jobs.append(partial(check_attention, arithmetic, geometry, sizes))
     few = tuple(size for size in sizes if size <= 64)
-    for name, choice in _choice_operations(arithmetic):
-        jobs.append(
-            lambda name=name, choice=choice: _check_choice(name, choice, geometry.vocab, arithmetic, few)
-        )  # type: ignore[misc]
+    jobs += [
+        partial(_check_choice, name, operation, geometry.vocab, arithmetic, few)
+        for name, operation in _choice_operations(arithmetic)
+    ]
     return jobs
 
 

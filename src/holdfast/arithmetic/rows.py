@@ -21,7 +21,9 @@ class Rows:
     token_ids: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows], 0 for padding
     slots: Tensor  # int64 [rows], page * page_size + offset of the row's own KV slot, -1 for padding
-    span_starts: Tensor  # int32 [spans + 1], first row of each span; the last entry is the number of real rows
+    span_starts: (
+        Tensor  # int32 [spans + 1], first row of each span; the last entry is the number of real rows
+    )
     page_table: Tensor  # int32 [spans, max_pages], pages of each span's sequence in order, 0 behind the last
 
     @property
@@ -33,8 +35,8 @@ class Rows:
 class KVLayer:
     """The keys and values of one layer, in pages. Keys lie position-last, so that a score is a row of products.
 
-        keys    [pages, kv_heads, head_dim, page_size]
-        values  [pages, kv_heads, page_size, head_dim]
+    keys    [pages, kv_heads, head_dim, page_size]
+    values  [pages, kv_heads, page_size, head_dim]
     """
 
     keys: Tensor

@@ -104,7 +104,9 @@ def _stop_strings(value: object) -> tuple[str, ...]:
         if not isinstance(stop, str) or not stop:
             raise InvalidRequest(f"every stop string must be a non-empty string, not {stop!r}")
         if len(stop) > MAX_STOP_CHARS:
-            raise InvalidRequest(f"a stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed")
+            raise InvalidRequest(
+                f"a stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed"
+            )
     return stops
 
 

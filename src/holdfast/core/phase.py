@@ -1,7 +1,7 @@
 """The life of a request, as one table of allowed transitions. Anything else is a bug and raises.
 
-    QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
-      ^_________|__________|__________|   preemption
+QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
+  ^_________|__________|__________|   preemption
 """
 
 from enum import Enum

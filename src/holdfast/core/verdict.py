@@ -30,7 +30,9 @@ class Verdict:
 
 def judge(candidates: Sequence[int], canonical: Sequence[int]) -> Verdict:
     """Compare candidates with the canonical tokens of their window."""
-    assert len(canonical) == len(candidates) + 1, "a window gives one canonical token more than it has candidates"
+    assert len(canonical) == len(candidates) + 1, (
+        "a window gives one canonical token more than it has candidates"
+    )
     accepted = 0
     for candidate, decided in zip(candidates, canonical, strict=False):
         if candidate != decided:

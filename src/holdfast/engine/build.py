@@ -125,7 +125,9 @@ def _certificate(
         max_context=max_len,
         window=next((window for window in model.layer_windows if window is not None), None),
     )
-    made = certify(decoder.arithmetic, subjects, geometry, config.max_pass_rows, about, _stage(show, "Certifying"))
+    made = certify(
+        decoder.arithmetic, subjects, geometry, config.max_pass_rows, about, _stage(show, "Certifying")
+    )
     save_certificate(made)
     return made
 

@@ -18,7 +18,9 @@ class PagePool:
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
-            raise ConfigError(f"a KV pool needs at least one page of at least one slot, not {num_pages} of {page_size}")
+            raise ConfigError(
+                f"a KV pool needs at least one page of at least one slot, not {num_pages} of {page_size}"
+            )
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
@@ -89,7 +91,11 @@ class PagePool:
         assert len(free) == len(self._free), "a page is free twice"
         for page in range(self.num_pages):
             refs = self._refs[page]
-            assert refs == holders.get(page, 0), f"page {page} counts {refs} holders, has {holders.get(page, 0)}"
+            assert refs == holders.get(page, 0), (
+                f"page {page} counts {refs} holders, has {holders.get(page, 0)}"
+            )
             states = (page in free) + (page in self._idle) + (refs > 0)
             assert states == 1, f"page {page} is in {states} states"
-            assert (page in self._idle) == (refs == 0 and self._indexed[page]), f"page {page} idles without an index entry"
+            assert (page in self._idle) == (refs == 0 and self._indexed[page]), (
+                f"page {page} idles without an index entry"
+            )

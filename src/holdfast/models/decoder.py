@@ -87,8 +87,12 @@ class Decoder:
         residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
         x = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
-            attended = self._attend(layer, x, rows, kv[index], cos, sin, canonical)  # [rows, heads * head_dim]
-            x = ops.add_rms_norm(residual, ops.linear(attended, layer.o, canonical=canonical), layer.post_norm, eps)
+            attended = self._attend(
+                layer, x, rows, kv[index], cos, sin, canonical
+            )  # [rows, heads * head_dim]
+            x = ops.add_rms_norm(
+                residual, ops.linear(attended, layer.o, canonical=canonical), layer.post_norm, eps
+            )
             hidden = ops.silu_mul(ops.linear(x, layer.gate_up, canonical=canonical))  # [rows, intermediate]
             delta = ops.linear(hidden, layer.down, canonical=canonical)  # [rows, hidden]
             following = self._layers[index + 1].input_norm if index + 1 < len(self._layers) else self._norm
@@ -122,7 +126,11 @@ class Decoder:
 
 
 def load_decoder(
-    checkpoint: Checkpoint, arithmetic: Arithmetic, dtype: torch.dtype, max_len: int, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    arithmetic: Arithmetic,
+    dtype: torch.dtype,
+    max_len: int,
+    progress: Progress | None = None,
 ) -> Decoder:
     """Read every weight once, round it to dtype, and pack it for the arithmetic."""
     loader = _Loader(checkpoint, arithmetic, dtype, progress)

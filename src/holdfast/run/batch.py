@@ -24,7 +24,10 @@ def rows_of(one: Pass, page_size: int) -> Rows:
         table[index, : len(span.pages)] = span.pages
         token_ids[at:stop] = span.token_ids
         positions[at:stop] = span_positions = np.arange(span.start, span.stop)
-        slots[at:stop] = table[index, span_positions // page_size].astype(np.int64) * page_size + span_positions % page_size
+        slots[at:stop] = (
+            table[index, span_positions // page_size].astype(np.int64) * page_size
+            + span_positions % page_size
+        )
         starts[index + 1] = at = stop
     return Rows(
         token_ids=torch.from_numpy(token_ids),

@@ -97,7 +97,11 @@ def _logprobs(
     }
 
 
-def _best(arithmetic: Arithmetic, logits: Tensor, totals: Tensor, k: int) -> list[tuple[tuple[int, float], ...]]:
+def _best(
+    arithmetic: Arithmetic, logits: Tensor, totals: Tensor, k: int
+) -> list[tuple[tuple[int, float], ...]]:
     values, ids = arithmetic.top(logits, min(k, logits.shape[1]))  # [rows, k]
     logprobs = (values - totals[:, None]).tolist()
-    return [tuple(zip(row_ids, row, strict=True)) for row_ids, row in zip(ids.tolist(), logprobs, strict=True)]
+    return [
+        tuple(zip(row_ids, row, strict=True)) for row_ids, row in zip(ids.tolist(), logprobs, strict=True)
+    ]

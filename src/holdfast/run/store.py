@@ -41,4 +41,6 @@ class KVStore:
             )
         except RuntimeError as error:
             total = num_pages * page_bytes(config, dtype)
-            raise ConfigError(f"the KV cache of {total} bytes cannot be allocated; lower kv_memory") from error
+            raise ConfigError(
+                f"the KV cache of {total} bytes cannot be allocated; lower kv_memory"
+            ) from error

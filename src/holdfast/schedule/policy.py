@@ -63,7 +63,9 @@ def choose_due(pending: Sequence[PendingWindow], reference_rows: int, budget: in
 
     Whoever was judged longest ago goes first, so that nobody waits for ever when not all fit.
     """
-    ordered = sorted(pending, key=lambda window: (not window.due, window.last_judged, -window.num_rows, window.request_id))
+    ordered = sorted(
+        pending, key=lambda window: (not window.due, window.last_judged, -window.num_rows, window.request_id)
+    )
     full = sum(window.num_rows for window in pending) >= reference_rows
     if not full:
         ordered = [window for window in ordered if window.due]
@@ -72,7 +74,9 @@ def choose_due(pending: Sequence[PendingWindow], reference_rows: int, budget: in
     return _fill(ordered, budget)
 
 
-def fill_spare(pending: Sequence[PendingWindow], taken: Sequence[PendingWindow], spare: int) -> list[PendingWindow]:
+def fill_spare(
+    pending: Sequence[PendingWindow], taken: Sequence[PendingWindow], spare: int
+) -> list[PendingWindow]:
     """Further windows for rows that would otherwise be padding, the longest first."""
     chosen = {window.request_id for window in taken}
     rest = [window for window in pending if window.request_id not in chosen]

@@ -11,7 +11,8 @@ younger one, so nobody starves.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence as Ordered
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import replace
 
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
@@ -139,7 +140,9 @@ class Scheduler:
         for seq in decoding:
             rows = 1 + seq.log.num_candidates
             if rows <= budget and self._make_room(seq, seq.log.total_len, planned):
-                planned[seq.request_id] = seq.canonical_span(rows) if seq.deterministic else seq.ordinary_span(1)
+                planned[seq.request_id] = (
+                    seq.canonical_span(rows) if seq.deterministic else seq.ordinary_span(1)
+                )
                 budget -= rows
                 if seq.log.num_candidates:
                     self._open_window(seq)
@@ -230,7 +233,9 @@ class Scheduler:
         if not self._is_running(seq):
             return False
         while seq.table.num_missing(length) > self.pool.num_available:
-            victim = self._running[max(request_id for request_id in self._running if request_id not in planned)]
+            victim = self._running[
+                max(request_id for request_id in self._running if request_id not in planned)
+            ]
             del self._running[victim.request_id]
             victim.preempt()
             self._enqueue(victim)
@@ -270,11 +275,15 @@ class Scheduler:
         if seq.phase is Phase.FINISHED:
             assert seq.finish_reason is not None
             events.append(self._retire(seq, seq.finish_reason))
-        elif seq.phase is Phase.VERIFY or (seq.phase is Phase.PREFILL and not seq.needs_prefill and committed):
+        elif seq.phase is Phase.VERIFY or (
+            seq.phase is Phase.PREFILL and not seq.needs_prefill and committed
+        ):
             seq.move(Phase.DECODE)
         return events
 
-    def _end(self, seq: Sequence, phase: Phase, reason: FinishReason, error: str | None = None) -> RequestEnded:
+    def _end(
+        self, seq: Sequence, phase: Phase, reason: FinishReason, error: str | None = None
+    ) -> RequestEnded:
         seq.move(phase)
         return self._retire(seq, reason, error)
 
@@ -306,6 +315,10 @@ class Scheduler:
             assert seq.canonical_len <= seq.computed_len <= seq.log.total_len
             written_from = seq.canonical_len if seq.deterministic else seq.computed_len
             for page in seq.table.pages[written_from // self.pool.page_size :]:
-                assert holders[page] == 1, f"page {page} is shared and still to be written by {seq.request_id}"
+                assert holders[page] == 1, (
+                    f"page {page} is shared and still to be written by {seq.request_id}"
+                )
             if seq.deterministic and seq.phase is not Phase.PREFILL and not self._in_flight:
-                assert seq.canonical_len == seq.log.committed_len - 1, "the last committed token opens the next window"
+                assert seq.canonical_len == seq.log.committed_len - 1, (
+                    "the last committed token opens the next window"
+                )

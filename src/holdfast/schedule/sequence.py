@@ -48,7 +48,9 @@ class Sequence:
         self._page_size = pool.page_size
         params = request.params
         forbidden = params.stop_ids + (() if params.ignore_eos else tuple(sorted(request.eos_ids)))
-        self.sampling = Sampling(params, request.seed, request.prompt_len, forbidden if params.min_tokens else ())
+        self.sampling = Sampling(
+            params, request.seed, request.prompt_len, forbidden if params.min_tokens else ()
+        )
 
     @property
     def request_id(self) -> int:
@@ -110,7 +112,13 @@ class Sequence:
     def _span(self, start: int, stop: int, logprobs: int | None) -> Span:
         sample_from = max(0, min(stop, self.log.committed_len - 1) - start)
         return Span(
-            self.request_id, start, self.log.ids(start, stop), self.table.pages, sample_from, self.sampling, logprobs
+            self.request_id,
+            start,
+            self.log.ids(start, stop),
+            self.table.pages,
+            sample_from,
+            self.sampling,
+            logprobs,
         )
 
     # What a pass said
