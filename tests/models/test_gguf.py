@@ -37,7 +37,7 @@ def test_formats_have_the_bits_of_the_package(stored: object) -> None:
     """Random bytes, more than one stretch of blocks, NaN and infinite scales included."""
     kind = gguf.GGMLQuantizationType[stored.name]
     assert (stored.block_len, stored.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
-    count = ((1 << 19) // stored.block_len + 3) * stored.block_bytes
+    count = ((1 << 20) // stored.block_len + 3) * stored.block_bytes
     raw = np.random.default_rng(3).integers(0, 256, size=count, dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected = torch.from_numpy(gguf.quants.dequantize(raw.reshape(1, -1), kind).reshape(-1).copy())

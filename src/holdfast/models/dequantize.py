@@ -43,7 +43,7 @@ _OTHER_NAMES = {
     28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 _PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NUMBERS_AT_ONCE = 1 << 19
+_NUMBERS_AT_ONCE = 1 << 20
 
 
 def describe_type(kind: int) -> str:

@@ -99,7 +99,7 @@ def _find_shards(folder: Path) -> dict[str, str]:
         return {"": SINGLE}
     if folder.joinpath(INDEX).is_file():
         return _read_index(folder / INDEX)
-    pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
+    pickles = sorted(each.name for each in folder.glob("*") if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
     if pickles:
         raise BadWeights(
             f"{folder} holds its weights as pickles ({pickles[0]}). A pickle can run code when it is "
