@@ -1,0 +1,124 @@
+"""Tiny random models on disk: `tiny_model(folder, "qwen3")` is a folder Holdfast and transformers both open.
+
+The weights are large enough for interesting logits and small enough for fp32 to agree to 1e-4. Biases and norms are
+random too, so that none can be forgotten. The tokenizer is a byte-level BPE whose vocabulary fits the model's.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from models.gguf_writer import write_gguf
+
+EOS, IM_START, IM_END = 0, 1, 2
+SPECIAL_TOKENS = ("<|end|>", "<|im_start|>", "<|im_end|>")
+VOCAB_SIZE = 320
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+_CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": EOS,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_FAMILY_SIZES: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 32}}
+_CORPUS = ("the quick brown fox jumps over the lazy dog, and then the dog sleeps", "a b c 1 2 3\n\n")
+
+
+def tiny_model(
+    folder: Path,
+    family: str = "llama",
+    *,
+    seed: int = 7,
+    std: float = 0.3,
+    sharded: bool = False,
+    **overrides: Any,
+) -> Path:
+    """A model folder: safetensors, config.json, tokenizer. overrides are fields of transformers' configuration."""
+    model = random_model(family, seed=seed, std=std, **overrides)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size="40KB" if sharded else "1GB")
+    write_tokenizer(folder)
+    return folder
+
+
+def tiny_gguf(
+    path: Path,
+    family: str = "llama",
+    quant: str = "F32",
+    *,
+    seed: int = 7,
+    std: float = 0.3,
+    **overrides: Any,
+) -> Path:
+    """The same model as one GGUF file, its tokenizer and chat template inside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = random_model(family, seed=seed, std=std, **overrides)
+    return write_gguf(path, model, quant, metadata=_gguf_tokenizer())
+
+
+def random_model(family: str, *, seed: int = 7, std: float = 0.3, **overrides: Any) -> Any:
+    """A transformers model whose every parameter is random."""
+    import torch
+    import transformers
+
+    sizes = _SIZES | _FAMILY_SIZES.get(family, {}) | overrides
+    config = getattr(transformers, _CLASSES[family] + "Config")(**sizes)
+    model = getattr(transformers, _CLASSES[family] + "ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * std
+            parameter.copy_(1 + noise if "norm" in name else noise)
+    return model
+
+
+def write_tokenizer(folder: Path) -> None:
+    folder.joinpath("tokenizer.json").write_text(_tokenizer_json(), encoding="utf-8")
+    config = {"eos_token": SPECIAL_TOKENS[EOS], "chat_template": CHAT_TEMPLATE}
+    folder.joinpath("tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@cache
+def _tokenizer_json() -> str:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+    from tokenizers.models import BPE
+
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(list(_CORPUS) * 4, trainer)
+    return backend.to_str()
+
+
+def _gguf_tokenizer() -> dict[str, Any]:
+    model = json.loads(_tokenizer_json())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in SPECIAL_TOKENS else 1 for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in model["merges"]],
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
