@@ -1,4 +1,4 @@
-"""Whether attention gives a row the same bits however it is batched: alone, in a window, in a prompt's chunk, in any pages."""
+"""Whether attention gives a row the same bits however it is batched: alone, in a window, in a chunk, in any pages."""
 
 from typing import Protocol
 

@@ -80,6 +80,17 @@ def save_certificate(certificate: Certificate) -> None:
         _log.warning("the certificate could not be kept: %s", error)
 
 
+def forget_certificate(key: str) -> None:
+    """Drop a kept certificate, so that the next start makes it anew."""
+    _path(key).unlink(missing_ok=True)
+
+
+def kept_certificates() -> list[Certificate]:
+    """Every certificate on disk that can be read, by key."""
+    keys = sorted(path.stem for path in (cache_folder() / "certificates").glob("*.json"))
+    return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
+
+
 def _path(key: str) -> Path:
     return cache_folder() / "certificates" / f"{key}.json"
 

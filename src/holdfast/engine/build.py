@@ -12,10 +12,10 @@ from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
 from holdfast.engine.config import EngineConfig, default_kv_bytes, parse_bytes
 from holdfast.engine.loop import Engine, Limits
-from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
 from holdfast.kv.pool import PagePool
-from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.locate import locate
@@ -29,36 +29,39 @@ ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 
 
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
-    """Load the model and everything around it."""
-    settings = apply_numeric_settings(config.num_threads)
+    """Find the model, load it and everything around it."""
     checkpoint = open_checkpoint(locate(config.model).path)
+    return assemble(config, checkpoint, open_tokenizer(checkpoint.path), show)
+
+
+def assemble(
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
+) -> Engine:
+    """An engine over an open checkpoint."""
+    settings = apply_numeric_settings(config.num_threads)
     model = checkpoint.config
     max_len = _max_len(config, model)
-    tokenizer = open_tokenizer(checkpoint.path)
     dtype = config.torch_dtype(model.torch_dtype)
+    num_pages = _num_pages(config, model, dtype, max_len)
     arithmetic = open_arithmetic(dtype, path=config.kernels, num_threads=settings.threads)
     decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
     certificate = _certificate(config, decoder, settings, max_len, show)
-    num_pages = _num_pages(config, model, dtype, max_len)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_pass_rows=config.max_pass_rows,
-            reference_rows=arithmetic.recipe.rows,
-            determinism=config.determinism,
-            certified_sizes=certificate.sizes if certificate is not None else (),
-            prefix_cache=config.prefix_cache,
-        ),
-        PagePool(num_pages, PAGE_SIZE),
+    schedule = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_pass_rows=config.max_pass_rows,
+        reference_rows=arithmetic.recipe.rows,
+        determinism=config.determinism,
+        certified_sizes=certificate.sizes if certificate is not None else (),
+        prefix_cache=config.prefix_cache,
     )
-    runner = Runner(decoder, KVStore(num_pages, model, dtype))
     limits = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         eos_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
         refusal=_refusal(config, certificate),
     )
-    return Engine(scheduler, runner, tokenizer, limits, certificate)
+    runner = Runner(decoder, KVStore(num_pages, model, dtype))
+    return Engine(Scheduler(schedule, PagePool(num_pages, PAGE_SIZE)), runner, tokenizer, limits, certificate)
 
 
 def certificate_subject(

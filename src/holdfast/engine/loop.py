@@ -19,6 +19,8 @@ from holdfast.engine.answer import Answer, Delta
 from holdfast.engine.detokenizer import Detokenizer
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
+from holdfast.kv.pool import PagePool
+from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -116,6 +118,13 @@ class Engine:
             _log.exception("a pass failed")
             return self._publish(self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}"))
         return self._publish(self.scheduler.absorb(plan, results))
+
+    def restarted(self, schedule: SchedulerConfig, num_pages: int | None = None) -> "Engine":
+        """The same model under another schedule, with an empty cache. The old engine must not run any more."""
+        pool = self.scheduler.pool
+        assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
+        scheduler = Scheduler(schedule, PagePool(num_pages or pool.num_pages, pool.page_size))
+        return Engine(scheduler, self.runner, self.tokenizer, self.limits, self.certificate)
 
     def check(self) -> None:
         """The integrity of pages and lengths; for idle moments and tests."""

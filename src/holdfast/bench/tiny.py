@@ -1,0 +1,55 @@
+"""A tiny random model with an engine around it, made in memory: small enough to try thousands of things on."""
+
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from holdfast.engine.build import assemble
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine
+from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.tokenizer_parts import TokenizerParts
+from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.models.dummy import DummyCheckpoint
+
+VOCAB = 512
+
+
+def tiny_config(**changes: Any) -> DecoderConfig:
+    """A Llama of about 200 thousand weights, with a context of 1024."""
+    return parse_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 176,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "torch_dtype": "float32",
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            **changes,
+        }
+    )
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte; the ids behind them have no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(TokenizerParts(backend, len(alphabet), lambda: b"bytes"))
+
+
+def tiny_engine(config: EngineConfig, *, twins: bool = False, seed: int = 0) -> Engine:
+    """An engine over random weights, large enough that tokens vary; `twins` makes every token a near tie."""
+    checkpoint = DummyCheckpoint(tiny_config(), seed=seed, deviation=0.25, twins=twins)
+    return assemble(config, checkpoint, byte_tokenizer())

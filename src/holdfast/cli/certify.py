@@ -1,0 +1,112 @@
+"""`holdfast certify`: which shapes this machine computes to the reference's bits, as a table."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli import options as o
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.arithmetic.certificate import Certificate, OperationCheck
+
+
+def certify(
+    model: o.ModelArgument = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Test anew, even if a certificate is kept.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
+    dtype: o.Dtype = "auto",
+    max_model_len: o.MaxModelLen = None,
+    max_pass_rows: o.MaxPassRows = 512,
+    num_threads: o.NumThreads = None,
+    kernels: o.KernelsOption = "auto",
+) -> None:
+    """Show the certificate: every operation of the model, the row totals tried, and those whose bits differed.
+
+    Exits with 1 if deterministic requests would be refused.
+    """
+    engine = o.EngineOptions(
+        model,
+        dtype,
+        "auto",
+        max_model_len,
+        max_pass_rows=max_pass_rows,
+        num_threads=num_threads,
+        kernels=kernels,
+    )
+    certificate, made_now = _obtain(engine, fresh)
+    if json_output:
+        typer.echo(json.dumps(certificate.as_dict()))
+    else:
+        _show(certificate, made_now)
+    if certificate.refusal is not None:
+        raise typer.Exit(1)
+
+
+def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
+    """The certificate of this model and machine, and whether it was made by this call."""
+    from holdfast.arithmetic.certificate import forget_certificate
+    from holdfast.cli.progress import StageBars
+
+    bars = StageBars()
+    certificate = engine.open(bars).engine.certificate
+    if certificate is not None and fresh and "Certifying" not in bars.stages:
+        forget_certificate(certificate.key)
+        certificate = engine.open(bars).engine.certificate
+    if certificate is None:
+        raise ConfigError("this engine made no certificate")
+    return certificate, "Certifying" in bars.stages
+
+
+def _show(certificate: "Certificate", made_now: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Certificate", title_justify="left")
+    table.add_column("operation")
+    table.add_column("shape")
+    table.add_column("sizes tested")
+    table.add_column("differing")
+    table.add_column("comparisons", justify="right")
+    for label, check in _merged(certificate.checks):
+        differing = "[green]none[/]" if check.agrees else f"[red]{_differing(check)}[/]"
+        table.add_row(label, check.shape, _ranges(check.sizes_tested), differing, str(check.num_comparisons))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"certified row totals  {_ranges(certificate.sizes) or 'none: everything is verified'}")
+    console.print(f"tested in             {certificate.seconds:.1f} s, {'now' if made_now else 'kept since'}")
+    console.print(f"key                   {certificate.key}")
+    verdict = "[green]none[/]" if certificate.refusal is None else f"[red]{certificate.refusal}[/]"
+    console.print(f"refusal               {verdict}")
+
+
+def _merged(checks: tuple["OperationCheck", ...]) -> list[tuple[str, "OperationCheck"]]:
+    """Products of many layers that came out alike, on one line: "0..29 qkv"."""
+    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[OperationCheck]] = {}
+    for check in checks:
+        kind = check.name.rsplit(".", 1)[-1]
+        groups.setdefault((kind, check.shape, check.sizes_tested, check.sizes_differing), []).append(check)
+    merged = []
+    for (kind, *_), alike in groups.items():
+        label = alike[0].name if len(alike) == 1 else f"{kind} ({len(alike)} layers)"
+        total = sum(check.num_comparisons for check in alike)
+        merged.append((label, type(alike[0])(kind, *_rest(alike[0]), total)))
+    return merged
+
+
+def _rest(check: "OperationCheck") -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return check.shape, check.sizes_tested, check.sizes_differing
+
+
+def _differing(check: "OperationCheck") -> str:
+    """Size 0 stands for the reference that does not repeat itself."""
+    names = [str(size) if size else "the reference itself" for size in check.sizes_differing]
+    return ", ".join(names)
+
+
+def _ranges(sizes: tuple[int, ...]) -> str:
+    """Few sizes in full, many by their ends."""
+    if len(sizes) <= 5:
+        return ", ".join(map(str, sizes))
+    return f"{len(sizes)} from {sizes[0]} to {sizes[-1]}"

@@ -1,0 +1,176 @@
+"""`holdfast doctor`: what is installed, what was found, and whether Holdfast can run. Nothing missing makes it fail.
+
+Each finding is gathered by itself: one that raises becomes a finding that says so.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+import typer
+
+from holdfast.version import __version__
+
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "gguf",
+    "typer",
+    "rich",
+    "huggingface-hub",
+)
+_MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. "bad" means that Holdfast cannot run; "note" that it runs, but not at its best."""
+
+    what: str
+    found: str
+    mark: Literal["good", "note", "bad", "plain"] = "plain"
+
+
+def doctor() -> None:
+    """Show versions, device, kernels, cache, certificate and default model. Exits with 1 if Holdfast cannot run."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    findings: list[Finding] = []
+    for what, look in _LOOKS:
+        try:
+            findings.append(look())
+        except Exception as error:  # whatever is broken is what a doctor is there to say
+            findings.append(Finding(what, f"{type(error).__name__}: {error}", "bad"))
+    table = Table(title="Holdfast on this machine", title_justify="left", show_header=False)
+    for finding in findings:
+        table.add_row(finding.what, _MARKS[finding.mark], escape(finding.found))
+    console = Console(highlight=False)
+    console.print(table)
+    bad = [finding.what for finding in findings if finding.mark == "bad"]
+    if bad:
+        console.print(f"[red]Not usable yet:[/] {', '.join(bad)}")
+        raise typer.Exit(1)
+    console.print('[green]Usable.[/] Try: holdfast generate --deterministic "What is a holdfast?"')
+
+
+def _python() -> Finding:
+    return Finding("python", f"{platform.python_version()} ({sys.executable})", "good")
+
+
+def _holdfast() -> Finding:
+    return Finding("holdfast", __version__, "good")
+
+
+def _package(name: str) -> Callable[[], Finding]:
+    def look() -> Finding:
+        try:
+            return Finding(name, metadata.version(name), "good")
+        except metadata.PackageNotFoundError:
+            needed = name not in ("gguf", "huggingface-hub")
+            return Finding(name, "not installed", "bad" if needed else "note")
+
+    return look
+
+
+def _device() -> Finding:
+    import torch
+
+    from holdfast.engine.build import cpu_name
+
+    return Finding("device", f"cpu: {cpu_name()}, {torch.backends.cpu.get_cpu_capability()}")
+
+
+def _threads() -> Finding:
+    import torch
+
+    return Finding("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
+
+
+def _kernels() -> Finding:
+    from holdfast.arithmetic.compiled.kernels import load_kernels
+    from holdfast.errors import ConfigError
+
+    try:
+        kernels = load_kernels()
+    except ConfigError as error:
+        return Finding("kernels", f"library (torch operations), because {error}", "note")
+    variant = f"{kernels.variant}{' with amx' if kernels.has_amx else ''}"
+    return Finding("kernels", f"compiled, {variant}, by {kernels.built.compiler}", "good")
+
+
+def _cache() -> Finding:
+    from holdfast.arithmetic.cache import cache_folder
+
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return Finding("cache", f"{folder} cannot be written ({error}); every start certifies anew", "note")
+    return Finding("cache", f"{folder} can be written", "good")
+
+
+def _model() -> Finding:
+    from holdfast.errors import ModelNotFound
+    from holdfast.models.locate import locate
+
+    try:
+        located = locate(None)
+    except ModelNotFound as error:
+        return Finding("default model", f"{error}", "note")
+    return Finding("default model", f"{located.name} at {located.path}", "good")
+
+
+def _certificate() -> Finding:
+    """Whether one is kept for the default model, on this device, with these versions."""
+    import torch
+
+    from holdfast.arithmetic.certificate import kept_certificates
+    from holdfast.engine.build import cpu_name
+    from holdfast.errors import HoldfastError
+    from holdfast.models.checkpoint import open_checkpoint
+    from holdfast.models.locate import locate
+
+    try:
+        model = open_checkpoint(locate(None).path).config
+    except HoldfastError:
+        return Finding("certificate", "none looked for: there is no default model", "note")
+    ours = {"holdfast": __version__, "torch": torch.__version__, "device": cpu_name()}
+    sizes = {"layers": model.num_layers, "hidden": model.hidden_size, "vocab": model.vocab_size}
+    fitting = [
+        certificate
+        for certificate in kept_certificates()
+        if ours.items() <= certificate.subject.items()
+        and isinstance(shapes := certificate.subject.get("shapes"), dict)
+        and sizes.items() <= shapes.items()
+    ]
+    if not fitting:
+        return Finding("certificate", "none kept for the default model; the first start makes one", "note")
+    refused = next((one.refusal for one in fitting if one.refusal is not None), None)
+    if refused is not None:
+        return Finding("certificate", refused, "note")
+    return Finding("certificate", f"{len(fitting)} kept for the default model on this device", "good")
+
+
+_LOOKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
+    ("python", _python),
+    ("holdfast", _holdfast),
+    *((name, _package(name)) for name in _PACKAGES),
+    ("device", _device),
+    ("threads", _threads),
+    ("kernels", _kernels),
+    ("cache", _cache),
+    ("default model", _model),
+    ("certificate", _certificate),
+)

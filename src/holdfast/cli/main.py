@@ -1,0 +1,65 @@
+"""The console script. Commands import torch when they run, so that help and version answer at once.
+
+An error Holdfast raises on purpose is one red line and exit code 2; anything else is a bug and shows itself whole.
+"""
+
+import logging
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from holdfast.cli.bench import bench
+from holdfast.cli.certify import certify
+from holdfast.cli.chat import chat
+from holdfast.cli.doctor import doctor
+from holdfast.cli.generate import generate
+from holdfast.cli.show import show_error
+from holdfast.errors import HoldfastError
+from holdfast.version import __version__
+
+
+class _Commands(TyperGroup):
+    """Turns Holdfast's own errors into a line and an exit code, wherever below they were raised."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HoldfastError as error:
+            show_error(str(error))
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="holdfast",
+    help="An LLM inference engine whose answers can be had twice, bit for bit.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(chat)
+app.command()(certify)
+app.command()(doctor)
+app.add_typer(bench, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """An LLM inference engine whose answers can be had twice, bit for bit."""
+    logging.basicConfig(format="holdfast: %(message)s", level=logging.WARNING)
+
+
+def main() -> None:
+    app()

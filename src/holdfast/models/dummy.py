@@ -1,0 +1,51 @@
+"""Weights that never were trained: a checkpoint of seeded random numbers, for benchmarks and for tests of the arithmetic.
+
+With twins, the rows of the head come in pairs equal to 1e-7: every second token is nearly as likely as its twin, so the
+smallest difference in the bits of a pass shows as another token.
+"""
+
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.models.config import DecoderConfig
+from holdfast.models.families import expected_tensors
+
+_TWIN = 1e-7
+
+
+class DummyCheckpoint:
+    """Normal weights of the given deviation; norms are ones. The same seed gives the same weights everywhere."""
+
+    def __init__(self, config: DecoderConfig, *, seed: int = 0, deviation: float = 0.02, twins: bool = False) -> None:
+        self._config = config
+        self._seed = seed
+        self._deviation = deviation
+        self._twins = twins
+        self._shapes = expected_tensors(config)
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self._config
+
+    @property
+    def path(self) -> Path:
+        return Path("dummy")
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=dtype)
+        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        tensor = torch.randn(shape, generator=generator) * self._deviation
+        if self._twins and name == "lm_head.weight":
+            tensor[1::2] = tensor[: len(tensor) // 2 * 2 : 2] * (1 + _TWIN)
+        return tensor.to(dtype) if dtype is not None else tensor
