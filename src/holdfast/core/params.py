@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral, Real
 
 from holdfast.errors import InvalidRequest
@@ -52,7 +53,7 @@ class SamplingParams:
             put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         for name in ("ignore_eos", "deterministic"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false, not {getattr(self, name)!r}")
+                raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower one or raise the other"
@@ -75,34 +76,45 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def show(value: object) -> str:
+    """A value as a message can hold it, however long it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"  # Python writes no more than 4300 digits
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
 def _integer(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, not {show(value)}")
     number = int(value)
     if not low <= number <= high:
-        raise InvalidRequest(f"{name} must be from {low} to {high}, not {number}")
+        raise InvalidRequest(f"{name} must be from {low} to {high}, not {show(number)}")
     return number
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {value!r}")
-    number = float(value)
+        raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {show(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or not low <= number <= high:
-        raise InvalidRequest(f"{name} must be a finite number from {low} to {high}, not {number}")
+        raise InvalidRequest(f"{name} must be a finite number from {low} to {high}, not {show(value)}")
     return number
 
 
 def _stop_strings(value: object) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable):
-        raise InvalidRequest(f"stop must be a string or a list of strings, not {value!r}")
-    stops = tuple(strings)
+        raise InvalidRequest(f"stop must be a string or a list of strings, not {show(value)}")
+    stops = tuple(islice(strings, MAX_STOPS + 1))
     if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"stop holds {len(stops)} strings; at most {MAX_STOPS} are allowed")
+        raise InvalidRequest(f"stop holds more than {MAX_STOPS} strings; at most {MAX_STOPS} are allowed")
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise InvalidRequest(f"every stop string must be a non-empty string, not {stop!r}")
+            raise InvalidRequest(f"every stop string must be a non-empty string, not {show(stop)}")
         if len(stop) > MAX_STOP_CHARS:
             raise InvalidRequest(
                 f"a stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed"
@@ -112,8 +124,8 @@ def _stop_strings(value: object) -> tuple[str, ...]:
 
 def _stop_ids(value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {value!r}")
-    ids = tuple(_integer("stop_token_ids", token_id, 0, (1 << 31) - 1) for token_id in value)
+        raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {show(value)}")
+    ids = tuple(islice(value, MAX_STOPS + 1))
     if len(ids) > MAX_STOPS:
-        raise InvalidRequest(f"stop_token_ids holds {len(ids)} ids; at most {MAX_STOPS} are allowed")
-    return ids
+        raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOPS} ids; at most {MAX_STOPS} are allowed")
+    return tuple(_integer("stop_token_ids", token_id, 0, (1 << 31) - 1) for token_id in ids)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from holdfast.arithmetic.certificate import Certificate
 from holdfast.core.events import Event, TokensCommitted
-from holdfast.core.params import SamplingParams
+from holdfast.core.params import SamplingParams, show
 from holdfast.core.plan import PassKind, PassResult, Plan
 from holdfast.core.request import Request
 from holdfast.core.result import Result
@@ -158,7 +158,7 @@ class Engine:
         for token_id in (*prompt_ids, *params.stop_ids):
             if not 0 <= token_id < limits.vocab_size:
                 raise InvalidRequest(
-                    f"token id {token_id} is not in the vocabulary of {limits.vocab_size} tokens"
+                    f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
                 )
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
@@ -174,7 +174,7 @@ def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
         raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
     for token_id in prompt:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise InvalidRequest(f"a prompt is text or a list of token ids; {token_id!r} is no token id")
+            raise InvalidRequest(f"a prompt is text or a list of token ids; {show(token_id)} is no token id")
     return tuple(prompt)
 
 

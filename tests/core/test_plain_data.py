@@ -1,0 +1,37 @@
+"""Spans, passes, requests and results: what their properties say."""
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Pass, PassKind, Plan, Sampling, Span, TokenLogprob
+from holdfast.core.request import Request
+from holdfast.core.result import Choice, Result, Stats
+
+
+def span(start: int, count: int, sample_from: int) -> Span:
+    return Span(1, start, tuple(range(count)), (0,), sample_from, Sampling(SamplingParams(), 0, 4))
+
+
+def test_a_spans_rows() -> None:
+    chunk = span(8, 4, 3)
+    assert (chunk.num_rows, chunk.stop, chunk.num_sampled) == (4, 12, 1)
+    assert span(0, 4, 4).num_sampled == 0
+
+
+def test_a_passes_rows_do_not_count_padding() -> None:
+    one = Pass(PassKind.FAST, (span(0, 3, 2), span(5, 1, 0)), padded_rows=8)
+    assert one.num_rows == 4
+    assert Plan((one,))
+    assert not Plan(())
+
+
+def test_a_requests_reach() -> None:
+    request = Request(3, (1, 2, 3), SamplingParams(max_tokens=5), seed=0)
+    assert (request.prompt_len, request.max_len) == (3, 8)
+
+
+def test_a_result_reads_its_first_choice() -> None:
+    logprobs = (TokenLogprob(4, -0.5),)
+    choice = Choice("hi", (4,), "stop", logprobs)
+    result = Result((1,), (choice,), 7, "none", Stats())
+    assert (result.text, result.token_ids, result.finish_reason) == ("hi", (4,), "stop")
+    assert result.logprobs is logprobs
+    assert result.thoughts == ()
