@@ -34,7 +34,8 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, 
 @pytest.mark.parametrize("window", [None, 1, 50])
 def test_attention_is_near_the_exact_softmax(
     arithmetic: Arithmetic, dtype: torch.dtype, make_store: MakeStore,
-    assert_near: Callable[[Tensor, Tensor], None], heads: int, kv_heads: int, width: int, page_size: int, window: int | None,
+    assert_near: Callable[[Tensor, Tensor], None], heads: int, kv_heads: int, width: int,
+    page_size: int, window: int | None,
 ) -> None:  # fmt: skip
     store = make_store(arithmetic, dtype, [150, 65, 3], kv_heads, width, page_size)
     spans = [(0, 100, 50), (1, 64, 1), (2, 0, 3)]

@@ -36,10 +36,10 @@ typedef struct {
     int64_t span, row, rows, kv_head, head, group;
 } Tile;
 
-/* The block as the kernels read it: positions of one page lie together, `run` of them. */
+/* The block as the kernels read it: keys of one page lie together, `run` positions; values are found one by one. */
 typedef struct {
-    const char *keys[BLOCK], *values[BLOCK];
-    int64_t run, key_stride, value_stride; /* strides in elements */
+    const char *keys[BLOCK], *values[BLOCK]; /* of each run, of each position */
+    int64_t run, key_stride;                 /* stride in elements */
 } Block;
 
 typedef struct {
@@ -51,24 +51,36 @@ typedef struct {
 
 /* ---- scores: n queries by four vectors of positions ---- */
 
+#define SCORE_STEP(lane)                                                                                       \
+    {                                                                                                          \
+        vf k[4];                                                                                               \
+        if (vectors == 1) k[0] = load_v(at(keys, (d + lane) * stride, dt), dt);                                \
+        else UNROLL for (int v = 0; v < vectors; v += 2)                                                       \
+            load_2v(at(keys, (d + lane) * stride + v * VL, dt), dt, &k[v], &k[v + 1]);                         \
+        UNROLL for (int i = 0; i < n; i++)                                                                     \
+            UNROLL for (int v = 0; v < vectors; v++) FMA_LANE(acc[i][v], k[v], qv[i], q + i * MAX_DIM + d, lane); \
+    }
+
 INLINE void score_part(const int n, const int dt, const char *keys, int64_t stride, int64_t D, const float *q, float *s,
                        const int vectors) {
     vf acc[4][4];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = splat(0.0f);
-    for (int64_t d = 0; d < D; d++) {
-        UNROLL for (int v = 0; v < vectors; v++) {
-            const vf k = load_v(at(keys, d * stride + v * VL, dt), dt);
-            UNROLL for (int i = 0; i < n; i++) acc[i][v] = fma_v(k, splat(q[i * MAX_DIM + d]), acc[i][v]);
-        }
+    for (int64_t d = 0; d < D; d += 4) {
+#if VL == 4
+        vf qv[4];
+        UNROLL for (int i = 0; i < n; i++) qv[i] = vld1q_f32(q + i * MAX_DIM + d);
+#endif
+        SCORE_STEP(0) SCORE_STEP(1) SCORE_STEP(2) SCORE_STEP(3)
     }
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) store_v(s + i * BLOCK + v * VL, acc[i][v], F32);
+    UNROLL for (int i = 0; i < n; i++)
+        UNROLL for (int v = 0; v < vectors; v++) store_v(s + i * BLOCK + v * VL, acc[i][v], F32);
 }
 
 /* The block's scores for n queries, page by page. */
 INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t used, const float *q, float *s) {
     for (int64_t j = 0; j < used;) {
-        const int64_t inside = j % b->run;
-        const char *keys = at(b->keys[j / b->run], inside, dt);
+        const int64_t part = j / b->run, inside = j - part * b->run;
+        const char *keys = at(b->keys[part], inside, dt);
         if (b->run - inside >= 4 * VL) {
             score_part(n, dt, keys, b->key_stride, D, q, s + j, 4);
             j += 4 * VL;
@@ -81,18 +93,39 @@ INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t 
 
 /* ---- outputs: n queries, positions j0 .. j1 ---- */
 
+#define LOAD_VALUE(x, j)                                                                                \
+    if (vectors == 1) x[0] = load_v(at(b->values[j], d, dt), dt);                                       \
+    else UNROLL for (int v = 0; v < vectors; v += 2) load_2v(at(b->values[j], d + v * VL, dt), dt, &x[v], &x[v + 1]);
+
+#define MIX_STEP(lane)                                                                                  \
+    {                                                                                                   \
+        vf x[4];                                                                                        \
+        LOAD_VALUE(x, j + lane)                                                                         \
+        UNROLL for (int i = 0; i < n; i++)                                                              \
+            UNROLL for (int v = 0; v < vectors; v++) FMA_LANE(acc[i][v], x[v], pv[i], p + i * BLOCK + j, lane); \
+    }
+
 INLINE void mix_part(const int n, const int dt, const Block *b, int64_t j0, int64_t j1, int64_t d, const float *p, float *o,
                      const int vectors) {
     vf acc[4][4];
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = load_v(o + i * MAX_DIM + d + v * VL, F32);
-    for (int64_t j = j0; j < j1; j++) {
-        const char *value = at(b->values[j / b->run], (j % b->run) * b->value_stride + d, dt);
-        UNROLL for (int v = 0; v < vectors; v++) {
-            const vf x = load_v(value + v * VL * size_of(dt), dt);
-            UNROLL for (int i = 0; i < n; i++) acc[i][v] = fma_v(x, splat(p[i * BLOCK + j]), acc[i][v]);
-        }
+    UNROLL for (int i = 0; i < n; i++)
+        UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = load_v(o + i * MAX_DIM + d + v * VL, F32);
+    int64_t j = j0;
+    for (; j + 4 <= j1; j += 4) {
+#if VL == 4
+        vf pv[4];
+        UNROLL for (int i = 0; i < n; i++) pv[i] = vld1q_f32(p + i * BLOCK + j);
+#endif
+        MIX_STEP(0) MIX_STEP(1) MIX_STEP(2) MIX_STEP(3)
     }
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) store_v(o + i * MAX_DIM + d + v * VL, acc[i][v], F32);
+    for (; j < j1; j++) {
+        vf x[4];
+        LOAD_VALUE(x, j)
+        UNROLL for (int i = 0; i < n; i++)
+            UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = fma_v(x[v], splat(p[i * BLOCK + j]), acc[i][v]);
+    }
+    UNROLL for (int i = 0; i < n; i++)
+        UNROLL for (int v = 0; v < vectors; v++) store_v(o + i * MAX_DIM + d + v * VL, acc[i][v], F32);
 }
 
 INLINE void mix(const int n, const int dt, const Block *b, int64_t D, int64_t j0, int64_t j1, const float *p, float *o) {
@@ -188,25 +221,27 @@ static void widen_any(float *out, const void *in, int64_t n, int dt) {
 
 /* Copies the block as fp32, dimensions padded to whole vectors, so that many queries widen it only once. */
 static Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t used, int dt) {
-    for (int64_t j = 0; j < used; j += b->run) {
-        const int64_t part = j / b->run;
+    Block copy = {.keys = {(char *)w->keys}, .run = BLOCK, .key_stride = BLOCK};
+    for (int64_t j = 0; j < used; j += b->run)
         for (int64_t d = 0; d < D; d++)
-            widen_any(w->keys + d * BLOCK + j, at(b->keys[part], d * b->key_stride, dt), b->run, dt);
-        for (int64_t k = 0; k < min64(b->run, used - j); k++) {
-            widen_any(w->values + (j + k) * Dv, at(b->values[part], k * b->value_stride, dt), D, dt);
-            for (int64_t d = D; d < Dv; d++) w->values[(j + k) * Dv + d] = 0.0f;
-        }
+            widen_any(w->keys + d * BLOCK + j, at(b->keys[j / b->run], d * b->key_stride, dt), b->run, dt);
+    for (int64_t j = 0; j < used; j++) {
+        float *value = w->values + j * Dv;
+        copy.values[j] = (char *)value;
+        widen_any(value, b->values[j], D, dt);
+        for (int64_t d = D; d < Dv; d++) value[d] = 0.0f;
     }
-    return (Block){.keys = {(char *)w->keys}, .values = {(char *)w->values}, .run = BLOCK, .key_stride = BLOCK, .value_stride = Dv};
+    return copy;
 }
 
 static Block find_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
-    Block b = {.run = min64(a->page, BLOCK), .key_stride = a->page, .value_stride = a->D};
+    Block b = {.run = min64(a->page, BLOCK), .key_stride = a->page};
     const int32_t *pages = a->page_table + t->span * a->max_pages;
     for (int64_t j = start, part = 0; j < min64(end, start + BLOCK); j += b.run, part++) {
         const int64_t base = ((int64_t)pages[j / a->page] * a->kv_heads + t->kv_head) * a->D * a->page;
         b.keys[part] = at(a->keys, base + j % a->page, a->dt);
-        b.values[part] = at(a->values, base + j % a->page * a->D, a->dt);
+        for (int64_t k = 0; k < b.run; k++)
+            b.values[part * b.run + k] = at(a->values, base + (j % a->page + k) * a->D, a->dt);
     }
     return b;
 }

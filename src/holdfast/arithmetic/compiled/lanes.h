@@ -41,12 +41,13 @@ INLINE int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step *
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* ---- one vector in, widened to fp32 ---- */
+/* ---- one vector in, widened to fp32; max_v and min_v give b when either is NaN, or NaN ---- */
 
 #if VL == 16
 INLINE vf splat(float x) { return _mm512_set1_ps(x); }
 INLINE vf fma_v(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf max_v(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf min_v(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf load_v(const void *p, const int dt) {
     if (dt == F32) return _mm512_loadu_ps(p);
     if (dt == F16) return _mm512_cvtph_ps(_mm256_loadu_si256(p));
@@ -56,6 +57,7 @@ INLINE vf load_v(const void *p, const int dt) {
 INLINE vf splat(float x) { return _mm256_set1_ps(x); }
 INLINE vf fma_v(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf max_v(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf min_v(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vf load_v(const void *p, const int dt) {
     if (dt == F32) return _mm256_loadu_ps(p);
     if (dt == F16) return _mm256_cvtph_ps(_mm_loadu_si128(p));
@@ -65,6 +67,7 @@ INLINE vf load_v(const void *p, const int dt) {
 INLINE vf splat(float x) { return vdupq_n_f32(x); }
 INLINE vf fma_v(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 INLINE vf max_v(vf a, vf b) { return vmaxq_f32(a, b); }
+INLINE vf min_v(vf a, vf b) { return vminq_f32(a, b); }
 INLINE vf load_v(const void *p, const int dt) {
     if (dt == F32) return vld1q_f32(p);
     if (dt == F16) return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
@@ -146,33 +149,54 @@ INLINE void *at_mut(void *p, int64_t i, const int dt) { return (char *)p + i * s
 /* What v would read as after it was stored and loaded again. */
 INLINE vf round_v(vf v, const int dt) {
     if (dt == F32) return v;
-    float pad[VL];
-    store_v(pad, v, dt);
-    return load_v(pad, dt);
+    if (dt == BF16) return (vf)((vu)bf16_bits(v) << 16);
+#if VL == 16
+    return _mm512_cvtph_ps(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif VL == 8
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#else
+    return vcvt_f32_f16(vcvt_f16_f32(v));
+#endif
 }
 
 INLINE vf select_v(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
+/* acc + w * x[lane], for four neighbouring x that NEON keeps in one register. */
+#if VL == 4
+#define FMA_LANE(acc, w, name, p, lane) acc = vfmaq_laneq_f32(acc, w, name, lane)
+#else
+#define FMA_LANE(acc, w, name, p, lane) acc = fma_v(w, splat((p)[lane]), acc)
+#endif
+
 /* Sum and maximum over the lanes, always by the same tree. */
 INLINE float sum_lanes(vf v) {
+#if VL == 4
+    const float32x2_t pair = vadd_f32(vget_low_f32(v), vget_high_f32(v));
+    return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
+#else
     float a[VL];
     memcpy(a, &v, sizeof a);
     UNROLL for (int half = VL / 2; half > 0; half /= 2)
         UNROLL for (int i = 0; i < half; i++) a[i] += a[i + half];
     return a[0];
+#endif
 }
 
 INLINE float max_lanes(vf v) {
+#if VL == 4
+    return vmaxnmvq_f32(v); /* a number, unless all are NaN */
+#else
     float a[VL];
     memcpy(a, &v, sizeof a);
     float m = a[0];
     UNROLL for (int i = 1; i < VL; i++) m = a[i] > m ? a[i] : m;
     return m;
+#endif
 }
 
-/* e^x, about 1 ulp; 0 below -87.3 (and at -inf), inf above 88.7; NaN stays NaN. */
+/* e^x, about 1 ulp; 0 below -87.3 (and at -inf), e^88.3 for anything above 88.3; NaN stays NaN. */
 INLINE vf exp_v(vf x) {
-    const vf limited = select_v((vi)(x > splat(88.8f)), splat(88.8f), select_v((vi)(x < splat(-87.5f)), splat(-87.5f), x));
+    const vf limited = min_v(splat(88.3f), max_v(splat(-87.3f), x));
     const vf shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     const vf shifted = fma_v(limited, splat(1.44269504f), shift);
     const vf n = shifted - shift;
@@ -185,11 +209,8 @@ INLINE vf exp_v(vf x) {
     p = fma_v(p, r, splat(1.6666665459e-1f));
     p = fma_v(p, r, splat(5.0000001201e-1f));
     p = fma_v(p, r * r, r) + splat(1.0f);
-    const vi whole = (vi)shifted - (vi)shift;
-    const vi low = whole >> 1; /* two factors, so that 2^128 is reached without leaving the exponent's range */
-    vf e = p * (vf)((low + 127) << 23) * (vf)((whole - low + 127) << 23);
-    e = select_v((vi)(x < splat(-87.3f)), splat(0.0f), e);
-    return select_v((vi)(x != x), x, e);
+    const vf e = p * (vf)(((vi)shifted << 23) + 0x3f800000); /* 2^n: the low bits of `shifted` are n */
+    return (vf)(~(vi)(x < splat(-87.3f)) & (vi)e);
 }
 
 /* log(x) for positive normal x, about 1 ulp. */

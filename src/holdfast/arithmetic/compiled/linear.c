@@ -26,7 +26,7 @@ API int holdfast_has_amx(void) { return amx_ready(); }
 
 API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     if (dt == BF16 && amx_ready()) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
-    return ceil_to(N, NR) * ceil_to(K, 4) * size_of((int)dt);
+    return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles fetch one k ahead */
 }
 
 /* w [N, K] with rows `stride` elements apart, into panels. */
@@ -50,20 +50,17 @@ API void holdfast_pack(void *packed, const void *w, int64_t stride, int64_t N, i
 
 /* ---- the tile: `rows` rows by `panels` panels ---- */
 
-#if VL == 4
-#define FMA_X(acc, w, lane) acc = vfmaq_laneq_f32(acc, w, xv[r], lane)
-#else
-#define FMA_X(acc, w, lane) acc = fma_v(w, splat(x[r * ldx + k + lane]), acc)
-#endif
-
-#define STEP(lane)                                                                        \
-    UNROLL for (int p = 0; p < panels; p++) {                                             \
-        vf w0, w1;                                                                        \
-        load_2v(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &w0, &w1);       \
-        UNROLL for (int r = 0; r < rows; r++) {                                           \
-            FMA_X(acc[r][2 * p], w0, lane);                                               \
-            FMA_X(acc[r][2 * p + 1], w1, lane);                                           \
-        }                                                                                 \
+/* One k for all panels. Where registers allow, the weights of the next k are fetched first: widened in time, they do not
+ * hold up a queue full of multiply-adds. */
+#define STEP(lane)                                                                                     \
+    UNROLL for (int p = 0; p < panels; p++) {                                                          \
+        if (!ahead) load_2v(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
+        else load_2v(w + p * panel_bytes + (k + lane + 1) * NR * size_of(dt), dt, &next[p][0], &next[p][1]); \
+        UNROLL for (int r = 0; r < rows; r++) {                                                        \
+            FMA_LANE(acc[r][2 * p], now[p][0], xv[r], x + r * ldx + k, lane);                              \
+            FMA_LANE(acc[r][2 * p + 1], now[p][1], xv[r], x + r * ldx + k, lane);                          \
+        }                                                                                              \
+        if (ahead) now[p][0] = next[p][0], now[p][1] = next[p][1];                                     \
     }
 
 typedef struct {
@@ -94,6 +91,9 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
     vf acc[MR][8]; /* of constant size, or it would live in memory */
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < 2 * panels; c++) acc[r][c] = splat(0.0f);
+    vf now[4][2], next[4][2];
+    const int ahead = VL == 4 && panels == 1;
+    if (ahead) UNROLL for (int p = 0; p < panels; p++) load_2v(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
     for (int64_t k = 0; k < K; k += 4) {
 #if VL == 4
         vf xv[MR];
@@ -187,7 +187,7 @@ static void run_widened(const Job *job, int dt, int64_t m0, int64_t m1, int64_t 
     static __thread size_t have;
     const int64_t count = job->K * NR;
     Job wide = *job;
-    float *panel = scratch(&slot, &have, (size_t)count * 4);
+    float *panel = scratch(&slot, &have, (size_t)(count + NR) * 4);
     for (int64_t p = p0; p < p1; p++) {
         const void *w = job->w + p * count * 2;
         if (dt == BF16) widen(panel, w, count, BF16);
@@ -199,7 +199,7 @@ static void run_widened(const Job *job, int dt, int64_t m0, int64_t m1, int64_t 
 
 static void run_block(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
     if (dt == F32) run_direct_f32(job, m0, m1, p0, p1);
-    else if (m1 - m0 >= 3 * MR) run_widened(job, dt, m0, m1, p0, p1);
+    else if (m1 - m0 >= 2 * MR) run_widened(job, dt, m0, m1, p0, p1);
     else if (dt == BF16) run_direct_bf16(job, m0, m1, p0, p1);
     else run_direct_f16(job, m0, m1, p0, p1);
 }
