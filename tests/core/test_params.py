@@ -18,7 +18,17 @@ BAD: dict[str, list[Any]] = {
     "top_p": [0.0, -0.1, 1.0001, math.nan, math.inf, "0.9", None, True],
     "min_p": [-0.1, 1.1, math.nan, math.inf, "0", None, False],
     "seed": [-1, 1 << 64, 10**30, 1.5, "7", True],
-    "stop": ["", [""], ["a", ""], [1], 3, None, ["a"] * (MAX_STOPS + 1), ["x" * (MAX_STOP_CHARS + 1)], [b"a"]],
+    "stop": [
+        "",
+        [""],
+        ["a", ""],
+        [1],
+        3,
+        None,
+        ["a"] * (MAX_STOPS + 1),
+        ["x" * (MAX_STOP_CHARS + 1)],
+        [b"a"],
+    ],
     "stop_token_ids": ["12", [-1], [1 << 31], [1.0], [True], 7, None, range(MAX_STOPS + 1), [10**30]],
     "ignore_eos": [1, 0, None, "yes"],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5", 10**30],
@@ -28,7 +38,11 @@ BAD: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [pytest.param(name, value, id=f"{name}-{n}") for name, values in BAD.items() for n, value in enumerate(values)],
+    [
+        pytest.param(name, value, id=f"{name}-{n}")
+        for name, values in BAD.items()
+        for n, value in enumerate(values)
+    ],
 )
 def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=name.removesuffix("s") if name == "stop" else name):
@@ -64,7 +78,12 @@ def test_a_message_does_not_repeat_a_huge_value() -> None:
 
 def test_a_setting_is_kept_as_plain_data() -> None:
     params = SamplingParams(
-        stop=["b", "a"], stop_token_ids=range(3), temperature=Fraction(1, 2), top_k=-1, min_tokens=2, max_tokens=2
+        stop=["b", "a"],
+        stop_token_ids=range(3),
+        temperature=Fraction(1, 2),
+        top_k=-1,
+        min_tokens=2,
+        max_tokens=2,
     )
     assert params.stop_strings == ("b", "a")
     assert params.stop_ids == (0, 1, 2)

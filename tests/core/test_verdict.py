@@ -10,7 +10,9 @@ TOKENS = st.integers(0, 2)
 
 
 @given(st.lists(TOKENS, max_size=8), TOKENS, st.data())
-def test_what_stands_is_the_longest_common_beginning(candidates: list[int], bonus: int, data: st.DataObject) -> None:
+def test_what_stands_is_the_longest_common_beginning(
+    candidates: list[int], bonus: int, data: st.DataObject
+) -> None:
     canonical = data.draw(st.lists(TOKENS, min_size=len(candidates), max_size=len(candidates))) + [bonus]
     verdict = judge(candidates, canonical)
     assert verdict.accepted + verdict.dropped == len(candidates)

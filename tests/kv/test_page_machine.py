@@ -15,7 +15,9 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
 class Holder:
     """A sequence as the scheduler would treat it: tokens, pages, how many of them are known to the index."""
 
-    def __init__(self, table: PageTable, tokens: list[int], node: Node, num_indexed: int, canonical: bool) -> None:
+    def __init__(
+        self, table: PageTable, tokens: list[int], node: Node, num_indexed: int, canonical: bool
+    ) -> None:
         self.table, self.tokens, self.node, self.num_indexed = table, tokens, node, num_indexed
         self.canonical = canonical
 
@@ -26,7 +28,9 @@ class PageMachine(RuleBasedStateMachine):
         self.pool = PagePool(num_pages, SIZE)
         self.index = PrefixIndex(self.pool)
         self.holders: list[Holder] = []
-        self.written: dict[int, tuple[tuple[int, ...], bool]] = {}  # page -> (tokens up to its end, canonical)
+        self.written: dict[
+            int, tuple[tuple[int, ...], bool]
+        ] = {}  # page -> (tokens up to its end, canonical)
 
     @rule(tokens=TOKENS, canonical=st.booleans())
     def arrive(self, tokens: list[int], canonical: bool) -> None:

@@ -18,7 +18,9 @@ def index(pool: PagePool) -> PrefixIndex:
     return PrefixIndex(pool)
 
 
-def add(pool: PagePool, index: PrefixIndex, *chain: tuple[int, int], canonical: bool = True) -> tuple[list[int], Node]:
+def add(
+    pool: PagePool, index: PrefixIndex, *chain: tuple[int, int], canonical: bool = True
+) -> tuple[list[int], Node]:
     """A sequence that computed the chain itself and still holds its pages."""
     node, pages = index.root, []
     for tokens in chain:

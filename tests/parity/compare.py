@@ -1,0 +1,98 @@
+"""Holdfast against transformers in fp32, on the same files.
+
+Greedy tokens are compared by one forward of the reference over prompt and answer: if its argmax behind every prefix is
+the answer's next token, then its own greedy answer is this answer.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Pass, PassKind, Sampling, Span
+from holdfast.core.result import Result
+from holdfast.engine.llm import LLM
+from holdfast.run.batch import rows_of
+from holdfast.run.store import PAGE_SIZE, KVStore
+
+TOLERANCE = 1e-4
+
+
+def open_reference(path: Path) -> Any:
+    """transformers' own reading of a folder or a GGUF file, in fp32."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+    if path.is_file():
+        where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+
+
+def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
+    """fp32 [tokens, vocab]"""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> Tensor:
+    """Holdfast's logits at every position of a prompt, its passes `chunk` rows each: fp32 [tokens, vocab]."""
+    runner = llm.engine.runner
+    decoder = runner._decoder  # type: ignore[attr-defined]
+    num_pages = -(-len(token_ids) // PAGE_SIZE)
+    store = KVStore(num_pages, decoder.config, decoder.dtype)
+    sampling = Sampling(SamplingParams(), 0, len(token_ids))
+    pages = tuple(reversed(range(num_pages)))
+    kind = PassKind.CANONICAL if canonical else PassKind.FAST
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, len(token_ids), chunk):
+            ids = tuple(token_ids[start : start + chunk])
+            one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
+            sampled = torch.arange(len(ids))
+            rows = rows_of(one, PAGE_SIZE)
+            parts.append(
+                decoder.forward(rows, store.layers, sampled, canonical=canonical, canonical_head=canonical)
+            )
+    return torch.cat(parts)
+
+
+def assert_greedy_parity(model: Any, result: Result) -> None:
+    """The same greedy tokens, and reported logprobs within the tolerance."""
+    prompt, answer = list(result.prompt_token_ids), list(result.token_ids)
+    logits = reference_logits(model, prompt + answer[:-1])[len(prompt) - 1 :]
+    assert logits.argmax(-1).tolist() == answer
+    expected = logits.log_softmax(-1)
+    assert result.logprobs is not None
+    for row, (token_id, reported) in enumerate(zip(answer, result.logprobs, strict=True)):
+        assert reported.token_id == token_id
+        assert abs(reported.logprob - expected[row, token_id].item()) < TOLERANCE
+        best = expected[row].topk(len(reported.top)).values
+        found = torch.tensor([value for _, value in reported.top])
+        assert (found - best).abs().max() < TOLERANCE
+        of_ids = expected[row, [id_ for id_, _ in reported.top]]
+        assert (found - of_ids).abs().max() < TOLERANCE
+
+
+def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
+    """Tokens, logprobs and raw logits of every prompt, as ordinary and as deterministic requests."""
+    llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_rows=64, max_num_seqs=8)
+    greedy = [
+        SamplingParams(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, logprobs=5, deterministic=deterministic
+        )
+        for deterministic in (False, True)
+        for _ in prompts
+    ]
+    results = llm.generate(prompts * 2, greedy)
+    llm.engine.check()
+    for ordinary, deterministic in zip(results[: len(prompts)], results[len(prompts) :], strict=True):
+        assert deterministic.token_ids == ordinary.token_ids
+        assert deterministic.determinism in ("certified", "verified")
+        assert_greedy_parity(model, ordinary)
+        assert_greedy_parity(model, deterministic)
+    rows = llm.engine.scheduler.config.reference_rows
+    for token_ids in prompts:
+        expected = reference_logits(model, token_ids)
+        for found in (raw_logits(llm, token_ids, rows, True), raw_logits(llm, token_ids, 23, False)):
+            assert (found - expected).abs().max() < TOLERANCE

@@ -1,0 +1,112 @@
+"""Every family from safetensors: same greedy tokens as transformers in fp32, logits within 1e-4."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.compare import assert_parity, open_reference
+from support.tiny import VOCAB_SIZE, tiny_model
+
+from holdfast.engine.llm import LLM
+
+
+def yarn(theta: float = 10000.0) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    }
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama-tied-biases-sharded": {
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "sharded": True,
+    },
+    "llama-llama3-rope": {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 4},
+    "llama-linear-rope-head-dim": {"rope_parameters": LINEAR_ROPE, "head_dim": 40},
+    "mistral": {"head_dim": 16},
+    "mistral-window-one-kv-head": {"sliding_window": 20, "num_key_value_heads": 1},
+    "qwen2-tied": {"tie_word_embeddings": True},
+    "qwen2-window-layers": {
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "rope_parameters": yarn(),
+    },
+    "qwen3-sharded": {"sharded": True},
+    "qwen3-layer-types": {
+        "num_hidden_layers": 3,
+        "use_sliding_window": True,
+        "sliding_window": 17,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "rope_parameters": yarn(100000.0),
+    },
+}
+
+
+def prompts(seed: int = 5) -> list[list[int]]:
+    """One token, a few, and more than any window, page or chunk here."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (1, 19, 150)]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    family = request.param.split("-")[0]
+    folder = tiny_model(tmp_path_factory.mktemp(request.param), family, **VARIANTS[request.param])
+    return folder, open_reference(folder)
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "library"])
+def test_tokens_and_logits_are_those_of_transformers(variant: tuple[Path, Any], kernels: str) -> None:
+    folder, model = variant
+    assert_parity(folder, model, prompts(), kernels, max_tokens=24 if kernels == "compiled" else 12)
+
+
+def test_the_variants_are_what_they_say(tmp_path: Path) -> None:
+    """A window that is ignored, or a rope that is not scaled, would show."""
+    plain, windowed = (
+        LLM(str(tiny_model(tmp_path / name, "mistral", **changes)), dtype="fp32", max_pass_rows=64)
+        for name, changes in (("plain", {}), ("windowed", {"sliding_window": 20}))
+    )
+    long = prompts()[2]
+    first, second = (llm.generate([long])[0].token_ids for llm in (plain, windowed))
+    assert first != second
+
+
+def test_generate_of_transformers_gives_the_same_answer(tiny_llama: Path) -> None:
+    model = open_reference(tiny_llama)
+    model.generation_config.eos_token_id = None
+    prompt = prompts()[1]
+    expected = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=16,
+        do_sample=False,
+    )
+    from holdfast import SamplingParams
+
+    llm = LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64)
+    result = llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0, ignore_eos=True))[0]
+    assert list(result.token_ids) == expected[0, len(prompt) :].tolist()

@@ -1,0 +1,33 @@
+"""The default model in fp32: 64 greedy tokens of three prompts are those of transformers on the same GGUF file."""
+
+import pytest
+from parity.compare import TOLERANCE, assert_greedy_parity, open_reference, raw_logits, reference_logits
+
+from holdfast import SamplingParams
+from holdfast.engine.llm import LLM
+from holdfast.models.locate import locate
+
+pytestmark = pytest.mark.smollm2
+
+PROMPTS = [
+    "The capital of France is",
+    "In 1969, 3 astronauts left for the Moon. The first of them",
+    "def fibonacci(n):\n    ",
+]
+
+
+def test_64_greedy_tokens_of_three_prompts() -> None:
+    path = locate(None).path
+    llm = LLM(str(path), dtype="fp32", max_pass_rows=64, max_num_seqs=8, max_model_len=512)
+    greedy = [
+        SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5, deterministic=number != 1)
+        for number in range(len(PROMPTS))
+    ]
+    results = llm.generate(PROMPTS, greedy)
+    model = open_reference(path)
+    for result in results:
+        assert len(result.token_ids) == 64
+        assert_greedy_parity(model, result)
+    token_ids = list(results[1].prompt_token_ids)
+    found = raw_logits(llm, token_ids, llm.engine.scheduler.config.reference_rows, True)
+    assert (found - reference_logits(model, token_ids)).abs().max() < TOLERANCE

@@ -1,0 +1,118 @@
+"""A scheduler with a scripted model behind it, driven step by step."""
+
+from collections.abc import Sequence as Ordered
+
+from scripted import EOS, ScriptedRunner, chain, next_token
+
+from holdfast.core.events import Event, RequestEnded, TokensCommitted
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import PassKind, Plan
+from holdfast.core.request import Request
+from holdfast.kv.pool import PagePool
+from holdfast.schedule.policy import DeterminismMode, SchedulerConfig
+from holdfast.schedule.scheduler import Scheduler
+from holdfast.schedule.sequence import Sequence
+
+PAGE_SIZE = 4
+ROWS = 8
+
+
+class StopAt:
+    """Text that holds a stop string once it has seen so many tokens."""
+
+    def __init__(self, num_tokens: int | None = None) -> None:
+        self.seen: list[int] = []
+        self._num_tokens = num_tokens
+
+    def push(self, token_id: int) -> bool:
+        self.seen.append(token_id)
+        return self._num_tokens is not None and len(self.seen) >= self._num_tokens
+
+
+class Driver:
+    def __init__(
+        self,
+        mode: DeterminismMode = "verify",
+        *,
+        num_pages: int = 64,
+        seqs: int = 4,
+        rows: int = 64,
+        certified: Ordered[int] = (),
+        lie: float = 0.0,
+        cache: bool = True,
+    ) -> None:
+        config = SchedulerConfig(seqs, rows, ROWS, mode, tuple(certified), cache)
+        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE))
+        self.runner = ScriptedRunner(PAGE_SIZE, lie, seed=1)
+        self.answers: dict[int, list[int]] = {}
+        self.ended: dict[int, RequestEnded] = {}
+        self.texts: dict[int, StopAt] = {}
+        self.started: list[int] = []  # requests in the order of their first pass
+        self.steps = 0
+
+    def submit(
+        self, prompt: Ordered[int], max_tokens: int = 8, *, stop_at: int | None = None, **params: object
+    ) -> int:
+        number = len(self.answers)
+        settings = {"deterministic": True, "ignore_eos": True, "temperature": 0, **params}
+        request = Request(
+            number, tuple(prompt), SamplingParams(max_tokens=max_tokens, **settings), 0, frozenset({EOS})
+        )  # type: ignore[arg-type]
+        self.answers[number] = []
+        self.texts[number] = StopAt(stop_at)
+        self.scheduler.submit(request, self.texts[number])
+        return number
+
+    def plan(self) -> Plan:
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        for one in plan.passes:
+            for span in one.spans:
+                if span.request_id not in self.started:
+                    self.started.append(span.request_id)
+        return plan
+
+    def absorb(self, plan: Plan) -> list[Event]:
+        events = self.note(self.scheduler.absorb(plan, self.runner.run(plan)))
+        self.scheduler.check()
+        self.steps += 1
+        return events
+
+    def step(self) -> list[Event]:
+        return self.absorb(self.plan())
+
+    def finish(self, limit: int = 2000) -> None:
+        while self.scheduler.has_work:
+            self.step()
+            assert self.steps < limit, "the schedule does not end"
+        assert self.scheduler.pool.num_held == 0
+
+    def note(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, TokensCommitted):
+                self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
+            else:
+                self.ended[event.request_id] = event
+        return events
+
+    def sequence(self, number: int) -> Sequence:
+        return self.scheduler._running[number]
+
+    def canonical_passes(self) -> list[int]:
+        """The padded rows of every uncertified canonical pass."""
+        return [
+            one.padded_rows
+            for one in self.runner.passes
+            if one.kind is PassKind.CANONICAL and not one.certified
+        ]
+
+
+def truth(prompt: Ordered[int], count: int) -> list[int]:
+    """The first tokens of the canonical answer."""
+    context, output = 0, []
+    for token_id in prompt:
+        context = chain(context, token_id)
+    for _ in range(count):
+        output.append(next_token(context))
+        context = chain(context, output[-1])
+    return output
