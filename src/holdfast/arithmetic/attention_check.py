@@ -27,7 +27,7 @@ class AttentionGeometry(Protocol):
 
 
 def check_attention(
-    arithmetic: Arithmetic, geometry: AttentionGeometry, sizes: tuple[int, ...]
+    arithmetic: Arithmetic, geometry: AttentionGeometry, sizes: tuple[int, ...], *, name: str
 ) -> OperationCheck:
     """One sequence's rows, computed as the reference computes them, then inside passes of every size."""
     bench = _Bench(arithmetic, geometry)
@@ -40,7 +40,7 @@ def check_attention(
         if not agreed:
             differing.append(size)
     shape = f"{geometry.heads} heads, {geometry.kv_heads} kv, {geometry.head_dim}"
-    return OperationCheck("attention", shape, sizes, tuple(differing), comparisons)
+    return OperationCheck(name, shape, sizes, tuple(differing), comparisons)
 
 
 class _Bench:

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.arithmetic.cache import cache_folder
 
 _log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 The reference of a row is what the canonical form of an operation says of it in a pass of exactly `recipe.rows` rows. Every
 other total is compared with that, never with itself: probe rows are planted at the first, a middle and the last place
-among neighbours that are huge or tiny, and their bits are compared. Nothing is rounded, nothing is tolerated.
+among neighbours that are huge or tiny, and their bits are compared, without tolerance.
+
+Rounding hides differences: two sums that differ in fp32 are mostly the same bf16. So products are compared as fp32 sums
+where the arithmetic can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`).
 """
 
 import time
@@ -56,17 +59,21 @@ def candidate_sizes(max_rows: int) -> tuple[int, ...]:
 
 def certify(
     arithmetic: Arithmetic,
+    wide: Arithmetic,
     subjects: Sequence[Subject],
     geometry: Geometry,
     max_rows: int,
     about: Mapping[str, object],
     progress: Progress | None = None,
 ) -> Certificate:
-    """Test every operation and say which totals agree everywhere. `about` is what the certificate is filed under."""
+    """Test every operation and say which totals agree everywhere. 
+
+    `wide` is the same arithmetic for fp32; `about` is what the certificate is filed under.
+    """
     started = time.monotonic()
     sizes = candidate_sizes(max_rows)
     checks: list[OperationCheck] = []
-    jobs = _jobs(arithmetic, subjects, geometry, sizes)
+    jobs = _jobs(arithmetic, wide, subjects, geometry, sizes)
     with torch.inference_mode():
         for number, job in enumerate(jobs):
             checks.append(job())
@@ -92,7 +99,7 @@ def certify(
 
 
 def _jobs(
-    arithmetic: Arithmetic, subjects: Sequence[Subject], geometry: Geometry, sizes: tuple[int, ...]
+    arithmetic: Arithmetic, wide: Arithmetic, subjects: Sequence[Subject], geometry: Geometry, sizes: tuple[int, ...]
 ) -> list[Callable[[], OperationCheck]]:
     edges = tuple(
         size for size in sizes if size in (1, 2, arithmetic.recipe.rows, 2 * arithmetic.recipe.rows)
@@ -101,11 +108,13 @@ def _jobs(
         partial(_check_product, arithmetic, subject, sizes if subject.thorough else edges)
         for subject in subjects
     ]
-    jobs += [
-        partial(check_rows, name, f"[{width}]", operation, operation, width, arithmetic, sizes)
-        for name, width, operation in _row_operations(arithmetic, geometry)
-    ]
-    jobs.append(partial(check_attention, arithmetic, geometry, sizes))
+    for one in dict.fromkeys((arithmetic, wide)):
+        suffix = "" if one is arithmetic else " (fp32)"
+        jobs += [
+            partial(check_rows, name + suffix, f"[{width}]", operation, operation, width, one, sizes)
+            for name, width, operation in _row_operations(one, geometry)
+        ]
+        jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
     few = tuple(size for size in sizes if size <= 64)
     jobs += [
         partial(_check_choice, name, operation, geometry.vocab, arithmetic, few)
@@ -119,8 +128,8 @@ def _check_product(arithmetic: Arithmetic, subject: Subject, sizes: tuple[int, .
     return check_rows(
         subject.name,
         f"{linear.out_features} x {linear.in_features}",
-        lambda x: arithmetic.linear(x, linear, canonical=True),
-        lambda x: arithmetic.linear(x, linear, canonical=False),
+        lambda x: arithmetic.logits(x, linear, canonical=True),
+        lambda x: arithmetic.logits(x, linear, canonical=False),
         linear.in_features,
         arithmetic,
         sizes,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-NUM_PROBES = 3
+NUM_PROBES = 8
 
 _AS_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

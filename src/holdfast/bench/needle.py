@@ -79,6 +79,9 @@ def draw(
     """A random load: 0 to many neighbours, and a KV cache that is sometimes too small for them."""
     page_size = engine.scheduler.pool.page_size
     max_pass_rows = rng.choice([32, 48, 64, 128, 512])
+    crowded = rng.random() < 0.4  # short prompts, long answers, few pages: running requests push each other out
+    if crowded:
+        scale = Scale(scale.max_neighbours, 2 * page_size, 3 * scale.max_tokens)
     neighbours = tuple(_neighbour(rng, scale, vocab) for _ in range(rng.randint(0, scale.max_neighbours)))
     longest = max([needle_len, *(len(one.prompt) + one.params.max_tokens for one in neighbours)])
     tight = -(-longest // page_size) + rng.randint(1, 8)
@@ -94,7 +97,7 @@ def draw(
             certified_sizes=engine.certificate.sizes if engine.certificate is not None else (),
             prefix_cache=rng.random() < 0.8,
         ),
-        num_pages=min(engine.scheduler.pool.num_pages, rng.choice([tight, tight * 2, 10**9])),
+        num_pages=min(engine.scheduler.pool.num_pages, tight if crowded else rng.choice([tight, tight * 2, 10**9])),
     )
 
 

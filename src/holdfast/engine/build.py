@@ -10,7 +10,7 @@ from holdfast.arithmetic.certificate import Certificate, certificate_key, load_c
 from holdfast.arithmetic.certify import Geometry, Subject, certify
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
-from holdfast.engine.config import EngineConfig, default_kv_bytes, parse_bytes
+from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, parse_bytes
 from holdfast.engine.loop import Engine, Limits
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
@@ -128,9 +128,13 @@ def _certificate(
         max_context=max_len,
         window=next((window for window in model.layer_windows if window is not None), None),
     )
-    made = certify(
-        decoder.arithmetic, subjects, geometry, config.max_pass_rows, about, _stage(show, "Certifying")
-    )
+    arithmetic = decoder.arithmetic
+    wide = arithmetic
+    if decoder.dtype is not torch.float32:
+        path: Kernels = "compiled" if arithmetic.recipe.path == "compiled" else "library"
+        wide = open_arithmetic(torch.float32, path=path, num_threads=settings.threads)
+    progress = _stage(show, "Certifying")
+    made = certify(arithmetic, wide, subjects, geometry, config.max_pass_rows, about, progress)
     save_certificate(made)
     return made
 

@@ -211,24 +211,20 @@ static void block_f16(Work *w, const Block *b, int64_t n, int64_t start, int64_t
     each_block(w, F16, b, n, start, D, Dv);
 }
 
-static void widen_any(float *out, const void *in, int64_t n, int dt) {
-    for (int64_t i = 0; i < n; i += VL) {
-        if (dt == F32) store_upto(out + i, load_upto(at(in, i, F32), n - i, F32), n - i, F32);
-        else if (dt == BF16) store_upto(out + i, load_upto(at(in, i, BF16), n - i, BF16), n - i, F32);
-        else store_upto(out + i, load_upto(at(in, i, F16), n - i, F16), n - i, F32);
-    }
+INLINE void widen_row(float *out, const void *in, int64_t count, const int dt) {
+    EACH_VECTOR(count, store_upto(out + i, load_upto(at(in, i, dt), n, dt), n, F32);)
 }
 
 /* Copies the block as fp32, dimensions padded to whole vectors, so that many queries widen it only once. */
-static Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t used, int dt) {
+INLINE Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t used, const int dt) {
     Block copy = {.keys = {(char *)w->keys}, .run = BLOCK, .key_stride = BLOCK};
-    for (int64_t j = 0; j < used; j += b->run)
+    for (int64_t j = 0, part = 0; j < used; j += b->run, part++)
         for (int64_t d = 0; d < D; d++)
-            widen_any(w->keys + d * BLOCK + j, at(b->keys[j / b->run], d * b->key_stride, dt), b->run, dt);
+            widen_row(w->keys + d * BLOCK + j, at(b->keys[part], d * b->key_stride, dt), b->run, dt);
     for (int64_t j = 0; j < used; j++) {
         float *value = w->values + j * Dv;
         copy.values[j] = (char *)value;
-        widen_any(value, b->values[j], D, dt);
+        widen_row(value, b->values[j], D, dt);
         for (int64_t d = D; d < Dv; d++) value[d] = 0.0f;
     }
     return copy;
@@ -250,7 +246,10 @@ static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv
     for (int64_t r = 0, i = 0; r < t->rows; r++)
         for (int64_t h = 0; h < t->group; h++, i++) {
             const int64_t row = t->row + r, p = a->positions[row];
-            widen_any(w->q[i], at(a->q, row * a->q_stride + (t->head + h) * a->D, a->dt), a->D, a->dt);
+            const int64_t start = row * a->q_stride + (t->head + h) * a->D;
+            if (a->dt == F32) widen_row(w->q[i], at(a->q, start, F32), a->D, F32);
+            else if (a->dt == BF16) widen_row(w->q[i], at(a->q, start, BF16), a->D, BF16);
+            else widen_row(w->q[i], at(a->q, start, F16), a->D, F16);
             for (int64_t d = 0; d < a->D; d++) w->q[i][d] *= a->scale;
             for (int64_t d = 0; d < Dv; d++) w->o[i][d] = 0.0f;
             w->m[i] = -INFINITY;
@@ -280,7 +279,10 @@ static void attend(const Attention *a, const Tile *t, Work *w) {
     const int copied = queries > 4 || Dv != a->D || a->page % VL != 0;
     for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {
         Block b = find_block(a, t, start, end);
-        if (copied) b = copy_block(w, &b, a->D, Dv, min64(BLOCK, end - start), a->dt);
+        const int64_t used = min64(BLOCK, end - start);
+        if (copied && a->dt == F32) b = copy_block(w, &b, a->D, Dv, used, F32);
+        else if (copied && a->dt == BF16) b = copy_block(w, &b, a->D, Dv, used, BF16);
+        else if (copied) b = copy_block(w, &b, a->D, Dv, used, F16);
         if (copied || a->dt == F32) block_f32(w, &b, queries, start, a->D, Dv);
         else if (a->dt == BF16) block_bf16(w, &b, queries, start, a->D, Dv);
         else block_f16(w, &b, queries, start, a->D, Dv);

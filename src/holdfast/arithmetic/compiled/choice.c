@@ -51,6 +51,8 @@ API void holdfast_noise(float *out, int64_t seed, int64_t position, int64_t n) {
 /* NaN counts as -inf, -0 as 0. */
 INLINE float clean(float x) { return x != x ? -INFINITY : x + 0.0f; }
 
+INLINE vf clean_v(vf v) { return select_v((vi)(v == v), v, splat(-INFINITY)) + splat(0.0f); }
+
 /* Order of floats as order of unsigned integers. */
 INLINE uint32_t rank_of(float x) {
     uint32_t u;
@@ -59,17 +61,19 @@ INLINE uint32_t rank_of(float x) {
 }
 
 static int64_t argmax(const float *x, int64_t n) {
-    vf top = splat(-INFINITY);
+    vf top[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
     int64_t i = 0;
-    for (; i + VL <= n; i += VL) {
-        const vf v = load_v(x + i, F32);
-        top = select_v((vi)(v > top), v, top);
-    }
-    float best = max_lanes(top);
+    for (; i + 4 * VL <= n; i += 4 * VL)
+        UNROLL for (int k = 0; k < 4; k++) {
+            const vf v = load_v(x + i + k * VL, F32);
+            top[k] = select_v((vi)(v > top[k]), v, top[k]);
+        }
+    float best = max_lanes(max_v(max_v(top[0], top[1]), max_v(top[2], top[3])));
     for (; i < n; i++) best = x[i] > best ? x[i] : best;
-    for (i = 0; i < n; i++)
-        if (x[i] == best) return i; /* never reached by a row of NaN alone */
-    return 0;
+    for (i = 0; i + VL <= n && max_lanes(clean_v(load_v(x + i, F32))) < best; i += VL) {}
+    for (; i < n; i++)
+        if (x[i] == best) return i;
+    return 0; /* a row of NaN alone */
 }
 
 /* The kept set: every id whose rank is above `edge`, and of those at the edge the ids up to `last_id`. */
@@ -83,39 +87,41 @@ INLINE int keeps(const Kept *k, uint32_t rank, int64_t id) { return rank > k->ed
 #define RADIX 2048
 static const int SHIFT[3] = {21, 10, 0}, BITS[3] = {11, 11, 10};
 
-/* The k best. Each round settles the next bits of the edge's rank. */
-static Kept keep_top_k(const float *z, int64_t n, int64_t k) {
-    uint32_t prefix = 0, known = 0;
-    int64_t left = k;
+/* The k best. Each round settles the next bits of the edge's rank; `ids` is room for those still in question. */
+static Kept keep_top_k(const float *z, int64_t n, int64_t k, int32_t *ids) {
+    uint32_t prefix = 0;
+    int64_t left = k, open = n;
     for (int round = 0; round < 3; round++) {
-        int64_t count[RADIX] = {0};
+        int32_t count[RADIX] = {0};
         const uint32_t mask = (1u << BITS[round]) - 1;
-        for (int64_t i = 0; i < n; i++) {
-            const uint32_t rank = rank_of(z[i]);
-            if ((rank & known) == prefix) count[(rank >> SHIFT[round]) & mask]++;
-        }
+        for (int64_t i = 0; i < open; i++) count[(rank_of(z[round ? ids[i] : i]) >> SHIFT[round]) & mask]++;
         int64_t bin = mask;
         while (bin > 0 && count[bin] < left) left -= count[bin--];
         prefix |= (uint32_t)bin << SHIFT[round];
-        known |= mask << SHIFT[round];
+        int64_t still = 0;
+        for (int64_t i = 0; i < open; i++) {
+            const int32_t id = round ? ids[i] : (int32_t)i;
+            ids[still] = id;
+            still += ((rank_of(z[id]) >> SHIFT[round]) & mask) == (uint32_t)bin;
+        }
+        open = still;
     }
-    Kept kept = {prefix, n - 1};
-    for (int64_t i = 0; i < n && left > 0; i++)
-        if (rank_of(z[i]) == prefix && --left == 0) kept.last_id = i;
-    return kept;
+    return (Kept){prefix, ids[left - 1]}; /* in order of id, all at the edge */
 }
 
 /* The smallest set of the best, inside `from`, whose mass reaches top_p of the whole; p = exp(z - max). */
-static Kept keep_top_p(const float *z, const float *p, int64_t n, Kept from, double top_p) {
-    uint32_t prefix = 0, known = 0;
+static Kept keep_top_p(const float *z, const float *p, int64_t n, Kept from, double top_p, int32_t *ids) {
+    uint32_t prefix = 0;
     double need = -1.0;
+    int64_t open = 0;
+    for (int64_t i = 0; i < n; i++) {
+        ids[open] = (int32_t)i;
+        open += p[i] > 0.0f && keeps(&from, rank_of(z[i]), i);
+    }
     for (int round = 0; round < 3; round++) {
         double mass[RADIX] = {0};
         const uint32_t mask = (1u << BITS[round]) - 1;
-        for (int64_t i = 0; i < n; i++) {
-            const uint32_t rank = rank_of(z[i]);
-            if ((rank & known) == prefix && p[i] > 0.0f && keeps(&from, rank, i)) mass[(rank >> SHIFT[round]) & mask] += p[i];
-        }
+        for (int64_t i = 0; i < open; i++) mass[(rank_of(z[ids[i]]) >> SHIFT[round]) & mask] += p[ids[i]];
         if (round == 0) {
             double whole = 0.0;
             for (int64_t b = 0; b < RADIX; b++) whole += mass[b];
@@ -127,18 +133,19 @@ static Kept keep_top_p(const float *z, const float *p, int64_t n, Kept from, dou
             if (mass[bin] > 0.0 && mass[bin] >= need) break;
             need -= mass[bin];
         }
-        if (bin < 0) bin = lowest < 0 ? 0 : lowest; /* rounding left a trifle over: the whole set it is */
+        if (bin < 0) bin = lowest; /* rounding left a trifle over: the whole set it is */
         prefix |= (uint32_t)bin << SHIFT[round];
-        known |= mask << SHIFT[round];
-    }
-    Kept kept = {prefix, n - 1};
-    for (int64_t i = 0; i < n; i++)
-        if (rank_of(z[i]) == prefix && keeps(&from, prefix, i)) {
-            kept.last_id = i;
-            need -= p[i];
-            if (need <= 0.0) break;
+        int64_t still = 0;
+        for (int64_t i = 0; i < open; i++) {
+            const int32_t id = ids[i];
+            ids[still] = id;
+            still += ((rank_of(z[id]) >> SHIFT[round]) & mask) == (uint32_t)bin;
         }
-    return kept;
+        open = still;
+    }
+    int64_t last = 0;
+    while (last < open - 1 && (need -= p[ids[last]]) > 0.0) last++;
+    return (Kept){prefix, ids[last]};
 }
 
 typedef struct {
@@ -147,47 +154,61 @@ typedef struct {
     uint64_t key;
 } Choice;
 
-/* The best of z + noise over the kept set. A vector whose best logit cannot win even with the largest noise is skipped. */
-static int64_t best_noisy(const float *z, const float *p, int64_t n, const Choice *c, const Kept *kept) {
-    int64_t winner = -1;
-    float best = -INFINITY;
-    for (int64_t i = 0; i < n; i += VL) {
-        if (i + VL <= n && max_lanes(load_v(z + i, F32)) + NOISE_MAX < best) continue;
-        float noise[VL];
-        store_v(noise, gumbel(c->key, i), F32);
-        for (int64_t k = 0; k < VL && i + k < n; k++) {
-            const float x = z[i + k];
-            if (x == -INFINITY || (kept && !keeps(kept, rank_of(x), i + k)) || (p && p[i + k] < c->min_p)) continue;
-            if (winner < 0 || x + noise[k] > best) {
-                best = x + noise[k];
-                winner = i + k;
-            }
+INLINE float gumbel_one(uint64_t key, int64_t id) {
+    float lanes[VL];
+    store_v(lanes, gumbel(key, id), F32);
+    return lanes[0];
+}
+
+/* The best of z + noise over the kept set, `first` being the best z. Noise is below -log(w), and that below ln 2 for each
+ * leading zero of h and one more: most ids are ruled out by that, before any logarithm is taken. */
+static int64_t best_noisy(const float *z, const float *p, int64_t n, const Choice *c, const Kept *kept, int64_t first) {
+    int64_t winner = first;
+    float best = z[first] + gumbel_one(c->key, first);
+    for (int64_t i = 0; i < n; i++) {
+        const float x = z[i];
+        if (x + NOISE_MAX < best) continue;
+        const uint32_t h = (uint32_t)(mix(c->key + (uint64_t)(i + 1) * GOLDEN) >> 32);
+        if (x + (float)(__builtin_clz(h | 1u) + 1) * 0.6931472f + 0.001f < best) continue;
+        if ((kept && !keeps(kept, rank_of(x), i)) || (p && p[i] < c->min_p) || x == -INFINITY) continue;
+        const float noisy = x + gumbel_one(c->key, i);
+        if (noisy > best || (noisy == best && i < winner)) {
+            best = noisy;
+            winner = i;
         }
     }
     return winner;
 }
 
-static int64_t choose_row(const float *logits, int64_t n, const Choice *c, float *z, float *p) {
+static void scale(float *z, const float *logits, int64_t count, float temperature) {
+    const vf divisor = splat(temperature);
+    EACH_VECTOR(count, store_upto(z + i, clean_v(load_upto(logits + i, n, F32) / divisor), n, F32);)
+}
+
+static void exp_below(float *p, const float *z, int64_t count, float top) {
+    EACH_VECTOR(count, store_upto(p + i, exp_v(load_upto(z + i, n, F32) - splat(top)), n, F32);)
+}
+
+static int64_t choose_row(const float *logits, int64_t n, const Choice *c, float *z, float *p, int32_t *ids) {
     const int64_t first = argmax(logits, n);
     if (!(c->temperature > 0.0f)) return first;
-    for (int64_t i = 0; i < n; i++) z[i] = clean(logits[i] / c->temperature);
+    scale(z, logits, n, c->temperature);
     const float top = z[first];
     if (!(fabsf(top) <= FLT_MAX)) return first;
     const int by_mass = c->top_p < 1.0f, by_ratio = c->min_p > 0.0f;
     if (by_mass || by_ratio)
-        for (int64_t i = 0; i < n; i += VL)
-            store_upto(p + i, exp_v(load_upto(z + i, n - i, F32) - splat(top)), n - i, F32);
+        exp_below(p, z, n, top);
     Kept kept = {0, n - 1};
     const int by_count = c->top_k > 0 && c->top_k < n;
-    if (by_count) kept = keep_top_k(z, n, c->top_k);
-    if (by_mass) kept = keep_top_p(z, p, n, kept, c->top_p);
-    return best_noisy(z, by_ratio ? p : NULL, n, c, by_count || by_mass ? &kept : NULL);
+    if (by_count) kept = keep_top_k(z, n, c->top_k, ids);
+    if (by_mass) kept = keep_top_p(z, p, n, kept, c->top_p, ids);
+    return best_noisy(z, by_ratio ? p : NULL, n, c, by_count || by_mass ? &kept : NULL, first);
 }
 
 static float *row_scratch(int64_t n) {
     static __thread void *slot;
     static __thread size_t have;
-    return scratch(&slot, &have, (size_t)n * 8 + 256);
+    return scratch(&slot, &have, (size_t)n * 12 + 256);
 }
 
 API void holdfast_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
@@ -197,7 +218,7 @@ API void holdfast_choose(int64_t *out, const float *logits, int64_t rows, int64_
     for (int64_t r = 0; r < rows; r++) {
         float *z = row_scratch(n);
         const Choice c = {temperature[r], top_p[r], min_p[r], top_k[r], noise_key((uint64_t)seeds[r], (uint64_t)positions[r])};
-        out[r] = choose_row(logits + r * n, n, &c, z, z + n);
+        out[r] = choose_row(logits + r * n, n, &c, z, z + n, (int32_t *)(z + 2 * n));
     }
 }
 

@@ -143,6 +143,21 @@ INLINE void store_upto(void *p, vf v, int64_t n, const int dt) {
     else store_part(p, v, n, dt);
 }
 
+/* The statements for each vector of `count` elements: `i` is where it starts, `n` how many lanes of it count. The tail
+ * stands outside the loop, so that nothing in the loop can call a function. */
+#define EACH_VECTOR(count, ...)                                         \
+    {                                                                   \
+        int64_t i = 0;                                                  \
+        for (; i + VL <= (count); i += VL) {                            \
+            const int64_t n = VL;                                       \
+            __VA_ARGS__                                                 \
+        }                                                               \
+        if (i < (count)) {                                              \
+            const int64_t n = (count) - i;                              \
+            __VA_ARGS__                                                 \
+        }                                                               \
+    }
+
 INLINE const void *at(const void *p, int64_t i, const int dt) { return (const char *)p + i * size_of(dt); }
 INLINE void *at_mut(void *p, int64_t i, const int dt) { return (char *)p + i * size_of(dt); }
 

@@ -18,15 +18,12 @@
 /* x * 1/sqrt(mean(x^2) + eps), rounded, times the weight, rounded. */
 INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, float eps, const int dt) {
     vf sum = splat(0.0f);
-    for (int64_t d = 0; d < D; d += VL) {
-        const vf v = load_upto(at(x, d, dt), D - d, dt);
-        sum = fma_v(v, v, sum);
-    }
+    EACH_VECTOR(D, const vf v = load_upto(at(x, i, dt), n, dt); sum = fma_v(v, v, sum);)
     const vf factor = splat(1.0f / sqrtf(sum_lanes(sum) / (float)D + eps));
-    for (int64_t d = 0; d < D; d += VL) {
-        const vf unit = round_v(load_upto(at(x, d, dt), D - d, dt) * factor, dt);
-        store_upto(at_mut(out, d, dt), unit * load_upto(at(weight, d, dt), D - d, dt), D - d, dt);
-    }
+    EACH_VECTOR(D, {
+        const vf unit = round_v(load_upto(at(x, i, dt), n, dt) * factor, dt);
+        store_upto(at_mut(out, i, dt), unit * load_upto(at(weight, i, dt), n, dt), n, dt);
+    })
 }
 
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
@@ -42,10 +39,10 @@ API void holdfast_rms_norm(void *out, const void *x, int64_t row_stride, const v
 }
 
 INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) {
-    for (int64_t d = 0; d < D; d += VL) {
-        const vf sum = load_upto(at(residual, d, dt), D - d, dt) + load_upto(at(delta, d, dt), D - d, dt);
-        store_upto(at_mut(residual, d, dt), sum, D - d, dt);
-    }
+    EACH_VECTOR(D, {
+        const vf sum = load_upto(at(residual, i, dt), n, dt) + load_upto(at(delta, i, dt), n, dt);
+        store_upto(at_mut(residual, i, dt), sum, n, dt);
+    })
 }
 
 API void holdfast_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
@@ -64,13 +61,12 @@ API void holdfast_add_rms_norm(void *out, void *residual, const void *delta, con
 
 /* One head: the first half is turned against the second. */
 INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half, const int dt) {
-    for (int64_t d = 0; d < half; d += VL) {
-        const int64_t n = half - d;
-        const vf a = load_upto(at(x, d, dt), n, dt), b = load_upto(at(x, half + d, dt), n, dt);
-        const vf c = load_upto(cos + d, n, F32), s = load_upto(sin + d, n, F32);
-        store_upto(at_mut(x, d, dt), fma_v(a, c, splat(0.0f) - b * s), n, dt);
-        store_upto(at_mut(x, half + d, dt), fma_v(b, c, a * s), n, dt);
-    }
+    EACH_VECTOR(half, {
+        const vf a = load_upto(at(x, i, dt), n, dt), b = load_upto(at(x, half + i, dt), n, dt);
+        const vf c = load_upto(cos + i, n, F32), s = load_upto(sin + i, n, F32);
+        store_upto(at_mut(x, i, dt), fma_v(a, c, splat(0.0f) - b * s), n, dt);
+        store_upto(at_mut(x, half + i, dt), fma_v(b, c, a * s), n, dt);
+    })
 }
 
 API void holdfast_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
@@ -89,12 +85,11 @@ API void holdfast_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int6
 }
 
 INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
-    for (int64_t i = 0; i < width; i += VL) {
-        const vf gate = load_upto(at(gate_up, i, dt), width - i, dt);
-        const vf up = load_upto(at(gate_up, width + i, dt), width - i, dt);
+    EACH_VECTOR(width, {
+        const vf gate = load_upto(at(gate_up, i, dt), n, dt), up = load_upto(at(gate_up, width + i, dt), n, dt);
         const vf silu = gate / (splat(1.0f) + exp_v(splat(0.0f) - gate));
-        store_upto(at_mut(out, i, dt), round_v(silu, dt) * up, width - i, dt);
-    }
+        store_upto(at_mut(out, i, dt), round_v(silu, dt) * up, n, dt);
+    })
 }
 
 API void holdfast_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
