@@ -1,7 +1,7 @@
-"""Shared set-up: one cache of certificates and kernels for the whole run, and tiny models made once."""
+"""Shared set-up: one cache of kernels for all runs, certificates made anew, and tiny models made once."""
 
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +9,13 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_dir() -> Iterator[Path]:
-    """The session's own HOLDFAST_CACHE_DIR, so that no test meets certificates of an earlier run."""
+def cache_dir(pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Our own HOLDFAST_CACHE_DIR. Built kernels stay for the next run; no test meets an earlier run's certificate."""
     before = os.environ.get("HOLDFAST_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix="holdfast-cache-") as folder:
-        os.environ["HOLDFAST_CACHE_DIR"] = folder
-        yield Path(folder)
+    folder = pytestconfig.cache.mkdir("holdfast") if pytestconfig.cache else Path(os.devnull)
+    shutil.rmtree(folder / "certificates", ignore_errors=True)
+    os.environ["HOLDFAST_CACHE_DIR"] = str(folder)
+    yield folder
     if before is None:
         del os.environ["HOLDFAST_CACHE_DIR"]
     else:

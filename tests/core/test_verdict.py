@@ -13,7 +13,7 @@ TOKENS = st.integers(0, 2)
 def test_what_stands_is_the_longest_common_beginning(
     candidates: list[int], bonus: int, data: st.DataObject
 ) -> None:
-    canonical = data.draw(st.lists(TOKENS, min_size=len(candidates), max_size=len(candidates))) + [bonus]
+    canonical = [*data.draw(st.lists(TOKENS, min_size=len(candidates), max_size=len(candidates))), bonus]
     verdict = judge(candidates, canonical)
     assert verdict.accepted + verdict.dropped == len(candidates)
     assert verdict.num_committed == verdict.accepted + 1 >= 1
