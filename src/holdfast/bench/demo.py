@@ -108,9 +108,7 @@ def run(llm: LLM, console: Console | None = None) -> bool:
         console.print("[red]No rollback happened, so the last rows show nothing.[/]")
     else:
         console.print("[green]Every token and every logprob bit is the same.[/]")
-    console.print(
-        'Next: holdfast chat --deterministic    or: holdfast generate -d --seed 7 --stats "Why is the sea salt?"'
-    )
+    console.print("Next: .venv/bin/holdfast chat --deterministic")
     return same and forced
 
 
@@ -182,23 +180,19 @@ def _show(runs: Sequence[Run], console: Console) -> None:
     first = runs[0]
     title = f"{QUESTION!r}, sampled with seed {first.result.seed}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("asked", "tokens", "logprobs", "bits", "mode"):
+    for heading in ("asked", "tokens", "logprobs", "all bits", "mode"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("proposed", "accepted", "rolled back"):
-        table.add_column(heading, justify="right")
+    table.add_column("candidates\n= accepted\n+ rolled back", no_wrap=True)
     for one in runs:
         same = (one.tokens, one.logprob_bits) == (first.tokens, first.logprob_bits)
         verdict = "[green]same[/]" if same else "[red]DIFFERENT[/]"
         stats = one.result.stats
-        counts = (str(stats.candidates), str(stats.accepted), str(stats.rolled_back))
-        table.add_row(one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, *counts)
+        counts = f"{stats.candidates} = {stats.accepted} + {stats.rolled_back}"
+        table.add_row(one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, counts)
     console.print(table)
+    console.print("tokens, logprobs: digests of token ids and of the fp32 bits of every logprob", style="dim")
     console.print(f"{len(first.result.token_ids)} tokens: {first.result.text.strip()}\n", markup=False)
-    console.print(
-        "tokens, logprobs: digests of the token ids and of the fp32 bits of every logprob reported",
-        style="dim",
-    )
 
 
 def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:10]
+    return hashlib.sha256(data).hexdigest()[:8]

@@ -1,0 +1,55 @@
+"""`holdfast chat` through a pipe: turns, commands, a context that overflows."""
+
+QUICK = ("--max-tokens", "5", "-t", "0")
+
+
+def test_two_turns(holdfast, model):
+    result = holdfast("chat", model, *QUICK, "-d", stdin="the dog\nthe fox\n")
+    assert result.exit_code == 0, result.stderr
+    modes = [line for line in result.stderr.splitlines() if "seed" in line]
+    assert len(modes) == 2
+    assert all("certified" in line or "verified" in line for line in modes)
+
+
+def test_the_second_turn_remembers_the_first_until_reset(holdfast, model):
+    def last_answer(lines):
+        return holdfast("chat", model, "-n", "12", "-t", "0", "-d", stdin=lines).stdout.splitlines()[-1]
+
+    fresh = last_answer("the fox\n")
+    assert last_answer("the lazy dog\n/reset\nthe fox\n") == fresh
+    assert last_answer("the lazy dog\nthe fox\n") != fresh
+
+
+def test_exit_leaves_at_once(holdfast, model):
+    result = holdfast("chat", model, *QUICK, stdin="/exit\nthe dog\n")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+
+
+def test_an_unknown_command_shows_the_known_ones(holdfast, model):
+    result = holdfast("chat", model, *QUICK, stdin="/sing\n")
+    assert "/reset" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_full_context_forgets_the_oldest_turn_and_says_so(holdfast, model):
+    turn = "the quick brown fox jumps over the lazy dog\n"
+    result = holdfast("chat", model, *QUICK, "--max-model-len", "96", stdin=turn * 6)
+    assert result.exit_code == 0, result.stderr
+    assert "the context is full: forgot the oldest" in result.stderr
+    assert sum("seed" in line for line in result.stderr.splitlines()) == 6
+
+
+def test_a_message_that_never_fits_is_refused_and_the_talk_goes_on(holdfast, model):
+    result = holdfast("chat", model, *QUICK, "--max-model-len", "64", stdin=f"{'dog ' * 200}\nthe dog\n")
+    assert result.exit_code == 0
+    assert "this message alone takes" in result.stderr
+    assert sum("seed" in line for line in result.stderr.splitlines()) == 1
+
+
+def test_system_message_changes_the_answer(holdfast, model):
+    plain = holdfast("chat", model, "-n", "12", "-t", "0", stdin="the dog\n").stdout
+    told = holdfast(
+        "chat", model, "-n", "12", "-t", "0", "--system", "the quick brown fox", stdin="the dog\n"
+    ).stdout
+    assert plain != told

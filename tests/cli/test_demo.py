@@ -1,0 +1,50 @@
+"""The demonstration on a tiny model: its verdict, and that it can give the other one."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from holdfast.bench import demo
+from holdfast.engine.llm import LLM
+
+
+@pytest.fixture
+def llm(model):
+    return LLM(model, kv_memory="8MiB")
+
+
+def show(llm):
+    screen = io.StringIO()
+    good = demo.run(llm, Console(file=screen, width=120))
+    return good, screen.getvalue()
+
+
+def test_everything_is_the_same_after_real_rollbacks(llm):
+    good, shown = show(llm)
+    assert good, shown
+    assert "Every token and every logprob bit is the same" in shown
+    assert shown.count("verified") >= 2
+
+
+def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):
+    monkeypatch.setattr(demo.LyingProposer, "_tell", lambda self, samples: samples)
+    good, shown = show(llm)
+    if "rolled back" in shown and good:
+        pytest.skip("this machine's fast passes disagree by themselves")
+    assert not good
+    assert "No rollback happened" in shown
+
+
+def test_it_sees_a_difference(llm, monkeypatch):
+    ask = demo._ask
+    seeds = iter(range(100))
+
+    def another_seed_each_time(engine, prompt_ids, load):
+        monkeypatch.setattr(demo, "PARAMS", demo.replace(demo.PARAMS, seed=next(seeds)))
+        return ask(engine, prompt_ids, load)
+
+    monkeypatch.setattr(demo, "_ask", another_seed_each_time)
+    good, shown = show(llm)
+    assert not good
+    assert "DIFFERENT" in shown

