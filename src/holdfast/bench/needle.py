@@ -79,7 +79,9 @@ def draw(
     """A random load: 0 to many neighbours, and a KV cache that is sometimes too small for them."""
     page_size = engine.scheduler.pool.page_size
     max_pass_rows = rng.choice([32, 48, 64, 128, 512])
-    crowded = rng.random() < 0.4  # short prompts, long answers, few pages: running requests push each other out
+    crowded = (
+        rng.random() < 0.4
+    )  # short prompts, long answers, few pages: running requests push each other out
     if crowded:
         scale = Scale(scale.max_neighbours, 2 * page_size, 3 * scale.max_tokens)
     neighbours = tuple(_neighbour(rng, scale, vocab) for _ in range(rng.randint(0, scale.max_neighbours)))
@@ -97,7 +99,9 @@ def draw(
             certified_sizes=engine.certificate.sizes if engine.certificate is not None else (),
             prefix_cache=rng.random() < 0.8,
         ),
-        num_pages=min(engine.scheduler.pool.num_pages, tight if crowded else rng.choice([tight, tight * 2, 10**9])),
+        num_pages=min(
+            engine.scheduler.pool.num_pages, tight if crowded else rng.choice([tight, tight * 2, 10**9])
+        ),
     )
 
 
@@ -111,7 +115,9 @@ def _neighbour(rng: random.Random, scale: Scale, vocab: int) -> Neighbour:
         deterministic=rng.random() < 0.25,
     )
     aborts = rng.randint(0, 30) if rng.random() < 0.2 else None
-    return Neighbour(tuple(rng.randrange(2, vocab) for _ in range(length)), params, rng.randint(0, 20), aborts)
+    return Neighbour(
+        tuple(rng.randrange(2, vocab) for _ in range(length)), params, rng.randint(0, 20), aborts
+    )
 
 
 def run_in(engine: Engine, hay: Haystack, prompt: Sequence[int], params: SamplingParams) -> Result:
@@ -175,7 +181,15 @@ def prick(
         outcome = outcome_of(result)
         tally.outcomes[outcome] = tally.outcomes.get(outcome, 0) + 1
         tally.num_runs += 1
-        for name in ("candidates", "accepted", "rolled_back", "rollbacks", "windows", "preemptions", "cached_tokens"):
+        for name in (
+            "candidates",
+            "accepted",
+            "rolled_back",
+            "rollbacks",
+            "windows",
+            "preemptions",
+            "cached_tokens",
+        ):
             setattr(tally.stats, name, getattr(tally.stats, name) + getattr(result.stats, name))
         if each is not None:
             each(number + 1)

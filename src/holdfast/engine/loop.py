@@ -117,6 +117,9 @@ class Engine:
         except Exception as error:
             _log.exception("a pass failed")
             return self._publish(self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}"))
+        except BaseException:  # an interrupt: the plan is given up, so that the next one can be made
+            self._publish(self.scheduler.fail(plan, "interrupted"))
+            raise
         return self._publish(self.scheduler.absorb(plan, results))
 
     def restarted(self, schedule: SchedulerConfig, num_pages: int | None = None) -> "Engine":

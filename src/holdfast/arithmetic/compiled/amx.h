@@ -137,12 +137,13 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
 #pragma omp for schedule(static)
         for (int64_t m = 0; m < Mp; m++) {
             const int64_t filled = m < M ? K : 0;
-            memcpy(rows + m * Kp, (const uint16_t *)x + m * stride, (size_t)filled * 2);
+            if (filled) memcpy(rows + m * Kp, (const uint16_t *)x + m * stride, (size_t)filled * 2);
             memset(rows + m * Kp + filled, 0, (size_t)(Kp - filled) * 2);
         }
-        const int64_t t = omp_get_thread_num(), i = t % over_panels, j = t / over_panels;
-        if (j < over_rows) {
-            amx_configure();
+        amx_configure();
+        /* by the team that really came: it may be smaller than what was asked for */
+        for (int64_t t = omp_get_thread_num(); t < over_rows * over_panels; t += omp_get_num_threads()) {
+            const int64_t i = t % over_panels, j = t / over_panels;
             for (int64_t b = blocks * j / over_rows; b < blocks * (j + 1) / over_rows; b++)
                 for (int64_t p = panels * i / over_panels; p < panels * (i + 1) / over_panels; p++) {
                     const uint16_t *w = (const uint16_t *)packed + p * Kp * AMX_COLUMNS;
@@ -150,8 +151,8 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
                     for (int64_t m = b * row_block; m < end; m += 32)
                         amx_tile(rows + m * Kp, Kp, w, m + 32 <= end, &out, m, p * AMX_COLUMNS);
                 }
-            _tile_release();
         }
+        _tile_release();
     }
 }
 

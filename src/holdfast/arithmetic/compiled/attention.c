@@ -13,6 +13,7 @@
  * position is never multiplied, so whatever lies in it cannot be felt. Decode is a tile of one row. */
 #include <omp.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 #define BLOCK 64
@@ -300,7 +301,7 @@ static int64_t list_tiles(const Attention *a, int64_t rows_a_tile, int64_t group
     return n;
 }
 
-API void holdfast_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
+void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
                             const int64_t *positions, const int32_t *span_starts, const int32_t *page_table,
                             int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D,
                             int64_t page, double scale, int64_t window, int64_t dt, int64_t threads) {

@@ -17,8 +17,8 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 
 _SOURCE_DIR = Path(__file__).parent
-_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c")
-_HEADERS = ("lanes.h", "amx.h")
+_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "entry.c")
+_HEADERS = ("lanes.h", "kernels.h", "amx.h")
 # No contraction and no reassociation: the sources say which operations are fused and in which order they go.
 # Scheduling before register allocation spills the tiles' accumulators.
 _FLAGS = (

@@ -14,6 +14,7 @@
 #include <float.h>
 #include <omp.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15ull
@@ -43,7 +44,7 @@ INLINE vf gumbel(uint64_t key, int64_t id) {
     return splat(0.0f) - log_v(e);
 }
 
-API void holdfast_noise(float *out, int64_t seed, int64_t position, int64_t n) {
+void run_noise(float *out, int64_t seed, int64_t position, int64_t n) {
     const uint64_t key = noise_key((uint64_t)seed, (uint64_t)position);
     for (int64_t i = 0; i < n; i += VL) store_upto(out + i, gumbel(key, i), n - i, F32);
 }
@@ -211,7 +212,7 @@ static float *row_scratch(int64_t n) {
     return scratch(&slot, &have, (size_t)n * 12 + 256);
 }
 
-API void holdfast_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
+void run_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
                          const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
                          const int64_t *positions, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1) if (rows > 1)
@@ -242,7 +243,7 @@ static float logsumexp_row(const float *x, int64_t n) {
     return (float)((double)top + log(sum));
 }
 
-API void holdfast_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {
+void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) out[r] = logsumexp_row(logits + r * n, n);
 }
@@ -263,7 +264,7 @@ static void top_row(const float *x, int64_t n, int64_t k, float *values, int64_t
     }
 }
 
-API void holdfast_top(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads) {
+void run_top(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) top_row(logits + r * n, n, k, values + r * k, ids + r * k);
 }

@@ -6,6 +6,7 @@ not two.
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch  # noqa: F401  (its libgomp must be loaded before the kernels ask f
 from holdfast.arithmetic.compiled.build import Built, build
 from holdfast.errors import ConfigError
 
-# p: pointer, i: int64, d: double
+# Arguments in the order of kernels.h. p: pointer, i: int64, d: double; eight bytes each.
 _SIGNATURES = {
     "pack": "ppiiiii",
     "linear": "ppippiiiiii",
@@ -30,13 +31,13 @@ _SIGNATURES = {
     "top": "pppiiii",
     "noise": "piii",
 }
-_TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
+_WORDS = str.maketrans("pid", "qqd")
 _LANES_NAMES = {4: "neon", 8: "avx2", 16: "avx512"}
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions of the library, argument types set. A wrong address crashes: only `operations.py` calls
+    """The functions of the library. A wrong address crashes: only `operations.py` calls
     them."""
 
     built: Built
@@ -57,6 +58,17 @@ class Kernels:
     noise: Callable[..., None]
 
 
+def _caller(function: Any, signature: str) -> Callable[..., None]:
+    """Arguments go as one block of words: a third of what ctypes takes to convert them one by one."""
+    function.argtypes, function.restype = [ctypes.c_char_p], None
+    pack = struct.Struct(signature.translate(_WORDS)).pack
+
+    def call(*values: float) -> None:
+        function(pack(*values))
+
+    return call
+
+
 @functools.lru_cache(maxsize=1)
 def load_kernels() -> Kernels:
     """Builds and loads the kernels. Raises ConfigError with the reason when that is not possible."""
@@ -67,10 +79,7 @@ def load_kernels() -> Kernels:
         raise ConfigError(f"the built kernels could not be loaded from {built.path}: {error}") from error
     functions: dict[str, Any] = {}
     for name, signature in _SIGNATURES.items():
-        function = library[f"holdfast_{name}"]
-        function.argtypes = [_TYPES[letter] for letter in signature]
-        function.restype = None
-        functions[name] = function
+        functions[name] = _caller(library[f"holdfast_{name}"], signature)
     packed_bytes = library["holdfast_packed_bytes"]
     packed_bytes.argtypes, packed_bytes.restype = [ctypes.c_int64] * 3, ctypes.c_int64
     variant = _LANES_NAMES[int(library["holdfast_vector_lanes"]())]

@@ -9,6 +9,7 @@
 #include <omp.h>
 
 #include "amx.h"
+#include "kernels.h"
 #include "lanes.h"
 
 #define NR (2 * VL)
@@ -30,7 +31,7 @@ API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
 }
 
 /* w [N, K] with rows `stride` elements apart, into panels. */
-API void holdfast_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
+void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
     if (dt == BF16 && amx_ready()) {
         amx_pack(packed, w, stride, N, K, (int)threads);
         return;
@@ -221,7 +222,7 @@ static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_
 }
 
 /* x [M, K] of dtype dt, rows `stride` elements apart; y [M, N] of dtype out_dt, contiguous. */
-API void holdfast_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
+void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
                          int64_t N, int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
     if (M <= 0) return;
     if (dt == BF16 && amx_ready()) {
@@ -242,10 +243,11 @@ API void holdfast_linear(void *y, const void *x, int64_t stride, const void *pac
     const int64_t blocks = ceil_to(M, ROW_BLOCK) / ROW_BLOCK;
     const int64_t over_rows = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
     const int64_t over_panels = max64(1, threads / over_rows);
-#pragma omp parallel num_threads((int)threads)
+#pragma omp parallel num_threads((int)threads) if (M * N * K > 16384)
     {
-        const int64_t t = omp_get_thread_num(), i = t % over_panels, j = t / over_panels;
-        if (j < over_rows) {
+        /* by the team that really came: it may be smaller than what was asked for */
+        for (int64_t t = omp_get_thread_num(); t < over_rows * over_panels; t += omp_get_num_threads()) {
+            const int64_t i = t % over_panels, j = t / over_panels;
             const int64_t p0 = panels * i / over_panels, p1 = panels * (i + 1) / over_panels;
             for (int64_t b = blocks * j / over_rows; b < blocks * (j + 1) / over_rows; b++)
                 run_block(&job, (int)dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);

@@ -66,10 +66,10 @@ class CompiledArithmetic:
         if step != 1 and in_features > 1:
             x = x.contiguous()
             row_stride = in_features
-        y = torch.empty((rows, w.out_features), dtype=out_dtype)
+        y = torch.empty(rows, w.out_features, dtype=out_dtype)
         self._kernels.linear(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
-            None if w.bias is None else w.bias.data_ptr(),
+            0 if w.bias is None else w.bias.data_ptr(),
             *(rows, w.out_features, in_features, self._code, _CODES[out_dtype], self._threads),
         )
         return y
@@ -80,8 +80,8 @@ class CompiledArithmetic:
         x = _with_packed_heads(x)
         assert x.dtype is self.dtype
         assert weight.dtype is self.dtype
-        assert weight.shape[0] == width
-        out = torch.empty(x.shape, dtype=self.dtype)
+        assert weight.numel() == width
+        out = torch.empty(*x.shape, dtype=self.dtype)
         self._kernels.rms_norm(
             *(out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr()),
             *(rows, heads, width, eps, self._code, self._threads),
@@ -91,13 +91,13 @@ class CompiledArithmetic:
     def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
         rows, width = residual.shape
         assert residual.is_contiguous()
-        assert residual.shape == delta.shape
-        assert weight.shape[0] == width
+        assert residual.numel() == delta.numel()
+        assert weight.numel() == width
         assert residual.dtype is self.dtype
         assert delta.dtype is self.dtype
         assert weight.dtype is self.dtype
         delta = delta.contiguous()
-        out = torch.empty_like(residual)
+        out = torch.empty(rows, width, dtype=self.dtype)
         self._kernels.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr(), weight.data_ptr()),
             *(rows, width, eps, self._code, self._threads),
@@ -106,16 +106,20 @@ class CompiledArithmetic:
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, heads, width = q.shape
-        assert q.stride(1) == width == k.stride(1)
-        assert q.stride(2) == 1 == k.stride(2), "heads must lie together"
-        assert cos.shape == (rows, width // 2) == sin.shape
+        _, kv_heads, _ = k.shape
+        q_row, q_head, q_step = q.stride()
+        k_row, k_head, k_step = k.stride()
+        assert heads == 1 or q_head == width, "the heads of a row must lie together"
+        assert kv_heads == 1 or k_head == width, "the heads of a row must lie together"
+        assert q_step == 1 == k_step
+        assert k.numel() == rows * kv_heads * width
+        assert cos.numel() == sin.numel() == rows * (width // 2)
         assert cos.is_contiguous()
         assert sin.is_contiguous()
-        assert q.dtype is self.dtype
         assert cos.dtype is torch.float32
-        assert k.shape[0] == rows
+        assert q.dtype is self.dtype
         self._kernels.rope(
-            *(q.data_ptr(), q.stride(0), heads, k.data_ptr(), k.stride(0), k.shape[1]),
+            *(q.data_ptr(), q_row, heads, k.data_ptr(), k_row, kv_heads),
             *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._threads),
         )
 
@@ -148,7 +152,7 @@ class CompiledArithmetic:
             f"no blocks of 64 in pages of {page_size}"
         )
         q = _with_packed_heads(q)
-        out = torch.empty((num_rows, heads * width), dtype=self.dtype)
+        out = torch.empty(num_rows, heads * width, dtype=self.dtype)
         self._kernels.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
             *(rows.positions.data_ptr(), rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
@@ -162,7 +166,7 @@ class CompiledArithmetic:
         assert gate_up.dtype is self.dtype
         assert double % 2 == 0
         gate_up = gate_up.contiguous()
-        out = torch.empty((rows, double // 2), dtype=self.dtype)
+        out = torch.empty(rows, double // 2, dtype=self.dtype)
         self._kernels.silu_mul(
             out.data_ptr(), gate_up.data_ptr(), rows, double // 2, self._code, self._threads
         )
@@ -195,8 +199,8 @@ class CompiledArithmetic:
     def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rows, vocabulary = _check_logits(logits)
         k = min(k, vocabulary)
-        values = torch.empty((rows, k), dtype=torch.float32)
-        ids = torch.empty((rows, k), dtype=torch.int64)
+        values = torch.empty(rows, k, dtype=torch.float32)
+        ids = torch.empty(rows, k, dtype=torch.int64)
         if k > 0:
             self._kernels.top(
                 values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._threads
@@ -206,9 +210,10 @@ class CompiledArithmetic:
 
 def _with_packed_heads(x: Tensor) -> Tensor:
     """Rows may lie apart, what is in a row may not."""
-    if x.dim() == 3:
-        return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-    return x if x.stride(1) == 1 else x.contiguous()
+    if x.is_contiguous():
+        return x
+    strides = x.stride()
+    return x if strides[-1] == 1 and (len(strides) == 2 or strides[1] == x.shape[2]) else x.contiguous()
 
 
 def _check_logits(logits: Tensor) -> tuple[int, int]:

@@ -4,6 +4,7 @@
  * implementation (Hugging Face), except rope, which rounds once. Sums run over VL lanes and then one fixed tree. */
 #include <omp.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 #define PER_THREAD 16384 /* fewer elements than this do not repay waking the other threads */
@@ -27,7 +28,7 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
 }
 
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
-API void holdfast_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
+void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
                            int64_t D, double eps, int64_t dt, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++)
@@ -45,7 +46,7 @@ INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) 
     })
 }
 
-API void holdfast_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
+void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
                                double eps, int64_t dt, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++) {
@@ -69,7 +70,7 @@ INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half,
     })
 }
 
-API void holdfast_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
+void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
                        const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
     const int64_t half = D / 2;
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > PER_THREAD)
@@ -84,15 +85,29 @@ API void holdfast_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int6
     }
 }
 
+#define STRETCH 64
+
+/* In stages over a short stretch: one long chain of operations for each vector would leave the pipes waiting. */
 INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
-    EACH_VECTOR(width, {
-        const vf gate = load_upto(at(gate_up, i, dt), n, dt), up = load_upto(at(gate_up, width + i, dt), n, dt);
-        const vf silu = gate / (splat(1.0f) + exp_v(splat(0.0f) - gate));
-        store_upto(at_mut(out, i, dt), round_v(silu, dt) * up, n, dt);
-    })
+    float kept[STRETCH];
+    for (int64_t start = 0; start < width; start += STRETCH) {
+        const int64_t count = min64(STRETCH, width - start);
+        EACH_VECTOR(count, {
+            const vf gate = load_upto(at(gate_up, start + i, dt), n, dt);
+            store_v(kept + i, splat(1.0f) + exp_v(splat(0.0f) - gate), F32);
+        })
+        EACH_VECTOR(count, {
+            const vf gate = load_upto(at(gate_up, start + i, dt), n, dt);
+            store_v(kept + i, round_v(gate / load_v(kept + i, F32), dt), F32);
+        })
+        EACH_VECTOR(count, {
+            const vf up = load_upto(at(gate_up, width + start + i, dt), n, dt);
+            store_upto(at_mut(out, start + i, dt), load_v(kept + i, F32) * up, n, dt);
+        })
+    }
 }
 
-API void holdfast_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
+void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * width > PER_THREAD / 4)
     for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_) silu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, d_)
@@ -102,7 +117,7 @@ API void holdfast_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t
 }
 
 /* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D]; slot -1 is skipped. */
-API void holdfast_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
                         const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
                         int64_t threads) {
     const int64_t es = size_of((int)dt);

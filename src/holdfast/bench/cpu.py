@@ -1,0 +1,162 @@
+"""Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
+
+All variants are measured in turn, round after round, and each takes its best round: a machine that is busy for a moment
+slows one round, not one variant. Ratios of one run can be compared; times of different runs cannot.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from holdfast.arithmetic.library import multiplies_natively
+from holdfast.bench.hugging_face import HuggingFace
+from holdfast.core.params import SamplingParams
+from holdfast.engine.build import assemble, cpu_name
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.locate import locate
+from holdfast.schedule.policy import DeterminismMode
+
+STREAMS = (1, 8, 32)
+PREFILL = 512
+DECODE_PROMPT = 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the same work. deterministic None means Hugging Face."""
+
+    name: str
+    mode: DeterminismMode = "off"
+    deterministic: bool | None = None
+
+
+VARIANTS = (
+    Variant("Hugging Face"),
+    Variant("ordinary", "off", False),
+    Variant("deterministic, auto", "auto", True),
+    Variant("deterministic, verify", "verify", True),
+)
+
+
+@dataclass
+class Report:
+    """tok/s by variant and cell, and where it was measured."""
+
+    machine: str
+    threads: int
+    torch: str
+    model: str
+    dtype: str
+    hugging_face_dtype: str
+    rounds: int
+    num_tokens: int
+    speed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def ratio(self, variant: str, over: str, cell: str) -> float:
+        return self.speed[variant][cell] / self.speed[over][cell]
+
+
+class Bench:
+    """One model in both engines."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        name: str,
+        num_threads: int | None,
+        dtype: str,
+        num_tokens: int,
+    ) -> None:
+        config = EngineConfig(
+            dtype=dtype, num_threads=num_threads, max_num_seqs=max(STREAMS), kv_memory="512MiB"
+        )
+        self.engine: Engine = assemble(config, checkpoint, tokenizer)
+        wanted = config.torch_dtype(None)
+        # Where torch has no product of this dtype to speak of, fp32 is the fastest Hugging Face has.
+        peer = wanted if multiplies_natively(wanted) else torch.float32
+        self._num_tokens = num_tokens
+        self.report = Report(
+            machine=cpu_name(),
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            model=name,
+            dtype=str(wanted).removeprefix("torch."),
+            hugging_face_dtype=str(peer).removeprefix("torch."),
+            rounds=0,
+            num_tokens=num_tokens,
+        )
+        self._peer = HuggingFace(checkpoint, peer)
+        self._rng = random.Random(0)
+        self._times: dict[tuple[str, str], list[float]] = {}
+
+    def run(self, rounds: int, tell: Callable[[str], None]) -> Report:
+        """Every cell of every variant, so many times in turn."""
+        for number in range(rounds):
+            for variant in VARIANTS:
+                tell(f"round {number + 1} of {rounds}: {variant.name}")
+                self._note(variant, "prefill", PREFILL / self._seconds(variant, 1, PREFILL, 1))
+                for streams in STREAMS:
+                    self._note(variant, str(streams), self._decode(variant, streams))
+        self.report.rounds = rounds
+        for (variant_name, cell), speeds in self._times.items():
+            self.report.speed.setdefault(variant_name, {})[cell] = max(speeds)
+        return self.report
+
+    def _note(self, variant: Variant, cell: str, speed: float) -> None:
+        self._times.setdefault((variant.name, cell), []).append(speed)
+
+    def _decode(self, variant: Variant, streams: int) -> float:
+        """Decoded tokens a second: what the tokens behind the first take."""
+        first = self._seconds(variant, streams, DECODE_PROMPT, 1)
+        whole = self._seconds(variant, streams, DECODE_PROMPT, self._num_tokens)
+        return streams * (self._num_tokens - 1) / max(whole - first, 1e-9)
+
+    def _seconds(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> float:
+        prompts = [self._prompt(prompt_len) for _ in range(streams)]
+        if variant.deterministic is None:
+            return self._peer.seconds(prompts, num_tokens)
+        schedule = replace(self.engine.scheduler.config, determinism=variant.mode, prefix_cache=False)
+        engine = self.engine.restarted(schedule)
+        params = SamplingParams(
+            max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=variant.deterministic
+        )
+        started = time.perf_counter()
+        for prompt in prompts:
+            engine.submit(engine.prepare(prompt, params))
+        while engine.has_work:
+            engine.step()
+        return time.perf_counter() - started
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self._rng.randrange(100, 40000) for _ in range(length)]
+
+
+def run(
+    model: str | None,
+    rounds: int,
+    num_tokens: int,
+    num_threads: int | None,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> Report:
+    """The whole benchmark on one model."""
+    located = locate(model)
+    checkpoint = open_checkpoint(located.path)
+    tokenizer = open_tokenizer(checkpoint.path)
+    return Bench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, tell)
+
+
+def save(report: Report, path: Path) -> None:
+    path.write_text(json.dumps(asdict(report), indent=1) + "\n")
+
+
+def load(path: Path) -> Report:
+    return Report(**json.loads(path.read_text()))
