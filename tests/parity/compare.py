@@ -57,7 +57,7 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
     return torch.cat(parts)
 
 
-def assert_greedy_parity(model: Any, result: Result) -> None:
+def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANCE) -> None:
     """The same greedy tokens, and reported logprobs within the tolerance."""
     prompt, answer = list(result.prompt_token_ids), list(result.token_ids)
     logits = reference_logits(model, prompt + answer[:-1])[len(prompt) - 1 :]
@@ -66,12 +66,12 @@ def assert_greedy_parity(model: Any, result: Result) -> None:
     assert result.logprobs is not None
     for row, (token_id, reported) in enumerate(zip(answer, result.logprobs, strict=True)):
         assert reported.token_id == token_id
-        assert abs(reported.logprob - expected[row, token_id].item()) < TOLERANCE
+        assert abs(reported.logprob - expected[row, token_id].item()) < tolerance
         best = expected[row].topk(len(reported.top)).values
         found = torch.tensor([value for _, value in reported.top])
-        assert (found - best).abs().max() < TOLERANCE
+        assert (found - best).abs().max() < tolerance
         of_ids = expected[row, [id_ for id_, _ in reported.top]]
-        assert (found - of_ids).abs().max() < TOLERANCE
+        assert (found - of_ids).abs().max() < tolerance
 
 
 def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from parity.compare import assert_parity, open_reference
-from support.tiny import VOCAB_SIZE, tiny_gguf
 
 from holdfast.engine.llm import LLM
+from parity.compare import assert_parity, open_reference
+from support.tiny import VOCAB_SIZE, tiny_gguf
 
 # transformers takes heads of 128 for granted in a qwen3 GGUF; K formats need rows of 256.
 QWEN3 = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from parity.compare import assert_parity, open_reference
-from support.tiny import VOCAB_SIZE, tiny_model
 
 from holdfast.engine.llm import LLM
+from parity.compare import assert_parity, open_reference
+from support.tiny import VOCAB_SIZE, tiny_model
 
 
 def yarn(theta: float = 10000.0) -> dict[str, Any]:

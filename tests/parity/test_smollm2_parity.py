@@ -1,11 +1,15 @@
-"""The default model in fp32: 64 greedy tokens of three prompts are those of transformers on the same GGUF file."""
+"""The default model in fp32: 64 greedy tokens of three prompts are those of transformers on the same GGUF file.
+
+Its logits reach 45 behind 30 layers, where fp32 itself is worth about 1e-4: transformers in fp32 lies up to 1.1e-4 from
+transformers in fp64. So the largest difference may be twice that, and the mean a tenth.
+"""
 
 import pytest
-from parity.compare import TOLERANCE, assert_greedy_parity, open_reference, raw_logits, reference_logits
 
 from holdfast import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.models.locate import locate
+from parity.compare import assert_greedy_parity, open_reference, raw_logits, reference_logits
 
 pytestmark = pytest.mark.smollm2
 
@@ -27,7 +31,9 @@ def test_64_greedy_tokens_of_three_prompts() -> None:
     model = open_reference(path)
     for result in results:
         assert len(result.token_ids) == 64
-        assert_greedy_parity(model, result)
+        assert_greedy_parity(model, result, tolerance=2e-4)
     token_ids = list(results[1].prompt_token_ids)
     found = raw_logits(llm, token_ids, llm.engine.scheduler.config.reference_rows, True)
-    assert (found - reference_logits(model, token_ids)).abs().max() < TOLERANCE
+    difference = (found - reference_logits(model, token_ids)).abs()
+    assert difference.max() < 2e-4
+    assert difference.mean() < 2e-5

@@ -43,7 +43,7 @@ def tiny_model(
     family: str = "llama",
     *,
     seed: int = 7,
-    std: float = 0.3,
+    std: float = 0.2,
     sharded: bool = False,
     **overrides: Any,
 ) -> Path:
@@ -61,7 +61,7 @@ def tiny_gguf(
     quant: str = "F32",
     *,
     seed: int = 7,
-    std: float = 0.3,
+    std: float = 0.2,
     **overrides: Any,
 ) -> Path:
     """The same model as one GGUF file, its tokenizer and chat template inside."""
@@ -70,7 +70,7 @@ def tiny_gguf(
     return write_gguf(path, model, quant, metadata=_gguf_tokenizer())
 
 
-def random_model(family: str, *, seed: int = 7, std: float = 0.3, **overrides: Any) -> Any:
+def random_model(family: str, *, seed: int = 7, std: float = 0.2, **overrides: Any) -> Any:
     """A transformers model whose every parameter is random."""
     import torch
     import transformers

@@ -1,0 +1,119 @@
+"""Text as tokens are committed: stop strings over token edges, and what may be shown when."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.events import RequestEnded
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Sampled, TokenLogprob
+from holdfast.core.request import Request
+from holdfast.core.result import Result, Stats
+from holdfast.core.stop import FinishReason
+from holdfast.engine.answer import Answer, Delta
+from holdfast.engine.detokenizer import Detokenizer
+from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from support.tiny import EOS, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return open_tokenizer(folder)
+
+
+def make(tokenizer: Tokenizer, **params: object) -> Answer:
+    request = Request(1, (5,), SamplingParams(**params), 0, frozenset({EOS}))  # type: ignore[arg-type]
+    return Answer(request, Detokenizer(tokenizer, request.prompt_ids))
+
+
+def feed(answer: Answer, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:
+    """Commit tokens in groups of these sizes, until a stop string is complete."""
+    deltas, at = [], 0
+    for size in [*sizes, len(token_ids)]:
+        group = []
+        for token_id in token_ids[at : at + size]:
+            group.append(Sampled(token_id, TokenLogprob(token_id, -0.5)))
+            if answer.push(token_id):
+                return [*deltas, answer.take(group)], True
+        at += size
+        if group:
+            deltas.append(answer.take(group))
+    return deltas, False
+
+
+def end(answer: Answer, reason: FinishReason = "length") -> tuple[Delta, Result]:
+    return answer.finish(RequestEnded(1, reason, "none", Stats()))
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    text=st.text("the quick é😀\n", max_size=24),
+    stops=st.lists(st.text("the quick é", min_size=1, max_size=4), max_size=3),
+    sizes=st.lists(st.integers(1, 4), max_size=8),
+)
+def test_what_is_shown_is_the_result_whatever_the_groups(
+    tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int]
+) -> None:
+    answer = make(tokenizer, stop=stops, max_tokens=1000)
+    deltas, stopped = feed(answer, tokenizer.encode(text), sizes)
+    last, result = end(answer, "stop" if stopped else "length")
+    shown = "".join(delta.text for delta in [*deltas, last])
+    places = [text.index(stop) for stop in stops if stop in text]
+    assert stopped == bool(places)
+    assert shown == result.text
+    assert text.startswith(result.text)
+    if not places:
+        assert result.text == text
+    else:
+        assert not any(stop in result.text for stop in stops)
+    assert result.token_ids == tuple(token_id for delta in deltas for token_id in delta.token_ids)
+
+
+def test_a_stop_over_token_edges_is_held_back_and_never_shown(tokenizer: Tokenizer) -> None:
+    answer = make(tokenizer, stop="xyz", max_tokens=99)
+    token_ids = [tokenizer.encode(letter)[0] for letter in "axybxyzq"]
+    deltas, stopped = feed(answer, token_ids, [1] * 8)
+    assert stopped
+    assert [delta.text for delta in deltas] == ["a", "", "", "xyb", "", "", ""]
+    _, result = end(answer, "stop")
+    assert result.text == "axyb"
+    assert len(result.token_ids) == 7
+
+
+def test_what_was_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    answer = make(tokenizer, stop="xyz", max_tokens=99)
+    deltas, stopped = feed(answer, [tokenizer.encode(letter)[0] for letter in "axy"], [1] * 3)
+    assert not stopped
+    assert "".join(delta.text for delta in deltas) == "a"
+    last, result = end(answer)
+    assert (last.text, result.text) == ("xy", "axy")
+
+
+def test_half_a_character_becomes_a_replacement_only_at_the_end(tokenizer: Tokenizer) -> None:
+    answer = make(tokenizer, max_tokens=99)
+    first = tokenizer.encode("é", add_special_tokens=False)[0]
+    deltas, _ = feed(answer, [first], [1])
+    assert deltas[0].text == ""
+    last, result = end(answer)
+    assert last.text == result.text == "�"
+
+
+def test_the_stop_token_gives_no_text_and_ignored_eos_neither(tokenizer: Tokenizer) -> None:
+    for ignore in (False, True):
+        answer = make(tokenizer, ignore_eos=ignore, stop_token_ids=[70])
+        assert not answer.push(EOS)
+        assert not answer.push(70)
+        answer.take([Sampled(EOS), Sampled(70)])
+        _, result = end(answer, "stop")
+        assert (result.text, result.token_ids) == ("", (EOS, 70))
+
+
+def test_logprobs_are_there_if_asked_for(tokenizer: Tokenizer) -> None:
+    asked, plain = make(tokenizer, logprobs=0), make(tokenizer)
+    sampled = [Sampled(9, TokenLogprob(9, -0.25))]
+    assert asked.take(sampled).logprobs == (TokenLogprob(9, -0.25),)
+    assert plain.take([Sampled(9)]).logprobs is None
+    assert end(asked)[1].logprobs == (TokenLogprob(9, -0.25),)
+    assert end(plain)[1].logprobs is None

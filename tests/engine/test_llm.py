@@ -1,0 +1,296 @@
+"""The offline engine end to end, on a tiny model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.core.plan import Plan
+from holdfast.core.result import Result
+from holdfast.engine.llm import LLM
+from holdfast.errors import DeterminismRefused
+from support.tiny import EOS, IM_START, tiny_model
+
+PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def settings(**changes: Any) -> SamplingParams:
+    usual = {"max_tokens": 20, "temperature": 0, "deterministic": True, "ignore_eos": True, "logprobs": 3}
+    return SamplingParams(**{**usual, **changes})
+
+
+def bits(result: Result) -> tuple[Any, ...]:
+    """Everything that must not change: ids, and logprobs to the bit."""
+    return result.token_ids, result.text, result.finish_reason, result.logprobs
+
+
+def test_results_come_in_prompt_order(llm: LLM) -> None:
+    params = [settings(max_tokens=n) for n in (17, 2, 9)]
+    results = llm.generate(PROMPTS, params)
+    for prompt, one, result in zip(PROMPTS, params, results, strict=True):
+        assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == prompt
+        assert len(result.token_ids) == one.max_tokens
+        assert result.finish_reason == "length"
+
+
+def test_one_text_is_one_prompt_and_no_prompt_is_no_result(llm: LLM) -> None:
+    assert len(llm.generate("the fox")) == 1
+    assert llm.generate([]) == []
+
+
+def test_token_ids_are_taken_as_they_are(llm: LLM) -> None:
+    ids = llm.engine.tokenizer.encode("the quick brown fox")
+    assert llm.generate([ids], settings())[0].token_ids == llm.generate(PROMPTS[:1], settings())[0].token_ids
+    odd = [IM_START, 310, 319, EOS]
+    assert llm.generate([odd], settings(max_tokens=1))[0].prompt_token_ids == tuple(odd)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_alone_among_others_and_in_both_modes_it_is_the_same_answer(
+    auto_llm: LLM, verify_llm: LLM, temperature: float
+) -> None:
+    mine = settings(temperature=temperature, seed=11)
+    seen = set()
+    for llm in (auto_llm, verify_llm):
+        for before, after in ((0, 0), (1, 3), (5, 2)):
+            others = [[n + 3] * (n + 1) for n in range(before + after)]
+            prompts = [*others[:before], PROMPTS[0], *others[before:]]
+            params = [SamplingParams(max_tokens=9, **GREEDY)] * len(prompts)
+            params[before] = mine
+            seen.add(bits(llm.generate(prompts, params)[before]))
+    assert len(seen) == 1
+
+
+def test_a_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
+    llm.engine.scheduler.index.clear()
+    cold, warm = (llm.generate([PROMPTS[2]], settings())[0] for _ in range(2))
+    assert cold.stats.cached_tokens == 0
+    assert warm.stats.cached_tokens > 0
+    assert bits(cold) == bits(warm)
+    llm.engine.scheduler.index.clear()
+
+
+@pytest.mark.parametrize("chunk", [32, 64, 200])
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_chunks_and_a_tight_kv_budget_change_no_bit(
+    tiny_llama: Path, auto_llm: LLM, chunk: int, mode: Any
+) -> None:
+    """A pool so small that requests are preempted."""
+    expected = [bits(result) for result in auto_llm.generate(PROMPTS, settings(max_tokens=30))]
+    page = auto_llm.engine.runner._store.layers[0].keys[0].nbytes * 2 * 2  # type: ignore[attr-defined]
+    tight = LLM(
+        str(tiny_llama),
+        dtype="fp32",
+        determinism=mode,
+        max_pass_rows=chunk,
+        max_num_seqs=8,
+        kv_memory=page * 10,
+        prefix_cache=False,
+    )
+    assert tight.engine.scheduler.pool.num_pages == 10
+    results = tight.generate(PROMPTS + PROMPTS, settings(max_tokens=30))
+    assert [bits(result) for result in results] == expected * 2
+    assert sum(result.stats.preemptions for result in results) > 0
+    tight.engine.check()
+
+
+def test_asking_for_logprobs_changes_nothing_else(llm: LLM) -> None:
+    asked = llm.generate(PROMPTS, settings(logprobs=5))
+    plain = llm.generate(PROMPTS, settings(logprobs=None))
+    none_beside = llm.generate(PROMPTS, settings(logprobs=0))
+    for one, two, three in zip(asked, plain, none_beside, strict=True):
+        assert one.token_ids == two.token_ids == three.token_ids
+        assert two.logprobs is None
+        assert one.logprobs is not None
+        assert three.logprobs is not None
+        assert [each.logprob for each in one.logprobs] == [each.logprob for each in three.logprobs]
+        assert [each.token_id for each in one.logprobs] == list(one.token_ids)
+
+
+def test_a_seed_is_reported_and_repeats_the_answer(llm: LLM) -> None:
+    first = llm.generate(PROMPTS, settings(temperature=1.0))
+    assert len({result.seed for result in first}) == len(first), "everybody gets a seed of their own"
+    again = llm.generate(PROMPTS, [settings(temperature=1.0, seed=result.seed) for result in first])
+    assert [bits(result) for result in again] == [bits(result) for result in first]
+    other = llm.generate(PROMPTS[:1], settings(temperature=1.0, seed=first[0].seed ^ 1))[0]
+    assert other.token_ids != first[0].token_ids
+
+
+def test_greedy_needs_no_seed(llm: LLM) -> None:
+    first, second = (llm.generate(PROMPTS[:1], settings(seed=seed))[0] for seed in (None, 5))
+    assert first.token_ids == second.token_ids
+    assert (first.seed, second.seed) == (0, 5)
+
+
+def test_top_k_of_one_is_greedy(llm: LLM) -> None:
+    greedy = llm.generate(PROMPTS, settings())
+    narrow = llm.generate(PROMPTS, settings(temperature=2.0, top_k=1, seed=3))
+    assert [result.token_ids for result in narrow] == [result.token_ids for result in greedy]
+
+
+def test_stats_add_up(llm: LLM) -> None:
+    params = [settings(), settings(deterministic=False), settings(max_tokens=1)]
+    for one, result in zip(params, llm.generate(PROMPTS, params), strict=True):
+        stats = result.stats
+        assert stats.candidates == stats.accepted + stats.rolled_back
+        assert len(result.token_ids) == stats.accepted + stats.canonical_tokens
+        assert stats.windows >= stats.rollbacks
+        mode = llm.config.determinism
+        expected = {"auto": "certified", "verify": "verified"}[mode] if one.deterministic else "none"
+        assert result.determinism == expected
+        if mode == "verify" and one.deterministic and one.max_tokens > 1:
+            assert stats.windows > 0
+            assert stats.candidates > 0
+
+
+def test_ordinary_and_deterministic_requests_share_canonical_passes(auto_llm: LLM) -> None:
+    before = auto_llm.engine.counters.shared_canonical_passes
+    auto_llm.generate(PROMPTS, [settings(), settings(deterministic=False), settings()])
+    assert auto_llm.engine.counters.shared_canonical_passes > before
+
+
+def test_stop_strings_cut_text_not_tokens(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[:1], settings())[0]
+    for start in range(1, 8):
+        stop = whole.text[start : start + 3]
+        result = llm.generate(PROMPTS[:1], settings(stop=["never this", stop]))[0]
+        assert result.text == whole.text[: whole.text.index(stop)]
+        assert result.finish_reason == "stop"
+        assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+        assert result.logprobs == (whole.logprobs or ())[: len(result.token_ids)]
+
+
+def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[:1], settings())[0]
+    stop_id = whole.token_ids[6]
+    at = whole.token_ids.index(stop_id)
+    result = llm.generate(PROMPTS[:1], settings(stop_token_ids=[stop_id]))[0]
+    assert result.token_ids == whole.token_ids[: at + 1]
+    assert result.finish_reason == "stop"
+    decode = llm.engine.tokenizer.decode
+    assert result.text == decode(list(whole.token_ids[:at]))
+
+
+def test_min_tokens_puts_a_stop_off(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS[:1], settings())[0]
+    stop_id = whole.token_ids[2]
+    params = settings(stop_token_ids=[stop_id], min_tokens=10)
+    result = llm.generate(PROMPTS[:1], params)[0]
+    assert stop_id not in result.token_ids[:10]
+    assert len(result.token_ids) >= 10
+
+
+def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
+    probe = LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64)
+    whole = probe.generate(PROMPTS[:1], settings())[0]
+    eos = whole.token_ids[4]
+    llm = LLM(str(tiny_model(tmp_path / "eos", eos_token_id=eos)), dtype="fp32", max_pass_rows=64)
+    ended = llm.generate(PROMPTS[:1], settings(ignore_eos=False))[0]
+    assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
+    assert ended.finish_reason == "stop"
+    assert llm.generate(PROMPTS[:1], settings())[0].token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("stop_len", [1, 2, 5])
+def test_deltas_put_together_are_the_result(llm: LLM, stop_len: int) -> None:
+    whole = llm.generate(PROMPTS[:1], settings())[0]
+    engine = llm.engine
+    stops = [whole.text[9 : 9 + stop_len], whole.text[2:4] + "not this"]
+    request = engine.prepare(PROMPTS[0], settings(stop=stops))
+    engine.submit(request)
+    deltas, result = [], None
+    while result is None:
+        for update in engine.step():
+            assert result is None, "nothing comes behind the result"
+            deltas.append(update.delta)
+            result = update.result
+    assert "".join(delta.text for delta in deltas) == result.text == whole.text[: whole.text.index(stops[0])]
+    assert tuple(token_id for delta in deltas for token_id in delta.token_ids) == result.token_ids
+    assert tuple(one for delta in deltas for one in delta.logprobs or ()) == result.logprobs
+    assert len(deltas) > 1
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    result = llm.chat(messages, settings(max_tokens=4))
+    text = llm.engine.tokenizer.decode(list(result.prompt_token_ids), skip_special_tokens=False)
+    assert text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert llm.chat(messages, settings(max_tokens=4)).token_ids == result.token_ids
+
+
+class Faulty:
+    """A runner that breaks whenever this request is in a plan."""
+
+    def __init__(self, inner: Any, request_id: int, after: int) -> None:
+        self._inner, self._request_id, self._after = inner, request_id, after
+
+    def run(self, plan: Plan) -> Any:
+        ids = [span.request_id for one in plan.passes for span in one.spans]
+        if self._request_id in ids:
+            self._after -= 1
+            if self._after < 0:
+                raise RuntimeError("a cosmic ray")
+        return self._inner.run(plan)
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_pass_that_raises_ends_its_requests_and_no_other(
+    llm: LLM, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = llm.engine
+    expected = bits(llm.generate(PROMPTS[:1], settings())[0])
+    doomed = engine.prepare(PROMPTS[1], settings())
+    monkeypatch.setattr(engine, "runner", Faulty(engine.runner, doomed.request_id, after))
+    engine.submit(doomed)
+    results = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    engine.check()
+    ended = results[doomed.request_id]
+    assert ended.finish_reason == "error"
+    assert ended.error == "a pass failed: RuntimeError: a cosmic ray"
+    assert ended.stats.candidates == ended.stats.accepted + ended.stats.rolled_back
+    assert bits(llm.generate(PROMPTS[:1], settings())[0]) == expected
+
+
+def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def run(self, plan: Plan) -> Any:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "runner", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, settings())
+    assert not llm.engine.has_work
+    assert len(llm.generate(PROMPTS, settings())) == 3
+
+
+def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    with pytest.raises(DeterminismRefused, match="determinism off; start it with determinism auto or verify"):
+        llm.generate(PROMPTS[:1], settings())
+    result = llm.generate(PROMPTS[:1], settings(deterministic=False))[0]
+    assert (result.determinism, len(result.token_ids)) == ("none", 20)
+    assert llm.engine.certificate is None
+    assert llm.engine.counters.canonical_passes == 0
+
+
+def test_progress_is_shown_in_order(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))  # so that there is something to certify
+    seen: dict[str, list[tuple[int, int]]] = {}
+    LLM(
+        str(tiny_llama),
+        max_pass_rows=64,
+        progress=lambda what, done, total: seen.setdefault(what, []).append((done, total)),
+    )
+    assert list(seen) == ["Loading weights", "Certifying"]
+    for steps in seen.values():
+        assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
+        assert {total for _, total in steps} == {len(steps)}
