@@ -44,6 +44,7 @@ static void amx_configure(void) {
         config.row_bytes[t] = 64;
         config.rows[t] = 16;
     }
+    __asm__ volatile("" ::"r"(&config) : "memory"); /* the intrinsic admits to reading 8 of these 64 bytes only */
     _tile_loadconfig(&config);
 }
 
@@ -140,7 +141,7 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
             if (filled) memcpy(rows + m * Kp, (const uint16_t *)x + m * stride, (size_t)filled * 2);
             memset(rows + m * Kp + filled, 0, (size_t)(Kp - filled) * 2);
         }
-        amx_configure();
+        amx_configure(); /* behind the barrier of the loop above: every row is in place */
         /* by the team that really came: it may be smaller than what was asked for */
         for (int64_t t = omp_get_thread_num(); t < over_rows * over_panels; t += omp_get_num_threads()) {
             const int64_t i = t % over_panels, j = t / over_panels;
