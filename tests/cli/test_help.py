@@ -12,7 +12,9 @@ COMMANDS = {
     ("chat",): ["--system", "--deterministic"],
     ("certify",): ["--fresh", "--json"],
     ("doctor",): ["default model"],
-    ("bench",): ["demo"],
+    ("bench",): ["demo", "cpu", "needle"],
+    ("bench", "cpu"): ["--rounds"],
+    ("bench", "needle"): ["--runs"],
     ("bench", "demo"): ["forced rollbacks"],
 }
 
