@@ -101,8 +101,8 @@ class AsyncEngine:
             if self._closed:
                 raise EngineStopped("the engine is shut down")
             request = self.engine.prepare(prompt, params)
-            handle = Handle(request, self._cancel)
-            self._inbox.put(lambda: self._start(request, handle))
+            handle = self._handles[request.request_id] = Handle(request, self._cancel)
+            self._inbox.put(lambda: self._start(request))
         return handle
 
     def close(self) -> None:
@@ -123,13 +123,11 @@ class AsyncEngine:
     def _cancel(self, request_id: int) -> None:
         self._inbox.put(lambda: self._deliver(self.engine.abort(request_id)))
 
-    def _start(self, request: Request, handle: Handle) -> None:
+    def _start(self, request: Request) -> None:
         try:
             self.engine.submit(request)
         except HoldfastError as error:
-            handle.put(error)
-        else:
-            self._handles[request.request_id] = handle
+            self._handles.pop(request.request_id).put(error)
 
     def _loop(self) -> None:
         try:
@@ -139,10 +137,11 @@ class AsyncEngine:
             _log.exception("the engine's loop died")
             raise
         finally:
-            self._closed = True
-            for handle in self._handles.values():
-                handle.put(EngineStopped("the engine is shut down"))
-            self._handles.clear()
+            with self._submitting:  # whoever was submitted by now hears of it, even from the inbox
+                self._closed = True
+                for handle in self._handles.values():
+                    handle.put(EngineStopped("the engine is shut down"))
+                self._handles.clear()
 
     def _read_inbox(self) -> bool:
         """Do what was asked since the last step; wait when there is nothing else to do. False: stop."""
