@@ -64,7 +64,7 @@ def load_certificate(key: str) -> Certificate | None:
     try:
         content = json.loads(_path(key).read_text())
         return _from_dict(content, key)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -100,9 +100,10 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         raise ValueError("another format or another key")
     checks, sizes, subject = content["checks"], content["sizes"], content["subject"]
     refusal, seconds = content["refusal"], content["seconds"]
-    assert isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)
-    assert refusal is None or isinstance(refusal, str)
-    assert isinstance(seconds, int | float)
+    if not (isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)):
+        raise ValueError("checks, sizes or subject of another kind")
+    if not isinstance(refusal, str | None) or not isinstance(seconds, int | float):
+        raise ValueError("refusal or seconds of another kind")
     if certificate_key(subject) != key:
         raise ValueError("the subject is not the key's")
     return Certificate(

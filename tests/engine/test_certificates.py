@@ -1,0 +1,221 @@
+"""What the engine makes of its certificate: refusal, sizes left out, and the copy on disk."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast import SamplingParams
+from holdfast.arithmetic.certificate import certificate_key, load_certificate
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.engine import build
+from holdfast.engine.llm import LLM
+from holdfast.errors import DeterminismRefused
+
+PROMPTS = [[5, 6, 7], [9] * 40, [11, 12]]
+PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
+ORDINARY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+
+
+class Bent:
+    """An arithmetic with a fault in its products: `bend(product, canonical)` adds it in place."""
+
+    def __init__(self, inner: Any, bend: Any) -> None:
+        self._inner, self._bend = inner, bend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        out = self._inner.linear(x, w, canonical=canonical)
+        self._bend(out, canonical)
+        return out
+
+    def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        out = self._inner.logits(x, w, canonical=canonical)
+        self._bend(out, canonical)
+        return out
+
+
+def open_bent(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, bend: Any, **config: Any) -> LLM:
+    open_arithmetic(torch.float32, num_threads=1)  # kernels are built in the session's own cache
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
+    monkeypatch.setattr(build, "open_arithmetic", lambda *a, **k: Bent(open_arithmetic(*a, **k), bend))
+    return LLM(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=8, **config)
+
+
+def same_bits(one: LLM, other: LLM) -> bool:
+    first, second = (llm.generate(PROMPTS, PARAMS) for llm in (one, other))
+    return [(r.token_ids, r.logprobs) for r in first] == [(r.token_ids, r.logprobs) for r in second]
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_a_row_that_feels_its_index_refuses_the_guarantee(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def by_index(out: Tensor, canonical: bool) -> None:
+        out += torch.arange(len(out))[:, None] * 1e-3
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_index, determinism=mode)
+    assert llm.engine.certificate is not None
+    assert llm.engine.certificate.sizes == ()
+    with pytest.raises(DeterminismRefused, match="does not repeat its own bits for layers.0.qkv"):
+        llm.generate(PROMPTS, PARAMS)
+    with pytest.raises(DeterminismRefused):
+        llm.generate(PROMPTS, [ORDINARY, PARAMS, ORDINARY])
+    assert not llm.engine.has_work
+    assert [len(result.token_ids) for result in llm.generate(PROMPTS, ORDINARY)] == [10, 10, 10]
+
+
+def test_a_row_that_feels_its_neighbours_refuses_the_guarantee(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_neighbours(out: Tensor, canonical: bool) -> None:
+        out += out.mean() * 1e-3
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_neighbours)
+    with pytest.raises(DeterminismRefused):
+        llm.generate(PROMPTS, PARAMS)
+
+
+def test_sizes_that_differ_are_not_certified_and_answers_stay_the_same(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_llm: LLM
+) -> None:
+    def at_some_sizes(out: Tensor, canonical: bool) -> None:
+        if not canonical and len(out) in (1, 3, 40):
+            out *= 1 + 1e-6
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, at_some_sizes)
+    assert llm.engine.certificate is not None
+    sizes = llm.engine.certificate.sizes
+    assert not {1, 3, 40} & set(sizes)
+    assert {2, 4, 16, 64} <= set(sizes)
+    assert llm.engine.certificate.refusal is None
+    assert same_bits(llm, auto_llm)
+    assert all(result.determinism == "certified" for result in llm.generate(PROMPTS, PARAMS))
+
+
+def test_without_a_certified_size_every_token_is_verified_and_rollbacks_happen(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_llm: LLM
+) -> None:
+    def grossly(out: Tensor, canonical: bool) -> None:
+        if not canonical:
+            out += torch.arange(out.shape[1]) * 1e-2
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, grossly)
+    assert llm.engine.certificate is not None
+    assert llm.engine.certificate.sizes == ()
+    assert llm.engine.certificate.refusal is None
+    assert same_bits(llm, auto_llm)
+    results = llm.generate(PROMPTS, PARAMS)
+    assert all(result.determinism == "verified" for result in results)
+    assert sum(result.stats.rolled_back for result in results) > 0
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the certificates that were made, not read."""
+    made: list[str] = []
+    original = build.certify
+
+    def certify(*args: Any, **kwargs: Any) -> Any:
+        certificate = original(*args, **kwargs)
+        made.append(certificate.key)
+        return certificate
+
+    monkeypatch.setattr(build, "certify", certify)
+    return made
+
+
+def start(model: Path, **config: Any) -> LLM:
+    return LLM(str(model), **{"dtype": "fp32", "max_pass_rows": 32, "max_num_seqs": 8, **config})
+
+
+def test_a_certificate_is_made_once_and_read_again(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], auto_llm: LLM
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    first, second = start(tiny_llama), start(tiny_llama)
+    assert len(counted) == 1
+    assert first.engine.certificate == second.engine.certificate == load_certificate(counted[0])
+    assert same_bits(first, second)
+    start(tiny_llama, max_pass_rows=48)  # another question, another certificate
+    start(tiny_llama, dtype="bf16")
+    assert len(set(counted)) == len(counted) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("null"),
+        lambda path: path.write_bytes(b"\xff\xfe\x00"),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "sizes": [True, "x"]})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "sizes": {"a": 1}})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checks": 3})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "subject": {}})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "refusal": 5})),
+        lambda path: path.write_text("[" * 100_000),
+    ],
+)  # fmt: skip
+def test_a_spoiled_file_is_as_good_as_none(cache_dir: Path, spoil: Any, auto_llm: LLM) -> None:
+    certificate = auto_llm.engine.certificate
+    assert certificate is not None
+    path = cache_dir / "certificates" / f"{certificate.key}.json"
+    before = path.read_bytes()
+    assert load_certificate(certificate.key) == certificate
+    try:
+        spoil(path)
+        assert load_certificate(certificate.key) is None
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_spoiled_file_is_made_anew(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], auto_llm: LLM
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    start(tiny_llama)
+    path = tmp_path / "certificates" / f"{counted[0]}.json"
+    path.write_text("{")
+    start(tiny_llama)
+    assert len(counted) == 2
+    assert load_certificate(counted[0]) is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    counted: list[str],
+    caplog: pytest.LogCaptureFixture,
+    auto_llm: LLM,
+) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(blocked))
+    llm = start(tiny_llama)
+    assert "could not be kept" in caplog.text
+    assert len(llm.generate(PROMPTS, PARAMS)) == 3
+    assert len(counted) == 1
+
+
+def test_nothing_half_written_is_left(cache_dir: Path, auto_llm: LLM) -> None:
+    assert {path.suffix for path in (cache_dir / "certificates").iterdir()} == {".json"}
+    assert os.environ["HOLDFAST_CACHE_DIR"] == str(cache_dir)
+
+
+def test_the_digest_is_of_what_it_says(auto_llm: LLM) -> None:
+    from dataclasses import replace
+
+    certificate = auto_llm.engine.certificate
+    assert certificate is not None
+    assert certificate_key(certificate.subject) == certificate.key
+    assert replace(certificate, seconds=99.0).digest() == certificate.digest()
+    assert replace(certificate, sizes=(1,)).digest() != certificate.digest()
