@@ -63,7 +63,7 @@ def test_a_row_that_feels_its_index_refuses_the_guarantee(
     llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_index, determinism=mode)
     assert llm.engine.certificate is not None
     assert llm.engine.certificate.sizes == ()
-    with pytest.raises(DeterminismRefused, match="does not repeat its own bits for layers.0.qkv"):
+    with pytest.raises(DeterminismRefused, match=r"does not repeat its own bits for layers\.0\.qkv"):
         llm.generate(PROMPTS, PARAMS)
     with pytest.raises(DeterminismRefused):
         llm.generate(PROMPTS, [ORDINARY, PARAMS, ORDINARY])

@@ -54,6 +54,8 @@ class LLM:
 
         A wrong prompt or setting raises before anything runs.
         """
+        if not isinstance(prompts, str):
+            _require_list("prompts", prompts)
         batch = [prompts] if isinstance(prompts, str) else list(prompts)
         each = _params_for(batch, params)
         requests = [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
@@ -99,8 +101,14 @@ def _params_for(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
+    _require_list("params", params)
     if len(params) != len(prompts):
         raise InvalidRequest(
             f"{len(prompts)} prompts but {len(params)} settings; give one each, or one for all"
         )
     return list(params)
+
+
+def _require_list(name: str, values: object) -> None:
+    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Sequence):
+        raise InvalidRequest(f"{name} must be one of them or a list, not {type(values).__name__}")

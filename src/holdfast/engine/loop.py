@@ -173,7 +173,7 @@ class Engine:
 
 
 def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
     for token_id in prompt:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
