@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.arithmetic.cache import cache_folder
 from holdfast.errors import ConfigError
 
 _SOURCE_DIR = Path(__file__).parent
@@ -92,8 +93,7 @@ def _digest(flags: tuple[str, ...], version: str) -> str:
 
 
 def _cache_dir() -> Path:
-    chosen = os.environ.get("HOLDFAST_CACHE_DIR")
-    return (Path(chosen) if chosen else Path.home() / ".cache" / "holdfast") / "kernels"
+    return cache_folder() / "kernels"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
