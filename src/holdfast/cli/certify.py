@@ -60,10 +60,11 @@ def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
 
 
 def _show(certificate: "Certificate", made_now: bool) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Certificate", title_justify="left")
+    table = Table(title="Certificate", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("operation")
     table.add_column("shape")
     table.add_column("sizes tested")
@@ -72,8 +73,8 @@ def _show(certificate: "Certificate", made_now: bool) -> None:
     for label, check in _merged(certificate.checks):
         differing = "[green]none[/]" if check.agrees else f"[red]{_differing(check)}[/]"
         table.add_row(label, check.shape, _ranges(check.sizes_tested), differing, str(check.num_comparisons))
-    console = Console(highlight=False)
-    console.print(table)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(table, soft_wrap=False)
     console.print(f"certified row totals  {_ranges(certificate.sizes) or 'none: everything is verified'}")
     console.print(f"tested in             {certificate.seconds:.1f} s, {'now' if made_now else 'kept since'}")
     console.print(f"key                   {certificate.key}")
@@ -82,14 +83,14 @@ def _show(certificate: "Certificate", made_now: bool) -> None:
 
 
 def _merged(checks: tuple["OperationCheck", ...]) -> list[tuple[str, "OperationCheck"]]:
-    """Products of many layers that came out alike, on one line: "0..29 qkv"."""
+    """Products of many layers that came out alike, on one line: "qkv, 27 layers"."""
     groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[OperationCheck]] = {}
     for check in checks:
         kind = check.name.rsplit(".", 1)[-1]
         groups.setdefault((kind, check.shape, check.sizes_tested, check.sizes_differing), []).append(check)
     merged = []
     for (kind, *_), alike in groups.items():
-        label = alike[0].name if len(alike) == 1 else f"{kind} ({len(alike)} layers)"
+        label = alike[0].name if len(alike) == 1 else f"{kind}, {len(alike)} layers"
         total = sum(check.num_comparisons for check in alike)
         merged.append((label, type(alike[0])(kind, *_rest(alike[0]), total)))
     return merged
@@ -109,4 +110,4 @@ def _ranges(sizes: tuple[int, ...]) -> str:
     """Few sizes in full, many by their ends."""
     if len(sizes) <= 5:
         return ", ".join(map(str, sizes))
-    return f"{len(sizes)} from {sizes[0]} to {sizes[-1]}"
+    return f"{len(sizes)}, {sizes[0]} to {sizes[-1]}"
