@@ -243,6 +243,19 @@ static Block find_block(const Attention *a, const Tile *t, int64_t start, int64_
     return b;
 }
 
+/* Asks for the pages of a block before they are needed: decode reads each once, and pages lie anywhere. */
+static void fetch_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
+    const int32_t *pages = a->page_table + t->span * a->max_pages;
+    const int64_t bytes = a->D * a->page * size_of(a->dt);
+    for (int64_t j = start; j < min64(end, start + BLOCK); j += a->page) {
+        const int64_t base = ((int64_t)pages[j / a->page] * a->kv_heads + t->kv_head) * bytes;
+        for (int64_t line = 0; line < bytes; line += 64) {
+            __builtin_prefetch(a->keys + base + line);
+            __builtin_prefetch(a->values + base + line);
+        }
+    }
+}
+
 static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv) {
     for (int64_t r = 0, i = 0; r < t->rows; r++)
         for (int64_t h = 0; h < t->group; h++, i++) {
@@ -280,6 +293,7 @@ static void attend(const Attention *a, const Tile *t, Work *w) {
     const int copied = queries > 4 || Dv != a->D || a->page % VL != 0;
     for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {
         Block b = find_block(a, t, start, end);
+        if (!copied && a->page <= BLOCK) fetch_block(a, t, start + BLOCK, end);
         const int64_t used = min64(BLOCK, end - start);
         if (copied && a->dt == F32) b = copy_block(w, &b, a->D, Dv, used, F32);
         else if (copied && a->dt == BF16) b = copy_block(w, &b, a->D, Dv, used, BF16);
