@@ -114,8 +114,9 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(holdfast, model, arguments, s
     assert result.stdout == ""
 
 
-def test_without_a_prompt_it_says_how_to_give_one(holdfast, model):
-    result = holdfast("generate", "-m", model, "--prompts-file", "/dev/null")
+@pytest.mark.parametrize("source", [(), ("--prompts-file", "/dev/null")], ids=["stdin", "file"])
+def test_without_a_prompt_it_says_how_to_give_one(holdfast, model, source):
+    result = holdfast("generate", "-m", model, *source, stdin="")
     assert result.exit_code == 2
     assert "holdfast generate" in result.stderr
 

@@ -96,7 +96,7 @@ def _read_prompts(prompt: str | None, further: list[str], file: Path | None) -> 
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the prompts file {file} cannot be read: {error}") from error
     if not prompts and file is None and not sys.stdin.isatty():
-        prompts = [_read_stdin()]
+        prompts = [text] if (text := _read_stdin()) else []
     if not prompts:
         raise InvalidRequest(
             'there is no prompt; write one behind the command, such as: holdfast generate "Hello"'
