@@ -1,0 +1,46 @@
+"""Ctrl-C ends the answer, not the conversation."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from support.tiny import tiny_model
+
+
+@pytest.fixture
+def patient_model(tmp_path):
+    """Room for an answer that is still growing when the signal comes."""
+    return str(tiny_model(tmp_path / "long", max_position_embeddings=40_000))
+
+
+def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast",
+        "chat",
+        patient_model,
+        "-n",
+        "39000",
+        "-t",
+        "0.9",
+        "--min-p",
+        "0",
+    ]
+    chat = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    assert chat.stderr is not None
+    while True:  # an answer may end by itself at once
+        chat.stdin.write(b"the dog\n")
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        if b"abort" in chat.stderr.readline():
+            break
+    _, noted = chat.communicate(b"/reset\n/exit\n", timeout=60)
+    assert b"forgotten" in noted
+    assert chat.returncode == 0
