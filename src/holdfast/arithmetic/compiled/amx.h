@@ -82,9 +82,15 @@ static void amx_put(const AmxOut *out, const float *tile, int64_t row, int64_t c
     }
 }
 
+/* Tile loads wait for memory one after the other, and arithmetic waits for them: ask for what comes four steps of k later,
+ * the next panel's beginning included. Asking behind the last panel is harmless. */
+static inline void amx_ahead(const uint16_t *w) {
+    for (int line = 0; line < 32; line++) __builtin_prefetch((const char *)w + 4 * 2048 + line * 64, 0, 2);
+}
+
 /* 32 rows (or 16) by the 32 columns of one panel. */
-static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int two, const AmxOut *out, int64_t row,
-                     int64_t column) {
+static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int two, int first, const AmxOut *out,
+                     int64_t row, int64_t column) {
     float c[4][256] __attribute__((aligned(64)));
     const int64_t x_bytes = Kp * 2;
     _tile_zero(0);
@@ -93,6 +99,7 @@ static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int two, 
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t k = 0; k < Kp; k += 32, w += 1024) {
+            if (first) amx_ahead(w);
             _tile_loadd(4, x + k, x_bytes);
             _tile_loadd(5, x + 16 * Kp + k, x_bytes);
             _tile_loadd(6, w, 64);
@@ -106,6 +113,7 @@ static void amx_tile(const uint16_t *x, int64_t Kp, const uint16_t *w, int two, 
         _tile_stored(3, c[3], 64);
     } else {
         for (int64_t k = 0; k < Kp; k += 32, w += 1024) {
+            if (first) amx_ahead(w);
             _tile_loadd(4, x + k, x_bytes);
             _tile_loadd(6, w, 64);
             _tile_loadd(7, w + 512, 64);
@@ -150,7 +158,7 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
                     const uint16_t *w = (const uint16_t *)packed + p * Kp * AMX_COLUMNS;
                     const int64_t end = min64(Mp, (b + 1) * row_block);
                     for (int64_t m = b * row_block; m < end; m += 32)
-                        amx_tile(rows + m * Kp, Kp, w, m + 32 <= end, &out, m, p * AMX_COLUMNS);
+                        amx_tile(rows + m * Kp, Kp, w, m + 32 <= end, m == b * row_block, &out, m, p * AMX_COLUMNS);
                 }
         }
         _tile_release();

@@ -316,9 +316,9 @@ static int64_t list_tiles(const Attention *a, int64_t rows_a_tile, int64_t group
 }
 
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
-                            const int64_t *positions, const int32_t *span_starts, const int32_t *page_table,
-                            int64_t rows, int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D,
-                            int64_t page, double scale, int64_t window, int64_t dt, int64_t threads) {
+                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
+                   int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
+                   double scale, int64_t window, int64_t dt, int64_t threads) {
     const Attention a = {q, keys, values, out, positions, span_starts, page_table, q_stride, heads, kv_heads, D, page,
                          spans, max_pages, window, (float)scale, (int)dt};
     const int64_t es = size_of((int)dt), real = span_starts[spans];

@@ -213,8 +213,8 @@ static float *row_scratch(int64_t n) {
 }
 
 void run_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
-                         const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
-                         const int64_t *positions, int64_t threads) {
+                const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
+                const int64_t *positions, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1) if (rows > 1)
     for (int64_t r = 0; r < rows; r++) {
         float *z = row_scratch(n);

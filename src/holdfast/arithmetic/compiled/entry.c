@@ -13,21 +13,28 @@ INLINE double as_double(int64_t word) {
 #define D(i) as_double(a[i])
 
 API void holdfast_pack(const int64_t *a) { run_pack(P(0), P(1), a[2], a[3], a[4], a[5], a[6]); }
-API void holdfast_linear(const int64_t *a) { run_linear(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9],
-    a[10]); }
-API void holdfast_rms_norm(const int64_t *a) { run_rms_norm(P(0), P(1), a[2], P(3), a[4], a[5], a[6], D(7), a[8],
-    a[9]); }
-API void holdfast_add_rms_norm(const int64_t *a) { run_add_rms_norm(P(0), P(1), P(2), P(3), a[4], a[5], D(6), a[7],
-    a[8]); }
-API void holdfast_rope(const int64_t *a) { run_rope(P(0), a[1], a[2], P(3), a[4], a[5], P(6), P(7), a[8], a[9],
-    a[10], a[11]); }
+API void holdfast_linear(const int64_t *a) {
+    run_linear(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9], a[10]);
+}
+API void holdfast_rms_norm(const int64_t *a) {
+    run_rms_norm(P(0), P(1), a[2], P(3), a[4], a[5], a[6], D(7), a[8], a[9]);
+}
+API void holdfast_add_rms_norm(const int64_t *a) {
+    run_add_rms_norm(P(0), P(1), P(2), P(3), a[4], a[5], D(6), a[7], a[8]);
+}
+API void holdfast_rope(const int64_t *a) {
+    run_rope(P(0), a[1], a[2], P(3), a[4], a[5], P(6), P(7), a[8], a[9], a[10], a[11]);
+}
 API void holdfast_silu_mul(const int64_t *a) { run_silu_mul(P(0), P(1), a[2], a[3], a[4], a[5]); }
-API void holdfast_store(const int64_t *a) { run_store(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9],
-    a[10], a[11], a[12]); }
-API void holdfast_attention(const int64_t *a) { run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8],
-    a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]); }
+API void holdfast_store(const int64_t *a) {
+    run_store(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9], a[10], a[11], a[12]);
+}
+API void holdfast_attention(const int64_t *a) {
+    run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8], a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]);
+}
 API void holdfast_noise(const int64_t *a) { run_noise(P(0), a[1], a[2], a[3]); }
-API void holdfast_choose(const int64_t *a) { run_choose(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9),
-    a[10]); }
+API void holdfast_choose(const int64_t *a) {
+    run_choose(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]);
+}
 API void holdfast_logsumexp(const int64_t *a) { run_logsumexp(P(0), P(1), a[2], a[3], a[4]); }
 API void holdfast_top(const int64_t *a) { run_top(P(0), P(1), P(2), a[3], a[4], a[5], a[6]); }

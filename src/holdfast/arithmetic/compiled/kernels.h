@@ -1,5 +1,5 @@
-/* The kernels, one prototype each. Pointers are to contiguous tensors unless a stride says otherwise; strides count elements;
- * dt is a dtype code of lanes.h. */
+/* The kernels, one prototype each. Pointers are to contiguous tensors unless a stride says otherwise; strides count
+ * elements; dt is a dtype code of lanes.h. */
 #ifndef HOLDFAST_KERNELS_H
 #define HOLDFAST_KERNELS_H
 
@@ -13,18 +13,19 @@ void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weig
 void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
                       double eps, int64_t dt, int64_t threads);
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
-    const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads);
+              const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads);
 void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads);
-void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride, const
-               int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt, int64_t threads);
+void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+               const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
+               int64_t threads);
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
-    const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows, int64_t spans,
-                   int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page, double scale, int64_t
-                   window, int64_t dt, int64_t threads);
+                   const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
+                   int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
+                   double scale, int64_t window, int64_t dt, int64_t threads);
 void run_noise(float *out, int64_t seed, int64_t position, int64_t n);
 void run_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
-    const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds, const int64_t *positions,
-                int64_t threads);
+                const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
+                const int64_t *positions, int64_t threads);
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads);
 void run_top(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads);
 

@@ -13,7 +13,6 @@
 #include "lanes.h"
 
 #define NR (2 * VL)
-#define ROW_BLOCK 64 /* rows of x that stay in the second-level cache while the panels pass */
 #if VL == 4
 #define MR 8
 #elif VL == 8
@@ -21,6 +20,7 @@
 #else
 #define MR 12
 #endif
+#define ROW_BLOCK (8 * MR) /* rows of x that stay in the second-level cache while the panels pass */
 
 API int holdfast_vector_lanes(void) { return VL; }
 API int holdfast_has_amx(void) { return amx_ready(); }
@@ -128,15 +128,14 @@ INLINE void tile_one(int rows, const int dt, const float *x, int64_t ldx, const 
 }
 
 /* Few rows leave registers free: more panels at once keep enough chains in flight. */
-INLINE int tile_wide(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
-                     const Out *out, int64_t row, int64_t column) {
+INLINE void tile_wide(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
+                      const Out *out, int64_t row, int64_t column) {
     switch (rows) {
         TILE_CASE(1, 4) TILE_CASE(2, 4)
 #if MR >= 8
         TILE_CASE(3, 2) TILE_CASE(4, 2)
 #endif
     }
-    return 0;
 }
 
 INLINE int wide_panels(int64_t rows) { return rows <= 2 ? 4 : (MR >= 8 && rows <= 4) ? 2 : 1; }
@@ -148,13 +147,15 @@ typedef struct {
     Out out;
 } Job;
 
-/* Rows m0..m1 through panels p0..p1, read as they lie. */
+/* Rows m0..m1 through panels p0..p1, read as they lie. Tiles share the rows evenly: nine are five and four, for a tile of
+ * one row has too few chains. */
 INLINE void run_direct(const Job *job, const int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    const int64_t bytes = job->K * NR * size_of(dt);
+    const int64_t bytes = job->K * NR * size_of(dt), count = m1 - m0, tiles = ceil_to(count, MR) / MR;
     for (int64_t p = p0; p < p1;) {
-        const int64_t many = wide_panels(m1 - m0), step = p + many <= p1 ? many : 1;
-        for (int64_t m = m0; m < m1; m += MR) {
-            const int rows = (int)min64(MR, m1 - m);
+        const int64_t many = wide_panels(count), step = p + many <= p1 ? many : 1;
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t m = m0 + count * t / tiles;
+            const int rows = (int)(m0 + count * (t + 1) / tiles - m);
             const float *x = job->x + m * job->ldx;
             if (step > 1) tile_wide(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
             else tile_one(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
@@ -222,8 +223,8 @@ static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_
 }
 
 /* x [M, K] of dtype dt, rows `stride` elements apart; y [M, N] of dtype out_dt, contiguous. */
-void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M,
-                         int64_t N, int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
+void run_linear(void *y, const void *x, int64_t stride, const void *packed, const float *bias, int64_t M, int64_t N,
+                int64_t K, int64_t dt, int64_t out_dt, int64_t threads) {
     if (M <= 0) return;
     if (dt == BF16 && amx_ready()) {
         amx_linear(y, x, stride, packed, bias, M, N, K, (int)out_dt, (int)threads);

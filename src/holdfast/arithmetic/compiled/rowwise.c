@@ -29,7 +29,7 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
 
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
 void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
-                           int64_t D, double eps, int64_t dt, int64_t threads) {
+                  int64_t D, double eps, int64_t dt, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < heads; h++) {
@@ -47,7 +47,7 @@ INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) 
 }
 
 void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
-                               double eps, int64_t dt, int64_t threads) {
+                      double eps, int64_t dt, int64_t threads) {
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_)                                                             \
@@ -71,7 +71,7 @@ INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half,
 }
 
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
-                       const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
+              const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
     const int64_t half = D / 2;
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++) {
@@ -118,8 +118,8 @@ void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, i
 
 /* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D]; slot -1 is skipped. */
 void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
-                        const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
-                        int64_t threads) {
+               const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
+               int64_t threads) {
     const int64_t es = size_of((int)dt);
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
     for (int64_t r = 0; r < rows; r++) {
