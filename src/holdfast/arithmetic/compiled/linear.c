@@ -30,6 +30,26 @@ API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles fetch one k ahead */
 }
 
+/* NEON reads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the upper. One shift and one
+ * mask then widen both, quicker than two zips. */
+#if VL == 4
+INLINE int64_t place(int64_t column, const int dt) { return dt == BF16 ? column % 4 * 2 + column / 4 : column; }
+#else
+INLINE int64_t place(int64_t column, const int dt) { return (void)dt, column; }
+#endif
+
+INLINE void load_packed(const void *p, const int dt, vf *a, vf *b) {
+#if VL == 4
+    if (dt == BF16) {
+        const uint32x4_t words = vreinterpretq_u32_u16(vld1q_u16(p));
+        *a = vreinterpretq_f32_u32(vshlq_n_u32(words, 16));
+        *b = vreinterpretq_f32_u32(vandq_u32(words, vdupq_n_u32(0xffff0000u)));
+        return;
+    }
+#endif
+    load_2v(p, dt, a, b);
+}
+
 /* w [N, K] with rows `stride` elements apart, into panels. */
 void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
     if (dt == BF16 && amx_ready()) {
@@ -44,7 +64,7 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
         for (int64_t c = 0; c < NR && p * NR + c < N; c++) {
             const char *in = (const char *)w + (p * NR + c) * stride * es;
             if (es == 4) for (int64_t k = 0; k < K; k++) ((uint32_t *)out)[k * NR + c] = ((const uint32_t *)in)[k];
-            else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + c] = ((const uint16_t *)in)[k];
+            else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + place((int)c, (int)dt)] = ((const uint16_t *)in)[k];
         }
     }
 }
@@ -55,8 +75,8 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
  * hold up a queue full of multiply-adds. */
 #define STEP(lane)                                                                                     \
     UNROLL for (int p = 0; p < panels; p++) {                                                          \
-        if (!ahead) load_2v(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
-        else load_2v(w + p * panel_bytes + (k + lane + 1) * NR * size_of(dt), dt, &next[p][0], &next[p][1]); \
+        if (!ahead) load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
+        else load_packed(w + p * panel_bytes + (k + lane + 1) * NR * size_of(dt), dt, &next[p][0], &next[p][1]); \
         UNROLL for (int r = 0; r < rows; r++) {                                                        \
             FMA_LANE(acc[r][2 * p], now[p][0], xv[r], x + r * ldx + k, lane);                              \
             FMA_LANE(acc[r][2 * p + 1], now[p][1], xv[r], x + r * ldx + k, lane);                          \
@@ -94,7 +114,7 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
         UNROLL for (int c = 0; c < 2 * panels; c++) acc[r][c] = splat(0.0f);
     vf now[4][2], next[4][2];
     const int ahead = VL == 4 && panels == 1;
-    if (ahead) UNROLL for (int p = 0; p < panels; p++) load_2v(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
+    if (ahead) UNROLL for (int p = 0; p < panels; p++) load_packed(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
     for (int64_t k = 0; k < K; k += 4) {
 #if VL == 4
         vf xv[MR];
@@ -177,7 +197,7 @@ static void run_direct_f16(const Job *job, int64_t m0, int64_t m1, int64_t p0, i
 INLINE void widen(float *out, const void *in, int64_t n, const int dt) {
     for (int64_t i = 0; i < n; i += 2 * VL) {
         vf a, b;
-        load_2v(at(in, i, dt), dt, &a, &b);
+        load_packed(at(in, i, dt), dt, &a, &b);
         store_v(out + i, a, F32);
         store_v(out + i + VL, b, F32);
     }
