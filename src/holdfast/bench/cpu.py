@@ -18,8 +18,9 @@ from holdfast.bench.hugging_face import HuggingFace
 from holdfast.core.params import SamplingParams
 from holdfast.engine.build import assemble, cpu_name
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
-from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.schedule.policy import DeterminismMode
 
