@@ -51,7 +51,9 @@ class Slot:
 class ScriptedRunner:
     """Runs plans over hashes. `lie` is the chance that a fast row says another token."""
 
-    def __init__(self, page_size: int, lie: float, seed: int, during: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, page_size: int, lie: float, seed: int, during: Callable[[], None] | None = None
+    ) -> None:
         self._page_size = page_size
         self._lie = lie
         self._rng = random.Random(seed)

@@ -168,7 +168,9 @@ def test_true_candidates_are_all_accepted_and_each_window_adds_a_bonus() -> None
     assert stats.candidates == stats.accepted > 0
     assert stats.canonical_tokens == stats.windows + 1  # one from the prefill, then one bonus a window
     assert ended[0].determinism == "verified"
-    assert max(span.num_rows for one in runner.passes for span in one.spans) == ROWS  # the window grew to its limit
+    assert (
+        max(span.num_rows for one in runner.passes for span in one.spans) == ROWS
+    )  # the window grew to its limit
 
 
 def test_lies_are_rolled_back_and_nothing_else() -> None:

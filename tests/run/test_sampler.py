@@ -91,11 +91,15 @@ def test_logprobs_are_of_the_raw_logits(arithmetic: Arithmetic, logits: Tensor, 
         assert each.logprob.logprob == pytest.approx(expected[row, each.token_id].item(), abs=1e-5)
         ids = [token_id for token_id, _ in each.logprob.top]
         assert ids == expected[row].topk(4).indices.tolist()
-        assert [value for _, value in each.logprob.top] == pytest.approx(expected[row, ids].tolist(), abs=1e-5)
+        assert [value for _, value in each.logprob.top] == pytest.approx(
+            expected[row, ids].tolist(), abs=1e-5
+        )
     assert torch.equal(logits, before)
 
 
-def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(arithmetic: Arithmetic, logits: Tensor) -> None:
+def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(
+    arithmetic: Arithmetic, logits: Tensor
+) -> None:
     for each in one(arithmetic, logits, span(9, 12, SETTINGS["greedy"], logprobs=1)):
         assert each.logprob is not None
         assert each.logprob.top == ((each.token_id, each.logprob.logprob),)

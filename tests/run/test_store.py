@@ -35,7 +35,9 @@ def test_a_budget_is_never_exceeded(config: DecoderConfig) -> None:
     one = page_bytes(config, torch.float32)
     assert num_pages_in(one, config, torch.float32) == 1
     assert num_pages_in(7 * one + one - 1, config, torch.float32) == 7
-    with pytest.raises(ConfigError, match=f"does not hold one page of {PAGE_SIZE} positions.*raise kv_memory"):
+    with pytest.raises(
+        ConfigError, match=f"does not hold one page of {PAGE_SIZE} positions.*raise kv_memory"
+    ):
         num_pages_in(one - 1, config, torch.float32)
 
 

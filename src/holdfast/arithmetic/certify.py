@@ -66,7 +66,7 @@ def certify(
     about: Mapping[str, object],
     progress: Progress | None = None,
 ) -> Certificate:
-    """Test every operation and say which totals agree everywhere. 
+    """Test every operation and say which totals agree everywhere.
 
     `wide` is the same arithmetic for fp32; `about` is what the certificate is filed under.
     """
@@ -99,7 +99,11 @@ def certify(
 
 
 def _jobs(
-    arithmetic: Arithmetic, wide: Arithmetic, subjects: Sequence[Subject], geometry: Geometry, sizes: tuple[int, ...]
+    arithmetic: Arithmetic,
+    wide: Arithmetic,
+    subjects: Sequence[Subject],
+    geometry: Geometry,
+    sizes: tuple[int, ...],
 ) -> list[Callable[[], OperationCheck]]:
     edges = tuple(
         size for size in sizes if size in (1, 2, arithmetic.recipe.rows, 2 * arithmetic.recipe.rows)

@@ -127,5 +127,7 @@ def _stop_ids(value: object) -> tuple[int, ...]:
         raise InvalidRequest(f"stop_token_ids must be a list of token ids, not {show(value)}")
     ids = tuple(islice(value, MAX_STOPS + 1))
     if len(ids) > MAX_STOPS:
-        raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOPS} ids; at most {MAX_STOPS} are allowed")
+        raise InvalidRequest(
+            f"stop_token_ids holds more than {MAX_STOPS} ids; at most {MAX_STOPS} are allowed"
+        )
     return tuple(_integer("stop_token_ids", token_id, 0, (1 << 31) - 1) for token_id in ids)

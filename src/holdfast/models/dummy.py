@@ -19,7 +19,9 @@ _TWIN = 1e-7
 class DummyCheckpoint:
     """Normal weights of the given deviation; norms are ones. The same seed gives the same weights everywhere."""
 
-    def __init__(self, config: DecoderConfig, *, seed: int = 0, deviation: float = 0.02, twins: bool = False) -> None:
+    def __init__(
+        self, config: DecoderConfig, *, seed: int = 0, deviation: float = 0.02, twins: bool = False
+    ) -> None:
         self._config = config
         self._seed = seed
         self._deviation = deviation
