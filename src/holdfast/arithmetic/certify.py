@@ -9,7 +9,7 @@ where the arithmetic can give them, and operations without weights in fp32 as we
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -147,25 +147,31 @@ def check_rows(
     fast: RowOperation,
     width: int,
     arithmetic: Arithmetic,
-    sizes: Iterable[int],
+    sizes: Sequence[int],
 ) -> OperationCheck:
-    """Compare probes in every size of the fast form with the canonical form in the reference's. Size 0 stands for the
-    reference itself: its probes moved to other places, among other neighbours."""
+    """Compare probes in every size of the fast form with the canonical form in the reference's size.
+
+    Size 0 stands for the canonical form itself: its probes moved to other places, among other neighbours, and in the other
+    totals a canonical pass can have, which are multiples of the reference's.
+    """
     dtype = getattr(torch, arithmetic.recipe.dtype)
     rows = arithmetic.recipe.rows
     probes = _probes(width, dtype)
     reference = canonical(plant(probes, rows, places(rows)[0], 1.0))[places(rows)[0]]
-    differing: list[int] = []
+    multiples = range(rows, max(sizes) + 1, rows)
+    trials = [
+        (0, size, canonical) for size in (multiples if canonical is fast else {rows, 2 * rows, multiples[-1]})
+    ]
+    trials += [(size, size, fast) for size in sizes]
+    differing: set[int] = set()
     comparisons = 0
-    for size, operation in [(0, canonical), *((size, fast) for size in sizes)]:
-        for number, at in enumerate(places(size or rows)):
-            count = len(at)
-            out = operation(plant(probes[:count], size or rows, at, (1e3, 1e-3, 1.0)[number % 3]))
-            comparisons += count
-            if not same_bits(out[at], reference[:count]):
-                differing.append(size)
-                break
-    return OperationCheck(name, shape, tuple(sizes), tuple(differing), comparisons)
+    for label, size, operation in trials:
+        for number, at in enumerate(places(size)):
+            out = operation(plant(probes[: len(at)], size, at, (1e3, 1e-3, 1.0)[number % 3]))
+            comparisons += len(at)
+            if not same_bits(out[at], reference[: len(at)]):
+                differing.add(label)
+    return OperationCheck(name, shape, tuple(sizes), tuple(sorted(differing)), comparisons)
 
 
 def _probes(width: int, dtype: torch.dtype) -> Tensor:
