@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.arithmetic.cache import cache_folder
 
 _log = logging.getLogger(__name__)
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)

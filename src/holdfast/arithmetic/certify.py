@@ -20,7 +20,9 @@ from holdfast.arithmetic.attention_check import check_attention
 from holdfast.arithmetic.certificate import Certificate, OperationCheck, certificate_key
 from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.ops import Arithmetic, Linear
-from holdfast.arithmetic.probe import NUM_PROBES, places, plant, same_bits
+from holdfast.arithmetic.probe import NUM_PROBES, forget_neighbours, places, plant, same_bits
+
+_SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours, by the probes' seats
 
 RowOperation = Callable[[Tensor], Tensor]
 Progress = Callable[[int, int], None]
@@ -79,6 +81,7 @@ def certify(
             checks.append(job())
             if progress is not None:
                 progress(number + 1, len(jobs))
+    forget_neighbours()
     differing = {size for check in checks for size in check.sizes_differing}
     broken = [check.name for check in checks if 0 in check.sizes_differing]
     refusal = (
@@ -157,7 +160,7 @@ def check_rows(
     dtype = getattr(torch, arithmetic.recipe.dtype)
     rows = arithmetic.recipe.rows
     probes = _probes(width, dtype)
-    reference = canonical(plant(probes, rows, places(rows)[0], 1.0))[places(rows)[0]]
+    reference = canonical(plant(probes, rows, places(rows)[0], (1.0, 1.0)))[places(rows)[0]]
     multiples = range(rows, max(sizes) + 1, rows)
     trials = [
         (0, size, canonical) for size in (multiples if canonical is fast else {rows, 2 * rows, multiples[-1]})
@@ -167,7 +170,7 @@ def check_rows(
     comparisons = 0
     for label, size, operation in trials:
         for number, at in enumerate(places(size)):
-            out = operation(plant(probes[: len(at)], size, at, (1e3, 1e-3, 1.0)[number % 3]))
+            out = operation(plant(probes[: len(at)], size, at, _SCALES[number]))
             comparisons += len(at)
             if not same_bits(out[at], reference[: len(at)]):
                 differing.add(label)
@@ -245,11 +248,11 @@ def _check_choice(
     generator = torch.Generator().manual_seed(3)
     probes = torch.randn(NUM_PROBES, vocab, generator=generator) * 4
     rows = arithmetic.recipe.rows
-    reference = operation(plant(probes, rows, places(rows)[0], 1.0))[places(rows)[0]]
+    reference = operation(plant(probes, rows, places(rows)[0], (1.0, 1.0)))[places(rows)[0]]
     differing = []
     for size in sizes:
         at = places(size)[-1]
-        out = operation(plant(probes[: len(at)], size, at, 1e3))
+        out = operation(plant(probes[: len(at)], size, at, _SCALES[0]))
         if not same_bits(out[at], reference[: len(at)]):
             differing.append(size)
     return OperationCheck(
