@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.arithmetic import library_choice
 from holdfast.arithmetic.choice import ChoiceBatch
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, run_layer
 from holdfast.arithmetic.library_attention import KV_BLOCK, QUERY_TILE, attend_tiles
 from holdfast.arithmetic.ops import Linear
 from holdfast.arithmetic.recipe import Recipe
@@ -112,6 +113,20 @@ class LibraryArithmetic:
         gate, up = gate_up.chunk(2, dim=-1)
         wide = gate.to(torch.float32)
         return (wide / (1.0 + torch.exp(-wide))).to(self.dtype) * up
+
+    def layer(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        rows: Rows,
+        at: Positions,
+        *,
+        canonical: bool,
+    ) -> None:
+        run_layer(self, residual, x, weights, shape, kv, rows, at, canonical=canonical)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids)

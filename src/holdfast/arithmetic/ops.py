@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from holdfast.arithmetic.choice import ChoiceBatch
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
 from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.rows import KVLayer, Rows
 
@@ -77,6 +78,21 @@ class Arithmetic(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """gate_up [rows, 2 * I] -> rounded(silu(gate)) * up, [rows, I]."""
+        ...
+
+    def layer(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        rows: Rows,
+        at: Positions,
+        *,
+        canonical: bool,
+    ) -> None:
+        """A whole layer, with the bits of `layer.run_layer`: residual and x [rows, hidden] are changed in place."""
         ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
 from holdfast.arithmetic.ops import Arithmetic, Linear
 from holdfast.arithmetic.rope import rope_tables
 from holdfast.arithmetic.rows import KVLayer, Rows
@@ -18,21 +19,6 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The weights of one layer. qkv and gate_up are fused along the outputs."""
-
-    input_norm: Tensor
-    qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Linear
-    post_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    window: int | None
 
 
 @dataclass(frozen=True)
@@ -56,20 +42,21 @@ class Decoder:
         config: DecoderConfig,
         arithmetic: Arithmetic,
         embedding: Tensor,
-        layers: Sequence[Layer],
-        norm: Tensor,
+        first_norm: Tensor,
+        layers: Sequence[LayerWeights],
         head: Linear,
         max_len: int,
     ) -> None:
         self.config = config
         self.arithmetic = arithmetic
         self._embedding = embedding
+        self._first_norm = first_norm
         self._layers = tuple(layers)
-        self._norm = norm
         self._head = head
         inv_freq, scaling = rope_frequencies(config)
         self._cos, self._sin = rope_tables(inv_freq, scaling, max_len)  # fp32 [max_len, head_dim / 2]
-        self._scale = config.head_dim**-0.5
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._shape = LayerShape(heads, kv_heads, dim, config.rms_norm_eps, scale=dim**-0.5)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,38 +69,15 @@ class Decoder:
 
         The head is switched by itself: a certified pass has a certified number of rows, but any number of sampled ones.
         """
-        ops, eps = self.arithmetic, self.config.rms_norm_eps
-        cos, sin = self._cos[rows.positions], self._sin[rows.positions]  # [rows, head_dim / 2]
+        ops = self.arithmetic
+        at = Positions(self._cos[rows.positions], self._sin[rows.positions])  # [rows, head_dim / 2]
         residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
-        x = ops.rms_norm(residual, self._layers[0].input_norm, eps)
-        for index, layer in enumerate(self._layers):
-            attended = self._attend(
-                layer, x, rows, kv[index], cos, sin, canonical
-            )  # [rows, heads * head_dim]
-            x = ops.add_rms_norm(
-                residual, ops.linear(attended, layer.o, canonical=canonical), layer.post_norm, eps
-            )
-            hidden = ops.silu_mul(ops.linear(x, layer.gate_up, canonical=canonical))  # [rows, intermediate]
-            delta = ops.linear(hidden, layer.down, canonical=canonical)  # [rows, hidden]
-            following = self._layers[index + 1].input_norm if index + 1 < len(self._layers) else self._norm
-            x = ops.add_rms_norm(residual, delta, following, eps)
+        x = ops.rms_norm(residual, self._first_norm, self._shape.eps)
+        for weights, layer in zip(self._layers, kv, strict=True):
+            ops.layer(residual, x, weights, self._shape, layer, rows, at, canonical=canonical)
         if len(sampled) == 0:
             return torch.empty(0, self.config.vocab_size)
         return ops.logits(x[sampled], self._head, canonical=canonical_head)
-
-    def _attend(
-        self, layer: Layer, x: Tensor, rows: Rows, kv: KVLayer, cos: Tensor, sin: Tensor, canonical: bool
-    ) -> Tensor:
-        config, ops = self.config, self.arithmetic
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = ops.linear(x, layer.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, dim)
-        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        ops.rope(q, k, cos, sin)
-        ops.store(k, v, kv, rows.slots)
-        return ops.attention(q, kv, rows, scale=self._scale, window=layer.window)
 
     def products(self) -> Iterator[Product]:
         """Every matrix product with its real weights, layer by layer, the head last."""
@@ -136,10 +100,13 @@ def load_decoder(
     loader = _Loader(checkpoint, arithmetic, dtype, progress)
     config = checkpoint.config
     embedding = loader.tensor("model.embed_tokens.weight").clone()
-    layers = [loader.layer(index) for index in range(config.num_layers)]
-    norm = loader.tensor("model.norm.weight").clone()
+    norms = [
+        loader.norm(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
+    ]
+    norms.append(loader.norm("model.norm.weight"))
+    layers = [loader.layer(index, norms[index + 1]) for index in range(config.num_layers)]
     head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
-    return Decoder(config, arithmetic, embedding, layers, norm, arithmetic.pack(head, None), max_len)
+    return Decoder(config, arithmetic, embedding, norms[0], layers, arithmetic.pack(head, None), max_len)
 
 
 class _Loader:
@@ -162,17 +129,20 @@ class _Loader:
             self._progress(self._done, len(self._names))
         return tensor
 
-    def layer(self, index: int) -> Layer:
+    def norm(self, name: str) -> Tensor:
+        return self.tensor(name).clone()
+
+    def layer(self, index: int, next_norm: Tensor) -> LayerWeights:
         at = f"model.layers.{index}."
-        return Layer(
-            input_norm=self.tensor(f"{at}input_layernorm.weight").clone(),
+        return LayerWeights(
             qkv=self._linear(*(f"{at}self_attn.{name}_proj" for name in "qkv")),
             q_norm=self._optional(f"{at}self_attn.q_norm.weight"),
             k_norm=self._optional(f"{at}self_attn.k_norm.weight"),
             o=self._linear(f"{at}self_attn.o_proj"),
-            post_norm=self.tensor(f"{at}post_attention_layernorm.weight").clone(),
+            post_norm=self.norm(f"{at}post_attention_layernorm.weight"),
             gate_up=self._linear(f"{at}mlp.gate_proj", f"{at}mlp.up_proj"),
             down=self._linear(f"{at}mlp.down_proj"),
+            next_norm=next_norm,
             window=self._checkpoint.config.layer_windows[index],
         )
 

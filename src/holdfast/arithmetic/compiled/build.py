@@ -18,7 +18,7 @@ from holdfast.arithmetic.cache import cache_folder
 from holdfast.errors import ConfigError
 
 _SOURCE_DIR = Path(__file__).parent
-_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "entry.c")
+_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "layer.c", "entry.c")
 _HEADERS = ("lanes.h", "kernels.h", "amx.h")
 # No contraction and no reassociation: the sources say which operations are fused and in which order they go.
 # Scheduling before register allocation spills the tiles' accumulators.

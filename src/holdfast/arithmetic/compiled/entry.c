@@ -32,6 +32,7 @@ API void holdfast_store(const int64_t *a) {
 API void holdfast_attention(const int64_t *a) {
     run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8], a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]);
 }
+API void holdfast_layer(const int64_t *a) { run_layer((const LayerArguments *)a); }
 API void holdfast_noise(const int64_t *a) { run_noise(P(0), a[1], a[2], a[3]); }
 API void holdfast_choose(const int64_t *a) {
     run_choose(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]);

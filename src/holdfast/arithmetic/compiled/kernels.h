@@ -22,6 +22,23 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
                    const int64_t *positions, const int32_t *span_starts, const int32_t *page_table, int64_t rows,
                    int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, int64_t window, int64_t dt, int64_t threads);
+
+/* One decoder layer; every field is one 64-bit word, in the order operations.py packs them. x is normed on the way in, and
+ * normed for what follows on the way out; residual is updated. */
+typedef struct {
+    void *residual, *x;                                  /* [rows, hidden] */
+    const void *qkv, *o, *gate_up, *down;                /* packed */
+    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias; /* or NULL */
+    const void *q_norm, *k_norm;                         /* [head_dim] or NULL */
+    const void *post_norm, *next_norm;                   /* [hidden] */
+    void *keys, *values;
+    const float *cos, *sin;
+    const int64_t *positions, *slots;
+    const int32_t *span_starts, *page_table;
+    int64_t rows, spans, max_pages, hidden, heads, kv_heads, head_dim, intermediate, page, window, dt, threads;
+    double eps, scale;
+} LayerArguments;
+void run_layer(const LayerArguments *l);
 void run_noise(float *out, int64_t seed, int64_t position, int64_t n);
 void run_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
                 const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,

@@ -26,6 +26,7 @@ _SIGNATURES = {
     "silu_mul": "ppiiii",
     "store": "pppipipiiiiii",
     "attention": "ppippppp" + "iiiiiii" + "diii",
+    "layer": "p" * 22 + "i" * 12 + "dd",
     "choose": "ppiippppppi",
     "logsumexp": "ppiii",
     "top": "pppiiii",
@@ -52,6 +53,7 @@ class Kernels:
     silu_mul: Callable[..., None]
     store: Callable[..., None]
     attention: Callable[..., None]
+    layer: Callable[..., None]
     choose: Callable[..., None]
     logsumexp: Callable[..., None]
     top: Callable[..., None]

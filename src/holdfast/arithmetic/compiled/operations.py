@@ -8,6 +8,7 @@ from torch import Tensor
 
 from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.compiled.kernels import Kernels
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
 from holdfast.arithmetic.ops import Linear
 from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.rows import KVLayer, Rows
@@ -172,6 +173,43 @@ class CompiledArithmetic:
         )
         return out
 
+    def layer(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        rows: Rows,
+        at: Positions,
+        *,
+        canonical: bool,
+    ) -> None:
+        num_rows, hidden = x.shape
+        assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
+        assert residual.dtype is x.dtype is kv.keys.dtype is weights.qkv.dtype is self.dtype
+        assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        assert weights.qkv.in_features == weights.o.out_features == weights.down.out_features == hidden
+        assert weights.gate_up.out_features == 2 * weights.down.in_features
+        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= _MAX_HEAD_DIM
+        assert at.cos.shape == at.sin.shape == (num_rows, shape.head_dim // 2)
+        assert at.cos.is_contiguous() and at.sin.is_contiguous()
+        products = (weights.qkv, weights.o, weights.gate_up, weights.down)
+        spans, max_pages = rows.page_table.shape
+        self._kernels.layer(
+            *(residual.data_ptr(), x.data_ptr()),
+            *(product.data.data_ptr() for product in products),
+            *(_address(product.bias) for product in products),
+            *(_address(weights.q_norm), _address(weights.k_norm)),
+            *(weights.post_norm.data_ptr(), weights.next_norm.data_ptr()),
+            *(kv.keys.data_ptr(), kv.values.data_ptr(), at.cos.data_ptr(), at.sin.data_ptr()),
+            *(rows.positions.data_ptr(), rows.slots.data_ptr()),
+            *(rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
+            *(num_rows, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
+            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._threads),
+            *(shape.eps, shape.scale),
+        )
+
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids)
 
@@ -206,6 +244,10 @@ class CompiledArithmetic:
                 values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._threads
             )
         return values, ids
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _with_packed_heads(x: Tensor) -> Tensor:

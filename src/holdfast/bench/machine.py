@@ -1,0 +1,27 @@
+"""The machine's name as people know it; for titles, never for keys."""
+
+import platform
+import re
+
+from holdfast.engine.build import cpu_name
+
+_ARM_PARTS = {  # (implementer, part), as /proc/cpuinfo has them
+    ("0x41", "0xd0c"): "Neoverse-N1",
+    ("0x41", "0xd40"): "Neoverse-V1",
+    ("0x41", "0xd49"): "Neoverse-N2",
+    ("0x41", "0xd4f"): "Neoverse-V2",
+}
+
+
+def machine_name() -> str:
+    """Such as "Neoverse-N1 (aarch64)". What is not known keeps the system's name."""
+    return readable(cpu_name(), platform.machine())
+
+
+def readable(name: str, architecture: str) -> str:
+    rest = name.removeprefix(architecture).strip()
+    codes = re.fullmatch(r"(0x[0-9a-f]+) (0x[0-9a-f]+)", rest)
+    known = _ARM_PARTS.get((codes[1], codes[2])) if codes else None
+    marketing = re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*$|\bProcessor\b", "", known or rest)
+    short = " ".join(marketing.split())
+    return f"{short} ({architecture})" if short else architecture
