@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.arithmetic.cache import cache_folder
 
 _log = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)

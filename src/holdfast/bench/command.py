@@ -30,12 +30,12 @@ class CommandCost:
     """One command line, measured from outside. The KV budget is what it may use: pages count when they are written."""
 
     first_byte_seconds: float
-    peak_resident_bytes: int
-    weights_bytes: int
-    kv_budget_bytes: int
+    peak_resident_bytes: float
+    weights_bytes: float
+    kv_budget_bytes: float
 
     @property
-    def allowed_bytes(self) -> int:
+    def allowed_bytes(self) -> float:
         return self.weights_bytes + self.kv_budget_bytes + ALLOWED_BYTES
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 
 from holdfast.arithmetic.library import multiplies_natively
+from holdfast.bench.command import measure
 from holdfast.bench.hugging_face import HuggingFace
+from holdfast.bench.machine import machine_name
 from holdfast.core.params import SamplingParams
-from holdfast.engine.build import assemble, cpu_name
+from holdfast.engine.build import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
@@ -38,17 +40,16 @@ class Variant:
     deterministic: bool | None = None
 
 
-VARIANTS = (
-    Variant("Hugging Face"),
-    Variant("ordinary", "off", False),
-    Variant("deterministic, auto", "auto", True),
-    Variant("deterministic, verify", "verify", True),
-)
+HUGGING_FACE = Variant("Hugging Face")
+ORDINARY = Variant("ordinary", "off", False)
+AUTO = Variant("deterministic, auto", "auto", True)
+VERIFY = Variant("deterministic, verify", "verify", True)
+VARIANTS = (HUGGING_FACE, ORDINARY, AUTO, VERIFY)
 
 
 @dataclass
 class Report:
-    """tok/s by variant and cell, and where it was measured."""
+    """tok/s by variant and cell, and where it was measured; command holds the fields of `CommandCost`."""
 
     machine: str
     threads: int
@@ -59,6 +60,7 @@ class Report:
     rounds: int
     num_tokens: int
     speed: dict[str, dict[str, float]] = field(default_factory=dict)
+    command: dict[str, float] | None = None
 
     def ratio(self, variant: str, over: str, cell: str) -> float:
         return self.speed[variant][cell] / self.speed[over][cell]
@@ -85,7 +87,7 @@ class Bench:
         peer = wanted if multiplies_natively(wanted) else torch.float32
         self._num_tokens = num_tokens
         self.report = Report(
-            machine=cpu_name(),
+            machine=machine_name(),
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             model=name,
@@ -137,7 +139,8 @@ class Bench:
         return time.perf_counter() - started
 
     def _prompt(self, length: int) -> list[int]:
-        return [self._rng.randrange(100, 40000) for _ in range(length)]
+        highest = min(40000, self.engine.limits.vocab_size)
+        return [self._rng.randrange(100, highest) for _ in range(length)]
 
 
 def run(
@@ -148,11 +151,14 @@ def run(
     dtype: str,
     tell: Callable[[str], None],
 ) -> Report:
-    """The whole benchmark on one model."""
+    """The whole benchmark on one model: the command line first, then both engines in this process."""
     located = locate(model)
+    cost = measure(model, dtype, num_threads, tell)
     checkpoint = open_checkpoint(located.path)
     tokenizer = open_tokenizer(checkpoint.path)
-    return Bench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, tell)
+    report = Bench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, tell)
+    report.command = asdict(cost)
+    return report
 
 
 def save(report: Report, path: Path) -> None:

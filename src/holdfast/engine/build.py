@@ -2,13 +2,15 @@
 
 import platform
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from holdfast.arithmetic.certificate import Certificate, certificate_key, load_certificate, save_certificate
-from holdfast.arithmetic.certify import Geometry, Subject, certify
+from holdfast.arithmetic.certify import certify
 from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
 from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, parse_bytes
 from holdfast.engine.loop import Engine, Limits
@@ -44,16 +46,17 @@ def assemble(
     dtype = config.torch_dtype(model.torch_dtype)
     num_pages = _num_pages(config, model, dtype, max_len)
     arithmetic = open_arithmetic(dtype, path=config.kernels, num_threads=settings.threads)
-    decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
-    certificate = _certificate(config, decoder, settings, max_len, show)
     schedule = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_pass_rows=config.max_pass_rows,
         reference_rows=arithmetic.recipe.rows,
         determinism=config.determinism,
-        certified_sizes=certificate.sizes if certificate is not None else (),
         prefix_cache=config.prefix_cache,
     )
+    decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
+    certificate = _certificate(config, decoder, settings, max_len, show)
+    if certificate is not None:
+        schedule = replace(schedule, certified_sizes=certificate.sizes)
     limits = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
@@ -112,7 +115,8 @@ def _certificate(
     if known is not None:
         return known
     model = decoder.config
-    thorough = {0, model.num_layers // 2, model.num_layers - 1}
+    thorough = sorted({0, model.num_layers // 2, model.num_layers - 1})
+    layers = [WholeLayer(f"layers.{index}", decoder.layers[index], decoder.layer_shape) for index in thorough]
     subjects = [
         Subject(product.name, product.linear, not product.is_head and product.layer in thorough)
         for product in decoder.products()
@@ -134,7 +138,7 @@ def _certificate(
         path: Kernels = "compiled" if arithmetic.recipe.path == "compiled" else "library"
         wide = open_arithmetic(torch.float32, path=path, num_threads=settings.threads)
     progress = _stage(show, "Certifying")
-    made = certify(arithmetic, wide, subjects, geometry, config.max_pass_rows, about, progress)
+    made = certify(arithmetic, wide, subjects, layers, geometry, config.max_pass_rows, about, progress)
     save_certificate(made)
     return made
 

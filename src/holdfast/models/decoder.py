@@ -79,6 +79,14 @@ class Decoder:
             return torch.empty(0, self.config.vocab_size)
         return ops.logits(x[sampled], self._head, canonical=canonical_head)
 
+    @property
+    def layers(self) -> tuple[LayerWeights, ...]:
+        return self._layers
+
+    @property
+    def layer_shape(self) -> LayerShape:
+        return self._shape
+
     def products(self) -> Iterator[Product]:
         """Every matrix product with its real weights, layer by layer, the head last."""
         for index, layer in enumerate(self._layers):

@@ -1,0 +1,218 @@
+"""One operation of a decoder against its reference, row by row, and which operations there are.
+
+Probe rows are planted at the first, a middle and the last place among neighbours that are huge or tiny; their bits must be
+those the canonical form gives them in the reference's own number of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.certificate import OperationCheck
+from holdfast.arithmetic.choice import ChoiceBatch
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, run_layer
+from holdfast.arithmetic.ops import Arithmetic, Linear
+from holdfast.arithmetic.probe import NUM_PROBES, places, plant, same_bits
+from holdfast.arithmetic.rows import KVLayer, Rows
+
+RowOperation = Callable[[Tensor], Tensor]
+
+_SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours, by the probes' seats
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes of a model that its operations depend on, weights aside."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    page_size: int
+    max_context: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A matrix product to certify. A thorough one is tried at every size, the others at the edges."""
+
+    name: str
+    linear: Linear
+    thorough: bool
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    """A layer to certify as it runs: in one go, against its operations one by one."""
+
+    name: str
+    weights: LayerWeights
+    shape: LayerShape
+
+
+def check_product(arithmetic: Arithmetic, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
+    linear = subject.linear
+    return check_rows(
+        subject.name,
+        f"{linear.out_features} x {linear.in_features}",
+        lambda x: arithmetic.logits(x, linear, canonical=True),
+        lambda x: arithmetic.logits(x, linear, canonical=False),
+        linear.in_features,
+        arithmetic,
+        sizes,
+    )
+
+
+def check_layer(
+    arithmetic: Arithmetic, layer: WholeLayer, geometry: Geometry, sizes: tuple[int, ...]
+) -> OperationCheck:
+    """Every row is a sequence of one token, so a layer works on rows alone; attention over more has its own check."""
+
+    def operation(x: Tensor, *, whole: bool) -> Tensor:
+        count, page_size, dtype = x.shape[0], geometry.page_size, x.dtype
+        paged = (count, geometry.kv_heads)
+        kv = KVLayer(
+            torch.zeros(*paged, geometry.head_dim, page_size, dtype=dtype),
+            torch.zeros(*paged, page_size, geometry.head_dim, dtype=dtype),
+        )
+        rows = Rows(
+            token_ids=torch.zeros(count, dtype=torch.int64),
+            positions=torch.zeros(count, dtype=torch.int64),
+            slots=torch.arange(count) * page_size,
+            span_starts=torch.arange(count + 1, dtype=torch.int32),
+            page_table=torch.arange(count, dtype=torch.int32)[:, None].contiguous(),
+        )
+        angles = torch.linspace(0.1, 3.0, geometry.head_dim // 2).repeat(count, 1)
+        at = Positions(angles.cos(), angles.sin())
+        residual, normed = x.flip(1).contiguous(), x.clone()
+        if whole:
+            arithmetic.layer(residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=False)
+        else:
+            run_layer(arithmetic, residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=True)
+        return torch.cat([residual, normed], 1)
+
+    canonical, fast = partial(operation, whole=False), partial(operation, whole=True)
+    return check_rows(layer.name, f"[{geometry.hidden}]", canonical, fast, geometry.hidden, arithmetic, sizes)
+
+
+def check_rows(
+    name: str,
+    shape: str,
+    canonical: RowOperation,
+    fast: RowOperation,
+    width: int,
+    arithmetic: Arithmetic,
+    sizes: Sequence[int],
+) -> OperationCheck:
+    """Compare probes in every size of the fast form with the canonical form in the reference's size.
+
+    Size 0 stands for the canonical form itself: its probes moved to other places, among other neighbours, and in the other
+    totals a canonical pass can have, which are multiples of the reference's.
+    """
+    dtype = getattr(torch, arithmetic.recipe.dtype)
+    rows = arithmetic.recipe.rows
+    probes = _probes(width, dtype)
+    reference = canonical(plant(probes, rows, places(rows)[0], (1.0, 1.0)))[places(rows)[0]]
+    multiples = range(rows, max(sizes) + 1, rows)
+    trials = [
+        (0, size, canonical) for size in (multiples if canonical is fast else {rows, 2 * rows, multiples[-1]})
+    ]
+    trials += [(size, size, fast) for size in sizes]
+    differing: set[int] = set()
+    comparisons = 0
+    for label, size, operation in trials:
+        for number, at in enumerate(places(size)):
+            out = operation(plant(probes[: len(at)], size, at, _SCALES[number]))
+            comparisons += len(at)
+            if not same_bits(out[at], reference[: len(at)]):
+                differing.add(label)
+    return OperationCheck(name, shape, tuple(sizes), tuple(sorted(differing)), comparisons)
+
+
+def _probes(width: int, dtype: torch.dtype) -> Tensor:
+    """Ordinary activations, and some whose products nearly cancel."""
+    generator = torch.Generator().manual_seed(width)
+    probes = torch.randn(NUM_PROBES, width, generator=generator)
+    probes[-1, ::2] *= 300.0
+    probes[-1, 1::2] = -probes[-1, ::2][: probes[-1, 1::2].shape[0]] * (1 + 1e-3)
+    return probes.to(dtype)
+
+
+def row_operations(arithmetic: Arithmetic, geometry: Geometry) -> list[tuple[str, int, RowOperation]]:
+    """Everything that works on a row alone."""
+    dtype = getattr(torch, arithmetic.recipe.dtype)
+    hidden, heads, dim = geometry.hidden, geometry.heads, geometry.head_dim
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype)
+    angles = torch.rand(1, dim // 2, generator=generator) * 6
+
+    def add_norm(x: Tensor) -> Tensor:
+        residual = x.flip(1).contiguous()
+        normed = arithmetic.add_rms_norm(residual, x, weight, 1e-5)
+        return torch.cat([residual, normed], 1)
+
+    def rope(x: Tensor) -> Tensor:
+        q = x.view(-1, heads, dim).clone()
+        k = q.flip(2).contiguous()
+        cos, sin = (table.expand(x.shape[0], -1).contiguous() for table in (angles.cos(), angles.sin()))
+        arithmetic.rope(q, k, cos, sin)
+        return torch.cat([q, k], 1).flatten(1)
+
+    return [
+        ("rms_norm", hidden, lambda x: arithmetic.rms_norm(x, weight, 1e-5)),
+        ("add_rms_norm", hidden, add_norm),
+        ("rope", heads * dim, rope),
+        ("silu_mul", 2 * geometry.intermediate, arithmetic.silu_mul),
+    ]
+
+
+def choice_operations(arithmetic: Arithmetic) -> list[tuple[str, RowOperation]]:
+    """The sampler, with settings that make it do all it can."""
+
+    def batch(n: int) -> ChoiceBatch:
+        return ChoiceBatch(
+            temperature=torch.full((n,), 0.8),
+            top_k=torch.full((n,), 40, dtype=torch.int32),
+            top_p=torch.full((n,), 0.95),
+            min_p=torch.full((n,), 0.01),
+            seeds=torch.full((n,), 7, dtype=torch.int64),
+            positions=torch.full((n,), 11, dtype=torch.int64),
+        )
+
+    def greedy(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        zeros, ones = torch.zeros(n), torch.ones(n)
+        ints = torch.zeros(n, dtype=torch.int64)
+        return arithmetic.choose(x, ChoiceBatch(zeros, ints.int(), ones, zeros, ints, ints))
+
+    return [
+        ("argmax", greedy),
+        ("sample", lambda x: arithmetic.choose(x, batch(x.shape[0]))),
+        ("logsumexp", arithmetic.logsumexp),
+        ("top", lambda x: torch.cat([part.double() for part in arithmetic.top(x, 5)], 1)),
+    ]
+
+
+def check_choice(
+    name: str, operation: RowOperation, vocab: int, arithmetic: Arithmetic, sizes: tuple[int, ...]
+) -> OperationCheck:
+    """Sampler operations take whatever number of rows is sampled, so one that differs anywhere counts as size 0."""
+    generator = torch.Generator().manual_seed(3)
+    probes = torch.randn(NUM_PROBES, vocab, generator=generator) * 4
+    rows = arithmetic.recipe.rows
+    reference = operation(plant(probes, rows, places(rows)[0], (1.0, 1.0)))[places(rows)[0]]
+    differing = []
+    for size in sizes:
+        at = places(size)[-1]
+        out = operation(plant(probes[: len(at)], size, at, _SCALES[0]))
+        if not same_bits(out[at], reference[: len(at)]):
+            differing.append(size)
+    return OperationCheck(
+        name, f"[{vocab}]", sizes, (0, *differing) if differing else (), len(sizes) * NUM_PROBES
+    )
