@@ -1,31 +1,89 @@
 """`holdfast bench`: the wrappers call what they name, and a finding is an exit code."""
 
+import re
+
 import pytest
 
-from holdfast.bench import needle
+from holdfast.bench import cpu, needle, survey
 from holdfast.core.result import Stats
 
+SPEED = {
+    "Hugging Face": {"prefill": 100.0, "1": 10.0, "8": 40.0, "32": 80.0},
+    "ordinary": {"prefill": 150.0, "1": 25.0, "8": 100.0, "32": 240.0},
+    "deterministic, auto": {"prefill": 148.0, "1": 24.0, "8": 98.0, "32": 238.0},
+    "deterministic, verify": {"prefill": 147.0, "1": 15.0, "8": 72.0, "32": 170.0},
+}
+COST = {
+    "first_byte_seconds": 2.5,
+    "peak_resident_bytes": 7e8,
+    "weights_bytes": 2.7e8,
+    "kv_budget_bytes": 268435456,
+}
 
-def test_the_needle_finds_one_answer(holdfast, model):
-    result = holdfast("bench", "needle", model, "--runs", "4")
-    assert result.exit_code == 0, result.stderr
-    assert "4 runs, 1 distinct answer;" in result.stdout
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
 
 
-def test_a_needle_that_pricks_exits_with_1(holdfast, model, monkeypatch):
-    answers = {needle.Outcome((1,), ()): 3, needle.Outcome((2,), ()): 1}
-    monkeypatch.setattr(needle, "prick", lambda *given, **named: needle.Tally(answers, Stats(), 4))
+@pytest.fixture
+def report(monkeypatch):
+    made = cpu.Report("a machine", 2, "2.13", "tiny", "bfloat16", "float32", 1, 8, SPEED, COST)
+    monkeypatch.setattr(cpu, "run", lambda *given: made)
+    return made
+
+
+def tally(*counts):
+    answers = {needle.Outcome((number,), ()): count for number, count in enumerate(counts)}
+    return needle.Tally(answers, Stats(), sum(counts))
+
+
+def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, model, monkeypatch):
+    if not survey.products_disagree():
+        pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
+    monkeypatch.setattr(survey, "TINY", (("library", "fp32"),))
+    result = holdfast("bench", "needle", model, "--runs", "2")
+    assert result.exit_code == 0, result.stdout + result.stderr
+    rows = re.findall(r"(greedy|sampled) +(on|off) +(\d+) +(\d+)", result.stdout)
+    assert [row[:3] for row in rows] == [
+        ("greedy", "on", "2"),
+        ("sampled", "on", "2"),
+        ("greedy", "on", "2"),
+        ("sampled", "on", "2"),
+        ("greedy", "off", "8"),
+    ]
+    assert all(int(row[3]) == 1 for row in rows[:4])
+    assert int(rows[4][3]) > 1
+
+
+def test_several_answers_with_the_guarantee_exit_with_1(holdfast, model, monkeypatch):
+    monkeypatch.setattr(survey, "TINY", ())
+    monkeypatch.setattr(survey, "prick", lambda *given, **named: tally(3, 1))
     result = holdfast("bench", "needle", model)
     assert result.exit_code == 1
-    assert "2 distinct answers" in result.stdout
+    assert "must be one" in result.stdout
 
 
-def test_speed_is_shown_beside_hugging_face(holdfast, model, monkeypatch, tmp_path):
-    cpu = pytest.importorskip("holdfast.bench.cpu")
-    speed = {"Hugging Face": {"prefill": 10.0, "1": 2.0}, "ordinary": {"prefill": 15.0, "1": 5.0}}
-    report = cpu.Report("a machine", 2, "2.13", "tiny", "bfloat16", "float32", 1, 8, speed)
-    monkeypatch.setattr(cpu, "run", lambda *given: report)
-    result = holdfast("bench", "cpu", model, "--save", tmp_path / "speed.json")
+def test_speed_and_ratios_are_shown(holdfast, model, report):
+    result = holdfast("bench", "cpu", model)
     assert result.exit_code == 0, result.stderr
-    assert "5.0 (2.50x)" in result.stdout
-    assert cpu.load(tmp_path / "speed.json") == report
+    assert re.search(r"ordinary / Hugging Face +1\.50x +2\.50x +2\.50x +3\.00x", result.stdout)
+    assert re.search(r"verify / ordinary +0\.98x +0\.60x +0\.72x +0\.71x", result.stdout)
+    assert "8 deterministic streams / 1 deterministic stream, auto: 4.08x" in result.stdout
+    assert "Hugging Face ran in float32, not in bfloat16" in result.stdout
+    assert "first byte after 2.50 s" in result.stdout
+    assert "700 MB; weights 270 MB, KV budget 268 MB (at most 1138 MB)" in result.stdout
+
+
+def test_speed_is_kept_and_drawn(holdfast, model, report, tmp_path):
+    result = holdfast("bench", "cpu", model, "--save", tmp_path / "a.json", "--plot", tmp_path / "a.png")
+    assert result.exit_code == 0, result.stderr
+    assert cpu.load(tmp_path / "a.json") == report
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_is_not_there_is_missed_before_measuring(holdfast, model, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "run", lambda *given: pytest.fail("measured first"))
+    result = holdfast("bench", "cpu", model, "--plot", tmp_path / "none" / "a.png")
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr

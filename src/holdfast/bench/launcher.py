@@ -16,11 +16,14 @@ def launch(command: list[str]) -> dict[str, float | str]:
     """Run the command to its end. Its stderr is kept for the case that it fails."""
     with tempfile.TemporaryFile() as stderr:
         started = time.perf_counter()
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+        child = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+        )
         assert child.stdout is not None
-        child.stdout.read(1)
-        seconds = time.perf_counter() - started
-        child.stdout.read()
+        with child.stdout as stdout:
+            stdout.read(1)
+            seconds = time.perf_counter() - started
+            stdout.read()
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         stderr.seek(0)

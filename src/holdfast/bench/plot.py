@@ -47,7 +47,7 @@ def _draw(panel: Any, report: Report, cell: str) -> None:
         panel.text(place, speed + 0.01 * highest, _figure(speed), ha="center", va="bottom", fontsize=9.5)
         if HUGGING_FACE.name in report.speed:
             ratio = f"{report.ratio(variant, HUGGING_FACE.name, cell):.2f}×"
-            panel.text(place, speed - 0.02 * highest, ratio, ha="center", va="top", fontsize=9.5, weight="bold")
+            panel.text(place, speed - 0.02 * highest, ratio, ha="center", va="top", fontsize=9.5)
     panel.set_title(cell_name(cell), fontsize=11)
     panel.set_ylim(0, highest * _HEADROOM)
     panel.set_xticks([])

@@ -1,18 +1,14 @@
 """`holdfast bench`: measurements and the demonstration, each a thin call into `holdfast.bench`."""
 
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from holdfast.cli import options as o
 from holdfast.cli.show import note
 from holdfast.errors import ConfigError
-
-if TYPE_CHECKING:
-    from holdfast.bench.cpu import Report
-    from holdfast.bench.needle import Tally
 
 bench = typer.Typer(help="Measure speed, prick determinism, show it.", no_args_is_help=True)
 
@@ -33,81 +29,50 @@ def cpu(
     dtype: o.Dtype = "bf16",
     num_threads: o.NumThreads = 2,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
 ) -> None:
-    """Speed beside Hugging Face generate: the same weights, in the same process."""
-    try:
-        from holdfast.bench import cpu as speed
-    except ImportError as error:
-        raise ConfigError(
-            f"the benchmark needs {error.name}; install it with: pip install 'holdfast[bench]'"
-        ) from error
+    """Speed beside Hugging Face generate: the same weights, in the same process; and what one command costs."""
+    from holdfast.bench import cpu as speed
+    from holdfast.bench.plot import plot_speed
+    from holdfast.bench.speed_table import show_speed
+
+    _require("transformers", *(("matplotlib",) if plot is not None else ()))
+    for path in (save, plot):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
     report = speed.run(model, rounds, num_tokens, num_threads, dtype, note)
-    _show_speed(report)
+    show_speed(report)
     if save is not None:
         speed.save(report, save)
+    if plot is not None:
+        plot_speed(report, plot)
 
 
 @bench.command()
 def needle(
     model: o.ModelArgument = None,
-    runs: Annotated[int, typer.Option(min=1, help="Random loads around the request.")] = 40,
+    runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the random loads.")] = 0,
     dtype: o.Dtype = "auto",
     kernels: o.KernelsOption = "auto",
     num_threads: o.NumThreads = None,
 ) -> None:
-    """One deterministic request inside random loads, in auto and verify. Exits with 1 unless all answers are one."""
-    from holdfast.bench.needle import Scale, prick
-    from holdfast.core.params import SamplingParams
+    """One deterministic request inside random loads, on this model and on tiny ones, with the guarantee and without.
 
-    llm = o.EngineOptions(model, dtype, num_threads=num_threads, kernels=kernels).open()
-    prompt_ids = llm.engine.tokenizer.encode("The tide went out and left the rocks bare, and on every rock")
-    params = SamplingParams(
-        max_tokens=24, temperature=0.8, seed=7, ignore_eos=True, logprobs=3, deterministic=True
-    )
-    scale = Scale(max_prompt=min(700, llm.engine.limits.max_model_len - 64))
-    tally = prick(
-        llm.engine, prompt_ids, params, ("auto", "verify"), runs, seed=seed, scale=scale, each=_count_to(runs)
-    )
-    _show_needle(tally)
-    raise typer.Exit(0 if tally.num_distinct == 1 else 1)
+    Exits with 1 unless all answers of a cell are one, and those without the guarantee several.
+    """
+    from holdfast.bench.survey import Loads, show_survey, survey
+    from holdfast.models.locate import locate
+
+    engine = o.EngineOptions(model, dtype, num_threads=num_threads, kernels=kernels).open().engine
+    findings = list(survey(engine, locate(model).name, num_threads, Loads(runs, seed, note)))
+    raise typer.Exit(0 if show_survey(findings) else 1)
 
 
-def _count_to(total: int) -> Callable[[int], None]:
-    """Says now and then how far it is."""
-
-    def count(done: int) -> None:
-        if done % 10 == 0 or done == total:
-            note(f"run {done} of {total}")
-
-    return count
-
-
-def _show_needle(tally: "Tally") -> None:
-    stats = tally.stats
-    typer.echo(
-        f"{tally.num_runs} runs, {tally.num_distinct} distinct answer{'s' * (tally.num_distinct != 1)}; "
-        f"candidates {stats.candidates} = accepted {stats.accepted} + rolled back {stats.rolled_back}, "
-        f"windows {stats.windows}, preemptions {stats.preemptions}, cached tokens {stats.cached_tokens}"
-    )
-
-
-def _show_speed(report: "Report") -> None:
-    """tok/s, and in brackets how many times Hugging Face's."""
-    from rich.console import Console
-    from rich.table import Table
-
-    first = next(iter(report.speed))
-    title = f"tok/s on {report.machine}, {report.threads} threads, torch {report.torch}, {report.model}"
-    table = Table(title=title, title_justify="left")
-    table.add_column(f"{report.dtype} ({first}: {report.hugging_face_dtype})")
-    for cell in report.speed[first]:
-        table.add_column(
-            cell if cell == "prefill" else f"{cell} stream{'s' * (cell != '1')}", justify="right"
-        )
-    for variant, cells in report.speed.items():
-        entries = (
-            f"{speed:.1f} ({report.ratio(variant, first, cell):.2f}x)" for cell, speed in cells.items()
-        )
-        table.add_row(variant, *entries)
-    Console(highlight=False).print(table)
+def _require(*packages: str) -> None:
+    """What is missing is missed now, not after minutes of measuring."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"the benchmark needs {package}; install it with: pip install 'holdfast[bench]'"
+            )

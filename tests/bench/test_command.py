@@ -1,0 +1,40 @@
+"""What one command costs is measured from outside, and is the command's own."""
+
+import sys
+
+import pytest
+
+from holdfast.bench import command
+from holdfast.bench.launcher import launch
+from holdfast.errors import EngineStopped
+
+
+def test_the_first_byte_is_timed_and_not_the_end() -> None:
+    program = "import sys, time; sys.stdout.write('a'); sys.stdout.flush(); time.sleep(1.5); print('b')"
+    found = launch([sys.executable, "-S", "-c", program])
+    assert found["returncode"] == 0
+    assert 0 < float(found["first_byte_seconds"]) < 1.4
+
+
+def test_memory_is_the_childs_and_not_ours() -> None:
+    ours = bytearray(400_000_000)
+    ours[::4096] = b"x" * len(ours[::4096])  # touched, so that it is resident here
+    small = command._launch([sys.executable, "-S", "-c", "print('small')"])[1]
+    large = command._launch([sys.executable, "-S", "-c", "print(len(b'x' * 200_000_000))"])[1]
+    assert small < 100_000_000
+    assert 200_000_000 < large < 300_000_000
+
+
+def test_a_command_that_fails_says_why() -> None:
+    with pytest.raises(EngineStopped, match="no such thing"):
+        command._launch([sys.executable, "-S", "-c", "raise SystemExit('no such thing')"])
+
+
+def test_the_real_command_line(tiny_llama, monkeypatch) -> None:
+    monkeypatch.setattr(command, "NUM_TRIES", 1)
+    said: list[str] = []
+    cost = command.measure(str(tiny_llama), "fp32", None, said.append)
+    assert said == ["holdfast generate: warming up", "holdfast generate: 1 of 1"]
+    assert cost.first_byte_seconds > 0
+    assert 20_000_000 < cost.peak_resident_bytes < cost.allowed_bytes
+    assert 4 * 320 * 64 < cost.weights_bytes < 2_000_000
