@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdfast import SamplingParams
 from holdfast.arithmetic.certificate import certificate_key, load_certificate
+from holdfast.arithmetic.layer import run_layer
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.engine import build
 from holdfast.engine.llm import LLM
@@ -40,11 +41,50 @@ class Bent:
         self._bend(out, canonical)
         return out
 
+    def layer(self, *args: Any, canonical: bool) -> None:
+        run_layer(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
-def open_bent(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, bend: Any, **config: Any) -> LLM:
+
+class BentNorm(Bent):
+    """A fault in the norm instead, which has no canonical form of its own."""
+
+    def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.linear(x, w, canonical=canonical)
+
+    def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.logits(x, w, canonical=canonical)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = self._inner.rms_norm(x, weight, eps)
+        self._bend(out, True)
+        return out
+
+
+class BentLayer(Bent):
+    """Operations that are right, and a layer in one go that is not."""
+
+    def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.linear(x, w, canonical=canonical)
+
+    def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.logits(x, w, canonical=canonical)
+
+    def layer(self, residual: Tensor, *args: Any, canonical: bool) -> None:
+        self._inner.layer(residual, *args, canonical=canonical)
+        self._bend(residual, canonical)
+
+
+def open_bent(
+    model: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bend: Any,
+    kind: type[Bent] = Bent,
+    **config: Any,
+) -> LLM:
     open_arithmetic(torch.float32, num_threads=1)  # kernels are built in the session's own cache
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
-    monkeypatch.setattr(build, "open_arithmetic", lambda *a, **k: Bent(open_arithmetic(*a, **k), bend))
+    monkeypatch.setattr(build, "open_arithmetic", lambda *a, **k: kind(open_arithmetic(*a, **k), bend))
     return LLM(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=8, **config)
 
 
@@ -80,6 +120,32 @@ def test_a_row_that_feels_its_neighbours_refuses_the_guarantee(
     llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_neighbours)
     with pytest.raises(DeterminismRefused):
         llm.generate(PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize("kind", [Bent, BentNorm])
+def test_a_canonical_pass_of_another_total_that_differs_refuses_the_guarantee(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Bent]
+) -> None:
+    def at_two_slabs(out: Tensor, canonical: bool) -> None:
+        if canonical and len(out) == 32:
+            out *= 1 + 1e-5
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, at_two_slabs, kind, determinism="verify")
+    with pytest.raises(DeterminismRefused, match="does not repeat its own bits"):
+        llm.generate(PROMPTS, PARAMS)
+
+
+def test_a_layer_in_one_go_that_differs_at_a_size_is_not_certified_there(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alone(out: Tensor, canonical: bool) -> None:
+        if len(out) == 1:
+            out *= 1 + 1e-5
+
+    llm = open_bent(tiny_llama, tmp_path, monkeypatch, alone, BentLayer)
+    assert llm.engine.certificate is not None
+    assert 1 not in llm.engine.certificate.sizes
+    assert 2 in llm.engine.certificate.sizes
 
 
 def test_sizes_that_differ_are_not_certified_and_answers_stay_the_same(

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.arithmetic.cache import cache_folder
 
 _log = logging.getLogger(__name__)
-FORMAT = 5
+FORMAT = 1
 
 
 @dataclass(frozen=True)

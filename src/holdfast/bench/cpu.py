@@ -1,6 +1,6 @@
 """Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
 
-All variants are measured in turn, round after round, and each takes its best round: a machine that is busy for a moment
+All variants are measured in turn, round after round, and each time counts at its best: a machine that is busy for a moment
 slows one round, not one variant. Ratios of one run can be compared; times of different runs cannot.
 """
 
@@ -22,6 +22,7 @@ from holdfast.engine.build import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.errors import ConfigError
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.schedule.policy import DeterminismMode
@@ -98,29 +99,42 @@ class Bench:
         )
         self._peer = HuggingFace(checkpoint, peer)
         self._rng = random.Random(0)
-        self._times: dict[tuple[str, str], list[float]] = {}
+        self._best: dict[tuple[Variant, int, int, int], float] = {}  # seconds
 
     def run(self, rounds: int, tell: Callable[[str], None]) -> Report:
         """Every cell of every variant, so many times in turn."""
         for number in range(rounds):
             for variant in VARIANTS:
                 tell(f"round {number + 1} of {rounds}: {variant.name}")
-                self._note(variant, "prefill", PREFILL / self._seconds(variant, 1, PREFILL, 1))
+                self._time(variant, 1, PREFILL, 1)
                 for streams in STREAMS:
-                    self._note(variant, str(streams), self._decode(variant, streams))
+                    self._time(variant, streams, DECODE_PROMPT, 1)
+                    self._time(variant, streams, DECODE_PROMPT, self._num_tokens)
         self.report.rounds = rounds
-        for (variant_name, cell), speeds in self._times.items():
-            self.report.speed.setdefault(variant_name, {})[cell] = max(speeds)
+        for variant in VARIANTS:
+            cells = {"prefill": PREFILL / self._best[variant, 1, PREFILL, 1]}
+            cells |= {str(streams): self._decode_speed(variant, streams) for streams in STREAMS}
+            self.report.speed[variant.name] = cells
         return self.report
 
-    def _note(self, variant: Variant, cell: str, speed: float) -> None:
-        self._times.setdefault((variant.name, cell), []).append(speed)
+    def _decode_speed(self, variant: Variant, streams: int) -> float:
+        """Decoded tokens a second: what the tokens behind the first take.
 
-    def _decode(self, variant: Variant, streams: int) -> float:
-        """Decoded tokens a second: what the tokens behind the first take."""
-        first = self._seconds(variant, streams, DECODE_PROMPT, 1)
-        whole = self._seconds(variant, streams, DECODE_PROMPT, self._num_tokens)
-        return streams * (self._num_tokens - 1) / max(whole - first, 1e-9)
+        Best times are subtracted, not times of one round: a prefill that was slow once must not make decoding look fast.
+        """
+        first = self._best[variant, streams, DECODE_PROMPT, 1]
+        whole = self._best[variant, streams, DECODE_PROMPT, self._num_tokens]
+        if whole <= first:
+            raise ConfigError(
+                f"{variant.name}: {self._num_tokens} tokens for {streams} streams took no longer than one token; "
+                "give more --num-tokens or --rounds"
+            )
+        return streams * (self._num_tokens - 1) / (whole - first)
+
+    def _time(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> None:
+        seconds = self._seconds(variant, streams, prompt_len, num_tokens)
+        key = (variant, streams, prompt_len, num_tokens)
+        self._best[key] = min(seconds, self._best.get(key, seconds))
 
     def _seconds(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> float:
         prompts = [self._prompt(prompt_len) for _ in range(streams)]

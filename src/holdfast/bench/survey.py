@@ -118,10 +118,11 @@ def show_survey(findings: Sequence[Finding], console: Console | None = None) -> 
     table = Table(
         title="One request inside random loads", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
-    for heading in ("model", "kernels", "dtype", "asked", "guar-\nantee"):
-        table.add_column(heading)
-    for heading in ("runs", "distinct\nanswers", "candi-\ndates", "rolled\nback", "preemp-\ntions"):
-        table.add_column(heading, justify="right")
+    table.add_column("model", overflow="fold")
+    for heading in ("kernels", "dtype", "asked", "guar-\nantee"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("runs", "dis-\ntinct", "candi-\ndates", "rolled\nback", "pre-\nempted"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for finding in findings:
         cell = finding.cell
         guarantee = "on" if cell.guarantee else "off"
@@ -145,7 +146,7 @@ def show_survey(findings: Sequence[Finding], console: Console | None = None) -> 
 def _survey_tiny(kernels: Kernels, dtype: str, num_threads: int | None, loads: Loads) -> Iterator[Finding]:
     """Random weights; in fp32 every token has a near twin. There the library's kernels are asked once without guarantee."""
     twins = dtype == "fp32"
-    name = "tiny twins" if twins else "tiny"
+    name = "twins" if twins else "tiny"
     config = EngineConfig(
         kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB", num_threads=num_threads
     )
