@@ -198,7 +198,7 @@ def _prick(engine: Engine, cell: Cell, prompt: Sequence[int], scale: Scale, load
 def _counts(finding: Finding) -> tuple[str, ...]:
     tally = finding.tally
     if tally is None:
-        return ("left out",)
+        return ("—",)
     colour = _MARKS[finding.verdict]
     distinct = f"[{colour}]{tally.num_distinct}[/]"
     stats = tally.stats

@@ -1,0 +1,40 @@
+"""From times to speeds: best times are subtracted, so that one slow prefill cannot make decoding look fast."""
+
+import pytest
+
+from holdfast.bench.cpu import DECODE_PROMPT, PREFILL, STREAMS, VARIANTS, Bench, Report
+from holdfast.errors import ConfigError
+
+
+class ScriptedBench(Bench):
+    """Times from a list instead of engines: (first token, all tokens) of every round."""
+
+    def __init__(self, rounds: list[tuple[float, float]]) -> None:
+        self.report = Report("a machine", 2, "2.13", "tiny", "bfloat16", "bfloat16", 0, 11)
+        self._num_tokens = 11
+        self._best = {}
+        self._rounds = rounds
+        self._asked: dict[tuple[object, ...], int] = {}
+
+    def _seconds(self, variant, streams, prompt_len, num_tokens) -> float:
+        if prompt_len == PREFILL:
+            return 2.0
+        assert prompt_len == DECODE_PROMPT
+        key = (variant, streams, num_tokens)
+        number = self._asked.setdefault(key, 0)
+        self._asked[key] += 1
+        return self._rounds[number][num_tokens > 1]
+
+
+def test_a_slow_first_token_does_not_make_decoding_fast() -> None:
+    bench = ScriptedBench([(1.9, 2.0), (1.0, 2.0), (1.0, 5.0)])  # in the first round the difference is 0.1 s
+    report = bench.run(3, lambda text: None)
+    for variant in VARIANTS:
+        assert report.speed[variant.name]["prefill"] == PREFILL / 2
+        for streams in STREAMS:
+            assert report.speed[variant.name][str(streams)] == streams * 10 / 1.0
+
+
+def test_times_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num-tokens"):
+        ScriptedBench([(1.0, 1.0)]).run(1, lambda text: None)
