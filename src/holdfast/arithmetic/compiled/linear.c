@@ -122,7 +122,7 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
 #endif
         if (rows <= 2) /* bound by memory: the panels are separate streams */
             UNROLL for (int p = 0; p < panels; p++)
-                __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 1024, 0, 0);
+                __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 2048, 0, 0);
         STEP(0) STEP(1) STEP(2) STEP(3)
     }
     float sums[MR * 8 * VL];
