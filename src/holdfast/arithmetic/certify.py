@@ -23,6 +23,7 @@ from holdfast.arithmetic.row_checks import (
     Subject,
     WholeLayer,
     check_choice,
+    check_head,
     check_layer,
     check_product,
     check_rows,
@@ -93,8 +94,11 @@ def _jobs(
 ) -> list[Callable[[], OperationCheck]]:
     rows = arithmetic.recipe.rows
     edges = tuple(size for size in sizes if size in (1, 2, rows, 2 * rows))
+    few = tuple(size for size in sizes if size <= 64)
     jobs: list[Callable[[], OperationCheck]] = [
-        partial(check_product, arithmetic, subject, sizes if subject.thorough else edges)
+        partial(check_head, arithmetic, subject, few)
+        if subject.is_head
+        else partial(check_product, arithmetic, subject, sizes if subject.thorough else edges)
         for subject in subjects
     ]
     jobs += [partial(check_layer, arithmetic, layer, geometry, (*edges, sizes[-1])) for layer in layers]
@@ -105,7 +109,6 @@ def _jobs(
             for name, width, operation in row_operations(one, geometry)
         ]
         jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
-    few = tuple(size for size in sizes if size <= 64)
     jobs += [
         partial(check_choice, name, operation, geometry.vocab, arithmetic, few)
         for name, operation in choice_operations(arithmetic)

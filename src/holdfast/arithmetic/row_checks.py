@@ -5,7 +5,7 @@ those the canonical form gives them in the reference's own number of rows.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -45,6 +45,7 @@ class Subject:
     name: str
     linear: Linear
     thorough: bool
+    is_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,19 @@ def check_product(arithmetic: Arithmetic, subject: Subject, sizes: tuple[int, ..
         arithmetic,
         sizes,
     )
+
+
+def check_head(arithmetic: Arithmetic, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
+    """The head runs in its canonical form for whatever number of rows is sampled, so one that differs anywhere counts as
+    size 0."""
+    linear = subject.linear
+
+    def canonical(x: Tensor) -> Tensor:
+        return arithmetic.logits(x, linear, canonical=True)
+
+    shape = f"{linear.out_features} x {linear.in_features}"
+    found = check_rows(subject.name, shape, canonical, canonical, linear.in_features, arithmetic, sizes)
+    return found if found.agrees else replace(found, sizes_differing=(0, *found.sizes_differing))
 
 
 def check_layer(

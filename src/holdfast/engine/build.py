@@ -118,7 +118,7 @@ def _certificate(
     thorough = sorted({0, model.num_layers // 2, model.num_layers - 1})
     layers = [WholeLayer(f"layers.{index}", decoder.layers[index], decoder.layer_shape) for index in thorough]
     subjects = [
-        Subject(product.name, product.linear, not product.is_head and product.layer in thorough)
+        Subject(product.name, product.linear, product.layer in thorough, product.is_head)
         for product in decoder.products()
     ]
     geometry = Geometry(
