@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -13,6 +14,11 @@ from support.tiny import tiny_model
 def patient_model(tmp_path):
     """Room for an answer that is still growing when the signal comes."""
     return str(tiny_model(tmp_path / "long", max_position_embeddings=40_000))
+
+
+def heed_interrupts() -> None:
+    """A test run in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
@@ -30,8 +36,15 @@ def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
         "0",
     ]
     chat = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=heed_interrupts,
     )
+    never_hang = threading.Timer(60, chat.kill)
+    never_hang.start()
     assert chat.stdin is not None
     assert chat.stdout is not None
     assert chat.stderr is not None
@@ -43,4 +56,5 @@ def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
             break
     _, noted = chat.communicate(b"/reset\n/exit\n", timeout=60)
     assert b"forgotten" in noted
+    never_hang.cancel()
     assert chat.returncode == 0

@@ -59,18 +59,19 @@ def round_up(num_rows: int, multiple: int) -> int:
 
 
 def choose_due(pending: Sequence[PendingWindow], reference_rows: int, budget: int) -> list[PendingWindow]:
-    """The windows a canonical pass must hold: those that are due, or, once they fill a pass, any.
+    """The windows a canonical pass must hold: those that are due; and once they fill reference passes, as many as fill them.
 
-    Whoever was judged longest ago goes first, so that nobody waits for ever when not all fit.
+    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast rows. Whoever was judged longest
+    ago goes first, so that nobody waits for ever when not all fit.
     """
     ordered = sorted(
         pending, key=lambda window: (not window.due, window.last_judged, -window.num_rows, window.request_id)
     )
-    full = sum(window.num_rows for window in pending) >= reference_rows
-    if not full:
+    total = sum(window.num_rows for window in pending)
+    if total < reference_rows:
         ordered = [window for window in ordered if window.due]
     elif not any(window.due for window in ordered):
-        budget = min(budget, reference_rows)
+        budget = min(budget, total // reference_rows * reference_rows)
     return _fill(ordered, budget)
 
 
