@@ -62,13 +62,3 @@ class HuggingFace:
             )
         assert out.shape[1] == ids.shape[1] + num_tokens
         return time.perf_counter() - started
-
-    def next_tokens(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Greedy tokens, to see that both engines run the same model."""
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False
-            )
-        tokens: list[int] = out[0, ids.shape[1] :].tolist()
-        return tokens
