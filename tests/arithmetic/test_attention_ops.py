@@ -133,3 +133,18 @@ def test_views_of_the_fused_product(
     assert torch.equal(
         got, arithmetic.attention(view.contiguous(), store.layer, rows, scale=0.25, window=None)
     )
+
+
+@pytest.mark.parametrize("width", [6, 10, 18])
+def test_narrow_heads_feel_nothing_of_earlier_calls(
+    compiled: Arithmetic, dtype: torch.dtype, make_store: MakeStore, width: int
+) -> None:
+    def run(width: int) -> Tensor:
+        store = make_store(compiled, dtype, [40], 2, width, 16)
+        rows = store.rows([(0, 0, 40)])
+        q = random(40, 4, width, dtype=dtype)
+        return compiled.attention(q, store.layer, rows, scale=0.3, window=None)
+
+    before = run(width)
+    run(64)
+    assert torch.equal(run(width), before)

@@ -2,6 +2,7 @@
 last."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -27,5 +28,33 @@ def test_settings_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, threads, refused = json.loads(done.stdout)
     assert settings["threads"] == threads == 1
     assert settings["matmul_precision"] == "highest"
-    assert settings["isa_environment"] == {"ONEDNN_MAX_CPU_ISA": "DEFAULT"}
+    assert settings["environment"]["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
     assert "cannot change to 2" in refused
+
+
+_THREADS = """
+import ctypes, threading, torch
+from pathlib import Path
+from holdfast.arithmetic.settings import apply_numeric_settings, pin_threads
+apply_numeric_settings(1)
+openmp = ctypes.CDLL(next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line))
+seen = []
+def look(pin):
+    if pin: pin_threads()
+    seen.append(openmp.omp_get_max_threads())
+for pin in (False, True):
+    thread = threading.Thread(target=look, args=(pin,)); thread.start(); thread.join()
+print(seen)
+"""
+
+
+def test_a_new_thread_is_pinned_to_the_settings() -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("with one core every thread has one thread")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True, env=environment
+    )
+    free, pinned = json.loads(done.stdout)
+    assert free > 1  # what OpenMP does by itself
+    assert pinned == 1

@@ -117,3 +117,14 @@ def test_logprobs_are_there_if_asked_for(tokenizer: Tokenizer) -> None:
     assert plain.take([Sampled(9)]).logprobs is None
     assert end(asked)[1].logprobs == (TokenLogprob(9, -0.25),)
     assert end(plain)[1].logprobs is None
+
+
+def test_a_stop_string_before_min_tokens_is_text_like_any_other(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("ab#ab#ab", add_special_tokens=False)
+    first = next(n for n in range(1, len(token_ids)) if "#" in tokenizer.decode(token_ids[:n]))
+    answer = make(tokenizer, stop="#", min_tokens=first + 1, max_tokens=50)
+    deltas, stopped = feed(answer, token_ids, [1] * len(token_ids))
+    _, result = end(answer, "stop")
+    assert stopped
+    assert result.text == "ab#ab"
+    assert "".join(delta.text for delta in deltas) == "ab#ab"

@@ -211,3 +211,12 @@ def test_a_request_still_in_the_inbox_hears_of_the_end(tiny_llama: Path, dies: b
     assert isinstance(outcome(late), EngineStopped)
     with pytest.raises(EngineStopped):
         running.submit("the dog", PARAMS)
+
+
+def test_whoever_asks_again_hears_of_the_end_again(tiny_llama: Path) -> None:
+    asynchronous = AsyncEngine(make(tiny_llama))
+    handle = asynchronous.submit([5, 6], SamplingParams(max_tokens=200, ignore_eos=True))
+    asynchronous.close()
+    for _ in range(2):
+        with pytest.raises(EngineStopped):
+            handle.wait()

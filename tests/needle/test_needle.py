@@ -7,6 +7,7 @@ from pricking import PROMPT, engine, outcome, params, scale
 
 from holdfast import LLM
 from holdfast.bench.needle import Haystack, Neighbour, Scale, outcome_of, prick, run_in
+from holdfast.bench.survey import products_disagree
 from holdfast.core.params import SamplingParams
 from holdfast.engine.config import Kernels
 from holdfast.errors import ModelNotFound
@@ -42,6 +43,8 @@ def test_preemption_inside_the_answer_changes_nothing(temperature: float, mode: 
 
 
 def test_without_the_guarantee_the_needle_pricks() -> None:
+    if not products_disagree():
+        pytest.skip("on this CPU the fp32 product is one bit class from 1 to 16 rows: nothing can differ")
     one = engine("library", "fp32")
     tally = prick(one, PROMPT, params(0.0, deterministic=False), ("off",), 12, scale=scale("library"))
     assert tally.num_distinct > 1

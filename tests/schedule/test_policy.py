@@ -104,3 +104,9 @@ def test_admission_leaves_a_page_for_every_running_request() -> None:
     assert may_admit(4, 4, 0)
     assert may_admit(4, 6, 2)
     assert not may_admit(4, 5, 2)
+
+
+def test_one_pass_must_hold_every_running_request_and_some_prompt() -> None:
+    assert SchedulerConfig(8, 64, 8, certified_sizes=(1, 16)).one_pass_suffices
+    assert not SchedulerConfig(9, 64, 8, certified_sizes=(1, 16)).one_pass_suffices
+    assert not SchedulerConfig(9, 64, 8).one_pass_suffices

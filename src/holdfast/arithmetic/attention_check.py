@@ -10,6 +10,8 @@ from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.probe import same_bits
 from holdfast.arithmetic.rows import KVLayer, Rows
 
+_SHORT_WINDOW = 40  # shorter than the probe's context, so that it is felt
+
 
 class AttentionGeometry(Protocol):
     @property
@@ -30,7 +32,18 @@ def check_attention(
     arithmetic: Arithmetic, geometry: AttentionGeometry, sizes: tuple[int, ...], *, name: str
 ) -> OperationCheck:
     """One sequence's rows, computed as the reference computes them, then inside passes of every size."""
-    bench = _Bench(arithmetic, geometry)
+    windows = [None] if geometry.window is None else [None, min(geometry.window, _SHORT_WINDOW)]
+    found = [_check_window(arithmetic, geometry, sizes, window) for window in windows]
+    shape = f"{geometry.heads} heads, {geometry.kv_heads} kv, {geometry.head_dim}"
+    differing = set().union(*(differing for differing, _ in found))
+    return OperationCheck(name, shape, sizes, tuple(sorted(differing)), sum(count for _, count in found))
+
+
+def _check_window(
+    arithmetic: Arithmetic, geometry: AttentionGeometry, sizes: tuple[int, ...], window: int | None
+) -> tuple[set[int], int]:
+    """The sizes that differ, and how many rows were compared. 0: the reference does, or a pass of any size may."""
+    bench = _Bench(arithmetic, geometry, window)
     reference = bench.reference()  # [context, heads * head_dim]
     rows = arithmetic.recipe.rows
     differing = set() if bench.repeats(reference) else {0}
@@ -41,15 +54,19 @@ def check_attention(
         comparisons += compared
         if not agreed:
             differing |= {size, 0} if size % rows == 0 else {size}
-    shape = f"{geometry.heads} heads, {geometry.kv_heads} kv, {geometry.head_dim}"
-    return OperationCheck(name, shape, sizes, tuple(sorted(differing)), comparisons)
+    # Padding adds no sequence, so a pass of any size may hold any number of them, and of any mixture.
+    for count in range(1, 2 * rows + 1):
+        agreed, compared = bench.decodes(count, reference)
+        comparisons += compared
+        differing |= set() if agreed else {0}
+    return differing | (set() if bench.mixes(reference) else {0}), comparisons
 
 
 class _Bench:
     """A probe sequence and one neighbour, in a small KV store of their own."""
 
-    def __init__(self, arithmetic: Arithmetic, geometry: AttentionGeometry) -> None:
-        self._arithmetic, self._geometry = arithmetic, geometry
+    def __init__(self, arithmetic: Arithmetic, geometry: AttentionGeometry, window: int | None) -> None:
+        self._arithmetic, self._geometry, self._window = arithmetic, geometry, window
         self.context = min(geometry.max_context, 9 * geometry.page_size + 5)
         generator = torch.Generator().manual_seed(5)
         dtype = getattr(torch, arithmetic.recipe.dtype)
@@ -76,10 +93,23 @@ class _Bench:
         layer = self._store(self._order)
         chunk = min(size, self.context)
         last = self._pass(layer, [(self.context - chunk, self.context)], self._order, padding=size - chunk)
-        starts = [(self.context - 1 - 7 * row % self.context) for row in range(size)]
-        decode = self._pass(layer, [(start, start + 1) for start in starts], self._order, padding=0)
-        good = same_bits(last[:chunk], reference[-chunk:]) and same_bits(decode, reference[starts])
-        return good, chunk + size
+        decoded, compared = self.decodes(size, reference)
+        return decoded and same_bits(last[:chunk], reference[-chunk:]), chunk + compared
+
+    def decodes(self, count: int, reference: Tensor) -> tuple[bool, int]:
+        """As so many single rows, each a sequence of its own."""
+        starts = [(self.context - 1 - 7 * row % self.context) for row in range(count)]
+        spans = [(start, start + 1) for start in starts]
+        out = self._pass(self._store(self._order), spans, self._order, padding=0)
+        return same_bits(out, reference[starts]), count
+
+    def mixes(self, reference: Tensor) -> bool:
+        """As decoding rows, a window and a chunk in one pass, with padding behind."""
+        end = self.context
+        spans = [(end - 1, end), (end - 5, end), (0, end // 2), (3, 4), (end // 2, end - 7)]
+        out = self._pass(self._store(self._order), spans, self._order, padding=3)
+        rows = [position for start, stop in spans for position in range(start, stop)]
+        return same_bits(out[: len(rows)], reference[rows])
 
     def _chunked(self, rows: int, order: list[int]) -> Tensor:
         layer = self._store(order)
@@ -117,4 +147,4 @@ class _Bench:
             page_table=torch.tensor([order] * len(spans), dtype=torch.int32),
         )
         scale = self._geometry.head_dim**-0.5
-        return self._arithmetic.attention(q, layer, rows, scale=scale, window=self._geometry.window)
+        return self._arithmetic.attention(q, layer, rows, scale=scale, window=self._window)

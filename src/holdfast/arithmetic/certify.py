@@ -17,7 +17,7 @@ import torch
 from holdfast.arithmetic.attention_check import check_attention
 from holdfast.arithmetic.certificate import Certificate, OperationCheck, certificate_key
 from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.probe import forget_neighbours
+from holdfast.arithmetic.probe import MANY_ROWS, forget_neighbours
 from holdfast.arithmetic.row_checks import (
     Geometry,
     Subject,
@@ -94,9 +94,9 @@ def _jobs(
 ) -> list[Callable[[], OperationCheck]]:
     rows = arithmetic.recipe.rows
     edges = tuple(size for size in sizes if size in (1, 2, rows, 2 * rows))
-    few = tuple(size for size in sizes if size <= 64)
+    few = tuple(size for size in sizes if size <= MANY_ROWS)
     jobs: list[Callable[[], OperationCheck]] = [
-        partial(check_head, arithmetic, subject, few)
+        partial(check_head, arithmetic, subject, (*few, 2 * MANY_ROWS, sizes[-1]))
         if subject.is_head
         else partial(check_product, arithmetic, subject, sizes if subject.thorough else edges)
         for subject in subjects
@@ -110,7 +110,7 @@ def _jobs(
         ]
         jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
     jobs += [
-        partial(check_choice, name, operation, geometry.vocab, arithmetic, few)
+        partial(check_choice, name, operation, geometry.vocab, arithmetic, (*range(1, 33), *few[-4:]))
         for name, operation in choice_operations(arithmetic)
     ]
     return jobs

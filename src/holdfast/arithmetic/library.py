@@ -6,6 +6,10 @@ and the library picks its order of summation by that number. `canonical=True` mu
 one form for both.
 """
 
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,6 +36,13 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
     return bool(can.get("avx512_fp16") or can.get("amx_fp16"))
 
 
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """Of this path's own files: another order of operations is another recipe."""
+    files = sorted(Path(__file__).parent.glob("library*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
+
+
 class LibraryArithmetic:
     """Implements `Arithmetic` with torch operations."""
 
@@ -46,6 +57,7 @@ class LibraryArithmetic:
             query_tile=QUERY_TILE,
             dtype=str(dtype).removeprefix("torch."),
             variant="torch" if self._native else "torch-fp32",
+            source=_source_digest(),
         )
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -21,7 +21,7 @@ class Recipe:
     query_tile: int  # rows of one attention tile in the library path; 0: a row does not feel its tile
     dtype: str  # "bfloat16", "float16", "float32"
     variant: str  # "neon", "avx2", "avx512", "amx-bf16"; "torch" or "torch-fp32" for the library path
-    source: str = ""  # digest of kernel sources, flags and compiler; empty for the library path
+    source: str = ""  # digest of the sources, and for the compiled path of flags and compiler
 
     def as_dict(self) -> dict[str, str | int]:
         return asdict(self)

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.errors import ConfigError
 
-_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
+_DECIDING = ("ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "ATEN_CPU_CAPABILITY")
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class NumericSettings:
     threads: int
     matmul_precision: str
     cpu_capability: str
-    isa_environment: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
 
     def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "isa_environment": dict(self.isa_environment)}
+        return {**asdict(self), "environment": dict(self.environment)}
 
 
 _applied: NumericSettings | None = None
@@ -42,13 +42,21 @@ def apply_numeric_settings(num_threads: int | None = None) -> NumericSettings:
                 f"{num_threads} in one process; start a new process, or ask for the same number"
             )
         return _applied
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
+    torch.set_num_threads(num_threads if num_threads is not None else torch.get_num_threads())
+    torch.set_flush_denormal(False)
     torch.set_float32_matmul_precision("highest")
     _applied = NumericSettings(
         threads=torch.get_num_threads(),
         matmul_precision=torch.get_float32_matmul_precision(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        isa_environment=tuple((name, os.environ[name]) for name in _ISA_VARIABLES if name in os.environ),
+        environment=tuple(
+            (name, value) for name, value in sorted(os.environ.items()) if name.startswith(_DECIDING)
+        ),
     )
     return _applied
+
+
+def pin_threads() -> None:
+    """Make the settings hold in this thread: OpenMP keeps the number of threads for each calling thread by itself."""
+    if _applied is not None:
+        torch.set_num_threads(_applied.threads)

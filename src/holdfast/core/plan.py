@@ -94,6 +94,6 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The sampled rows of each span of a pass, in order; or why the pass gave nothing."""
+    """The sampled rows of each span of a pass, in order."""
 
     samples: tuple[tuple[Sampled, ...], ...]

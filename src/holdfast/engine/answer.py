@@ -33,19 +33,23 @@ class Answer:
         self._text = ""
         self._shown = 0
         self._cut = False
+        self._num_pushed = 0
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def push(self, token_id: int) -> bool:
         """One committed token; true if a stop string is complete. The stop token itself gives no text."""
+        self._num_pushed += 1
         if is_stop_token(token_id, self.request.params, self.request.eos_ids):
             return False
         return self._grow(self._detokenizer.push(token_id))
 
     def _grow(self, piece: str) -> bool:
+        """Take on text; a stop string that ends before the answer may end is text like any other."""
         searched = len(self._text)
         self._text += piece
-        at = find_stop(self._text, searched, self._stops) if piece and self._stops else None
+        may_end = self._num_pushed >= self.request.params.min_tokens
+        at = find_stop(self._text, searched, self._stops) if piece and may_end else None
         if at is None:
             return False
         self._text = self._text[:at]

@@ -1,5 +1,7 @@
 """From settings to a running engine: find the model, load it, certify the machine, size the KV cache."""
 
+import hashlib
+import logging
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,6 +11,8 @@ import torch
 
 from holdfast.arithmetic.certificate import Certificate, certificate_key, load_certificate, save_certificate
 from holdfast.arithmetic.certify import certify
+from holdfast.arithmetic.compiled.build import cpu_flags
+from holdfast.arithmetic.compiled.operations import MAX_HEAD_DIM
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
@@ -26,6 +30,8 @@ from holdfast.run.store import PAGE_SIZE, KVStore, num_pages_in, page_bytes
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
 from holdfast.version import __version__
+
+_log = logging.getLogger(__name__)
 
 ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 
@@ -45,7 +51,7 @@ def assemble(
     max_len = _max_len(config, model)
     dtype = config.torch_dtype(model.torch_dtype)
     num_pages = _num_pages(config, model, dtype, max_len)
-    arithmetic = open_arithmetic(dtype, path=config.kernels, num_threads=settings.threads)
+    arithmetic = open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
     schedule = SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_pass_rows=config.max_pass_rows,
@@ -76,6 +82,7 @@ def certificate_subject(
         "holdfast": __version__,
         "torch": torch.__version__,
         "device": cpu_name(),
+        "instructions": hashlib.sha256(cpu_flags().encode()).hexdigest(),
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
         "shapes": {
@@ -147,6 +154,17 @@ def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | Non
     if config.determinism == "off":
         return "this engine runs with determinism off; start it with determinism auto or verify"
     return certificate.refusal if certificate is not None else None
+
+
+def _kernels(config: EngineConfig, model: DecoderConfig) -> Kernels:
+    """The path asked for, unless this model's heads are larger than the compiled one takes."""
+    if config.kernels == "library" or model.head_dim <= MAX_HEAD_DIM:
+        return config.kernels
+    reason = f"the compiled kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
+    if config.kernels == "compiled":
+        raise ConfigError(f"{reason}; use kernels auto or library")
+    _log.warning("using the slower library arithmetic: %s", reason)
+    return "library"
 
 
 def _max_len(config: EngineConfig, model: DecoderConfig) -> int:

@@ -5,11 +5,13 @@ through an unbounded queue, so a slow reader never stalls the loop.
 """
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
+from holdfast.arithmetic.settings import pin_threads
 from holdfast.core.params import SamplingParams
 from holdfast.core.request import Request
 from holdfast.core.result import Result
@@ -73,11 +75,12 @@ class Handle:
         with self._lock:
             if self._wake is not None:
                 loop, wake = self._wake
-                if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(wake.set)
 
     def _read(self, news: News) -> Delta | None:
         if isinstance(news, HoldfastError):
+            self._news.put(news)  # whoever asks again hears it again
             raise news
         self.result = news.result
         return news.delta if news.delta.token_ids or news.delta.text else None
@@ -130,6 +133,7 @@ class AsyncEngine:
             self._handles.pop(request.request_id).put(error)
 
     def _loop(self) -> None:
+        pin_threads()
         try:
             while self._read_inbox():
                 self._deliver(self.engine.step())

@@ -108,13 +108,16 @@ class Engine:
 
     def step(self) -> list[Update]:
         """One plan, run and absorbed. A pass that raises ends the requests in it and no other."""
-        plan = self.scheduler.plan()
-        if not plan:
-            return []
-        self._count(plan)
+        plan = Plan(())
         try:
+            plan = self.scheduler.plan()
+            if not plan:
+                return []
+            self._count(plan)
             results = self.runner.run(plan)
         except Exception as error:
+            if not plan:
+                raise  # a broken invariant of the scheduler, not of a pass
             _log.exception("a pass failed")
             return self._publish(self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}"))
         except BaseException:  # an interrupt: the plan is given up, so that the next one can be made

@@ -37,6 +37,13 @@ class SchedulerConfig:
                 "so that every running request gets a row in every pass"
             )
 
+    @property
+    def one_pass_suffices(self) -> bool:
+        """Whether the largest certified total holds a row of every running request and some prompt beside them."""
+        return (
+            bool(self.certified_sizes) and self.certified_sizes[-1] >= self.max_num_seqs + self.reference_rows
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:

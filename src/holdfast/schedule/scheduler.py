@@ -103,7 +103,7 @@ class Scheduler:
         assert not self._in_flight, "the last plan was not absorbed"
         self._step += 1
         self._admit()
-        certified = self.config.determinism == "auto" and bool(self.config.certified_sizes)
+        certified = self.config.determinism == "auto" and self.config.one_pass_suffices
         if certified or self.config.determinism == "off":
             passes = self._plan_one_pass(certified)
         else:

@@ -222,6 +222,7 @@ INLINE Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t 
     for (int64_t j = 0, part = 0; j < used; j += b->run, part++)
         for (int64_t d = 0; d < D; d++)
             widen_row(w->keys + d * BLOCK + j, at(b->keys[part], d * b->key_stride, dt), b->run, dt);
+    for (int64_t d = D; d < ceil_to(D, 4); d++) memset(w->keys + d * BLOCK, 0, BLOCK * sizeof(float));
     for (int64_t j = 0; j < used; j++) {
         float *value = w->values + j * Dv;
         copy.values[j] = (char *)value;
@@ -265,6 +266,7 @@ static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv
             else if (a->dt == BF16) widen_row(w->q[i], at(a->q, start, BF16), a->D, BF16);
             else widen_row(w->q[i], at(a->q, start, F16), a->D, F16);
             for (int64_t d = 0; d < a->D; d++) w->q[i][d] *= a->scale;
+            for (int64_t d = a->D; d < ceil_to(a->D, 4); d++) w->q[i][d] = 0.0f; /* scores go in steps of four */
             for (int64_t d = 0; d < Dv; d++) w->o[i][d] = 0.0f;
             w->m[i] = -INFINITY;
             w->l[i] = 0.0f;
@@ -290,7 +292,7 @@ static void attend(const Attention *a, const Tile *t, Work *w) {
     const int64_t queries = t->rows * t->group, Dv = ceil_to(a->D, VL);
     begin_queries(a, t, w, Dv);
     const int64_t end = w->last[queries - 1]; /* rows of a span stand in order of position */
-    const int copied = queries > 4 || Dv != a->D || a->page % VL != 0;
+    const int copied = queries > 4 || Dv != a->D || a->D % 4 != 0 || a->page % VL != 0;
     for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {
         Block b = find_block(a, t, start, end);
         if (!copied && a->page <= BLOCK) fetch_block(a, t, start + BLOCK, end);

@@ -76,7 +76,7 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     """What -march=native looks at: the lines of /proc/cpuinfo that name the CPU and its instructions."""
     names = ("flags", "Features", "model name", "CPU part", "CPU implementer", "CPU variant")
     try:
@@ -87,7 +87,7 @@ def _cpu_flags() -> str:
 
 
 def _digest(flags: tuple[str, ...], version: str) -> str:
-    parts = [" ".join(flags), version, platform.machine(), _cpu_flags()]
+    parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
     parts += [(_SOURCE_DIR / name).read_text() for name in (*_UNITS, *_HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -263,6 +264,10 @@ INLINE void *scratch(void **slot, size_t *have, size_t need) {
         free(*slot);
         *have = (size_t)ceil_to((int64_t)need + 4096, 4096);
         *slot = aligned_alloc(4096, *have);
+        if (*slot == NULL) {
+            fprintf(stderr, "holdfast: no memory for %zu bytes of scratch\n", *have);
+            abort();
+        }
     }
     return *slot;
 }

@@ -16,7 +16,7 @@ from holdfast.arithmetic.rows import KVLayer, Rows
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _KV_BLOCK = 64  # BLOCK in attention.c
 _REFERENCE_ROWS = 16
-_MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
+MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 
 
 class CompiledArithmetic:
@@ -146,7 +146,7 @@ class CompiledArithmetic:
         num_rows, heads, width = q.shape
         _, kv_heads, key_width, page_size = layer.keys.shape
         spans, max_pages = rows.page_table.shape
-        assert width == key_width <= _MAX_HEAD_DIM
+        assert width == key_width <= MAX_HEAD_DIM
         assert heads % kv_heads == 0
         assert q.dtype is layer.keys.dtype
         assert _KV_BLOCK % page_size == 0 or page_size % _KV_BLOCK == 0, (
@@ -191,7 +191,7 @@ class CompiledArithmetic:
         assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         assert weights.qkv.in_features == weights.o.out_features == weights.down.out_features == hidden
         assert weights.gate_up.out_features == 2 * weights.down.in_features
-        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= _MAX_HEAD_DIM
+        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= MAX_HEAD_DIM
         assert at.cos.shape == at.sin.shape == (num_rows, shape.head_dim // 2)
         assert at.cos.is_contiguous() and at.sin.is_contiguous()
         products = (weights.qkv, weights.o, weights.gate_up, weights.down)
