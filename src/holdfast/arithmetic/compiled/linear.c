@@ -89,6 +89,7 @@ typedef struct {
     const float *bias; /* [N] or NULL */
     int64_t ldy, N;
     int out_dt;
+    const char *coming; /* memory to ask for while the tile multiplies, a line a step; or NULL */
 } Out;
 
 /* Finished sums [rows, columns] of a tile: bias, rounding, and only the columns there are. */
@@ -120,6 +121,7 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
         vf xv[MR];
         UNROLL for (int r = 0; r < rows; r++) xv[r] = vld1q_f32(x + r * ldx + k);
 #endif
+        if (dt == F32 && out->coming) __builtin_prefetch(out->coming + k * 16, 0, 1);
         if (rows <= 2) /* bound by memory: the panels are separate streams */
             UNROLL for (int p = 0; p < panels; p++)
                 __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 2048, 0, 0);
@@ -215,13 +217,14 @@ static void run_widened(const Job *job, int dt, int64_t m0, int64_t m1, int64_t 
         if (dt == BF16) widen(panel, w, count, BF16);
         else widen(panel, w, count, F16);
         wide.w = (const char *)panel - p * count * 4;
+        wide.out.coming = p + 1 < p1 ? (const char *)w + count * 2 : NULL; /* the next panel, to be widened then */
         run_direct_f32(&wide, m0, m1, p, p + 1);
     }
 }
 
 static void run_block(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
     if (dt == F32) run_direct_f32(job, m0, m1, p0, p1);
-    else if (m1 - m0 >= 2 * MR) run_widened(job, dt, m0, m1, p0, p1);
+    else if (m1 - m0 >= MR + MR / 2) run_widened(job, dt, m0, m1, p0, p1);
     else if (dt == BF16) run_direct_bf16(job, m0, m1, p0, p1);
     else run_direct_f16(job, m0, m1, p0, p1);
 }
