@@ -28,10 +28,10 @@ def test_everything_is_the_same_after_real_rollbacks(llm):
 
 
 def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):
+    if llm.engine.certificate.subject["recipe"]["path"] != "compiled":
+        pytest.skip("fast library passes may disagree by themselves; the compiled ones never do")
     monkeypatch.setattr(demo.LyingProposer, "_tell", lambda self, samples: samples)
     good, shown = show(llm)
-    if good:
-        pytest.skip("this machine's fast passes disagree by themselves")
     assert not good
     assert "No rollback happened" in shown
 

@@ -40,8 +40,20 @@ class World:
     seed: int
 
 
+COMMON = ((1, 2, 3), (2, 2, 1, 3, 1))
+_ENDLESS = SamplingParams(max_tokens=25, ignore_eos=True, temperature=0)
+
+
+def _continued(prompt: tuple[int, ...], length: int) -> tuple[int, ...]:
+    return prompt + reference(prompt, _ENDLESS)[:length]
+
+
 def clients() -> st.SearchStrategy[Client]:
-    prompts = st.lists(st.integers(1, 3), min_size=1, max_size=30).map(tuple)
+    short = st.lists(st.integers(1, 3), min_size=1, max_size=30).map(tuple)
+    # A prompt may go on as another client's answer does, so that what was generated is looked up as a prefix.
+    prompts = st.one_of(
+        short, st.builds(_continued, st.sampled_from(COMMON), st.integers(0, 25)), st.sampled_from(COMMON)
+    )
     params = st.builds(
         lambda longest, shortest, deterministic, ignore: SamplingParams(
             max_tokens=longest,
