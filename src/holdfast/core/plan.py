@@ -7,30 +7,46 @@ the pages that hold its KV slots. The scheduler knows no tensors and the runner 
 from dataclasses import dataclass
 from enum import Enum
 
+from holdfast.core.grammar import Constraint
 from holdfast.core.params import SamplingParams
+
+NO_TOKEN = -1  # what a row gives whose request allows nothing to come next
 
 
 class PassKind(Enum):
     FAST = "fast"
     CANONICAL = "canonical"
+    CHECK = "check"  # rows a certified pass gave, again at the reference's shape, into scratch pages
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """What decides a sampled row beside its logits. One object a request, shared by all its spans.
 
-    forbidden_ids may not be chosen while the answer is shorter than min_tokens.
+    forbidden_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
+    which may ever be completed.
     """
 
     params: SamplingParams
     seed: int
     prompt_len: int
     forbidden_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a row must know the tokens before it."""
+        return self.params.penalises or bool(self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each."""
+    """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each.
+
+    given are known tokens whose logprobs are asked for: each stands behind one of the len(given) rows before sample_from.
+    history is what stands before start, for whom it matters (`Sampling.looks_back`); with watched, the logits' bits are
+    reported as well.
+    """
 
     request_id: int
     start: int
@@ -39,6 +55,10 @@ class Span:
     sample_from: int
     sampling: Sampling
     logprobs: int | None = None
+    given: tuple[int, ...] = ()
+    history: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    watched: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -55,12 +75,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward of the model. A certified pass is canonical by certificate, any other canonical one by its shape."""
+    """One forward of the model. A certified pass is canonical by certificate, any other canonical one by its shape.
+
+    A check has one span, whose last pages are scratch: its rows' KV is compared with that in `originals`, and its
+    sampled rows' logits with `logit_bits`.
+    """
 
     kind: PassKind
     spans: tuple[Span, ...]
     padded_rows: int
     certified: bool = False
+    originals: tuple[int, ...] = ()
+    logit_bits: tuple[int, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -86,14 +112,19 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What one row gave. logprob is there if the span asked for it."""
+    """What one row gave: a token, or NO_TOKEN. logprob is there if the span asked for it, logit_bits if it is watched."""
 
     token_id: int
     logprob: TokenLogprob | None = None
+    logit_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The sampled rows of each span of a pass, in order."""
+    """The sampled rows of each span of a pass, in order; the logprobs of the tokens it was given, a tuple each, if any span
+    was given some; and for a check, where the bits differ.
+    """
 
     samples: tuple[tuple[Sampled, ...], ...]
+    scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+    mismatch: str | None = None

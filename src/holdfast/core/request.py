@@ -1,9 +1,14 @@
-"""A request as the scheduler takes it: valid, tokenised, with its seed. Nothing about it changes."""
+"""A request as the scheduler takes it: valid, tokenised, with its seed. Nothing about it changes.
 
-from dataclasses import dataclass
+A client's request for n answers becomes n of these, alike but for id, seed and index.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.params import SamplingParams
+
+_MASK = (1 << 64) - 1
 
 
 class AnswerText(Protocol):
@@ -16,13 +21,21 @@ class AnswerText(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to answer it. `request_id` counts up with arrival, and that order is the queue's."""
+    """One prompt and how to answer it. `request_id` counts up with arrival, and that order is the queue's.
+
+    score_from is the first position whose own token's logprob is asked for, if any; leader the request whose prompt this one
+    shares, so that it can wait for its pages; bad_words are token sequences that may not be completed.
+    """
 
     request_id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
     eos_ids: frozenset[int] = frozenset()
+    index: int = 0
+    leader: int | None = None
+    score_from: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def prompt_len(self) -> int:
@@ -32,3 +45,26 @@ class Request:
     def max_len(self) -> int:
         """Positions the request can ever reach: prompt and answer."""
         return self.prompt_len + self.params.max_tokens
+
+    def branches(self) -> "tuple[Request, ...]":
+        """One request for each of the n answers; ids follow one another, and the first is this request itself."""
+        return tuple(
+            replace(
+                self,
+                request_id=self.request_id + index,
+                seed=branch_seed(self.seed, index),
+                index=index,
+                leader=self.request_id if index else None,
+            )
+            for index in range(self.params.n)
+        )
+
+
+def branch_seed(seed: int, index: int) -> int:
+    """The seed of the index-th of several answers; the first has the request's own."""
+    if index == 0:
+        return seed
+    value = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

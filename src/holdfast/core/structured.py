@@ -1,0 +1,98 @@
+"""What form an answer must have: a JSON schema, any JSON object, a regular expression, one of some texts, or a grammar.
+
+Only what can be said without a tokenizer is checked here. Whether the form can be compiled is for `Grammar`s to say.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import Any, Literal
+
+from holdfast.errors import InvalidRequest
+
+MAX_FORM_CHARS = 1 << 18
+MAX_CHOICES = 1024
+
+FormKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """Exactly one of the fields. A schema may be given as a mapping or as JSON text; it is kept as text."""
+
+    json_schema: str | Mapping[str, Any] | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    lark: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False)]
+        if self.json_schema is False:
+            given.append("json_schema")
+        if len(given) != 1:
+            names = ", ".join(one.name for one in fields(self))
+            raise InvalidRequest(f"structured output needs exactly one of {names}; it has {len(given)}")
+        put = object.__setattr__  # frozen to everybody else
+        kind = given[0]
+        if kind == "json_schema":
+            put(self, "json_schema", _schema_text(self.json_schema))
+        elif kind == "json_object":
+            if self.json_object is not True:
+                raise InvalidRequest(f"json_object must be true or false, not {self.json_object!r:.80}")
+        elif kind == "choice":
+            put(self, "choice", _choices(self.choice))
+        elif not isinstance(getattr(self, kind), str):
+            raise InvalidRequest(f"{kind} must be text, not {type(getattr(self, kind)).__name__}")
+        if sum(map(len, self.texts)) > MAX_FORM_CHARS:
+            raise InvalidRequest(f"the {kind} is too large: more than {MAX_FORM_CHARS} characters")
+
+    @property
+    def kind(self) -> FormKind:
+        if self.json_schema is not None:
+            return "json_schema"
+        if self.json_object:
+            return "json_object"
+        if self.regex is not None:
+            return "regex"
+        return "choice" if self.choice is not None else "lark"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The form as text: the schema, the expression, the grammar, or the choices; none for a JSON object."""
+        if self.choice is not None:
+            return tuple(self.choice)
+        text = self.json_schema or self.regex or self.lark
+        return (text,) if isinstance(text, str) else ()
+
+
+def _schema_text(schema: object) -> str:
+    if isinstance(schema, str):
+        text = schema
+    else:
+        try:
+            text = json.dumps(schema, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequest(f"the JSON schema cannot be written as JSON: {error}") from error
+    if len(text) > MAX_FORM_CHARS:
+        raise InvalidRequest(f"the JSON schema is too large: more than {MAX_FORM_CHARS} characters")
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the JSON schema is no valid JSON: {error}") from error
+    if not isinstance(parsed, dict | bool):
+        raise InvalidRequest("a JSON schema is an object, true or false")
+    return text
+
+
+def _choices(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest("choice must be a list of texts")
+    choices = tuple(islice(value, MAX_CHOICES + 1))
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(f"choice needs from 1 to {MAX_CHOICES} texts")
+    for one in choices:
+        if not isinstance(one, str) or not one:
+            raise InvalidRequest(f"every choice must be a non-empty text, not {one!r:.80}")
+    return choices
