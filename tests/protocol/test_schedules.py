@@ -1,13 +1,14 @@
 """Random schedules over a scripted model: whatever happens, a deterministic answer is the reference's."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import EOS, VOCAB, ScriptedRunner, reference
+from scripted import EOS, VOCAB, ScriptedRunner, reference, reference_scores
 
-from holdfast.core.events import RequestEnded, TokensCommitted
+from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
 from holdfast.core.params import SamplingParams
+from holdfast.core.plan import PassKind, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.kv.pool import PagePool
 from holdfast.schedule.policy import SchedulerConfig
@@ -29,6 +30,8 @@ class Client:
     arrives: int
     aborts: int | None
     mid_pass: bool
+    score_from: int | None = None
+    n: int = 1  # so many clients in a row share this prompt
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class World:
     num_pages: int
     lie: float
     seed: int
+    corrupt_from: int | None = None
 
 
 COMMON = ((1, 2, 3), (2, 2, 1, 3, 1))
@@ -61,27 +65,40 @@ def clients() -> st.SearchStrategy[Client]:
             deterministic=deterministic,
             ignore_eos=ignore,
             temperature=0,
+            prompt_logprobs=0,  # only scored where score_from says so
         ),
-        st.integers(1, 40),
+        st.integers(0, 40),
         st.sampled_from([0, 0, 5]),
         st.booleans(),
         st.booleans(),
     )
     aborts = st.one_of(st.none(), st.none(), st.integers(0, 30))
-    return st.builds(Client, prompts, params, st.integers(0, 20), aborts, st.booleans())
+    scores = st.one_of(st.none(), st.none(), st.integers(1, 30))
+    return st.builds(
+        Client,
+        prompts,
+        params,
+        st.integers(0, 20),
+        aborts,
+        st.booleans(),
+        scores,
+        st.sampled_from([1, 1, 1, 3]),
+    )
 
 
 def configs() -> st.SearchStrategy[SchedulerConfig]:
     sizes = st.sampled_from([(), (1, 2, 4, 8, 16), (16,), (8, 24), tuple(range(1, 65))])
     return st.builds(
-        lambda seqs, rows, mode, certified, cache: SchedulerConfig(
-            seqs, max(rows, seqs), ROWS, mode, certified, cache
+        lambda seqs, rows, mode, certified, cache, speculation, rate: SchedulerConfig(
+            seqs, max(rows, seqs), ROWS, mode, certified, cache, speculation, rate
         ),
         st.integers(1, 6),
         st.sampled_from([16, 17, 24, 64]),
         st.sampled_from(["auto", "verify"]),
         sizes,
         st.booleans(),
+        st.sampled_from(["off", "ngram", "ngram"]),
+        st.sampled_from([0.0, 0.1, 1.0]),
     )
 
 
@@ -96,72 +113,153 @@ def worlds() -> st.SearchStrategy[World]:
     )
 
 
-def play(world: World) -> tuple[dict[int, list[int]], dict[int, RequestEnded], ScriptedRunner, Scheduler]:
-    scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
-    answers: dict[int, list[int]] = {}
-    ended: dict[int, RequestEnded] = {}
+@dataclass
+class Played:
+    """What became of a world. Requests are numbered in the order of their clients, n in a row for each."""
+
+    world: World
+    requests: list[tuple[Client, Request]]
+    answers: dict[int, list[int]]
+    scores: dict[int, list[TokenLogprob]]
+    ended: dict[int, RequestEnded]
+    runner: ScriptedRunner
+    scheduler: Scheduler
+    checks: list[CertificateChecked]
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, CertificateChecked):
+                self.checks.append(event)
+                continue
+            assert event.request_id not in self.ended
+            if isinstance(event, TokensCommitted):
+                self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
+            elif isinstance(event, PromptScored):
+                self.scores[event.request_id].extend(event.logprobs)
+            else:
+                self.ended[event.request_id] = event
+
+
+def requests_of(world: World) -> list[tuple[Client, Request]]:
+    requests: list[tuple[Client, Request]] = []
+    for client in world.clients:
+        first = len(requests)
+        scores = client.score_from is not None and client.score_from < len(client.prompt)
+        for index in range(client.n):
+            request = Request(
+                first + index,
+                client.prompt,
+                client.params,
+                0,
+                frozenset({EOS}),
+                index=index,
+                leader=first if index else None,
+                score_from=client.score_from if scores and not index else None,
+            )
+            requests.append((client, request))
+    return requests
+
+
+def play(world: World) -> Played:
+    requests = requests_of(world)
     step = 0
 
-    def note(events: list) -> None:
-        for event in events:
-            if isinstance(event, TokensCommitted):
-                assert event.request_id not in ended
-                answers[event.request_id].extend(sample.token_id for sample in event.samples)
-            else:
-                assert event.request_id not in ended
-                ended[event.request_id] = event
-
     def abort(mid_pass: bool) -> None:
-        for number, client in enumerate(world.clients):
-            if client.aborts == step and client.mid_pass is mid_pass and number in answers:
-                note(scheduler.abort(number))
+        for client, request in requests:
+            if client.aborts == step and client.mid_pass is mid_pass and request.request_id in played.answers:
+                played.note(scheduler.abort(request.request_id))
 
-    runner = ScriptedRunner(PAGE_SIZE, world.lie, world.seed, during=lambda: abort(True))
-    limit = 60 + sum(4 * (len(c.prompt) + c.params.max_tokens) for c in world.clients) * len(world.clients)
+    scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
+    runner = ScriptedRunner(
+        PAGE_SIZE, world.lie, world.seed, during=lambda: abort(True), corrupt_from=world.corrupt_from
+    )
+    played = Played(world, requests, {}, {}, {}, runner, scheduler, [])
+    limit = 100 + sum(8 * (len(c.prompt) + c.params.max_tokens) for c, _ in requests) * len(requests)
     while scheduler.has_work or step <= 20:
-        for number, client in enumerate(world.clients):
+        for client, request in requests:
             if client.arrives == step:
-                answers[number] = []
-                request = Request(number, client.prompt, client.params, 0, frozenset({EOS}))
+                played.answers[request.request_id] = []
+                played.scores[request.request_id] = []
                 scheduler.submit(request, NoText())
         abort(False)
         plan = scheduler.plan()
         scheduler.check()
         assert plan or not scheduler.has_work, "work, but an empty plan"
-        note(scheduler.absorb(plan, runner.run(plan)))
+        played.note(scheduler.absorb(plan, runner.run(plan)))
         scheduler.check()
         step += 1
         assert step < limit, "the schedule does not end"
     assert scheduler.pool.num_held == 0, "a page leaked"
-    return answers, ended, runner, scheduler
+    return played
+
+
+def check_answer(played: Played, client: Client, request: Request) -> None:
+    """A deterministic answer is the reference's, or a beginning of it where it was aborted."""
+    number = request.request_id
+    answer, ended = tuple(played.answers[number]), played.ended[number]
+    truth = reference(client.prompt, client.params)
+    scores = reference_scores(client.prompt, request.score_from) if request.score_from is not None else []
+    if ended.reason == "abort":
+        assert client.aborts is not None
+        assert answer == truth[: len(answer)]
+        assert played.scores[number] == scores[: len(played.scores[number])]
+    else:
+        assert ended.reason in ("stop", "length")
+        assert answer == truth
+        assert played.scores[number] == scores
 
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_a_deterministic_answer_is_the_references(world: World) -> None:
-    answers, ended, _, _ = play(world)
-    for number, client in enumerate(world.clients):
-        truth = reference(client.prompt, client.params)
-        stats = ended[number].stats
+    played = play(world)
+    for client, request in played.requests:
+        number = request.request_id
+        stats = played.ended[number].stats
         assert stats.candidates == stats.accepted + stats.rolled_back
-        assert len(answers[number]) == stats.accepted + stats.canonical_tokens
-        if ended[number].reason == "abort":
-            assert client.aborts is not None
-            if client.params.deterministic:
-                assert tuple(answers[number]) == truth[: len(answers[number])]
-        elif client.params.deterministic:
-            assert tuple(answers[number]) == truth
+        assert len(played.answers[number]) == stats.accepted + stats.canonical_tokens
+        if client.params.deterministic:
+            check_answer(played, client, request)
         else:
-            assert all(0 <= token_id < VOCAB for token_id in answers[number])
+            assert all(0 <= token_id < VOCAB for token_id in played.answers[number])
+    assert all(check.mismatch is None for check in played.checks)
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds(), st.integers(0, 60))
+def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
+    world: World, since: int
+) -> None:
+    sizes = tuple(range(1, 65))
+    config = replace(world.config, determinism="auto", certified_sizes=sizes, spot_check_rate=1.0)
+    played = play(replace(world, config=config, corrupt_from=since))
+    mismatches = [check for check in played.checks if check.mismatch is not None]
+    assert len(mismatches) == played.runner.num_mismatches <= 1
+    revoked = bool(mismatches)
+    assert revoked == (not played.scheduler.config.certified_sizes)
+    for client, request in played.requests:
+        ended = played.ended[request.request_id]
+        if not client.params.deterministic or ended.determinism == "certified":
+            continue  # nothing was promised, or it ended before the check
+        if ended.reason == "error":
+            assert revoked and ended.error is not None and ended.error.startswith("guarantee_lost")
+            assert ended.determinism == "none"
+        else:
+            check_answer(played, client, request)
+    kinds = [one.kind for one in played.runner.passes]
+    if revoked:  # nothing is trusted by certificate any more
+        last = max(number for number, kind in enumerate(kinds) if kind is PassKind.CHECK)
+        assert not any(one.certified for one in played.runner.passes[last + 2 :])
 
 
 @settings(max_examples=300, deadline=None)
 @given(worlds())
 def test_every_canonical_window_commits_and_no_sequence_is_in_two_passes(world: World) -> None:
-    _, ended, runner, _ = play(world)
-    for event in ended.values():
-        assert event.stats.canonical_passes >= event.stats.windows >= event.stats.rollbacks
-    for one in runner.passes:
+    played = play(world)
+    for event in played.ended.values():
+        num_passes = event.stats.canonical_passes + event.stats.fast_passes
+        assert num_passes >= event.stats.windows >= event.stats.rollbacks
+    for one in played.runner.passes:
         ids = [span.request_id for span in one.spans]
         assert len(ids) == len(set(ids))
         assert one.num_rows <= world.config.max_pass_rows
@@ -174,22 +272,22 @@ def one_request(max_tokens: int, lie: float, **config: object) -> World:
 
 
 def test_true_candidates_are_all_accepted_and_each_window_adds_a_bonus() -> None:
-    _, ended, runner, _ = play(one_request(40, 0.0))
-    stats = ended[0].stats
+    played = play(one_request(40, 0.0))
+    stats = played.ended[0].stats
     assert stats.rolled_back == stats.rollbacks == 0
     assert stats.candidates == stats.accepted > 0
     assert stats.canonical_tokens == stats.windows + 1  # one from the prefill, then one bonus a window
-    assert ended[0].determinism == "verified"
+    assert played.ended[0].determinism == "verified"
     assert (
-        max(span.num_rows for one in runner.passes for span in one.spans) == ROWS
+        max(span.num_rows for one in played.runner.passes for span in one.spans) == ROWS
     )  # the window grew to its limit
 
 
 def test_lies_are_rolled_back_and_nothing_else() -> None:
     world = one_request(40, 1.0)
-    answers, ended, _, _ = play(world)
-    stats = ended[0].stats
-    assert tuple(answers[0]) == reference(world.clients[0].prompt, world.clients[0].params)
+    played = play(world)
+    stats = played.ended[0].stats
+    assert tuple(played.answers[0]) == reference(world.clients[0].prompt, world.clients[0].params)
     assert stats.accepted == 0
     assert stats.rolled_back == stats.candidates > 0
     assert stats.canonical_tokens == 40
@@ -198,17 +296,17 @@ def test_lies_are_rolled_back_and_nothing_else() -> None:
 def test_a_certified_step_commits_at_once() -> None:
     world = one_request(20, 1.0)
     world = World(world.clients, SchedulerConfig(4, 64, ROWS, "auto", tuple(range(1, 65))), 40, 1.0, 7)
-    _, ended, runner, _ = play(world)
-    assert ended[0].stats.candidates == 0
-    assert ended[0].determinism == "certified"
-    assert all(one.certified for one in runner.passes)
+    played = play(world)
+    assert played.ended[0].stats.candidates == 0
+    assert played.ended[0].determinism == "certified"
+    assert all(one.certified for one in played.runner.passes)
 
 
 def test_windows_of_several_sequences_share_a_pass() -> None:
     params = SamplingParams(max_tokens=30, deterministic=True, ignore_eos=True, temperature=0)
     many = tuple(Client((1, 2, n % 3 + 1), params, 0, None, False) for n in range(6))
     world = World(many, SchedulerConfig(6, 64, ROWS, "verify"), 100, 0.1, 3)
-    _, _, runner, _ = play(world)
-    canonical = [one for one in runner.passes if one.kind.value == "canonical"]
+    played = play(world)
+    canonical = [one for one in played.runner.passes if one.kind.value == "canonical"]
     shared = [one for one in canonical if len(one.spans) > 1]
     assert len(shared) > len(canonical) / 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Ordered
 
-from scripted import EOS, ScriptedRunner, chain, next_token
+from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
 from holdfast.core.params import SamplingParams
@@ -48,6 +48,7 @@ class Driver:
         self.ended: dict[int, RequestEnded] = {}
         self.texts: dict[int, StopAt] = {}
         self.started: list[int] = []  # requests in the order of their first pass
+        self.others: list[Event] = []  # scores and checks
         self.steps = 0
 
     def submit(
@@ -91,8 +92,10 @@ class Driver:
         for event in events:
             if isinstance(event, TokensCommitted):
                 self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
-            else:
+            elif isinstance(event, RequestEnded):
                 self.ended[event.request_id] = event
+            else:
+                self.others.append(event)
         return events
 
     def sequence(self, number: int) -> Sequence:
@@ -109,9 +112,7 @@ class Driver:
 
 def truth(prompt: Ordered[int], count: int) -> list[int]:
     """The first tokens of the canonical answer."""
-    context, output = 0, []
-    for token_id in prompt:
-        context = chain(context, token_id)
+    context, output = context_of(tuple(prompt)), []
     for _ in range(count):
         output.append(next_token(context))
         context = chain(context, output[-1])

@@ -337,4 +337,4 @@ def test_a_stop_string_inside_a_window_ends_the_answer_there() -> None:
 
 
 def test_the_scripted_model_has_a_stop_token() -> None:
-    assert next_token(EOS) == EOS
+    assert next_token((EOS, 1, False)) == EOS

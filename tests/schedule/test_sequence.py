@@ -9,6 +9,7 @@ from holdfast.core.request import Request
 from holdfast.kv.pool import PagePool
 from holdfast.kv.prefix import PrefixIndex
 from holdfast.schedule.sequence import FIRST_WINDOW, Sequence
+from holdfast.schedule.spans import canonical_span, decode_span
 from schedule.driver import PAGE_SIZE, StopAt
 
 
@@ -28,7 +29,7 @@ def prefilled(**params: object) -> Sequence:
     seq = make(**params)  # type: ignore[arg-type]
     seq.admit([], seq._index.root, 0)
     seq.table.grow(3)
-    assert seq.absorb_canonical(seq.canonical_span(64), said(50), certified=False) == tuple(said(50))
+    assert seq.absorb_canonical(canonical_span(seq, 64), said(50), certified=False) == tuple(said(50))
     seq.move(Phase.DECODE)
     return seq
 
@@ -36,13 +37,13 @@ def prefilled(**params: object) -> Sequence:
 def propose(seq: Sequence, *token_ids: int) -> None:
     for token_id in token_ids:
         seq.table.grow(seq.log.total_len)
-        assert seq.absorb_fast(seq.decode_span(), said(token_id)) == ()
+        assert seq.absorb_fast(decode_span(seq), said(token_id)) == ()
 
 
 def judge(seq: Sequence, *canonical: int) -> tuple[int, ...]:
     seq.table.grow(seq.log.total_len)
     seq.move(Phase.VERIFY)
-    committed = seq.absorb_canonical(seq.canonical_span(64), said(*canonical), certified=False)
+    committed = seq.absorb_canonical(canonical_span(seq, 64), said(*canonical), certified=False)
     return tuple(sample.token_id for sample in committed)
 
 
@@ -50,18 +51,18 @@ def test_the_last_committed_token_opens_the_window() -> None:
     seq = prefilled()
     assert seq.canonical_len == seq.log.committed_len - 1 == 3
     propose(seq, 60, 61)
-    span = seq.canonical_span(64)
+    span = canonical_span(seq, 64)
     assert (span.start, span.token_ids, span.sample_from) == (3, (50, 60, 61), 0)
 
 
 def test_a_chunk_of_a_prompt_samples_nothing_until_its_last_row() -> None:
     seq = make(prompt_len=10)
     assert seq.needs_prefill
-    first = seq.canonical_span(8)
+    first = canonical_span(seq, 8)
     assert (first.num_rows, first.num_sampled) == (8, 0)
     seq.admit([], seq._index.root, 0)
     assert seq.absorb_canonical(first, [], certified=True) == ()
-    last = seq.canonical_span(8)
+    last = canonical_span(seq, 8)
     assert (last.start, last.num_rows, last.num_sampled) == (8, 2, 1)
 
 
@@ -153,16 +154,16 @@ def test_preemption_keeps_committed_tokens_and_nothing_else() -> None:
 def test_determinism_is_certified_only_if_every_canonical_pass_was() -> None:
     seq = make()
     assert seq.determinism == "certified"
-    seq.absorb_canonical(seq.canonical_span(2), [], certified=True)
-    seq.absorb_canonical(seq.canonical_span(1), said(9), certified=False)
+    seq.absorb_canonical(canonical_span(seq, 2), [], certified=True)
+    seq.absorb_canonical(canonical_span(seq, 1), said(9), certified=False)
     assert seq.determinism == "verified"
     assert make(deterministic=False).determinism == "none"
 
 
 def test_a_candidates_logprob_is_never_asked_for() -> None:
     seq = prefilled(logprobs=3)
-    assert seq.decode_span().logprobs is None
-    assert seq.canonical_span(8).logprobs == 3
+    assert decode_span(seq).logprobs is None
+    assert canonical_span(seq, 8).logprobs == 3
 
 
 def test_only_full_canonical_pages_are_made_known() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.core.plan import Sampled
+from holdfast.core.plan import Sampled, TokenLogprob
 from holdfast.core.result import Determinism, Stats
 from holdfast.core.stop import FinishReason
 
@@ -14,6 +14,22 @@ class TokensCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Logprobs of the next of the prompt's own tokens."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateChecked:
+    """Rows of certified passes were computed again at the reference's shape. If the bits differ, the certificate is void."""
+
+    num_rows: int
+    mismatch: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEnded:
     request_id: int
     reason: FinishReason
@@ -22,4 +38,4 @@ class RequestEnded:
     error: str | None = None
 
 
-Event = TokensCommitted | RequestEnded
+Event = TokensCommitted | PromptScored | CertificateChecked | RequestEnded

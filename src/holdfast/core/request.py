@@ -24,7 +24,8 @@ class Request:
     """One prompt and how to answer it. `request_id` counts up with arrival, and that order is the queue's.
 
     score_from is the first position whose own token's logprob is asked for, if any; leader the request whose prompt this one
-    shares, so that it can wait for its pages; bad_words are token sequences that may not be completed.
+    shares, so that it can wait for its pages; bad_words are token sequences that may not be completed; echo_text is what the
+    answer's text begins with.
     """
 
     request_id: int
@@ -36,6 +37,7 @@ class Request:
     leader: int | None = None
     score_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    echo_text: str = ""
 
     @property
     def prompt_len(self) -> int:
@@ -55,6 +57,7 @@ class Request:
                 seed=branch_seed(self.seed, index),
                 index=index,
                 leader=self.request_id if index else None,
+                score_from=None if index else self.score_from,
             )
             for index in range(self.params.n)
         )

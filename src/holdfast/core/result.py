@@ -1,6 +1,6 @@
 """What a client gets back."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.core.plan import TokenLogprob
@@ -13,7 +13,8 @@ Determinism = Literal["certified", "verified", "none"]
 class Stats:
     """What a request cost. candidates == accepted + rolled_back; tokens == accepted + canonical_tokens.
 
-    An ordinary request's fast tokens are candidates nobody has to verify: proposed and accepted at once.
+    An ordinary request's fast tokens are candidates nobody has to verify: proposed and accepted at once. looked_up counts the
+    candidates that were found in the request's own text.
     """
 
     candidates: int = 0
@@ -26,6 +27,7 @@ class Stats:
     canonical_passes: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
+    looked_up: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Result:
-    """One request's outcome. The fields of choices[0] can be read on the result itself."""
+    """One request's outcome. The fields of choices[0] can be read on the result itself.
+
+    prompt_logprobs, if asked for, has one entry a prompt token; the first has nothing before it and so no logprob.
+    stats are of all choices together, determinism is the weakest of theirs.
+    """
 
     prompt_token_ids: tuple[int, ...]
     choices: tuple[Choice, ...]
@@ -59,7 +65,8 @@ class Result:
     determinism: Determinism
     stats: Stats
     receipt: dict[str, Any] | None = None
-    error: str | None = field(default=None)
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
     def text(self) -> str:

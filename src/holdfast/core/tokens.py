@@ -51,6 +51,12 @@ class TokenLog:
         del self._ids[self.committed_len :]
         return dropped
 
+    def forget_output(self) -> None:
+        """Back to the prompt."""
+        assert self.num_candidates == 0
+        del self._ids[self.prompt_len :]
+        self.committed_len = self.prompt_len
+
     def commit(self, token_ids: Iterable[int]) -> None:
         assert self.num_candidates == 0, "candidates must be judged before anything is committed behind them"
         self._ids.extend(token_ids)

@@ -26,6 +26,9 @@ class PageTable:
         """Pages already held for this sequence (a prefix hit)."""
         self._pages.extend(pages)
 
+    def pages_for(self, length: int) -> int:
+        return self._pool.pages_for(length)
+
     def num_missing(self, length: int) -> int:
         """How many more pages positions 0 .. length - 1 need."""
         return max(0, self._pool.pages_for(length) - len(self._pages))

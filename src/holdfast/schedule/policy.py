@@ -8,13 +8,17 @@ from typing import Literal
 from holdfast.errors import ConfigError
 
 DeterminismMode = Literal["auto", "verify", "off"]
+Speculation = Literal["off", "ngram"]
+
+WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
     """The limits a schedule keeps to. None of them decides a bit of a deterministic answer.
 
-    reference_rows is the recipe's row count; certified_sizes are the row totals the certificate vouches for.
+    reference_rows is the recipe's row count; certified_sizes are the row totals the certificate vouches for, and
+    spot_check_rate the share of their deterministic rows that is computed again to see whether it is right.
     """
 
     max_num_seqs: int
@@ -23,6 +27,8 @@ class SchedulerConfig:
     determinism: DeterminismMode = "auto"
     certified_sizes: tuple[int, ...] = ()
     prefix_cache: bool = True
+    speculation: Speculation = "ngram"
+    spot_check_rate: float = 0.0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

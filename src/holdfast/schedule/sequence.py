@@ -2,6 +2,7 @@
 
     canonical_len   KV of positions 0 .. canonical_len - 1 is canonical
     computed_len    KV of positions 0 .. computed_len - 1 is there, canonical or fast
+    scored_len      tokens at positions score_from .. scored_len - 1 have their logprobs, if they were asked for
 
 For a deterministic sequence behind its prefill canonical_len == committed_len - 1: the last committed token has no
 canonical KV yet, it is the first row of the next window.
@@ -9,8 +10,9 @@ canonical KV yet, it is the first row of the next window.
 
 from collections.abc import Sequence as Ordered
 
+from holdfast.core.grammar import Grammar
 from holdfast.core.phase import LIVE, Phase, advance
-from holdfast.core.plan import Sampled, Sampling, Span
+from holdfast.core.plan import NO_TOKEN, Sampled, Sampling, Span, TokenLogprob
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.result import Determinism, Stats
 from holdfast.core.stop import FinishReason, finish_reason, looks_final
@@ -19,6 +21,8 @@ from holdfast.core.verdict import judge
 from holdfast.kv.pool import PagePool
 from holdfast.kv.prefix import Node, PrefixIndex
 from holdfast.kv.table import PageTable
+from holdfast.schedule.lookup import Lookup
+from holdfast.schedule.record import Record
 
 FIRST_WINDOW = 1  # candidates in a request's first window: its client is waiting
 
@@ -27,7 +31,15 @@ class Sequence:
     """A live request. Changed by the scheduler alone."""
 
     def __init__(
-        self, request: Request, text: AnswerText, pool: PagePool, index: PrefixIndex, max_window: int
+        self,
+        request: Request,
+        text: AnswerText,
+        pool: PagePool,
+        index: PrefixIndex,
+        max_window: int,
+        *,
+        grammar: Grammar | None = None,
+        speculates: bool = False,
     ) -> None:
         self.request = request
         self.log = TokenLog(request.prompt_ids)
@@ -36,20 +48,31 @@ class Sequence:
         self.stats = Stats()
         self.canonical_len = 0
         self.computed_len = 0
+        self.scored_len = request.score_from or 0
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
         self.last_judged = 0  # the step of the last window, so that windows take turns
         self.finish_reason: FinishReason | None = None
+        self.failure: str | None = None
         self.certified_only = True  # no canonical pass of this sequence was uncertified so far
+        self.grammar = grammar
+        self.lookup = Lookup(request.prompt_ids) if speculates else None
+        self._looked_up = False  # the candidates come from the look-up: no pass has seen them yet
+        self._record = Record(request.params.deterministic)
         self._text = text
         self._index = index
         self._indexed_node: Node = index.root
         self._num_indexed = 0
+        self._may_index = True
         self._page_size = pool.page_size
         params = request.params
         forbidden = params.stop_ids + (() if params.ignore_eos else tuple(sorted(request.eos_ids)))
         self.sampling = Sampling(
-            params, request.seed, request.prompt_len, forbidden if params.min_tokens else ()
+            params,
+            request.seed,
+            request.prompt_len,
+            forbidden if params.min_tokens else (),
+            request.bad_words,
         )
 
     @property
@@ -65,10 +88,25 @@ class Sequence:
         return self.phase in LIVE
 
     @property
+    def only_scored(self) -> bool:
+        """Nothing is generated: the prompt's own logprobs are all that is asked for."""
+        return self.request.params.max_tokens == 0
+
+    @property
+    def prefill_len(self) -> int:
+        """How far KV must reach before a token can be chosen; for a prompt that is only scored, before it is done."""
+        return max(1, self.log.prompt_len - 1) if self.only_scored else self.log.committed_len - 1
+
+    @property
     def needs_prefill(self) -> bool:
         """More than the last token is still without the KV this sequence's answers stand on."""
-        base = self.canonical_len if self.deterministic else self.computed_len
-        return base < self.log.committed_len - 1
+        return (self.canonical_len if self.deterministic else self.computed_len) < self.prefill_len
+
+    @property
+    def cacheable_len(self) -> int:
+        """So much may come from the prefix index: not the rows whose logits are still wanted."""
+        length = self.log.committed_len - 1
+        return length if self.request.score_from is None else min(length, self.scored_len - 1)
 
     @property
     def candidate_due(self) -> bool:
@@ -79,47 +117,41 @@ class Sequence:
         last = log.ids(log.total_len - 1, log.total_len)[0]
         num_output = log.total_len - log.prompt_len
         final = looks_final(last, num_output, self.request.params, self.request.eos_ids)
-        return final or log.num_candidates >= self.window_cap
+        return final or self._looked_up or log.num_candidates >= self.window_cap
 
     @property
     def determinism(self) -> Determinism:
-        if not self.deterministic:
+        if not self.deterministic or self.failure is not None:
             return "none"
         return "certified" if self.certified_only else "verified"
 
     def move(self, phase: Phase) -> None:
         self.phase = advance(self.phase, phase)
 
-    # Rows of the next pass
+    # Candidates from elsewhere than a pass
 
-    def decode_span(self) -> Span:
-        """One fast row behind everything known, candidates included."""
-        log = self.log
-        assert self.computed_len == log.total_len - 1
-        want = None if self.deterministic else self.request.params.logprobs
-        return self._span(self.computed_len, log.total_len, want)
+    def look_up(self, most: int) -> None:
+        """Propose what was sent already and must be confirmed, or else what the look-up expects; at most so many."""
+        log, params = self.log, self.request.params
+        assert log.num_candidates == 0
+        most = min(most, params.max_tokens - log.num_output - 1)
+        expected = self._record.unconfirmed(log.num_output)[: max(0, most)]
+        if not expected and self.lookup is not None:
+            expected = self.lookup.guesses(most)
+        if self.grammar is not None and expected:
+            expected = expected[: self.grammar.count_valid(expected)]
+        for count, token_id in enumerate(expected, 1):
+            log.propose(token_id)
+            if looks_final(token_id, log.num_output + count, params, self.request.eos_ids):
+                break
+        self._looked_up = log.num_candidates > 0
+        self.stats.candidates += log.num_candidates
+        self.stats.looked_up += log.num_candidates
 
-    def canonical_span(self, max_rows: int) -> Span:
-        """Rows from canonical_len on: prefill, recomputation or a window, all the same thing."""
-        stop = min(self.log.total_len, self.canonical_len + max_rows)
-        return self._span(self.canonical_len, stop, self.request.params.logprobs)
-
-    def ordinary_span(self, max_rows: int) -> Span:
-        """Rows an ordinary sequence still has to compute."""
-        stop = min(self.log.total_len, self.computed_len + max_rows)
-        return self._span(self.computed_len, stop, self.request.params.logprobs)
-
-    def _span(self, start: int, stop: int, logprobs: int | None) -> Span:
-        sample_from = max(0, min(stop, self.log.committed_len - 1) - start)
-        return Span(
-            self.request_id,
-            start,
-            self.log.ids(start, stop),
-            self.table.pages,
-            sample_from,
-            self.sampling,
-            logprobs,
-        )
+    @property
+    def is_confirming(self) -> bool:
+        """Tokens the client has already are being verified anew."""
+        return bool(self._record.unconfirmed(self.log.num_output))
 
     # What a pass said
 
@@ -129,50 +161,107 @@ class Sequence:
         self.stats.fast_passes += 1
         if not samples:
             return ()
-        self.stats.candidates += 1
         if self.deterministic:
-            self.log.propose(samples[0].token_id)
+            self.stats.candidates += 1
+            self.log.propose(
+                max(0, samples[0].token_id)
+            )  # in place of no token any will do: it will not stand
             return ()
-        return self._commit(samples[:1], accepted=1)
+        return self._judge(samples, fast=True)
 
     def absorb_canonical(self, span: Span, samples: Ordered[Sampled], certified: bool) -> tuple[Sampled, ...]:
-        """A canonical pass computed the span. Returns what is committed by it."""
+        """A canonical pass computed the span. Returns what is committed by it and was not sent before."""
         self.stats.canonical_passes += 1
         if span.start <= self.canonical_len:
             self.canonical_len = max(self.canonical_len, span.stop)
         self.computed_len = max(self.computed_len, span.stop)
         self.certified_only &= certified
-        if not samples:
-            return ()
+        return self._judge(samples, fast=False) if samples else ()
+
+    def absorb_scores(self, scores: Ordered[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """Logprobs of the prompt's own tokens, in order. Returns those that were not sent before."""
+        self.scored_len += len(scores)
+        new, same = self._record.take_scores(scores)
+        if not same:
+            self._lose()
+        return new
+
+    def finish_scoring(self) -> None:
+        """A prompt that is only scored is done when its last row is."""
+        if self.only_scored and self.failure is None and not self.needs_prefill:
+            self.finish_reason = "length"
+            self.move(Phase.FINISHED)
+
+    def _judge(self, samples: Ordered[Sampled], *, fast: bool) -> tuple[Sampled, ...]:
+        """The verdict on the candidates, if any: commit what stands and one token more, drop the rest.
+
+        A fast pass's own token is a candidate that nobody has to verify.
+        """
         candidates = self.log.candidates
         verdict = judge(candidates, [sample.token_id for sample in samples])
-        if candidates:
-            self.stats.windows += 1
+        self.stats.windows += bool(candidates)
+        if candidates and not self._looked_up:
             self._adapt_window(verdict.accepted, verdict.dropped)
         self.log.drop_candidates()
-        committed = self._commit(samples[: verdict.num_committed], accepted=verdict.accepted)
-        self.stats.rolled_back += len(candidates) - min(verdict.accepted, len(committed))
+        self._looked_up = False
+        taken, new = self._commit(samples[: verdict.num_committed])
+        accepted = min(verdict.accepted, taken)
+        own = taken - accepted
+        self.stats.accepted += taken if fast else accepted
+        self.stats.candidates += own if fast else 0
+        self.stats.canonical_tokens += 0 if fast else own
+        self.stats.rolled_back += len(candidates) - accepted
         self.stats.rollbacks += verdict.is_rollback
         self.roll_back()
-        return committed
+        return new
 
-    def _commit(self, samples: Ordered[Sampled], accepted: int) -> tuple[Sampled, ...]:
-        """Commit token by token until one of them ends the answer; what lies behind the end never was."""
-        taken = 0
+    def _commit(self, samples: Ordered[Sampled]) -> tuple[int, tuple[Sampled, ...]]:
+        """Commit token by token until one of them ends the answer; what lies behind the end never was.
+
+        Returns how many were taken, and those of them the client does not have yet.
+        """
+        taken, new = 0, []
         for sample in samples:
+            if sample.token_id == NO_TOKEN:
+                problem = self.grammar.problem if self.grammar is not None else None
+                self._fail(
+                    problem or "no token is left to choose: what is allowed and what is forbidden leave none"
+                )
+                break
             self.log.commit((sample.token_id,))
             taken += 1
-            stopped = self._text.push(sample.token_id)
-            reason = finish_reason(
-                sample.token_id, self.log.num_output, stopped, self.request.params, self.request.eos_ids
-            )
-            if reason is not None:
-                self.finish_reason = reason
-                self.move(Phase.FINISHED)
+            if self.lookup is not None:
+                self.lookup.commit(sample.token_id)
+            if self.grammar is not None:
+                self.grammar.commit(sample.token_id)
+            if self._record.is_new(self.log.num_output):
+                self._record.add(sample)
+                new.append(sample)
+                if self._ends_with(sample.token_id):
+                    break
+            elif not self._record.confirms(self.log.num_output, sample):
+                self._lose()
                 break
-        self.stats.accepted += min(accepted, taken)
-        self.stats.canonical_tokens += taken - min(accepted, taken)
-        return tuple(samples[:taken])
+        return taken, tuple(new)
+
+    def _ends_with(self, token_id: int) -> bool:
+        stopped = self._text.push(token_id)
+        self.finish_reason = finish_reason(
+            token_id, self.log.num_output, stopped, self.request.params, self.request.eos_ids
+        )
+        if self.finish_reason is not None:
+            self.move(Phase.FINISHED)
+        return self.finish_reason is not None
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.move(Phase.FAILED)
+
+    def _lose(self) -> None:
+        if self.failure is None:
+            self._fail(
+                "guarantee_lost: tokens or logprobs that were sent already are not those of a verified pass"
+            )
 
     def _adapt_window(self, accepted: int, dropped: int) -> None:
         """Twice as long after a window that stood, about as long as it stood after one that fell."""
@@ -206,9 +295,37 @@ class Sequence:
         self.stats.preemptions += 1
         self.move(Phase.QUEUED)
 
+    def start_over(self) -> None:
+        """Trust nothing computed so far: back to the prompt. What was sent must be confirmed token by token."""
+        self.drop_candidates()
+        self.release()
+        self.canonical_len = self.computed_len = 0
+        self.scored_len = self.request.score_from or 0
+        self._record.doubt()
+        self.log.forget_output()
+        self.window_cap = FIRST_WINDOW
+        self.certified_only = False
+        self.stats.rolled_back += self.stats.accepted
+        self.stats.accepted = self.stats.canonical_tokens = 0
+        if self.grammar is not None:
+            self.grammar.restart()
+        if self.lookup is not None:
+            self.lookup = Lookup(self.request.prompt_ids)
+        if self.phase is not Phase.QUEUED:
+            self.move(Phase.QUEUED)
+
+    def distrust_pages(self) -> None:
+        """An ordinary sequence goes on with the pages it has, but nobody else shall read them."""
+        self.drop_candidates()
+        self.canonical_len = 0
+        self._may_index = False
+        if self.phase is Phase.VERIFY:
+            self.move(Phase.DECODE)
+
     def drop_candidates(self) -> None:
         """Candidates nobody will judge any more."""
         self.stats.rolled_back += self.log.drop_candidates()
+        self._looked_up = False
 
     def release(self) -> None:
         self.table.release()
@@ -218,7 +335,7 @@ class Sequence:
         """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
         settled = self.canonical_len if self.deterministic else min(self.computed_len, self.log.committed_len)
         size = self._page_size
-        while (self._num_indexed + 1) * size <= settled:
+        while self._may_index and (self._num_indexed + 1) * size <= settled:
             start = self._num_indexed * size
             self._indexed_node = self._index.insert(
                 self._indexed_node,
