@@ -241,6 +241,8 @@ def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
         ended = played.ended[request.request_id]
         if not client.params.deterministic or ended.determinism == "certified":
             continue  # nothing was promised, or it ended before the check
+        if ended.reason == "abort" and ended.determinism == "none":
+            continue  # given up before what it had been sent was confirmed, and it says so
         if ended.reason == "error":
             assert revoked and ended.error is not None and ended.error.startswith("guarantee_lost")
             assert ended.determinism == "none"

@@ -99,7 +99,7 @@ class Driver:
         return events
 
     def sequence(self, number: int) -> Sequence:
-        return self.scheduler._running[number]
+        return self.scheduler._roster.running[number]
 
     def canonical_passes(self) -> list[int]:
         """The padded rows of every uncertified canonical pass."""

@@ -83,9 +83,9 @@ def test_preemption_with_outstanding_candidates_loses_no_token() -> None:
     first, second = driver.submit(PROMPT, 22), driver.submit((3, 3, 3), 20)
     caught = False
     while driver.scheduler.has_work:
-        before = {n: s.log.num_candidates for n, s in driver.scheduler._running.items()}
+        before = {n: s.log.num_candidates for n, s in driver.scheduler._roster.running.items()}
         driver.step()
-        gone = [s for s in driver.scheduler._queue if before.get(s.request_id)]
+        gone = [s for s in driver.scheduler._roster.queue if before.get(s.request_id)]
         caught |= any(s.stats.preemptions and not s.log.candidates for s in gone)
     assert caught, "no request was preempted with candidates outstanding"
     assert driver.answers[first] == truth(PROMPT, 22)

@@ -35,6 +35,10 @@ class Record:
             return ()
         return tuple(sample.token_id for sample in self._samples[num_output:])
 
+    def is_open(self, num_output: int) -> bool:
+        """Whether anything sent is still unconfirmed, the first num_output tokens being confirmed."""
+        return num_output < len(self._samples) or self._num_scored < len(self._scores)
+
     def take_scores(self, scores: Sequence[TokenLogprob]) -> tuple[tuple[TokenLogprob, ...], bool]:
         """Those of the next scores that are new, and whether the others are as they were sent."""
         known = self._scores[self._num_scored : self._num_scored + len(scores)]

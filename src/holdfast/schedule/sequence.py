@@ -121,7 +121,7 @@ class Sequence:
 
     @property
     def determinism(self) -> Determinism:
-        if not self.deterministic or self.failure is not None:
+        if not self.deterministic or self.failure is not None or self.is_confirming:
             return "none"
         return "certified" if self.certified_only else "verified"
 
@@ -151,7 +151,7 @@ class Sequence:
     @property
     def is_confirming(self) -> bool:
         """Tokens the client has already are being verified anew."""
-        return bool(self._record.unconfirmed(self.log.num_output))
+        return self._record.is_open(self.log.num_output)
 
     # What a pass said
 
