@@ -51,9 +51,8 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
             one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
             sampled = torch.arange(len(ids))
             rows = rows_of(one, PAGE_SIZE)
-            parts.append(
-                decoder.forward(rows, store.layers, sampled, canonical=canonical, canonical_head=canonical)
-            )
+            hidden = decoder.forward(rows, store.layers, sampled, canonical=canonical)
+            parts.append(decoder.logits(hidden, canonical=canonical))
     return torch.cat(parts)
 
 

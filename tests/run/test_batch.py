@@ -2,7 +2,7 @@
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import Pass, PassKind, Sampling, Span
-from holdfast.run.batch import rows_of, sampled_rows
+from holdfast.run.batch import given_rows, rows_of, sampled_rows
 
 HOW = Sampling(SamplingParams(), 0, 4)
 # Three spans over pages of four slots, as in the picture of `rows.py`.
@@ -37,7 +37,14 @@ def test_the_page_table_is_ragged_with_zeros_behind() -> None:
 
 
 def test_which_rows_give_a_token() -> None:
-    assert sampled_rows(SPANS).tolist() == [3, 4]
+    assert sampled_rows(SPANS) == [3, 4]
     window = Span(4, 9, (1, 2, 3), (0, 1, 2), 0, HOW)
-    assert sampled_rows((*SPANS, window)).tolist() == [3, 4, 7, 8, 9]
-    assert sampled_rows(SPANS[2:]).tolist() == []
+    assert sampled_rows((*SPANS, window)) == [3, 4, 7, 8, 9]
+    assert sampled_rows(SPANS[2:]) == []
+
+
+def test_given_tokens_stand_behind_the_rows_before_the_sampled_ones() -> None:
+    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2), 3, HOW, given=(3, 4))
+    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, HOW, given=(2, 3, 4))
+    assert given_rows((*SPANS, scored, SPANS[1], whole)) == [8, 9, 12, 13, 14]
+    assert given_rows(SPANS) == []

@@ -1,5 +1,7 @@
 """From logits to tokens: what a row's neighbours, its window and its logprobs may not change."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,10 +10,12 @@ from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import apply_numeric_settings
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Sampled, Sampling, Span
+from holdfast.core.plan import NO_TOKEN, Sampled, Span
+from holdfast.run.checksum import checksums
 from holdfast.run.sampler import sample
+from run.asking import VOCAB, mask, parts
+from run.asking import span as span_of
 
-VOCAB = 200
 SETTINGS = {
     "greedy": SamplingParams(temperature=0),
     "sampled": SamplingParams(temperature=0.9),
@@ -29,22 +33,13 @@ def logits() -> Tensor:
     return torch.randn(12, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
 
 
-def span(
-    start: int,
-    count: int,
-    params: SamplingParams,
-    *,
-    logprobs: int | None = None,
-    seed: int = 5,
-    prompt_len: int = 4,
-    forbidden: tuple[int, ...] = (),
-) -> Span:
-    how = Sampling(params, seed, prompt_len, forbidden)
-    return Span(1, start, (0,) * count, (0, 1, 2, 3), 0, how, logprobs)
+def span(start: int, count: int, params: SamplingParams, **asked: Any) -> Span:
+    """Rows whose tokens do not matter."""
+    return span_of([0] * (start + count), count, params, **asked)
 
 
-def one(arithmetic: Arithmetic, logits: Tensor, *spans: Span) -> list[Sampled]:
-    return [sampled for samples in sample(arithmetic, logits, spans) for sampled in samples]
+def one(arithmetic: Arithmetic, logits: Tensor, *spans: Span, masks: Any = None) -> list[Sampled]:
+    return sample(arithmetic, logits.clone(), parts(*spans, masks=masks))
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -61,12 +56,11 @@ def test_a_window_is_its_rows_one_by_one(arithmetic: Arithmetic, logits: Tensor,
 def test_neighbours_change_nothing(arithmetic: Arithmetic, logits: Tensor, kind: str) -> None:
     mine = span(9, 2, SETTINGS[kind], logprobs=2)
     alone = one(arithmetic, logits[5:7], mine)
-    among = sample(
-        arithmetic,
-        logits[:9],
-        (span(3, 5, SETTINGS["truncated"], seed=1), mine, span(0, 2, SETTINGS["greedy"], logprobs=9)),
+    before, behind = (
+        span(3, 5, SETTINGS["truncated"], seed=1),
+        span(0, 2, SETTINGS["greedy"], logprobs=9),
     )
-    assert list(among[1]) == alone
+    assert one(arithmetic, logits[:9], before, mine, behind)[5:7] == alone
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -80,7 +74,6 @@ def test_asking_for_logprobs_changes_no_token(arithmetic: Arithmetic, logits: Te
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_logprobs_are_of_the_raw_logits(arithmetic: Arithmetic, logits: Tensor, kind: str) -> None:
     """Before temperature, masks and truncation: greedy and sampled report the same numbers."""
-    before = logits.clone()
     forbidden = tuple(logits.argmax(-1).tolist())
     params = SamplingParams(**{**vars(SETTINGS[kind]), "min_tokens": 16})
     found = one(arithmetic, logits, span(9, 12, params, logprobs=4, prompt_len=10, forbidden=forbidden))
@@ -94,7 +87,6 @@ def test_logprobs_are_of_the_raw_logits(arithmetic: Arithmetic, logits: Tensor, 
         assert [value for _, value in each.logprob.top] == pytest.approx(
             expected[row, ids].tolist(), abs=1e-5
         )
-    assert torch.equal(logits, before)
 
 
 def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(
@@ -153,3 +145,39 @@ def test_the_largest_seed(arithmetic: Arithmetic, logits: Tensor) -> None:
     largest = one(arithmetic, logits, span(9, 12, params, seed=(1 << 64) - 1))
     assert largest == one(arithmetic, logits, span(9, 12, params, seed=(1 << 64) - 1))
     assert largest != one(arithmetic, logits, span(9, 12, params, seed=(1 << 63) - 1))
+
+
+def test_a_row_without_anything_left_gives_no_token(arithmetic: Arithmetic, logits: Tensor) -> None:
+    """And no logprob; its neighbours go on."""
+    for kind in SETTINGS.values():
+        cornered = SamplingParams(**{**vars(kind), "allowed_token_ids": [3], "bad_token_ids": [3]})
+        spans = (span(9, 2, kind, logprobs=2), span(9, 2, cornered, logprobs=2), span(9, 2, kind, logprobs=2))
+        found = one(arithmetic, logits[:6], *spans, masks=[(), (), (None, b"")])
+        assert found[2:4] == [Sampled(NO_TOKEN)] * 2
+        assert found[5] == Sampled(NO_TOKEN)
+        alone = one(arithmetic, logits[:5], *(span(9 + row, 1, kind, logprobs=2) for row in (0, 1, 0, 1, 0)))
+        assert (found[:2], found[4]) == (alone[:2], alone[4])
+
+
+def test_a_strange_row_without_masks_gives_a_token_as_ever(arithmetic: Arithmetic) -> None:
+    for value in (-torch.inf, torch.nan):
+        (found,) = one(arithmetic, torch.full((1, VOCAB), value), span(9, 1, SETTINGS["greedy"]))
+        assert found.token_id == 0
+
+
+def test_the_one_token_left_is_chosen(arithmetic: Arithmetic, logits: Tensor) -> None:
+    worst = logits.argmin(-1).tolist()
+    for kind in SETTINGS.values():
+        masks = tuple(mask(token_id) for token_id in worst)
+        found = one(arithmetic, logits, span(9, 12, kind, logprobs=0), masks=[masks])
+        assert [each.token_id for each in found] == worst
+
+
+def test_watched_rows_report_the_raw_bits(arithmetic: Arithmetic, logits: Tensor) -> None:
+    biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
+    spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, watched=True))
+    found = one(arithmetic, logits, *spans)
+    assert [each.logit_bits for each in found] == [None] * 5 + checksums(logits)[5:]
+    assert [each.token_id for each in found[5:]] == [3] * 7
+    (alone,) = one(arithmetic, logits[6:7], span(9, 1, SETTINGS["sampled"], watched=True))
+    assert alone.logit_bits == found[6].logit_bits

@@ -62,22 +62,22 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def forward(
-        self, rows: Rows, kv: Sequence[KVLayer], sampled: Tensor, *, canonical: bool, canonical_head: bool
-    ) -> Tensor:
-        """Run the rows, write their KV, and return the logits of the sampled ones, fp32 [len(sampled), vocab].
-
-        The head is switched by itself: a certified pass has a certified number of rows, but any number of sampled ones.
-        """
+    def forward(self, rows: Rows, kv: Sequence[KVLayer], wanted: Tensor, *, canonical: bool) -> Tensor:
+        """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden]."""
         ops = self.arithmetic
         at = Positions(self._cos[rows.positions], self._sin[rows.positions])  # [rows, head_dim / 2]
         residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
         x = ops.rms_norm(residual, self._first_norm, self._shape.eps)
         for weights, layer in zip(self._layers, kv, strict=True):
             ops.layer(residual, x, weights, self._shape, layer, rows, at, canonical=canonical)
-        if len(sampled) == 0:
-            return torch.empty(0, self.config.vocab_size)
-        return ops.logits(x[sampled], self._head, canonical=canonical_head)
+        return x[wanted]
+
+    def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
+        """The head over what `forward` returned: a new fp32 [rows, vocab].
+
+        It is switched by itself: a certified pass has a certified number of rows, but any number of wanted ones.
+        """
+        return self.arithmetic.logits(hidden, self._head, canonical=canonical)
 
     @property
     def layers(self) -> tuple[LayerWeights, ...]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import Pass, Span
@@ -38,11 +37,21 @@ def rows_of(one: Pass, page_size: int) -> Rows:
     )
 
 
-def sampled_rows(spans: Sequence[Span]) -> Tensor:
-    """Which rows of the pass give a token, int64 [sampled]."""
+def given_rows(spans: Sequence[Span]) -> list[int]:
+    """Which rows of the pass stand before a given token, in order of spans."""
+    chosen: list[int] = []
+    at = 0
+    for span in spans:
+        chosen.extend(range(at + span.sample_from - len(span.given), at + span.sample_from))
+        at += span.num_rows
+    return chosen
+
+
+def sampled_rows(spans: Sequence[Span]) -> list[int]:
+    """Which rows of the pass give a token, in order of spans."""
     chosen: list[int] = []
     at = 0
     for span in spans:
         chosen.extend(range(at + span.sample_from, at + span.num_rows))
         at += span.num_rows
-    return torch.tensor(chosen, dtype=torch.int64)
+    return chosen
