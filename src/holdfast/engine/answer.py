@@ -1,6 +1,7 @@
 """One answer as it grows: committed tokens become text, stop strings end it, and a client sees each piece once.
 
-Text that may be the beginning of a stop string is held back until it cannot be one any more.
+Text that may be the beginning of a stop string is held back until it cannot be one any more. An echoed prompt comes before
+it and is never searched.
 """
 
 from collections.abc import Sequence
@@ -9,22 +10,23 @@ from dataclasses import dataclass
 from holdfast.core.events import RequestEnded
 from holdfast.core.plan import Sampled, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.core.result import Choice, Result
+from holdfast.core.result import Choice
 from holdfast.core.stop import find_stop, held_back_len, is_stop_token
 from holdfast.engine.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What came since the last delta. Tokens may come without text, and text later than its tokens."""
+    """What came since the last delta of this choice. Tokens may come without text, and text later than its tokens."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+    index: int = 0
 
 
 class Answer:
-    """Watches a request's committed tokens (it is the scheduler's `AnswerText`) and turns them into deltas and a result."""
+    """Watches a request's committed tokens (it is the scheduler's `AnswerText`) and turns them into deltas and a choice."""
 
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self.request = request
@@ -35,7 +37,8 @@ class Answer:
         self._cut = False
         self._num_pushed = 0
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._echo = request.echo_text  # not shown yet
+        self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, asked for or not
 
     def push(self, token_id: int) -> bool:
         """One committed token; true if a stop string is complete. The stop token itself gives no text."""
@@ -60,37 +63,31 @@ class Answer:
         """The committed samples, and the text that may be shown by now."""
         self._token_ids.extend(sample.token_id for sample in samples)
         logprobs = tuple(sample.logprob for sample in samples if sample.logprob is not None)
-        self._logprobs.extend(logprobs)
+        self.logprobs.extend(logprobs)
         hidden = 0 if self._cut else held_back_len(self._text, self._stops)
         wanted = self.request.params.logprobs is not None
         return Delta(
             self._show(len(self._text) - hidden),
             tuple(sample.token_id for sample in samples),
             logprobs if wanted else None,
+            self.request.index,
         )
 
-    def finish(self, ended: RequestEnded) -> tuple[Delta, Result]:
-        """The last text and the whole result."""
+    def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
+        """The last text and the whole answer."""
         if not self._cut:
             self._grow(self._detokenizer.flush())
-        delta = Delta(self._show(len(self._text)), ())
+        delta = Delta(self._show(len(self._text)), (), index=self.request.index)
         choice = Choice(
-            text=self._text,
+            text=self.request.echo_text + self._text,
             token_ids=tuple(self._token_ids),
             finish_reason=ended.reason,
-            logprobs=tuple(self._logprobs) if self.request.params.logprobs is not None else None,
+            logprobs=tuple(self.logprobs) if self.request.params.logprobs is not None else None,
         )
-        result = Result(
-            prompt_token_ids=self.request.prompt_ids,
-            choices=(choice,),
-            seed=self.request.seed,
-            determinism=ended.determinism,
-            stats=ended.stats,
-            error=ended.error,
-        )
-        return delta, result
+        return delta, choice
 
     def _show(self, until: int) -> str:
-        piece = self._text[self._shown : until]
+        piece = self._echo + self._text[self._shown : until]
+        self._echo = ""
         self._shown = max(self._shown, until)
         return piece

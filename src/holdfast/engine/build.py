@@ -58,6 +58,8 @@ def assemble(
         reference_rows=arithmetic.recipe.rows,
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
+        speculation=config.speculation,
+        spot_check_rate=config.spot_check_rate,
     )
     decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
     certificate = _certificate(config, decoder, settings, max_len, show)
@@ -70,7 +72,8 @@ def assemble(
         refusal=_refusal(config, certificate),
     )
     runner = Runner(decoder, KVStore(num_pages, model, dtype))
-    return Engine(Scheduler(schedule, PagePool(num_pages, PAGE_SIZE)), runner, tokenizer, limits, certificate)
+    scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
+    return Engine(scheduler, runner, tokenizer, limits, certificate, None)  # type: ignore[arg-type]
 
 
 def certificate_subject(

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.schedule.policy import DeterminismMode
+from holdfast.schedule.policy import DeterminismMode, Speculation
 
 Kernels = Literal["auto", "compiled", "library"]
+DEFAULT_SPOT_CHECK_RATE = 0.01
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -26,7 +27,10 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of one engine. None of max_num_seqs, max_pass_rows and kv_memory decides a bit of an answer."""
+    """Settings of one engine. None of max_num_seqs, max_pass_rows, kv_memory and speculation decides a bit of an answer.
+
+    spot_check_rate is the share of certified rows that are computed again and compared, to watch over the certificate.
+    """
 
     model: str | None = None
     device: str = "auto"
@@ -39,6 +43,8 @@ class EngineConfig:
     num_threads: int | None = None
     kernels: Kernels = "auto"
     prefix_cache: bool = True
+    speculation: Speculation = "ngram"
+    spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu"):
@@ -49,6 +55,11 @@ class EngineConfig:
             raise ConfigError(f"determinism must be auto, verify or off, not {self.determinism!r}")
         if self.kernels not in ("auto", "compiled", "library"):
             raise ConfigError(f"kernels must be auto, compiled or library, not {self.kernels!r}")
+        if self.speculation not in ("off", "ngram"):
+            raise ConfigError(f"speculation must be off or ngram, not {self.speculation!r}")
+        rate = self.spot_check_rate
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+            raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")
         for name in ("max_num_seqs", "max_pass_rows", "max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

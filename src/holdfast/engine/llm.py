@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core.params import SamplingParams
+from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.chat_template import ChatTemplate
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import DEFAULT_SPOT_CHECK_RATE, EngineConfig, Kernels
 from holdfast.engine.loop import Engine
-from holdfast.errors import InvalidRequest
-from holdfast.schedule.policy import DeterminismMode
+from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.schedule.policy import DeterminismMode, Speculation
 
 Prompt = str | Sequence[int]
 
@@ -32,6 +33,8 @@ class LLM:
         num_threads: int | None = None,
         kernels: Kernels = "auto",
         prefix_cache: bool = True,
+        speculation: Speculation = "ngram",
+        spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE,
         progress: ShowProgress | None = None,
     ) -> None:
         """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
@@ -40,7 +43,7 @@ class LLM:
         """
         self.config = EngineConfig(
             model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_rows, num_threads,
-            kernels, prefix_cache,
+            kernels, prefix_cache, speculation, spot_check_rate,
         )  # fmt: skip
         self.engine: Engine = build(self.config, progress)
         self._template: ChatTemplate | None = None
@@ -58,7 +61,36 @@ class LLM:
             _require_list("prompts", prompts)
         batch = [prompts] if isinstance(prompts, str) else list(prompts)
         each = _params_for(batch, params)
-        requests = [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+        return self._answer(
+            [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+        )
+
+    def score(self, prompt: Prompt, completion: Prompt, *, deterministic: bool = True) -> list[float]:
+        """The logprob of each token of a completion behind a prompt; one a token.
+
+        They are the very bits that were reported when the completion was generated deterministically. Each may be text or
+        token ids; a text completion is tokenised alone, without special tokens.
+        """
+        return self.score_batch([(prompt, completion)], deterministic=deterministic)[0]
+
+    def score_batch(
+        self, pairs: Sequence[tuple[Prompt, Prompt]], *, deterministic: bool = True
+    ) -> list[list[float]]:
+        """`score` of many prompts and completions at once, in order."""
+        _require_list("pairs", pairs)
+        requests = [
+            self.engine.prepare_score(prompt, completion, deterministic=deterministic)
+            for prompt, completion in pairs
+        ]
+        results = self._answer(requests)
+        for result in results:
+            if result.error is not None:
+                raise EngineStopped(result.error)
+        return [
+            [one.logprob for one in result.prompt_logprobs or () if one is not None] for result in results
+        ]
+
+    def _answer(self, requests: Sequence[Request]) -> list[Result]:
         for number, request in enumerate(requests):
             try:
                 self.engine.submit(request)
@@ -87,6 +119,8 @@ class LLM:
                 for update in self.engine.step():
                     if update.result is not None:
                         results[update.request_id] = update.result
+            while self.engine.has_work and not self.engine.has_requests:
+                self.engine.step()
         except BaseException:  # an interrupt must not leave requests behind
             for request_id in wanted - results.keys():
                 self.engine.abort(request_id)

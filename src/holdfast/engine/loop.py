@@ -5,18 +5,21 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 
 import logging
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from holdfast.arithmetic.certificate import Certificate
-from holdfast.core.events import Event, TokensCommitted
+from holdfast.arithmetic.certificate import Certificate, forget_certificate
+from holdfast.core.events import CertificateChecked, Event, PromptScored, TokensCommitted
+from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams, show
-from holdfast.core.plan import PassKind, PassResult, Plan
+from holdfast.core.plan import PassKind, PassResult, Plan, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Result
+from holdfast.core.structured import StructuredOutput
 from holdfast.engine.answer import Answer, Delta
 from holdfast.engine.detokenizer import Detokenizer
+from holdfast.engine.reply import Reply
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.kv.pool import PagePool
@@ -32,6 +35,20 @@ class PlanRunner(Protocol):
     def run(self, plan: Plan) -> Sequence[PassResult]: ...
 
 
+# (the request, its result, the logprobs of each choice, the certificate's digest) -> the receipt
+Receipts = Callable[
+    [Request, Result, tuple[tuple[TokenLogprob, ...], ...], str | None], dict[str, Any] | None
+]
+
+
+class Grammars(Protocol):
+    """Makes grammars; in production `engine.grammar`."""
+
+    def compile(self, form: StructuredOutput) -> Grammar:
+        """A grammar of its own for one answer, at its beginning. Raises `InvalidRequest` if the form is no good."""
+        ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a request must keep to."""
@@ -44,7 +61,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Update:
-    """News of one request: a piece of its answer, and at the end its result."""
+    """News of one request: a piece of one of its answers, and at the end its result."""
 
     request_id: int
     delta: Delta
@@ -53,7 +70,9 @@ class Update:
 
 @dataclass(slots=True)
 class Counters:
-    """What the engine did since it started. shared counts canonical passes with rows of several sequences."""
+    """What the engine did since it started. shared counts canonical passes with rows of several sequences; a revocation is a
+    spot check that found the certificate wrong.
+    """
 
     steps: int = 0
     fast_passes: int = 0
@@ -61,6 +80,9 @@ class Counters:
     certified_passes: int = 0
     shared_canonical_passes: int = 0
     rows: int = 0
+    spot_checks: int = 0
+    spot_checked_rows: int = 0
+    revocations: int = 0
 
 
 class Engine:
@@ -73,38 +95,101 @@ class Engine:
         tokenizer: Tokenizer,
         limits: Limits,
         certificate: Certificate | None,
+        grammars: Grammars,
+        receipts: Receipts | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
         self.limits = limits
         self.certificate = certificate
+        self.grammars = grammars
+        self.receipts = receipts
         self.counters = Counters()
-        self._answers: dict[int, Answer] = {}
+        self.revocation: str | None = None  # why the certificate is void, once it is
+        self._replies: dict[int, Reply] = {}  # by the request ids of their open branches
         self._next_id = 0
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody waits for an answer; without one there may still be a check to run."""
+        return self.scheduler.num_waiting + self.scheduler.num_running > 0
+
     def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
         """A valid request, or an error that says what is wrong. Nothing is queued yet."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
-        prompt_ids = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else _token_ids(prompt)
+        prompt_ids = self._encode(prompt)
         self._check(prompt_ids, params)
+        echo = (
+            (prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids)) if params.echo else ""
+        )
+        score_from = 1 if params.prompt_logprobs is not None else None
+        return self._request(prompt_ids, params, score_from, echo)
+
+    def prepare_score(
+        self, prompt: str | Sequence[int], completion: str | Sequence[int], *, deterministic: bool
+    ) -> Request:
+        """A request for the logprobs of a completion. A text completion is tokenised alone, without special tokens."""
+        prompt_ids = self._encode(prompt)
+        given = self._encode(completion, add_special_tokens=False)
+        if not prompt_ids or not given:
+            raise InvalidRequest(
+                "there is nothing to score: prompt and completion need at least one token each"
+            )
+        params = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=deterministic)
+        self._check(prompt_ids + given, params)
+        return self._request(prompt_ids + given, params, len(prompt_ids), "")
+
+    def _encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        return _token_ids(prompt)
+
+    def _request(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, score_from: int | None, echo: str
+    ) -> Request:
         self.scheduler.require_room(len(prompt_ids) + params.max_tokens)
-        self._next_id += 1
-        return Request(self._next_id, prompt_ids, params, _seed(params), self.limits.eos_ids)
+        if params.structured is not None:
+            self.grammars.compile(params.structured)  # what is wrong with it is said now
+        first = self._next_id + 1
+        self._next_id += params.n
+        bad_words = _bad_words(self.tokenizer, params.bad_texts)
+        eos_ids = self.limits.eos_ids
+        return Request(
+            first,
+            prompt_ids,
+            params,
+            _seed(params),
+            eos_ids,
+            score_from=score_from,
+            bad_words=bad_words,
+            echo_text=echo,
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
-        answer = Answer(request, Detokenizer(self.tokenizer, request.prompt_ids))
-        self.scheduler.submit(request, answer)
-        self._answers[request.request_id] = answer
+        branches = request.branches()
+        form = request.params.structured
+        answers = {
+            branch.request_id: Answer(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
+            for branch in branches
+        }
+        reply = Reply(request, answers)
+        grammars = [self.grammars.compile(form) if form is not None else None for _ in branches]
+        for branch, grammar in zip(branches, grammars, strict=True):
+            self.scheduler.submit(branch, answers[branch.request_id], grammar)
+            self._replies[branch.request_id] = reply
 
     def abort(self, request_id: int) -> list[Update]:
-        return self._publish(self.scheduler.abort(request_id))
+        """End a request, all its answers."""
+        reply = self._replies.get(request_id)
+        open_ids = reply.open_ids if reply is not None else ()
+        return [update for branch in open_ids for update in self._publish(self.scheduler.abort(branch))]
 
     def step(self) -> list[Update]:
         """One plan, run and absorbed. A pass that raises ends the requests in it and no other."""
@@ -130,7 +215,19 @@ class Engine:
         pool = self.scheduler.pool
         assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
         scheduler = Scheduler(schedule, PagePool(num_pages or pool.num_pages, pool.page_size))
-        return Engine(scheduler, self.runner, self.tokenizer, self.limits, self.certificate)
+        return Engine(
+            scheduler,
+            self.runner,
+            self.tokenizer,
+            self.limits,
+            self.certificate,
+            self.grammars,
+            self.receipts,
+        )
+
+    @property
+    def _certificate_digest(self) -> str | None:
+        return self.certificate.digest() if self.certificate is not None else None
 
     def check(self) -> None:
         """The integrity of pages and lengths; for idle moments and tests."""
@@ -139,13 +236,41 @@ class Engine:
     def _publish(self, events: Sequence[Event]) -> list[Update]:
         updates = []
         for event in events:
+            if isinstance(event, CertificateChecked):
+                self._note_check(event)
+                continue
+            reply = self._replies[event.request_id]
+            if isinstance(event, PromptScored):
+                reply.take_scores(event.logprobs)
+                continue
             if isinstance(event, TokensCommitted):
-                delta = self._answers[event.request_id].take(event.samples)
-                updates.append(Update(event.request_id, delta))
+                delta = reply.answers[event.request_id].take(event.samples)
             else:
-                delta, result = self._answers.pop(event.request_id).finish(event)
-                updates.append(Update(event.request_id, delta, result))
+                delta = reply.finish(event)
+                del self._replies[event.request_id]
+                if reply.result is not None and self.receipts is not None:
+                    receipt = self.receipts(
+                        reply.request, reply.result, reply.logprobs, self._certificate_digest
+                    )
+                    reply.result = replace(reply.result, receipt=receipt)
+            updates.append(Update(reply.request.request_id, delta, reply.result))
         return updates
+
+    def _note_check(self, event: CertificateChecked) -> None:
+        self.counters.spot_checks += 1
+        self.counters.spot_checked_rows += event.num_rows
+        if event.mismatch is None:
+            return
+        self.counters.revocations += 1
+        self.revocation = event.mismatch
+        _log.error(
+            "the certificate is revoked: a certified pass gave other bits than the reference (%s); from now on every "
+            "deterministic answer is verified, and those under way are verified from their prompts",
+            event.mismatch,
+        )
+        if self.certificate is not None:
+            forget_certificate(self.certificate.key)
+            self.certificate = None
 
     def _count(self, plan: Plan) -> None:
         self.counters.steps += 1
@@ -161,7 +286,13 @@ class Engine:
         limits = self.limits
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        for token_id in (*prompt_ids, *params.stop_ids):
+        named = (
+            *params.stop_ids,
+            *params.bad_ids,
+            *(params.allowed_ids or ()),
+            *(id_ for id_, _ in params.biases),
+        )
+        for token_id in (*prompt_ids, *named):
             if not 0 <= token_id < limits.vocab_size:
                 raise InvalidRequest(
                     f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
@@ -189,3 +320,13 @@ def _seed(params: SamplingParams) -> int:
     if params.seed is not None:
         return params.seed
     return 0 if params.greedy else secrets.randbits(63)
+
+
+def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as tokens, as it stands at the beginning of a text and behind a space."""
+    spelled = (
+        tuple(tokenizer.encode(form, add_special_tokens=False))
+        for word in words
+        for form in (word, f" {word.lstrip()}")
+    )
+    return tuple(dict.fromkeys(ids for ids in spelled if ids))
