@@ -209,7 +209,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
         assert played.scores[number] == scores
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_a_deterministic_answer_is_the_references(world: World) -> None:
     played = play(world)
@@ -225,7 +225,7 @@ def test_a_deterministic_answer_is_the_references(world: World) -> None:
     assert all(check.mismatch is None for check in played.checks)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.integers(0, 60))
 def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
     world: World, since: int
@@ -234,8 +234,9 @@ def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
     config = replace(world.config, determinism="auto", certified_sizes=sizes, spot_check_rate=1.0)
     played = play(replace(world, config=config, corrupt_from=since))
     mismatches = [check for check in played.checks if check.mismatch is not None]
-    assert len(mismatches) == played.runner.num_mismatches <= 1
+    assert len(mismatches) <= 1
     revoked = bool(mismatches)
+    assert revoked == (played.runner.num_mismatches > 0)
     assert revoked == (not played.scheduler.config.certified_sizes)
     for client, request in played.requests:
         ended = played.ended[request.request_id]

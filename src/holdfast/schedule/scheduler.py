@@ -82,8 +82,8 @@ class Scheduler:
         """A pass of this plan raised: every request in it ends, the others go on."""
         self._in_flight = frozenset()
         ids = {span.request_id for one in plan.passes for span in one.spans}
-        self._reap()
         self._watch.close()
+        self._reap()
         return [
             self._end(seq, Phase.FAILED, "error", message)
             for seq in self._roster.by_arrival()
@@ -96,11 +96,10 @@ class Scheduler:
         """The passes of the next step; empty if there is nothing to do."""
         assert not self._in_flight, "the last plan was not absorbed"
         self._step += 1
-        check = self._watch.plan_check(len(self._roster.running))
+        checks = self._watch.plan_checks(self.num_running)
         self._roster.admit()
         passes = Packing(self.config, self.pool, self._roster, self._watch, self._step).passes()
-        passes = [check, *passes] if check is not None else passes
-        plan = Plan(tuple(one for one in passes if one.spans))
+        plan = Plan(tuple(one for one in [*checks, *passes] if one.spans))
         self._in_flight = frozenset(span.request_id for one in plan.passes for span in one.spans)
         return plan
 
@@ -109,11 +108,11 @@ class Scheduler:
     def absorb(self, plan: Plan, results: Ordered[PassResult]) -> list[Event]:
         """Take in what the passes gave: commit, roll back, finish, make pages known."""
         self._in_flight = frozenset()
+        self._watch.close()
         self._reap()
         events: list[Event] = []
         for one, result in zip(plan.passes, results, strict=True):
             if one.kind is PassKind.CHECK:
-                self._watch.close()
                 events.append(CertificateChecked(one.num_rows, result.mismatch))
                 if result.mismatch is not None:
                     self._revoke()
@@ -170,6 +169,7 @@ class Scheduler:
         self.config = replace(self.config, certified_sizes=())
         self.index.clear()
         for seq in (*self._roster.queue, *self._roster.by_arrival()):
+            self._watch.forget(seq)
             if not seq.deterministic:
                 seq.distrust_pages()
                 continue
@@ -205,10 +205,12 @@ class Scheduler:
     def check(self) -> None:
         """Raise if a page leaked, is held twice by mistake, or a length contradicts another."""
         holders: dict[int, int] = {}
-        for seq in [*self._roster.queue, *self._roster.running.values(), *self._ended_in_flight.values()]:
+        live = [*self._roster.queue, *self._roster.running.values()]
+        ended = [*self._ended_in_flight.values(), *self._watch.sequences]
+        for seq in {seq.request_id: seq for seq in [*live, *ended]}.values():
             for page in seq.table.pages:
                 holders[page] = holders.get(page, 0) + 1
-        for page in self._watch.held_pages():
+        for page in self._watch.scratch_pages:
             holders[page] = holders.get(page, 0) + 1
         self.pool.check(holders)
         self.index.check()

@@ -1,0 +1,105 @@
+"""Several answers to one prompt, and the prompt before its answer."""
+
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.core.request import branch_seed
+from holdfast.engine.handle import AsyncEngine
+from holdfast.engine.llm import LLM
+
+PROMPT = "the quick brown fox jumps over the lazy dog and the quick dog sleeps"
+
+
+def settings(**changes: Any) -> SamplingParams:
+    usual = {
+        "max_tokens": 12,
+        "temperature": 0.9,
+        "seed": 5,
+        "deterministic": True,
+        "ignore_eos": True,
+        "logprobs": 2,
+    }
+    return SamplingParams(**{**usual, **changes})
+
+
+def test_answers_are_distinct_and_each_is_that_of_its_own_seed(llm: LLM) -> None:
+    result = llm.generate([PROMPT], settings(n=4))[0]
+    assert len({choice.token_ids for choice in result.choices}) == 4
+    for index, choice in enumerate(result.choices):
+        alone = llm.generate([PROMPT], settings(seed=branch_seed(5, index)))[0]
+        assert (choice.token_ids, choice.logprobs, choice.text) == (
+            alone.token_ids,
+            alone.logprobs,
+            alone.text,
+        )
+    assert result.seed == 5
+    stats = result.stats
+    assert sum(len(choice.token_ids) for choice in result.choices) == stats.accepted + stats.canonical_tokens
+    assert stats.candidates == stats.accepted + stats.rolled_back
+
+
+def test_more_answers_do_not_change_the_first_ones(llm: LLM) -> None:
+    three = llm.generate([PROMPT], settings(n=3))[0].choices
+    assert llm.generate([PROMPT], settings(n=5))[0].choices[:3] == three
+
+
+def test_greedy_answers_are_all_the_same(llm: LLM) -> None:
+    choices = llm.generate([PROMPT], settings(n=3, temperature=0))[0].choices
+    assert len({choice.token_ids for choice in choices}) == 1
+
+
+def test_a_made_seed_is_told_and_gives_the_answers_again(llm: LLM) -> None:
+    first = llm.generate([PROMPT], settings(n=3, seed=None))[0]
+    again = llm.generate([PROMPT], settings(n=3, seed=first.seed))[0]
+    assert first.choices == again.choices
+
+
+def test_the_prompt_is_computed_once(auto_llm: LLM) -> None:
+    prompt = list(range(3, 3 + 64))
+    result = auto_llm.generate([prompt], settings(n=4))[0]
+    # three answers find the four pages of the first one's prompt that end before its last token
+    assert result.stats.cached_tokens == 3 * 48
+
+
+def test_a_stream_says_which_answer_a_piece_belongs_to(auto_llm: LLM) -> None:
+    with AsyncEngine(auto_llm.engine) as engine:
+        handle = engine.submit(PROMPT, settings(n=3))
+        pieces: dict[int, str] = {}
+        tokens: dict[int, list[int]] = {}
+        for delta in handle:
+            pieces[delta.index] = pieces.get(delta.index, "") + delta.text
+            tokens.setdefault(delta.index, []).extend(delta.token_ids)
+    assert handle.result is not None
+    for index, choice in enumerate(handle.result.choices):
+        assert (pieces[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
+
+
+def test_cancelling_ends_all_answers(auto_llm: LLM) -> None:
+    with AsyncEngine(auto_llm.engine) as engine:
+        handle = engine.submit(PROMPT, settings(n=5, max_tokens=400))
+        next(iter(handle))
+        handle.cancel()
+        result = handle.wait()
+    assert [choice.finish_reason for choice in result.choices] == ["abort"] * 5
+
+
+def test_echo_puts_the_prompt_before_the_answer_and_searches_it_for_no_stop(llm: LLM) -> None:
+    plain = llm.generate([PROMPT], settings(stop="fox"))[0]
+    echoed = llm.generate([PROMPT], settings(stop="fox", echo=True))[0]
+    assert echoed.text == PROMPT + plain.text
+    assert echoed.token_ids == plain.token_ids
+
+
+def test_an_echo_of_token_ids_is_their_text(llm: LLM) -> None:
+    ids = llm.engine.tokenizer.encode(PROMPT)
+    assert llm.generate([ids], settings(echo=True, max_tokens=0))[0].text == PROMPT
+
+
+@pytest.mark.parametrize("prompt", [[7], [7, 8], list(range(3, 90))])
+def test_nothing_generated_is_a_whole_answer_too(llm: LLM, prompt: list[int]) -> None:
+    result = llm.generate([prompt], settings(max_tokens=0, prompt_logprobs=1))[0]
+    assert (result.token_ids, result.finish_reason) == ((), "length")
+    assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == len(prompt)
+    assert result.prompt_logprobs[0] is None

@@ -1,0 +1,169 @@
+"""A certificate that turns out wrong: an operation of certified passes is corrupted, and the watch must find it."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.arithmetic.certificate import load_certificate, save_certificate
+from holdfast.bench.tiny import tiny_engine
+from holdfast.core.result import Result
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine
+
+PROMPT = tuple(range(20, 60))
+PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)
+
+
+class Corrupted:
+    """An arithmetic whose fast form of one layer is off, as soon as it is told to be."""
+
+    def __init__(self, arithmetic: Any, which: int, num_layers: int) -> None:
+        self._arithmetic = arithmetic
+        self._which = which
+        self._num_layers = num_layers
+        self._calls = 0
+        self.is_wrong = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arithmetic, name)
+
+    def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
+        self._arithmetic.layer(residual, x, *rest, canonical=canonical)
+        if self.is_wrong and not canonical and self._calls % self._num_layers == self._which:
+            residual[:, 3] *= 1.01
+            x[:, 3] *= 1.01
+        self._calls += 1
+
+
+def corrupt(engine: Engine, which: int) -> Corrupted:
+    decoder = engine.runner._decoder  # type: ignore[attr-defined]
+    corrupted = Corrupted(decoder.arithmetic, which, len(decoder.layers))
+    decoder.arithmetic = corrupted
+    return corrupted
+
+
+@pytest.fixture(params=["compiled", "library"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    config = EngineConfig(
+        dtype="fp32",
+        kernels=request.param,
+        max_num_seqs=8,
+        max_pass_rows=64,
+        spot_check_rate=0.25,
+        kv_memory="8MiB",
+    )
+    engine = tiny_engine(config)
+    assert engine.certificate is not None
+    if not engine.scheduler.config.one_pass_suffices:
+        pytest.skip("nothing is certified on this machine, so nothing can be revoked")
+    return engine
+
+
+def answer(engine: Engine, *prompts: tuple[int, ...], params: SamplingParams = PARAMS) -> list[Result]:
+    ids = []
+    for prompt in prompts:
+        request = engine.prepare(prompt, params)
+        engine.submit(request)
+        ids.append(request.request_id)
+    results: dict[int, Result] = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    engine.check()
+    assert engine.scheduler.pool.num_held == 0
+    return [results[one] for one in ids]
+
+
+def outcome(result: Result) -> tuple[Any, ...]:
+    return result.token_ids, result.logprobs
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wrong(
+    engine: Engine, which: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (truth,) = answer(engine, PROMPT)
+    assert truth.determinism == "certified"
+    assert engine.counters.spot_checks >= 1 and engine.counters.revocations == 0
+    certificate = engine.certificate
+    assert certificate is not None
+    save_certificate(certificate)
+    corrupted = corrupt(engine, which)
+    engine = engine.restarted(engine.scheduler.config)  # an empty cache
+    corrupted.is_wrong = True
+    with caplog.at_level(logging.ERROR):
+        (hit,) = answer(engine, PROMPT)
+    # 16 rows of each 64 are checked; the first check comes before the answer is over
+    assert engine.counters.revocations == 1
+    assert engine.revocation is not None and "position" in engine.revocation
+    assert engine.certificate is None and load_certificate(certificate.key) is None
+    assert "revoked" in caplog.text
+    if hit.error is not None:
+        assert hit.error.startswith("guarantee_lost")
+        assert (hit.finish_reason, hit.determinism) == ("error", "none")
+    else:
+        assert outcome(hit) == outcome(truth)
+    for later in answer(engine, PROMPT, PROMPT[:30], PROMPT):
+        assert later.determinism == "verified"
+        if later.prompt_token_ids == PROMPT:
+            assert outcome(later) == outcome(truth)
+    assert engine.counters.revocations == 1
+
+
+def test_no_page_written_before_survives(engine: Engine) -> None:
+    answer(engine, PROMPT, PROMPT[5:], (7, 8, 9) * 12)
+    corrupted = corrupt(engine, 0)
+    assert engine.scheduler.index.num_pages > 0
+    corrupted.is_wrong = True
+    ordinary = replace(PARAMS, deterministic=False, max_tokens=40)
+    engine.submit(engine.prepare(tuple(range(100, 140)), ordinary))
+    engine.submit(engine.prepare(tuple(range(200, 240)), PARAMS))
+    while engine.revocation is None:
+        engine.step()
+    assert engine.scheduler.index.num_pages == 0
+    while engine.has_work:
+        engine.step()
+    engine.check()
+    ids = tuple(range(100, 180))
+    pages, _, _ = engine.scheduler.index.match(ids, canonical_only=False)
+    assert pages == []  # what the ordinary request had computed in certified passes is known to nobody
+
+
+def test_a_request_whose_sent_tokens_were_right_goes_on(engine: Engine) -> None:
+    (truth,) = answer(engine, PROMPT)
+    corrupted = corrupt(engine, 0)
+    engine = engine.restarted(engine.scheduler.config)
+    request = engine.prepare(PROMPT, PARAMS)
+    engine.submit(request)
+    tokens: list[int] = []
+    result = None
+    while engine.has_work:
+        if len(tokens) >= 20 and not corrupted.is_wrong and engine.revocation is None:
+            corrupted.is_wrong = True
+            engine.submit(engine.prepare(PROMPT[::-1], PARAMS))  # somebody else is hit, too
+        for update in engine.step():
+            if update.request_id == request.request_id:
+                tokens += update.delta.token_ids
+                result = update.result or result
+    assert engine.counters.revocations == 1
+    assert result is not None
+    if result.error is None:
+        assert result.determinism == "verified"
+        assert tuple(tokens) == truth.token_ids  # nothing was sent twice
+        assert outcome(result) == outcome(truth)
+    else:
+        assert result.error.startswith("guarantee_lost")
+    stats = result.stats
+    assert stats.candidates == stats.accepted + stats.rolled_back
+
+
+def test_a_sound_certificate_passes_every_check(engine: Engine) -> None:
+    engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=1.0))
+    answer(engine, PROMPT, PROMPT[:17], PROMPT[3:9], params=replace(PARAMS, n=2, temperature=0.8, seed=1))
+    assert engine.counters.revocations == 0
+    # all but the last few rows of an answer, which no full window holds, and those the prefix cache spared
+    assert engine.counters.spot_checked_rows > 300

@@ -1,0 +1,92 @@
+"""`score`: the logprobs of a given continuation are the very bits that were reported when it was generated."""
+
+import random
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.core.result import Result
+from holdfast.engine.llm import LLM
+from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
+
+
+def draw(rng: random.Random, vocab: int, **changes: Any) -> tuple[list[int], SamplingParams]:
+    prompt = [rng.randrange(3, vocab) for _ in range(rng.choice([1, 5, 16, 33, 120]))]
+    usual = {"max_tokens": rng.choice([1, 7, 40, 300]), "temperature": rng.choice([0.0, 0.8, 1.5])}
+    more = {"seed": rng.randrange(1 << 40), "deterministic": True, "ignore_eos": True, "logprobs": 0}
+    return prompt, SamplingParams(**{**usual, **more, **changes})  # type: ignore[arg-type]
+
+
+def reported(result: Result) -> list[float]:
+    return [one.logprob for one in result.logprobs or ()]
+
+
+def test_a_hundred_continuations_warm_and_cold(auto_llm: LLM, verify_llm: LLM) -> None:
+    rng = random.Random(3)
+    vocab = auto_llm.engine.limits.vocab_size
+    drawn = [draw(rng, vocab) for _ in range(100)]
+    made: list[Result] = []
+    for half, llm in ((drawn[:50], auto_llm), (drawn[50:], verify_llm)):
+        made += llm.generate([prompt for prompt, _ in half], [params for _, params in half])
+    pairs = [(prompt, result.token_ids) for (prompt, _), result in zip(drawn, made, strict=True)]
+    expected = [reported(result) for result in made]
+    for llm in (auto_llm, verify_llm):
+        assert llm.score_batch(pairs) == expected  # warm: what this engine generated itself
+        llm.engine = llm.engine.restarted(llm.engine.scheduler.config)
+        assert llm.score_batch(pairs) == expected  # cold
+        assert [llm.score(*pair) for pair in pairs[::10]] == expected[::10]  # alone
+
+
+@pytest.mark.parametrize(
+    "feature", [{"presence_penalty": 1.0}, {"logit_bias": {5: 3.0}}, {"bad_token_ids": [4, 5]}]
+)
+def test_what_shaped_the_choice_does_not_show_in_the_score(llm: LLM, feature: dict[str, Any]) -> None:
+    prompt, params = draw(random.Random(1), 300, max_tokens=40, temperature=0.7, **feature)
+    result = llm.generate([prompt], params)[0]
+    assert llm.score(prompt, result.token_ids) == reported(result)
+
+
+def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
+    _, params = draw(random.Random(2), 300, max_tokens=3, prompt_logprobs=2)
+    prompt = [5, 9, 100, 7, 7, 31] * 7
+    result = llm.generate([prompt], params)[0]
+    assert result.prompt_logprobs is not None
+    assert [one.logprob for one in result.prompt_logprobs if one is not None] == llm.score(
+        prompt[:1], prompt[1:]
+    )
+    assert [one.token_id for one in result.prompt_logprobs if one is not None] == prompt[1:]
+    assert all(len(one.top) == 2 for one in result.prompt_logprobs if one is not None)
+
+
+def test_asking_for_prompt_logprobs_changes_no_token(llm: LLM) -> None:
+    prompt, params = draw(random.Random(4), 300, max_tokens=30)
+    plain = llm.generate([prompt], params)[0]
+    _, asking = draw(random.Random(4), 300, max_tokens=30, prompt_logprobs=5)
+    assert llm.generate([prompt], asking)[0].choices == plain.choices
+
+
+def test_a_text_completion_is_tokenised_alone(llm: LLM) -> None:
+    tokenizer = llm.engine.tokenizer
+    ids = tokenizer.encode(" fox", add_special_tokens=False)
+    assert llm.score("the quick", " fox") == llm.score(tokenizer.encode("the quick"), ids)
+
+
+@pytest.mark.parametrize("pair", [([], [5]), ([5], []), ("", ""), ([5], "")])
+def test_nothing_to_score_is_said(llm: LLM, pair: tuple[Any, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.score(*pair)
+
+
+def test_what_does_not_fit_is_said(llm: LLM) -> None:
+    with pytest.raises(PromptTooLong):
+        llm.score([5] * 10, [6] * llm.engine.limits.max_model_len)
+    with pytest.raises(InvalidRequest):
+        llm.score([5], [10**6])
+
+
+def test_an_engine_without_determinism_scores_only_if_told_so(tiny_llama: Any) -> None:
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64, max_num_seqs=8)
+    with pytest.raises(DeterminismRefused):
+        llm.score([5], [6, 7])
+    assert len(llm.score([5], [6, 7], deterministic=False)) == 2
