@@ -3,6 +3,7 @@
 A checkpoint that could be opened is complete: every tensor its configuration needs is there in its shape.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from holdfast.errors import ModelNotFound
 from holdfast.models.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """A tensor as it is stored: the format's name ("BF16", "Q4_1") and its bytes, rows in Hugging Face's order."""
+
+    kind: str
+    data: memoryview
 
 
 class Checkpoint(Protocol):
@@ -34,6 +43,10 @@ class Checkpoint(Protocol):
 
         It may share memory with the file: read it, never write to it.
         """
+        ...
+
+    def raw(self, name: str) -> RawTensor:
+        """The stored bytes, unrounded, for whoever must tell two checkpoints apart. May be called from any thread."""
         ...
 
 

@@ -4,12 +4,14 @@ With twins, the rows of the head come in pairs equal to 1e-7: every second token
 smallest difference in the bits of a pass shows as another token.
 """
 
+import json
 import zlib
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from holdfast.models.checkpoint import RawTensor
 from holdfast.models.config import DecoderConfig
 from holdfast.models.families import expected_tensors
 
@@ -51,3 +53,8 @@ class DummyCheckpoint:
         if self._twins and name == "lm_head.weight":
             tensor[1::2] = tensor[: len(tensor) // 2 * 2 : 2] * (1 + _TWIN)
         return tensor.to(dtype) if dtype is not None else tensor
+
+    def raw(self, name: str) -> RawTensor:
+        """What the numbers are made from: nothing is stored."""
+        made_from = [self._shapes[name], self._seed, self._deviation, self._twins]
+        return RawTensor("RANDOM", memoryview(json.dumps(made_from).encode()))

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.models.checkpoint import RawTensor
 from holdfast.models.dequantize import dequantize
 from holdfast.models.families import Shape, expected_tensors, require_tensors
 from holdfast.models.gguf import GgufFile
@@ -32,9 +33,16 @@ class GgufCheckpoint:
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor in fp32 (or as stored, where that is a float format), or rounded to `dtype`."""
-        shape, stored_name = self._shapes[name], gguf_name(name)
-        raw = self._restore_rows(stored_name, self.file.raw(stored_name))
-        return dequantize(torch.from_numpy(raw), self.file.tensors[stored_name].stored, dtype).view(shape)
+        shape, stored = self._shapes[name], self.file.tensors[gguf_name(name)].stored
+        return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
+
+    def raw(self, name: str) -> RawTensor:
+        """The tensor's bytes: in the mapped file, or a copy where rows had to be put back."""
+        return RawTensor(self.file.tensors[gguf_name(name)].stored.name, self._bytes(name).data)
+
+    def _bytes(self, name: str) -> NDArray[np.uint8]:
+        stored_name = gguf_name(name)
+        return self._restore_rows(stored_name, self.file.raw(stored_name))
 
     def _find_shape(self, name: str) -> Shape | None:
         tensor = self.file.tensors.get(gguf_name(name))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
+from holdfast.models.checkpoint import RawTensor
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.families import Shape, expected_tensors, require_tensors
 from holdfast.models.fields import read_json
@@ -63,6 +64,11 @@ class SafetensorsCheckpoint:
             raise KeyError(name)
         stored: Tensor = self._files[self._shards[name]].get_tensor(name)
         return stored if dtype is None else stored.to(dtype)
+
+    def raw(self, name: str) -> RawTensor:
+        """The tensor's bytes in the mapped file."""
+        kind = self._files[self._shards[name]].get_slice(name).get_dtype()
+        return RawTensor(kind, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
 
     def _find_shape(self, name: str) -> Shape | None:
         shard = self._shards.get(name)
