@@ -17,7 +17,10 @@ from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
 from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, parse_bytes
+from holdfast.engine.fingerprint import engine_parts
+from holdfast.engine.fingerprinter import Fingerprinter
 from holdfast.engine.loop import Engine, Limits
+from holdfast.engine.receipt import Receipts
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
 from holdfast.kv.pool import PagePool
@@ -61,6 +64,11 @@ def assemble(
         speculation=config.speculation,
         spot_check_rate=config.spot_check_rate,
     )
+    eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
+    fingerprinter = Fingerprinter(
+        checkpoint,
+        lambda: engine_parts(model, eos_ids, tokenizer, arithmetic.recipe, settings, device_parts()),
+    )
     decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
     certificate = _certificate(config, decoder, settings, max_len, show)
     if certificate is not None:
@@ -68,12 +76,13 @@ def assemble(
     limits = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
-        eos_ids=frozenset(model.eos_token_ids) | tokenizer.eos_token_ids,
+        eos_ids=eos_ids,
         refusal=_refusal(config, certificate),
     )
     runner = Runner(decoder, KVStore(num_pages, model, dtype))
     scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
-    return Engine(scheduler, runner, tokenizer, limits, certificate, None)  # type: ignore[arg-type]
+    receipts = Receipts(fingerprinter, config.model)
+    return Engine(scheduler, runner, tokenizer, limits, certificate, None, receipts)  # type: ignore[arg-type]
 
 
 def certificate_subject(
@@ -85,7 +94,7 @@ def certificate_subject(
         "holdfast": __version__,
         "torch": torch.__version__,
         "device": cpu_name(),
-        "instructions": hashlib.sha256(cpu_flags().encode()).hexdigest(),
+        "instructions": device_parts()["instructions"],
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
         "shapes": {
@@ -112,6 +121,12 @@ def cpu_name() -> str:
     except OSError:
         pass
     return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
+
+
+def device_parts() -> dict[str, str]:
+    """What of the device decides bits: its kind, its name, and which instructions it has."""
+    instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
+    return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
 
 
 def _certificate(
