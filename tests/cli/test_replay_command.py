@@ -1,0 +1,209 @@
+"""`holdfast replay`: what it says, and its exit codes."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import LLM, SamplingParams
+from holdfast.engine.fingerprint import digest_of
+from holdfast.engine.receipt import plain_digest
+from holdfast.errors import ModelNotFound
+from holdfast.models.locate import locate
+from support import receipts
+from support.tiny import tiny_model
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def made(model):
+    """A receipt of eight sampled tokens."""
+    params = SamplingParams(max_tokens=8, temperature=0.8, deterministic=True, ignore_eos=True)
+    return receipts.ask(LLM(model), "the quick fox", params)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def put(receipt) -> Path:
+        file = tmp_path / "receipt.json"
+        file.write_text(json.dumps(receipt))
+        return file
+
+    return put
+
+
+def test_the_same_exits_with_0(holdfast, made, write):
+    result = holdfast("replay", write(made))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "The same, bit for bit: 8 tokens and the bits of 8 logprobs (certified).\n"
+    assert result.stderr == ""
+
+
+def test_under_load_and_verified(holdfast, made, write):
+    result = holdfast("replay", write(made), "--load", "6", "--determinism", "verify")
+    assert result.exit_code == 0, result.stdout
+    assert "(verified, beside 6 other requests)" in result.stdout
+
+
+def test_from_stdin_and_out_of_an_answer(holdfast, made):
+    assert holdfast("replay", "-", stdin=json.dumps(made)).exit_code == 0
+    assert holdfast("replay", "-", stdin=json.dumps({"text": "", "receipt": made})).exit_code == 0
+
+
+def test_as_json(holdfast, made, write):
+    outcome = json.loads(holdfast("replay", write(made), "--json").stdout)
+    assert outcome == {
+        "same": True,
+        "compared": True,
+        "promised": True,
+        "mode": "certified",
+        "fingerprint_differences": [],
+        "difference": None,
+    }
+
+
+def tampered(made, position):
+    receipt = copy.deepcopy(made)
+    choice = receipt["choices"][0]
+    choice["token_ids"][position] = 300 if choice["token_ids"][position] != 300 else 301
+    choice["logprobs"]["digest"] = plain_digest(choice["token_ids"], choice["logprobs"]["bits"])
+    return receipt
+
+
+def test_another_answer_exits_with_1_and_says_where(holdfast, made, write):
+    result = holdfast("replay", write(tampered(made, 5)))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("Different: choice 0, position 5: expected token 300 ")
+    outcome = json.loads(holdfast("replay", write(tampered(made, 5)), "--json").stdout)
+    assert (outcome["same"], outcome["difference"]["position"]) == (False, 5)
+
+
+def test_another_fingerprint_is_shown_leaf_by_leaf_and_nothing_is_run(holdfast, made, write, tmp_path):
+    other = tiny_model(tmp_path / "other", seed=8)
+    result = holdfast("replay", write(made), "--model", other)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == "The fingerprints differ, so the bits may:"
+    assert lines[1].startswith("  weights: ")
+    assert lines[1].endswith("... in the receipt")
+    assert lines[2].startswith("Nothing was run.")
+    assert len(lines) == 3
+
+
+def test_force_compares_all_the_same(holdfast, made, write, tmp_path):
+    other = tiny_model(tmp_path / "other", seed=8)
+    result = holdfast("replay", write(made), "--model", other, "--force")
+    assert result.exit_code == 1
+    assert "Different: choice 0, position " in result.stdout
+    stranger = copy.deepcopy(made)
+    stranger["fingerprint"]["parts"]["libraries"]["torch"] = "1.0"
+    stranger["fingerprint"]["digest"] = digest_of(stranger["fingerprint"]["parts"])
+    result = holdfast("replay", write(stranger), "--force")
+    assert result.exit_code == 0
+    assert "  libraries.torch: " in result.stdout
+    assert "The same, bit for bit" in result.stdout
+    outcome = json.loads(holdfast("replay", write(stranger), "--json").stdout)
+    assert (outcome["same"], outcome["compared"], outcome["mode"]) == (False, False, None)
+    assert outcome["fingerprint_differences"][0].startswith("libraries.torch: ")
+
+
+def test_another_dtype_is_named(holdfast, made, write):
+    result = holdfast("replay", write(made), "--dtype", "bf16")
+    assert result.exit_code == 1
+    assert "  dtype: bfloat16 here, float32 in the receipt" in result.stdout
+
+
+def test_an_ordinary_request_is_called_one(holdfast, model, write):
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    result = holdfast("replay", write(receipts.ask(LLM(model), "the dog", params)))
+    assert "nothing was promised" in result.stderr
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
+def test_a_prompt_that_was_left_out(holdfast, model, write, chat):
+    llm = LLM(model)
+    prompt = llm.chat_tokens([{"role": "user", "content": "the dog"}]) if chat else "the dog"
+    params = SamplingParams(max_tokens=4, deterministic=True)
+    receipt = receipts.ask(llm, prompt, params)
+    ids = receipt["prompt"]["token_ids"]
+    receipt["prompt"]["token_ids"] = None
+    file = write(receipt)
+    assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
+    assert holdfast("replay", file, "--prompt-ids", ",".join(map(str, ids))).exit_code == 0
+    for arguments, said in (
+        ((), "leaves its prompt out"),
+        (("--prompt", "the cat"), "not the receipt's"),
+        (("--prompt-ids", "1, 2"), "not the receipt's"),
+        (("--prompt-ids", "one"), "must be numbers"),
+        (("--prompt-ids", "1", "--prompt", "a"), "give the prompt once"),
+    ):
+        result = holdfast("replay", file, *arguments)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "no valid JSON"),
+        ("{}", "no object with a format"),
+        ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/1"),
+    ],
+)
+def test_a_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, said):
+    file = tmp_path / "bad.json"
+    file.write_text(content)
+    result = holdfast("replay", file)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_receipt_that_is_not_there(holdfast, tmp_path):
+    result = holdfast("replay", tmp_path / "nowhere.json")
+    assert result.exit_code == 2
+    assert "there is no receipt" in result.stderr
+
+
+def test_a_model_that_is_not_there(holdfast, made, write):
+    receipt = {**made, "engine": {**made["engine"], "model": "/no/such/folder"}}
+    result = holdfast("replay", write(receipt))
+    assert result.exit_code == 2
+    assert "/no/such/folder" in result.stderr
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_another_thread_count_in_another_process(made, write):
+    threads = made["engine"]["num_threads"]
+    done = run("holdfast", "replay", write(made), "--num-threads", threads + 1)
+    assert done.returncode == 1, done.stderr
+    assert f"  settings.threads: {threads + 1} here, {threads} in the receipt\n" in done.stdout
+    assert run("holdfast", "replay", write(made), "--load", "3").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.smollm2
+def test_one_process_makes_a_receipt_and_another_replays_it_under_load(tmp_path):
+    try:
+        locate(None)
+    except ModelNotFound as error:
+        pytest.skip(str(error))
+    made = run("support.receipts")
+    assert made.returncode == 0, made.stderr
+    file = tmp_path / "receipt.json"
+    file.write_text(made.stdout)
+    assert json.loads(made.stdout)["engine"]["model"] is None
+    for mode in ("auto", "verify"):
+        done = run("holdfast", "replay", file, "--load", "8", "--determinism", mode)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "The same, bit for bit: 24 tokens and the bits of 24 logprobs" in done.stdout

@@ -1,0 +1,213 @@
+"""Replaying: the same again is the same, and whatever differs is named where it first does."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams
+from holdfast.core.plan import Plan
+from holdfast.engine.fingerprint import digest_of
+from holdfast.engine.llm import LLM
+from holdfast.engine.receipt import LogprobBits, PromptBits, Receipt, plain_digest
+from holdfast.engine.receipt_reader import parse_receipt
+from holdfast.engine.replay import compare, replay, require_prompt
+from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
+from support.receipts import ask, receipt_of
+
+PROMPT = "the quick brown fox"
+
+
+def settings(**changes: Any) -> SamplingParams:
+    usual = {"max_tokens": 16, "temperature": 0.9, "deterministic": True, "ignore_eos": True}
+    return SamplingParams(**{**usual, **changes})
+
+
+def test_again_alone_and_under_load_and_in_the_other_mode(auto_llm: LLM, verify_llm: LLM) -> None:
+    for params in (settings(), settings(logprobs=4), settings(temperature=0)):
+        receipt = parse_receipt(ask(auto_llm, PROMPT, params))
+        for llm, load in ((auto_llm, 0), (verify_llm, 0), (auto_llm, 11), (verify_llm, 5)):
+            again = replay(llm, receipt, num_neighbours=load)
+            assert again.same, again.difference
+            assert (again.num_choices, again.num_tokens, again.num_logprobs) == (1, 16, 16)
+            assert again.mode == {"auto": "certified", "verify": "verified"}[llm.config.determinism]
+
+
+def test_several_answers_scores_and_echo(auto_llm: LLM, verify_llm: LLM) -> None:
+    params = settings(n=3, prompt_logprobs=2, echo=True, logprobs=1, presence_penalty=0.5)
+    receipt = parse_receipt(ask(auto_llm, PROMPT, params))
+    for llm, load in ((auto_llm, 0), (verify_llm, 4)):
+        again = replay(llm, receipt, num_neighbours=load)
+        assert again.same, again.difference
+        assert (again.num_choices, again.num_tokens, again.num_logprobs) == (3, 48, 48)
+
+
+def test_a_score_can_be_replayed(auto_llm: LLM, verify_llm: LLM) -> None:
+    engine = auto_llm.engine
+    request = engine.prepare_score(PROMPT, " jumps over the lazy dog", deterministic=True)
+    (result,) = auto_llm._answer([request])
+    assert result.receipt is not None
+    receipt = parse_receipt(result.receipt)
+    assert receipt.prompt_logprobs is not None
+    assert receipt.prompt_logprobs.first == len(engine.tokenizer.encode(PROMPT))
+    assert replay(verify_llm, receipt).same
+
+
+def test_the_seed_that_was_made_is_the_one_that_is_used(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings(temperature=1.5))
+    assert made["settings"]["seed"] is None
+    assert replay(auto_llm, parse_receipt(made)).same
+    other = replay(auto_llm, parse_receipt({**made, "seed": str(int(made["seed"]) ^ 1)}))
+    assert other.difference is not None
+    assert "expected token" in other.difference.what
+
+
+def test_a_changed_token_is_found_where_it_is(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings())
+    (choice,) = made["choices"]
+    right = choice["token_ids"][7]
+    choice["token_ids"][7] = wrong = 65 if right != 65 else 66
+    choice["logprobs"]["digest"] = plain_digest(choice["token_ids"], choice["logprobs"]["bits"])
+    difference = replay(auto_llm, parse_receipt(made)).difference
+    assert difference is not None
+    assert (difference.choice, difference.position) == (0, 7)
+    decode = auto_llm.engine.tokenizer.token_bytes
+    text = [decode(id_).decode("utf-8", "replace") for id_ in (wrong, right)]
+    assert difference.what == f"expected token {wrong} {text[0]!r}, got {right} {text[1]!r}"
+
+
+def test_other_weights_are_another_answer(auto_llm: LLM, tmp_path: Path) -> None:
+    from support.tiny import tiny_model
+
+    other = LLM(str(tiny_model(tmp_path / "other", seed=8)), dtype="fp32", max_pass_rows=64, max_num_seqs=8)
+    assert not replay(other, parse_receipt(ask(auto_llm, PROMPT, settings()))).same
+
+
+def test_an_ordinary_request_can_be_asked_again(auto_llm: LLM) -> None:
+    receipt = parse_receipt(ask(auto_llm, PROMPT, settings(deterministic=False, temperature=0)))
+    assert replay(auto_llm, receipt).mode == "none"
+
+
+def test_a_prompt_that_was_left_out_must_be_given(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings())
+    ids = made["prompt"]["token_ids"]
+    receipt = parse_receipt({**made, "prompt": {**made["prompt"], "token_ids": None}})
+    with pytest.raises(InvalidRequest, match="leaves its prompt out"):
+        replay(auto_llm, receipt)
+    with pytest.raises(InvalidRequest, match="is not the receipt's"):
+        replay(auto_llm, receipt, [*ids, 5])
+    assert replay(auto_llm, receipt, ids).same
+    assert require_prompt(parse_receipt(made), ids) == ids
+    with pytest.raises(InvalidRequest, match="is not the receipt's"):
+        require_prompt(parse_receipt(made), [])
+
+
+def test_what_this_engine_cannot_do_is_said(auto_llm: LLM, tiny_llama: Path) -> None:
+    made = ask(auto_llm, PROMPT, settings())
+    off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    with pytest.raises(DeterminismRefused):
+        replay(off, parse_receipt(made))
+    foreign = copy.deepcopy(made)
+    foreign["prompt"] = {"token_ids": [100_000], "digest": digest_of([100_000])}
+    with pytest.raises(InvalidRequest, match="not in the vocabulary"):
+        replay(auto_llm, parse_receipt(foreign))
+    long = {**made, "settings": {**made["settings"], "max_tokens": 10_000}}
+    with pytest.raises(PromptTooLong):
+        replay(auto_llm, parse_receipt(long))
+
+
+def test_a_replay_that_breaks_is_no_comparison(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = parse_receipt(ask(auto_llm, PROMPT, settings()))
+
+    class Broken:
+        def run(self, plan: Plan) -> Any:
+            raise RuntimeError("a cosmic ray")
+
+    monkeypatch.setattr(auto_llm.engine, "runner", Broken())
+    with pytest.raises(EngineStopped, match="a cosmic ray"):
+        replay(auto_llm, receipt)
+
+
+BASE = parse_receipt(receipt_of(settings(n=2), (4, 5, 6), (7, 8)))
+
+
+def with_choice(index: int, **changes: Any) -> Receipt:
+    choices = list(BASE.choices)
+    choices[index] = replace(choices[index], **changes)
+    return replace(BASE, choices=tuple(choices))
+
+
+def bits(index: int, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> LogprobBits:
+    before = BASE.choices[index].logprobs
+    assert before is not None
+    return replace(before, bits=change(before.bits))
+
+
+def scored(first: int, *bits: str, digest: str = "") -> Receipt:
+    return replace(BASE, prompt_logprobs=PromptBits(first, LogprobBits(bits, digest)))
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "choice", "position", "what"),
+    [
+        (BASE, with_choice(1, token_ids=(7, 9)), 1, 1, "expected token 8 '8', got 9 '9'"),
+        (with_choice(0, token_ids=(1, 2, 3)), BASE, 0, 0, "expected token 1 '1', got 4 '4'"),
+        (BASE, with_choice(1, token_ids=(7,)), 1, 1, "expected 2 tokens, got 1"),
+        (BASE, with_choice(0, token_ids=(4, 5, 6, 7)), 0, 3, "expected 3 tokens, got 4"),
+        (BASE, with_choice(0, finish_reason="stop"), 0, None, "expected the end to be 'length', got 'stop'"),
+        (
+            BASE,
+            with_choice(0, logprobs=bits(0, lambda old: (old[0], "00000000", old[2]))),
+            *(0, 1, "the same token 5 '5', but the bits of its logprob differ: expected bfd55555, got 00000000"),
+        ),
+        (
+            BASE,
+            with_choice(1, logprobs=LogprobBits(bits(1, tuple).bits, "0" * 64)),
+            *(1, None, "the chosen tokens' logprobs agree, those of the best beside them differ"),
+        ),
+        (BASE, replace(BASE, choices=BASE.choices[:1]), 1, None, "2 choices expected, got 1"),
+        (scored(1, "a", "b"), BASE, 0, None, "logprobs of the prompt's own tokens were expected, got none"),
+        (scored(1, "a", "b"), scored(2, "b"), 0, None, "logprobs of the prompt's own tokens were expected, got none"),
+        (
+            scored(2, "b", "c"),
+            scored(1, "a", "b", "x"),
+            *(0, None, "the bits of the logprob of the prompt's token 3 differ: expected c, got x"),
+        ),
+        (scored(1, "a", "b"), scored(1, "a"), 0, None, "expected 2 logprobs of the prompt's own tokens, got 1"),
+        (
+            scored(1, "a", digest="0"),
+            scored(1, "a", digest="1"),
+            *(0, None, "the logprobs of the prompt's own tokens agree, those of the best beside them differ"),
+        ),
+        (with_choice(1, finish_reason="abort"), with_choice(1, token_ids=(7, 9)), 1, 1, "expected token 8 '8', got 9 '9'"),
+        (with_choice(1, finish_reason="abort"), with_choice(1, token_ids=(7,)), 1, 1, "expected 2 tokens, got 1"),
+    ],
+)  # fmt: skip
+def test_the_first_difference(
+    expected: Receipt, got: Receipt, choice: int, position: int | None, what: str
+) -> None:
+    found = compare(expected, got, str)
+    assert found is not None
+    assert (found.choice, found.position, found.what) == (choice, position, what)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (BASE, BASE),
+        (BASE, replace(BASE, mode="certified", counts={}, seed=99)),
+        (with_choice(1, logprobs=None), BASE),  # an ordinary request that did not ask for them
+        (
+            with_choice(1, finish_reason="abort"),
+            with_choice(1, token_ids=(7, 8, 9)),
+        ),  # cut short: as far as it goes
+        (with_choice(1, finish_reason="error"), BASE),
+        (BASE, scored(1, "a")),
+        (scored(2, "b"), scored(1, "a", "b", "c", digest="1")),
+    ],
+)
+def test_what_is_no_difference(expected: Receipt, got: Receipt) -> None:
+    assert compare(expected, got, str) is None
