@@ -11,7 +11,7 @@ from math import log
 NGRAM = 3  # tokens that must repeat before what followed them is guessed
 MAX_GUESSES = 31
 ROW_COST = 0.32  # what a further row adds to a pass, as a share of a pass of one row; measured, see docs/benchmarks.md
-_DECAY = 0.9  # what an earlier guess still counts for after each newer one
+_DECAY = 0.8  # what an earlier guess still counts for after each newer one
 
 
 def num_worthwhile(chance: float, num_rows: int) -> int:
