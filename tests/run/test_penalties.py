@@ -56,7 +56,7 @@ def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingP
 
 
 @pytest.mark.parametrize("penalties", PENALTIES)
-@pytest.mark.parametrize("prompt_len", [2, 4, 9, 11])
+@pytest.mark.parametrize("prompt_len", [2, 4, 7, 9, 11])
 def test_each_is_what_plain_python_says(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     found = logits.clone()

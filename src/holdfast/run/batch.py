@@ -42,6 +42,7 @@ def given_rows(spans: Sequence[Span]) -> list[int]:
     chosen: list[int] = []
     at = 0
     for span in spans:
+        assert len(span.given) <= span.sample_from, "a given token stands behind a row of its own span"
         chosen.extend(range(at + span.sample_from - len(span.given), at + span.sample_from))
         at += span.num_rows
     return chosen

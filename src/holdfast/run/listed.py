@@ -15,11 +15,11 @@ from holdfast.core.params import SamplingParams
 
 @dataclass(frozen=True)
 class Listed:
-    """Biases by token id, and the tokens that may never be chosen (None: all may)."""
+    """Biases by token id; and how high each logit may be: -inf for tokens that may never be chosen, inf for all others."""
 
     bias_ids: Tensor  # int64 [biased]
     biases: Tensor  # fp32 [biased]
-    forbidden: Tensor | None  # bool [vocab]
+    limit: Tensor  # fp32 [vocab], or [0] if all may be chosen
 
 
 # By identity: comparing two settings would read their lists. A dead one's place may be taken by another of the same id.
@@ -38,18 +38,22 @@ def listed(params: SamplingParams, vocab_size: int, device: torch.device) -> Lis
 
 def _make(params: SamplingParams, vocab_size: int, device: torch.device) -> Listed:
     biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
-    forbidden: Tensor | None = None
-    if params.allowed_ids is not None:
-        forbidden = torch.ones(vocab_size, dtype=torch.bool)
-        forbidden[_inside(params.allowed_ids, vocab_size)] = False
-    if params.bad_ids:
-        forbidden = torch.zeros(vocab_size, dtype=torch.bool) if forbidden is None else forbidden
-        forbidden[_inside(params.bad_ids, vocab_size)] = True
     return Listed(
         bias_ids=torch.tensor([token_id for token_id, _ in biases], dtype=torch.int64, device=device),
         biases=torch.tensor([bias for _, bias in biases], dtype=torch.float32, device=device),
-        forbidden=None if forbidden is None else forbidden.to(device),
+        limit=_limit(params, vocab_size).to(device),
     )
+
+
+def _limit(params: SamplingParams, vocab_size: int) -> Tensor:
+    if params.allowed_ids is None and not params.bad_ids:
+        return torch.empty(0)
+    limit = torch.full((vocab_size,), torch.inf)
+    if params.allowed_ids is not None:
+        limit.fill_(-torch.inf)
+        limit[_inside(params.allowed_ids, vocab_size)] = torch.inf
+    limit[_inside(params.bad_ids, vocab_size)] = -torch.inf
+    return limit
 
 
 def _inside(token_ids: tuple[int, ...], vocab_size: int) -> Tensor:

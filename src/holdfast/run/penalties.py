@@ -22,35 +22,53 @@ Ints = NDArray[np.int64]
 
 def penalise(logits: Tensor, placed: Placed) -> None:
     """Changes the logits, fp32 [rows, vocab], of the tokens that stand before each row."""
-    found = [(part, *_said(at, part)) for at, part in placed if part.span.sampling.params.penalises]
+    vocab_size = logits.shape[1]
+    found = [
+        (part, *_said(at, part, vocab_size)) for at, part in placed if part.span.sampling.params.penalises
+    ]
     if not found:
         return
-    vocab_size = logits.shape[1]
-    index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # [said], no place twice
-    counts = torch.from_numpy(np.concatenate([counts for *_, counts in found])).to(torch.float32)
+    device = logits.device
     settings = [part.span.sampling.params for part, *_ in found]
     lengths = [len(rows) for _, rows, *_ in found]
-    repetition = _spread([params.repetition_penalty for params in settings], lengths)
-    frequency = _spread([params.frequency_penalty for params in settings], lengths)
-    presence = _spread([params.presence_penalty for params in settings], lengths)
-    where = torch.from_numpy(index).to(logits.device)
-    said = logits.view(-1)[where]
+    repetition = _spread([params.repetition_penalty for params in settings], lengths).to(device)
+    frequency = _spread([params.frequency_penalty for params in settings], lengths).to(device)
+    presence = _spread([params.presence_penalty for params in settings], lengths).to(device)
+    counts = torch.from_numpy(np.concatenate([counts for *_, counts in found])).to(device, torch.float32)
+    index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # no place twice
+    where = torch.from_numpy(index).to(device)
+    said = logits.view(-1).index_select(0, where)  # all of these are [said], fp32 but for where
     said = torch.where(said > 0, said / repetition, said * repetition)
     said = said - frequency * counts
     said = torch.where(counts > 0, said - presence, said)
-    logits.view(-1)[where] = said
+    logits.view(-1).index_copy_(0, where, said)
 
 
-def _said(at: int, part: Part) -> tuple[Ints, Ints, Ints]:
+def _said(at: int, part: Part, vocab_size: int) -> tuple[Ints, Ints, Ints]:
     """Which tokens stand before which row, and how often in the answer: three arrays of one length."""
     span = part.span
     assert len(span.history) == span.start, "a penalty needs everything that stands before the span"
     tokens = np.array(span.history + span.token_ids[: part.stop], dtype=np.int64)
-    ids, first_at, inverse = np.unique(tokens, return_index=True, return_inverse=True)
+    ids, first_at, inverse = _distinct(tokens, vocab_size)
     ends = part.first_end + np.arange(part.num_rows)  # how many tokens stand before each row's own
     counts = _counts(inverse, len(ids), span.sampling.prompt_len, ends)
     rows, columns = np.nonzero(first_at < ends[:, None])
     return at + rows, ids[columns], counts[rows, columns]
+
+
+def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
+    """The distinct ids in order of appearance, where each appears first, and which of them each token is.
+
+    What np.unique does by sorting, at a fraction of its time. Only places of the scratch are read that were written.
+    """
+    places = np.arange(len(tokens))
+    scratch = np.empty(vocab_size, np.int64)
+    scratch[tokens[::-1]] = places[::-1]  # of several writes to one place the last stays
+    first_of = scratch[tokens]
+    first_at = np.flatnonzero(first_of == places)
+    ids = tokens[first_at]
+    scratch[ids] = np.arange(len(ids))
+    return ids, first_at, scratch[tokens]
 
 
 def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
@@ -66,4 +84,4 @@ def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
 
 def _spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
     """Each value so many times, fp32."""
-    return torch.tensor(values, dtype=torch.float32).repeat_interleave(torch.tensor(lengths))
+    return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths))

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.core.plan import NO_TOKEN, Sampled
-from holdfast.run.adjust import adjust
+from holdfast.run.adjust import adjust, is_adjusted
 from holdfast.run.checksum import checksums
 from holdfast.run.logprobs import logprobs_of
 from holdfast.run.parts import Part
@@ -24,9 +24,10 @@ _SIGN = 1 << 63
 def sample(arithmetic: Arithmetic, logits: Tensor, parts: Sequence[Part]) -> list[Sampled]:
     """One `Sampled` a row. logits are fp32 [rows of the parts, vocab], and the sampler's to change."""
     reported, watched = _asked(parts)
+    changes = any(is_adjusted(part) for part in parts)
     bits = dict(zip(watched, checksums(_rows(logits, watched)), strict=True)) if watched else {}
-    raw = logits[[row for row, _ in reported]] if reported else None  # [reported, vocab], a copy
-    cut = adjust(logits, parts)
+    raw = _rows(logits, [row for row, _ in reported], copy=changes) if reported else None  # [reported, vocab]
+    cut = adjust(logits, parts) if changes else []
     token_ids: list[int] = arithmetic.choose(logits, _settings(parts)).tolist()
     for row in _without_choice(logits, cut, token_ids):
         token_ids[row] = NO_TOKEN
@@ -56,8 +57,9 @@ def _asked(parts: Sequence[Part]) -> tuple[list[tuple[int, int]], list[int]]:
     return reported, watched
 
 
-def _rows(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[rows]
+def _rows(logits: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
+    """Some rows; all of them are the logits themselves, unless a copy must be kept."""
+    return logits if len(rows) == len(logits) and not copy else logits[rows]
 
 
 def _without_choice(logits: Tensor, cut: list[int], token_ids: Sequence[int]) -> list[int]:
