@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import TokenLogprob
 from holdfast.core.result import Choice, Result, Stats, Thought
+from holdfast.core.structured import StructuredOutput
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
 
-__all__ = ["LLM", "Choice", "Result", "SamplingParams", "Stats", "Thought", "TokenLogprob", "__version__"]
+__all__ = [
+    "LLM",
+    "Choice",
+    "Result",
+    "SamplingParams",
+    "Stats",
+    "StructuredOutput",
+    "Thought",
+    "TokenLogprob",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

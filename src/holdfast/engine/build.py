@@ -19,6 +19,7 @@ from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
 from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, parse_bytes
 from holdfast.engine.fingerprint import engine_parts
 from holdfast.engine.fingerprinter import Fingerprinter
+from holdfast.engine.grammar_compiler import GrammarCompiler
 from holdfast.engine.loop import Engine, Limits
 from holdfast.engine.receipt import Receipts
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
@@ -82,7 +83,8 @@ def assemble(
     runner = Runner(decoder, KVStore(num_pages, model, dtype))
     scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
     receipts = Receipts(fingerprinter, config.model)
-    return Engine(scheduler, runner, tokenizer, limits, certificate, None, receipts)  # type: ignore[arg-type]
+    grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
+    return Engine(scheduler, runner, tokenizer, limits, certificate, grammars, receipts)
 
 
 def certificate_subject(
