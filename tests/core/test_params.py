@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.params import MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS, MAX_TOKENS_LIMIT, SamplingParams
+from holdfast.core.params import (
+    MAX_BAD_WORDS,
+    MAX_BIASED,
+    MAX_CHOICES,
+    MAX_LISTED_IDS,
+    MAX_LOGPROBS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOKENS_LIMIT,
+    SamplingParams,
+)
+from holdfast.core.structured import StructuredOutput
 from holdfast.errors import InvalidRequest
 
 BAD: dict[str, list[Any]] = {
@@ -33,6 +45,35 @@ BAD: dict[str, list[Any]] = {
     "ignore_eos": [1, 0, None, "yes"],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5", 10**30],
     "deterministic": [1, None, "true"],
+    "n": [0, -1, MAX_CHOICES + 1, 1.0, "2", None, True],
+    "presence_penalty": [-2.1, 2.1, math.nan, math.inf, "1", None, True],
+    "frequency_penalty": [-2.1, 2.1, 10**400, math.nan, "1", None, False],
+    "repetition_penalty": [0.0, 0.001, -1.0, 100.5, math.nan, math.inf, "1", None, True],
+    "logit_bias": [
+        "5",
+        7,
+        None,
+        [5],
+        [(5, 1.0, 2.0)],
+        ["ab"],
+        {-1: 1.0},
+        {MAX_TOKEN_ID + 1: 1.0},
+        {"5": 1.0},
+        {1.0: 1.0},
+        {True: 1.0},
+        {5: 100.5},
+        {5: -100.5},
+        {5: math.nan},
+        {5: "1"},
+        {5: None},
+        dict.fromkeys(range(MAX_BIASED + 1), 0.0),
+    ],
+    "allowed_token_ids": ["12", [], [-1], [MAX_TOKEN_ID + 1], [1.0], [True], 7, range(MAX_LISTED_IDS + 1)],
+    "bad_token_ids": ["12", [-1], [MAX_TOKEN_ID + 1], [1.0], [None], 7, None, range(MAX_LISTED_IDS + 1)],
+    "bad_words": ["", [""], [1], 3, None, ["a"] * (MAX_BAD_WORDS + 1), ["x" * (MAX_STOP_CHARS + 1)], [b"a"]],
+    "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5"],
+    "echo": [1, None, "true"],
+    "structured": ["json", {"regex": "a"}, True, [StructuredOutput(regex="a")]],
 }
 
 
@@ -56,6 +97,17 @@ def test_every_field_has_bad_values_above() -> None:
 def test_contradictions_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"min_tokens \(9\) is larger than max_tokens \(8\)"):
         SamplingParams(min_tokens=9, max_tokens=8)
+    with pytest.raises(InvalidRequest, match="leave ignore_eos out"):
+        SamplingParams(structured=StructuredOutput(regex="a"), ignore_eos=True)
+
+
+def test_no_tokens_are_asked_for_only_to_see_the_prompt() -> None:
+    with pytest.raises(InvalidRequest, match="ask for at least one token, or for prompt_logprobs or echo"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(InvalidRequest, match="max_tokens is 0"):
+        SamplingParams(max_tokens=0, logprobs=3)
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+    assert SamplingParams(max_tokens=0, echo=True).max_tokens == 0
 
 
 def test_an_endless_list_of_stops_is_refused_without_reading_it_all() -> None:
@@ -68,6 +120,28 @@ def test_an_endless_list_of_stops_is_refused_without_reading_it_all() -> None:
         SamplingParams(stop_token_ids=endless())
     with pytest.raises(InvalidRequest, match="at most"):
         SamplingParams(stop=map(str, endless()))
+
+
+def test_a_bias_is_kept_by_id() -> None:
+    """However it was given; of two biases of one token the last counts."""
+    expected = ((3, -1.0), (8, 2.5))
+    assert SamplingParams(logit_bias={8: 2.5, 3: -1}).biases == expected
+    assert SamplingParams(logit_bias=[(8, 0), [3, -1], (8, 2.5)]).biases == expected  # type: ignore[list-item]
+    assert SamplingParams(logit_bias=iter(expected)).biases == expected
+    assert SamplingParams().biases == ()
+
+
+def test_lists_are_kept_as_they_were_given() -> None:
+    params = SamplingParams(allowed_token_ids=iter([5, 2]), bad_token_ids={7}, bad_words="no")
+    assert (params.allowed_ids, params.bad_ids, params.bad_texts) == ((5, 2), (7,), ("no",))
+    plain = SamplingParams()
+    assert (plain.allowed_ids, plain.bad_ids, plain.bad_texts) == (None, (), ())
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
+def test_any_penalty_penalises(name: str) -> None:
+    assert not SamplingParams().penalises
+    assert SamplingParams(**{name: 0.5}).penalises  # type: ignore[arg-type]
 
 
 def test_a_message_does_not_repeat_a_huge_value() -> None:
@@ -104,6 +178,15 @@ def test_a_setting_is_kept_as_plain_data() -> None:
         {"seed": (1 << 64) - 1},
         {"logprobs": MAX_LOGPROBS},
         {"stop": "x" * MAX_STOP_CHARS},
+        {"n": MAX_CHOICES},
+        {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+        {"logit_bias": {0: -100, MAX_TOKEN_ID: 100}},
+        {"allowed_token_ids": range(MAX_LISTED_IDS)},
+        {"bad_words": ["a"] * MAX_BAD_WORDS},
+        {"prompt_logprobs": MAX_LOGPROBS},
+        {"structured": StructuredOutput(json_object=True)},
     ],
 )
 def test_the_edges_are_allowed(edge: dict[str, Any]) -> None:
@@ -116,7 +199,8 @@ def test_greedy_is_temperature_zero() -> None:
 
 
 def test_it_is_frozen_and_hashable() -> None:
-    params = SamplingParams(stop=["a"])
+    params = SamplingParams(stop=["a"], logit_bias={1: 2.0}, structured=StructuredOutput(choice=["x"]))
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.max_tokens = 5  # type: ignore[misc]
-    assert hash(params) == hash(SamplingParams(stop=["a"]))
+    again = SamplingParams(stop=["a"], logit_bias={1: 2.0}, structured=StructuredOutput(choice=["x"]))
+    assert (hash(params), params) == (hash(again), again)

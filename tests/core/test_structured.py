@@ -1,0 +1,111 @@
+"""A `StructuredOutput` that exists says exactly one form, as text."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from holdfast.core.structured import MAX_CHOICES, MAX_FORM_CHARS, StructuredOutput
+from holdfast.errors import InvalidRequest
+
+DEEP = '{"a":' * 100_000
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+ONE_OF_EACH: dict[str, Any] = {
+    "json_schema": {"type": "object"},
+    "json_object": True,
+    "regex": "[a-z]+",
+    "choice": ["yes", "no"],
+    "lark": 'start: "a"',
+}
+
+BAD: dict[str, list[Any]] = {
+    "json_schema": [
+        "{",
+        "",
+        "[]",
+        "3",
+        "null",
+        [],
+        3,
+        {"a": {1}},
+        {"a": math.nan},
+        {"a": LOOP},
+        DEEP,
+        json.dumps({"a": "x" * MAX_FORM_CHARS}),
+        {"a": "x" * MAX_FORM_CHARS},
+    ],
+    "json_object": [1, "true", [True]],
+    "regex": [3, b"a", ["a"], True, "x" * (MAX_FORM_CHARS + 1)],
+    "choice": ["yes", [], [""], ["a", 3], 3, True, ["x"] * (MAX_CHOICES + 1), ["x" * MAX_FORM_CHARS, "y"]],
+    "lark": [3, b"start", {"start": "a"}, "x" * (MAX_FORM_CHARS + 1)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{name}-{n}")
+        for name, values in BAD.items()
+        for n, value in enumerate(values)
+    ],
+)
+def test_a_wrong_form_is_refused_in_a_short_message(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        StructuredOutput(**{name: value})
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_each_form_is_of_its_kind(name: str) -> None:
+    form = StructuredOutput(**{name: ONE_OF_EACH[name]})
+    assert form.kind == name
+    assert hash(form) == hash(StructuredOutput(**{name: ONE_OF_EACH[name]}))
+
+
+def test_a_form_is_kept_as_text() -> None:
+    assert StructuredOutput(json_schema={"type": "object"}).texts == ('{"type": "object"}',)
+    assert StructuredOutput(json_schema='{"type":"object"}').texts == ('{"type":"object"}',)
+    assert StructuredOutput(json_object=True).texts == ()
+    assert StructuredOutput(regex="a|b").texts == ("a|b",)
+    assert StructuredOutput(choice=iter(["yes", "no"])).texts == ("yes", "no")
+    assert StructuredOutput(lark='start: "a"').texts == ('start: "a"',)
+
+
+@pytest.mark.parametrize(("schema", "text"), [(True, "true"), (False, "false"), ("true", "true")])
+def test_a_schema_may_be_true_or_false(schema: Any, text: str) -> None:
+    """Anything, and nothing."""
+    form = StructuredOutput(json_schema=schema)
+    assert (form.kind, form.texts) == ("json_schema", (text,))
+
+
+@pytest.mark.parametrize("second", ONE_OF_EACH)
+@pytest.mark.parametrize("first", ONE_OF_EACH)
+def test_two_forms_are_refused(first: str, second: str) -> None:
+    if first != second:
+        with pytest.raises(InvalidRequest, match=r"exactly one of .*; it has 2"):
+            StructuredOutput(**{first: ONE_OF_EACH[first], second: ONE_OF_EACH[second]})
+
+
+def test_no_form_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="exactly one of json_schema, json_object, regex, choice, lark"):
+        StructuredOutput()
+    with pytest.raises(InvalidRequest, match="it has 0"):
+        StructuredOutput(json_object=False)
+
+
+def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
+    def endless() -> Any:
+        for taken in range(10**9):
+            assert taken <= 2 * MAX_CHOICES, "the whole list was read"
+            yield str(taken)
+
+    with pytest.raises(InvalidRequest, match=f"from 1 to {MAX_CHOICES} texts"):
+        StructuredOutput(choice=endless())
+
+
+def test_the_largest_forms_are_allowed() -> None:
+    StructuredOutput(regex="x" * MAX_FORM_CHARS)
+    StructuredOutput(choice=["x" * (MAX_FORM_CHARS // MAX_CHOICES)] * MAX_CHOICES)
