@@ -11,6 +11,7 @@ COMMANDS = {
     ("generate",): ["--model", "--temperature", "--seed", "--deterministic", "--json", "--kernels"],
     ("chat",): ["--system", "--deterministic"],
     ("certify",): ["--fresh", "--json"],
+    ("replay",): ["--force", "--load", "--prompt-ids", "--json", "--num-threads"],
     ("doctor",): ["default model"],
     ("bench",): ["demo", "cpu", "needle"],
     ("bench", "cpu"): ["--rounds"],
@@ -30,7 +31,7 @@ def test_help_of_every_command(holdfast, command, monkeypatch):
 
 def test_help_names_every_command(holdfast):
     result = holdfast("--help")
-    for name in ("generate", "chat", "certify", "doctor", "bench"):
+    for name in ("generate", "chat", "certify", "replay", "doctor", "bench"):
         assert f" {name} " in result.stdout
 
 

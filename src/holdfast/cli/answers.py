@@ -26,6 +26,7 @@ def as_json(result: Result) -> str:
         "logprobs": None if result.logprobs is None else [_logprob(one) for one in result.logprobs],
         "stats": asdict(result.stats),
         "error": result.error,
+        "receipt": result.receipt,
     }
     return json.dumps(content, ensure_ascii=False)
 
