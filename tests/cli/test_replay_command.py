@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM, SamplingParams
-from holdfast.engine.fingerprint import digest_of
+from holdfast.engine.fingerprint import Fingerprint
 from holdfast.engine.receipt import plain_digest
 from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
@@ -49,9 +49,10 @@ def test_under_load_and_verified(holdfast, made, write):
     assert "(verified, beside 6 other requests)" in result.stdout
 
 
-def test_from_stdin_and_out_of_an_answer(holdfast, made):
+def test_from_stdin_and_out_of_an_answer(holdfast, made, model):
     assert holdfast("replay", "-", stdin=json.dumps(made)).exit_code == 0
-    assert holdfast("replay", "-", stdin=json.dumps({"text": "", "receipt": made})).exit_code == 0
+    answer = holdfast("generate", "the dog", "-m", model, "-d", "-n", "6", "--json").stdout
+    assert holdfast("replay", "-", stdin=answer).exit_code == 0
 
 
 def test_as_json(holdfast, made, write):
@@ -101,7 +102,7 @@ def test_force_compares_all_the_same(holdfast, made, write, tmp_path):
     assert "Different: choice 0, position " in result.stdout
     stranger = copy.deepcopy(made)
     stranger["fingerprint"]["parts"]["libraries"]["torch"] = "1.0"
-    stranger["fingerprint"]["digest"] = digest_of(stranger["fingerprint"]["parts"])
+    stranger["fingerprint"] = Fingerprint(stranger["fingerprint"]["parts"]).as_dict()
     result = holdfast("replay", write(stranger), "--force")
     assert result.exit_code == 0
     assert "  libraries.torch: " in result.stdout

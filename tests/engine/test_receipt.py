@@ -18,7 +18,7 @@ from holdfast.core.plan import Plan, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Choice, Result, Stats
 from holdfast.core.structured import StructuredOutput
-from holdfast.engine.fingerprint import digest_of
+from holdfast.engine.fingerprint import Fingerprint, digest_of
 from holdfast.engine.llm import LLM
 from holdfast.engine.receipt import FORMAT, logprob_bits, make_receipt, settings_of, without_prompt
 from holdfast.engine.receipt_reader import parse_receipt, read_receipt
@@ -239,7 +239,7 @@ def test_tools_that_rewrite_numbers_do_no_harm() -> None:
     params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0})
     receipt = receipt_of(params)
     receipt["fingerprint"]["parts"]["config"]["rope_theta"] = 10000.0
-    receipt["fingerprint"]["digest"] = digest_of(receipt["fingerprint"]["parts"])
+    receipt["fingerprint"] = Fingerprint(receipt["fingerprint"]["parts"]).as_dict()
     again = parse_receipt(rewrite(receipt))
     assert again.params == params
     assert again.fingerprint.digest == receipt["fingerprint"]["digest"]

@@ -42,7 +42,11 @@ class Fingerprint:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest_of(self.parts))
+        object.__setattr__(self, "digest", digest_of(_plain(self.parts)))
+
+    def as_dict(self) -> dict[str, Part]:
+        """A copy, for JSON."""
+        return {"digest": self.digest, "parts": _plain(self.parts)}
 
     def differences(
         self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"
@@ -55,11 +59,8 @@ class Fingerprint:
 
 
 def digest_of(value: Part) -> str:
-    """SHA-256 over canonical JSON: sorted keys, no spaces, ASCII, and whole numbers without a point.
-
-    The last because tools that rewrite JSON turn 1.0 into 1, and that is no other number.
-    """
-    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """SHA-256 over canonical JSON: sorted keys, no spaces, ASCII."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -130,6 +131,7 @@ def _listed(values: Mapping[str, Part | tuple[Part, ...]]) -> dict[str, Part]:
 
 
 def _plain(value: Part) -> Part:
+    """A copy with whole numbers without a point: tools that rewrite JSON turn 1.0 into 1, and that is no other number."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -145,7 +147,7 @@ def _differing(
         one, other = mine.get(name, _ABSENT), theirs.get(name, _ABSENT)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, f"{at}{_shown(name)}.")
-        elif one is _ABSENT or other is _ABSENT or digest_of(one) != digest_of(other):
+        elif one is _ABSENT or other is _ABSENT or digest_of(_plain(one)) != digest_of(_plain(other)):
             yield f"{at}{_shown(name)}", one, other
 
 

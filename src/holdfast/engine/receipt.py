@@ -7,7 +7,6 @@ cost). It is no signature: whoever has the file can change it, and replaying it 
 
 import struct
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -94,10 +93,7 @@ class Receipt:
         return {
             "format": FORMAT,
             "mode": self.mode,
-            "fingerprint": {
-                "digest": self.fingerprint.digest,
-                "parts": deepcopy(dict(self.fingerprint.parts)),
-            },
+            "fingerprint": self.fingerprint.as_dict(),
             "certificate": self.certificate,
             "engine": asdict(self.engine),
             "prompt": {"digest": self.prompt_digest, "token_ids": None if ids is None else list(ids)},
@@ -186,11 +182,14 @@ def settings_of(params: SamplingParams) -> dict[str, Any]:
 
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     """The digest is over [[id, bits, [[id, bits] of the best ...]] ...]."""
-    whole: list[Part] = [
-        [one.token_id, _bits(one.logprob), [[id_, _bits(value)] for id_, value in one.top]]
-        for one in logprobs
-    ]
-    return LogprobBits(tuple(_bits(one.logprob) for one in logprobs), digest_of(whole))
+    bits = _hex([one.logprob for one in logprobs])
+    whole: list[Part] = []
+    for one, chosen in zip(logprobs, bits, strict=True):
+        best = _hex([value for _, value in one.top])
+        whole.append(
+            [one.token_id, chosen, [[id_, each] for (id_, _), each in zip(one.top, best, strict=True)]]
+        )
+    return LogprobBits(tuple(bits), digest_of(whole))
 
 
 def plain_digest(token_ids: Sequence[int], bits: Sequence[str]) -> str:
@@ -205,8 +204,10 @@ def _choice(choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingPa
     return ReceiptChoice(choice.token_ids, choice.finish_reason, logprob_bits(logprobs) if complete else None)
 
 
-def _bits(value: float) -> str:
-    return struct.pack(">f", value).hex()
+def _hex(values: Sequence[float]) -> list[str]:
+    """The fp32 bits of each."""
+    digits = struct.pack(f">{len(values)}f", *values).hex()
+    return [digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
 def _form_of(form: StructuredOutput) -> dict[str, Any]:
