@@ -33,6 +33,8 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 def write_grammar(form: StructuredOutput) -> str:
     """The form in llguidance's notation. Whether it can be compiled is not known yet."""
+    if any("\ud800" <= letter <= "\udfff" for text in form.texts for letter in text):
+        raise InvalidRequest(f"the {NOUNS[form.kind]} is no valid Unicode: it holds a lone surrogate")
     if form.kind == "json_schema":
         grammar = _json(json.loads(form.texts[0]))
     elif form.kind == "json_object":

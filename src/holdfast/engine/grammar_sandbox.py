@@ -132,13 +132,13 @@ class _Holder:
         if spec is None or spec.origin is None:
             raise OSError("llguidance is not installed")
         ours, theirs = socket.socketpair()
+        self._channel, self._pid = ours, os.getpid()
         # -I -S: no environment, no user's packages, no start-up hooks; -B: writes nothing
         command = [sys.executable, "-I", "-S", "-B", str(_WORKER), str(Path(spec.origin).parents[1])]
         with theirs:
             self._process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={}
             )
-        self._channel, self._pid = ours, os.getpid()
         return ours
 
 
