@@ -92,6 +92,30 @@ def test_a_mask_is_a_function_of_the_tokens_alone(make: BenchMaker, form: dict[s
             grammar.commit(id_)
 
 
+@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_windows_grow_token_by_token(make: BenchMaker, form: dict[str, Any]) -> None:
+    """Fast passes ask behind one candidate more each time, a verify pass behind all of them, and some stand."""
+    bench = make()
+    chance = random.Random(12)
+    ids, masks = draw(bench, bench.compile_alone(**form), chance)
+    ids.pop()  # perhaps the end, which no candidate stands behind
+    grammar = bench.compile(**form)
+    place = 0
+    while place < len(ids):
+        window = ids[place : place + chance.randrange(1, 7)]
+        wrong = chance.randrange(len(window)) if chance.random() < 0.4 else len(window)
+        proposed = window[:wrong] + [chance.randrange(bench.vocab_size) for _ in window[wrong:]]
+        for count in range(len(window) + 1):
+            (mask,) = grammar.masks(proposed[:count], 1)
+            assert count > wrong or mask == masks[place + count]
+        rows = grammar.masks(proposed, len(proposed) + 1)
+        assert rows[: wrong + 1] == masks[place : place + wrong + 1]
+        for id_ in ids[place : place + wrong + 1]:  # what stands, and the token behind it
+            grammar.commit(id_)
+        place += wrong + 1
+
+
 def test_a_mask_does_not_remember_a_path_that_was_not_taken() -> None:
     """What llguidance itself gets wrong behind a rollback: the lexer cannot tell "a" from "b" here, the parser can."""
     words = Vocabulary((b"", b"a", b"b", b"x", b"x1", b"x2", b"1", b"2"), frozenset({0}))

@@ -55,6 +55,14 @@ class CompiledForm:
             return self._matcher.deep_copy()
 
 
+@dataclass(slots=True)
+class _Branch:
+    """A matcher behind the committed tokens and these candidates."""
+
+    ids: list[int]
+    matcher: "LLMatcher"
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     """Where an answer could not be followed, as tokens behind the committed ones, and why."""
@@ -73,6 +81,7 @@ class MatcherGrammar:
         self._nothing = bytes(-(-len(vocabulary.texts) // 32) * 4)
         self._committed: list[int] = []
         self._matcher = form.begin()
+        self._branch: _Branch | None = None  # tried last; the next candidates often go on from there
         self._problem: tuple[list[int], str] | None = None  # where, and what
         self._is_slow = False
 
@@ -81,11 +90,14 @@ class MatcherGrammar:
         if not self._has_ended:
             self._matcher.consume_token(token_id)
         self._committed.append(token_id)
+        branch = self._branch
+        if branch is not None and (branch.ids.pop(0) != token_id or not branch.ids):
+            self._branch = None
 
     def restart(self) -> None:
         """Back to the beginning of the answer."""
         self._committed.clear()
-        self._matcher = self._form.begin()
+        self._matcher, self._branch = self._form.begin(), None
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """How many of these may follow one another behind the committed tokens."""
@@ -104,7 +116,7 @@ class MatcherGrammar:
         for begin in (self._form.begin, self._form.begin_anew):  # another answer may have begun anew already
             if failure is None or not failure.is_broken:
                 break
-            self._matcher = begin()
+            self._matcher, self._branch = begin(), None
             for token_id in self._committed:
                 self._matcher.consume_token(token_id)
             rows, failure = self._try(candidates, num_rows)
@@ -126,20 +138,31 @@ class MatcherGrammar:
     def _try(self, candidates: Sequence[int], num_rows: int) -> tuple[list[bytes | None], _Failure | None]:
         """The masks, and why one of them allows nothing, if one does."""
         first = len(candidates) + 1 - num_rows
-        matcher, failure = self._matcher, None
+        branch = self._find_branch(candidates, first)
         rows: list[bytes | None] = []
-        for place in range(len(candidates) + 1):
-            if place == 1:
-                matcher = matcher.deep_copy()
-            if place > 0 and not self._follow(matcher, candidates[place - 1]):
-                break
-            mask, reason = self._ask(matcher, place >= first)
+        while True:
+            place = len(branch.ids)
+            mask, reason = self._ask(branch.matcher, place >= first)
             if place >= first:
                 rows.append(mask)
             if reason is not None:
-                failure = _Failure(tuple(candidates[:place]), reason, matcher.is_error())
+                self._branch = None
+                failure = _Failure(tuple(branch.ids), reason, branch.matcher.is_error())
+                return rows + [None] * (num_rows - len(rows)), failure
+            if place == 0 and candidates:
+                branch = _Branch([], branch.matcher.deep_copy())
+            if place == len(candidates) or not self._follow(branch.matcher, candidates[place]):
                 break
-        return rows + [None] * (num_rows - len(rows)), failure
+            branch.ids.append(candidates[place])
+        self._branch = branch if branch.ids else None
+        return rows + [None] * (num_rows - len(rows)), None
+
+    def _find_branch(self, candidates: Sequence[int], first: int) -> _Branch:
+        """Where to begin: at the candidates tried last, if these go on from there and no place before is asked for."""
+        branch = self._branch
+        if branch is None or len(branch.ids) > first or branch.ids != list(candidates[: len(branch.ids)]):
+            return _Branch([], self._matcher)
+        return branch
 
     def _follow(self, matcher: "LLMatcher", token_id: int) -> bool:
         """Take one candidate, unless it is invalid or ends the answer. A matcher that breaks over it is left so."""
