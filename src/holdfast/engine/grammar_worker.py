@@ -17,13 +17,17 @@ import contextlib
 import json
 import os
 import random
-import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+try:
+    import resource
+except ImportError:  # a system without limits has no process to try forms in, either
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
