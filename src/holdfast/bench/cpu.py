@@ -140,7 +140,10 @@ class Bench:
         prompts = [self._prompt(prompt_len) for _ in range(streams)]
         if variant.deterministic is None:
             return self._peer.seconds(prompts, num_tokens)
-        schedule = replace(self.engine.scheduler.config, determinism=variant.mode, prefix_cache=False)
+        # No look-up: it is measured by itself, on text that repeats.
+        schedule = replace(
+            self.engine.scheduler.config, determinism=variant.mode, prefix_cache=False, speculation="off"
+        )
         engine = self.engine.restarted(schedule)
         params = SamplingParams(
             max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=variant.deterministic

@@ -37,15 +37,38 @@ def cpu(
     from holdfast.bench.speed_table import show_speed
 
     _require("transformers", *(("matplotlib",) if plot is not None else ()))
-    for path in (save, plot):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+    _require_folder(save, plot)
     report = speed.run(model, rounds, num_tokens, num_threads, dtype, note)
     show_speed(report)
     if save is not None:
         speed.save(report, save)
     if plot is not None:
         plot_speed(report, plot)
+
+
+@bench.command()
+def lookup(
+    model: o.ModelArgument = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Each variant takes its best round.")] = 3,
+    num_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
+    dtype: o.Dtype = "bf16",
+    num_threads: o.NumThreads = 2,
+    save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
+) -> None:
+    """What the look-up in a request's own text is worth, on text that copies and on text that does not.
+
+    Exits with 1 if a bit differs or the figures are not reached.
+    """
+    from holdfast.bench import lookup as guesses
+    from holdfast.models.locate import locate
+
+    _require_folder(save)
+    llm = o.EngineOptions(model, dtype, num_threads=num_threads).open()
+    report = guesses.run(llm, locate(model).name, rounds, num_tokens, note)
+    guesses.show(report)
+    if save is not None:
+        guesses.save(report, save)
+    raise typer.Exit(0 if report.is_good else 1)
 
 
 @bench.command()
@@ -76,3 +99,9 @@ def _require(*packages: str) -> None:
             raise ConfigError(
                 f"the benchmark needs {package}; install it with: pip install 'holdfast[bench]'"
             )
+
+
+def _require_folder(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")

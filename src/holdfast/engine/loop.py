@@ -5,20 +5,22 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from holdfast.arithmetic.certificate import Certificate, forget_certificate
 from holdfast.core.events import CertificateChecked, Event, PromptScored, TokensCommitted
 from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams, show
-from holdfast.core.plan import PassKind, PassResult, Plan, TokenLogprob
+from holdfast.core.plan import PassKind, PassResult, Plan
 from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.answer import Answer, Delta
 from holdfast.engine.detokenizer import Detokenizer
+from holdfast.engine.fingerprint import Fingerprint
+from holdfast.engine.receipt import Receipts
 from holdfast.engine.reply import Reply
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
@@ -33,12 +35,6 @@ class PlanRunner(Protocol):
     """Whatever runs plans; in production `run.runner.Runner`."""
 
     def run(self, plan: Plan) -> Sequence[PassResult]: ...
-
-
-# (the request, its result, the logprobs of each choice, the certificate's digest) -> the receipt
-Receipts = Callable[
-    [Request, Result, tuple[tuple[TokenLogprob, ...], ...], str | None], dict[str, Any] | None
-]
 
 
 class Grammars(Protocol):
@@ -96,7 +92,7 @@ class Engine:
         limits: Limits,
         certificate: Certificate | None,
         grammars: Grammars,
-        receipts: Receipts | None = None,
+        receipts: Receipts,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
@@ -109,6 +105,11 @@ class Engine:
         self.revocation: str | None = None  # why the certificate is void, once it is
         self._replies: dict[int, Reply] = {}  # by the request ids of their open branches
         self._next_id = 0
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """All that decides this engine's bits. Waits for it where the weights are still being hashed."""
+        return self.receipts.fingerprint
 
     @property
     def has_work(self) -> bool:
@@ -248,7 +249,7 @@ class Engine:
             else:
                 delta = reply.finish(event)
                 del self._replies[event.request_id]
-                if reply.result is not None and self.receipts is not None:
+                if reply.result is not None:
                     receipt = self.receipts(
                         reply.request, reply.result, reply.logprobs, self._certificate_digest
                     )
