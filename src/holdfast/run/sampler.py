@@ -7,6 +7,7 @@ raw logits, before anything the settings do to them, and asking for it changes n
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,11 +87,8 @@ def _settings(parts: Sequence[Part]) -> ChoiceBatch:
         min_p.extend([how.params.min_p] * count)
         seeds.extend([how.seed - 2 * _SIGN if how.seed >= _SIGN else how.seed] * count)
         positions.extend(range(first, first + count))
-    return ChoiceBatch(
-        temperature=torch.tensor(temperature, dtype=torch.float32),
-        top_k=torch.tensor(top_k, dtype=torch.int32),
-        top_p=torch.tensor(top_p, dtype=torch.float32),
-        min_p=torch.tensor(min_p, dtype=torch.float32),
-        seeds=torch.tensor(seeds, dtype=torch.int64),
-        positions=torch.tensor(positions, dtype=torch.int64),
+    arrays = (  # through numpy, which reads lists faster than torch does
+        *(np.array(temperature, np.float32), np.array(top_k, np.int32), np.array(top_p, np.float32)),
+        *(np.array(min_p, np.float32), np.array(seeds, np.int64), np.array(positions, np.int64)),
     )
+    return ChoiceBatch(*map(torch.from_numpy, arrays))
