@@ -109,3 +109,11 @@ def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
 def test_the_largest_forms_are_allowed() -> None:
     StructuredOutput(regex="x" * MAX_FORM_CHARS)
     StructuredOutput(choice=["x" * (MAX_FORM_CHARS // MAX_CHOICES)] * MAX_CHOICES)
+
+
+@pytest.mark.parametrize(
+    "form", [{"regex": ""}, {"lark": ""}, {"json_schema": '{"const": NaN}'}, {"json_schema": "Infinity"}]
+)
+def test_empty_forms_and_numbers_json_does_not_know_are_refused(form: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest):
+        StructuredOutput(**form)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import DummyCheckpoint
 
 VOCAB = 512
+EOS = 300  # behind the bytes: every byte can be said
 
 
 def tiny_config(**changes: Any) -> DecoderConfig:
@@ -34,7 +35,7 @@ def tiny_config(**changes: Any) -> DecoderConfig:
             "tie_word_embeddings": False,
             "torch_dtype": "float32",
             "bos_token_id": 0,
-            "eos_token_id": 1,
+            "eos_token_id": EOS,
             **changes,
         }
     )

@@ -43,8 +43,8 @@ class StructuredOutput:
                 raise InvalidRequest(f"json_object must be true or false, not {self.json_object!r:.80}")
         elif kind == "choice":
             put(self, "choice", _choices(self.choice))
-        elif not isinstance(getattr(self, kind), str):
-            raise InvalidRequest(f"{kind} must be text, not {type(getattr(self, kind)).__name__}")
+        elif not isinstance(getattr(self, kind), str) or not getattr(self, kind):
+            raise InvalidRequest(f"{kind} must be a text that is not empty, not {getattr(self, kind)!r:.80}")
         if sum(map(len, self.texts)) > MAX_FORM_CHARS:
             raise InvalidRequest(f"the {kind} is too large: more than {MAX_FORM_CHARS} characters")
 
@@ -78,12 +78,16 @@ def _schema_text(schema: object) -> str:
     if len(text) > MAX_FORM_CHARS:
         raise InvalidRequest(f"the JSON schema is too large: more than {MAX_FORM_CHARS} characters")
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the JSON schema is no valid JSON: {error}") from error
     if not isinstance(parsed, dict | bool):
         raise InvalidRequest("a JSON schema is an object, true or false")
     return text
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _choices(value: object) -> tuple[str, ...]:
