@@ -53,6 +53,7 @@ def test_from_stdin_and_out_of_an_answer(holdfast, made, model):
     assert holdfast("replay", "-", stdin=json.dumps(made)).exit_code == 0
     answer = holdfast("generate", "the dog", "-m", model, "-d", "-n", "6", "--json").stdout
     assert holdfast("replay", "-", stdin=answer).exit_code == 0
+    assert holdfast("replay", "-", "--line", "2", stdin=f"{answer}{json.dumps(made)}\n").exit_code == 0
 
 
 def test_as_json(holdfast, made, write):
@@ -205,6 +206,6 @@ def test_one_process_makes_a_receipt_and_another_replays_it_under_load(tmp_path)
     file.write_text(made.stdout)
     assert json.loads(made.stdout)["engine"]["model"] is None
     for mode in ("auto", "verify"):
-        done = run("holdfast", "replay", file, "--load", "8", "--determinism", mode)
+        done = run("holdfast", "replay", file, "--load", "4", "--determinism", mode)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "The same, bit for bit: 24 tokens and the bits of 24 logprobs" in done.stdout

@@ -49,6 +49,19 @@ def test_a_receipt_inside_an_answer() -> None:
     assert "no object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
 
 
+def test_a_receipt_on_each_line(tmp_path: Path) -> None:
+    other = {**GOOD, "seed": "12"}
+    text = f"{json.dumps(GOOD)}\n{json.dumps(other)}\n"
+    file = tmp_path / "receipts.jsonl"
+    file.write_text(text)
+    for source in (text, text.encode(), file):
+        assert [read_receipt(source, line).seed for line in (1, 2)] == [11, 12]
+        assert "say which line" in refused(source)
+    for line in (0, -1, 3):
+        with pytest.raises(InvalidRequest, match=f"there is no line {line}; there are 2"):
+            read_receipt(text, line)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -26,6 +26,10 @@ def replay(
         str, typer.Argument(help="The receipt's file, or an answer's JSON that holds one; \"-\" reads stdin.")
     ],
     model: o.ModelOption = None,
+    line: Annotated[
+        int | None,
+        typer.Option(help="Which line, where there is a receipt on each.", min=1, show_default=False),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare bits even where the fingerprints differ.")
     ] = False,
@@ -69,7 +73,7 @@ def replay(
     """  # fmt: skip
     from holdfast.engine.replay import fingerprint_of
 
-    read = _read(receipt)
+    read = _read(receipt, line)
     llm = o.EngineOptions(
         model=read.engine.model if model is None else model,
         dtype=read.engine.dtype if dtype is None else dtype,
@@ -89,10 +93,10 @@ def replay(
         raise typer.Exit(1)
 
 
-def _read(source: str) -> "Receipt":
+def _read(source: str, line: int | None) -> "Receipt":
     from holdfast.engine.receipt_reader import read_receipt, read_stdin
 
-    return read_stdin() if source == "-" else read_receipt(Path(source))
+    return read_stdin(line) if source == "-" else read_receipt(Path(source), line)
 
 
 def _run(llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | None, load: int) -> "Replay":

@@ -38,24 +38,37 @@ _KEYS = (
 )
 
 
-def read_receipt(source: Path | str | bytes) -> Receipt:
-    """The receipt in a file (a `Path`) or in JSON text; also one inside an answer's JSON, under "receipt"."""
+def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
+    """The receipt in a file (a `Path`) or in JSON text; also one inside an answer's JSON, under "receipt".
+
+    Where there are several, one a line, `line` says which, counted from 1.
+    """
     raw = _read_file(source) if isinstance(source, Path) else source
+    if isinstance(raw, str):
+        raw = raw.encode(errors="surrogatepass")
     if len(raw) > MAX_BYTES:
         _refuse(f"it is larger than {MAX_BYTES >> 20} MiB")
+    if line is not None:
+        lines = raw.splitlines()
+        if not 1 <= line <= len(lines):
+            _refuse(f"there is no line {line}; there are {len(lines)}")
+        raw = lines[line - 1]
     try:
         content = json.loads(raw, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_unique)
         _check_depth(content, _MAX_DEPTH)
         json.dumps(content, ensure_ascii=False).encode()  # a lone surrogate is text nobody can print
     except (ValueError, RecursionError, MemoryError) as error:
-        _refuse(f"it is no valid JSON: {error}")
+        several = "Extra data" in str(error)
+        _refuse(
+            f"it is no valid JSON: {error}{'; of several, one a line, say which line' if several else ''}"
+        )
     if isinstance(content, dict) and "format" not in content and isinstance(content.get("receipt"), dict):
         content = content["receipt"]
     return parse_receipt(content)
 
 
-def read_stdin() -> Receipt:
-    return read_receipt(sys.stdin.buffer.read(MAX_BYTES + 1))
+def read_stdin(line: int | None = None) -> Receipt:
+    return read_receipt(sys.stdin.buffer.read(MAX_BYTES + 1), line)
 
 
 def parse_receipt(content: object) -> Receipt:

@@ -19,7 +19,7 @@ from holdfast.errors import EngineStopped, InvalidRequest
 TokenText = Callable[[int], str]
 
 _CUT_SHORT = ("abort", "error")
-_LONGEST_NEIGHBOUR = 96  # prompt and answer, each
+_LONGEST_PROMPT = 96  # of a neighbour
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def replay(
     """Ask again, alone or among random ordinary requests, and compare."""
     prompt = require_prompt(receipt, prompt_ids)
     params = replace(receipt.params, seed=receipt.seed)
-    neighbours = [_neighbour(random.Random(number), llm) for number in range(num_neighbours)]
+    longest = max(len(choice.token_ids) for choice in receipt.choices)
+    neighbours = [_neighbour(random.Random(number), llm, longest) for number in range(num_neighbours)]
     at = num_neighbours // 2
     batch = [*neighbours[:at], (prompt, params), *neighbours[at:]]
     result = llm.generate([ids for ids, _ in batch], [each for _, each in batch])[at]
@@ -156,12 +157,15 @@ def _bits(logprobs: LogprobBits | None) -> tuple[str, ...] | None:
     return None if logprobs is None else logprobs.bits
 
 
-def _neighbour(rng: random.Random, llm: LLM) -> tuple[list[int], SamplingParams]:
-    """A request of random tokens. Which it is does not matter; that it is there does."""
+def _neighbour(rng: random.Random, llm: LLM, longest: int) -> tuple[list[int], SamplingParams]:
+    """A request of random tokens, whose answer is no longer than the one it stands beside."""
     limits = llm.engine.limits
-    longest = max(1, min(_LONGEST_NEIGHBOUR, limits.max_model_len // 4))
-    ids = [rng.randrange(limits.vocab_size) for _ in range(rng.randint(1, longest))]
+    room = max(1, limits.max_model_len // 4)
+    ids = [rng.randrange(limits.vocab_size) for _ in range(rng.randint(1, min(_LONGEST_PROMPT, room)))]
     params = SamplingParams(
-        max_tokens=rng.randint(1, longest), temperature=0.8, seed=rng.randrange(1 << 32), ignore_eos=True
+        max_tokens=rng.randint(1, max(1, min(longest, room))),
+        temperature=0.8,
+        seed=rng.randrange(1 << 32),
+        ignore_eos=True,
     )
     return ids, params
