@@ -53,3 +53,23 @@ def test_system_message_changes_the_answer(holdfast, model):
         "chat", model, "-n", "12", "-t", "0", "--system", "the quick brown fox", stdin="the dog\n"
     ).stdout
     assert plain != told
+
+
+def test_penalties_and_lists_shape_the_answer(holdfast, model):
+    def say(*more):
+        asked = ("-n", "24", "-t", "0", "--ignore-eos", "--logit-bias", "70=20")
+        result = holdfast("chat", model, *asked, *more, stdin="the dog\n")
+        assert result.exit_code == 0, result.stderr
+        return result.stdout.rstrip("\n")
+
+    favourite = say()
+    assert set(favourite) == {favourite[0]}
+    assert set(say("--frequency-penalty", "2")) > {favourite[0]}
+    assert favourite[0] not in say("--bad-token-id", "70")
+
+
+def test_what_makes_no_sense_in_a_talk_is_not_offered(holdfast, model):
+    for option in ("--n", "--echo", "--max-num-seqs"):
+        result = holdfast("chat", model, option, "2", stdin="")
+        assert result.exit_code == 2
+        assert "No such option" in result.stderr

@@ -18,6 +18,7 @@ def test_the_answer_goes_to_stdout_and_the_counts_to_stderr(holdfast, model):
     result = holdfast("generate", "the quick fox", "-m", model, *QUICK, "--stats", "-t", "0")
     assert result.exit_code == 0
     assert "ordinary · 6 tokens" in result.stderr
+    assert " looked up) = accepted " in result.stderr
     assert "rolled back" not in result.stdout
     assert result.stdout.endswith("\n")
 
@@ -91,7 +92,7 @@ def test_in_a_process_of_its_own(model):
     ("arguments", "said"),
     [
         (("x", "-t", "nan"), "temperature must be a finite number"),
-        (("x", "-n", "0"), "max_tokens must be from 1"),
+        (("x", "-n", "0"), "max_tokens is 0, so there is nothing to do"),
         (("x", "--top-p", "0"), "top_p must be above 0"),
         (("x", "--min-tokens", "9", "-n", "3"), "min_tokens (9) is larger"),
         (("x", "--logprobs", "101"), "logprobs must be from 0"),
@@ -103,6 +104,23 @@ def test_in_a_process_of_its_own(model):
         (("x", "--stop-token-id", "100000"), "not in the vocabulary"),
         (("x", "-n", "100000"), "the context of 512"),
         (("x", "-d", "--determinism", "off"), "determinism off"),
+        (("x", "--n", "0"), "n must be from 1 to 128"),
+        (("x", "--presence-penalty", "3"), "presence_penalty must be a finite number from -2"),
+        (("x", "--repetition-penalty", "0"), "repetition_penalty must be a finite number"),
+        (("x", "--logit-bias", "5"), "--logit-bias must be a token id and a number"),
+        (("x", "--logit-bias", "5=nan"), "logit_bias must be a finite number"),
+        (("x", "--logit-bias", "100000=1"), "token id 100000 is not in the vocabulary"),
+        (("x", "--allowed-token-id", "100000"), "token id 100000 is not in the vocabulary"),
+        (
+            (
+                "x",
+                "--bad-token-id=-1",
+            ),
+            "bad_token_ids must be from 0",
+        ),
+        (("x", "--bad-word", ""), "every string of bad_words must be a non-empty string"),
+        (("x", "--prompt-logprobs", "101"), "prompt_logprobs must be from 0"),
+        (("x", "--spot-check-rate", "2"), "spot_check_rate must be a number from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_exit_code_2(holdfast, model, arguments, said):

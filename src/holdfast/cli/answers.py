@@ -1,12 +1,14 @@
-"""Results as the command line writes them: JSON lines, and a table of logprobs."""
+"""Results as the command line writes them: JSON lines, and tables of logprobs."""
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from holdfast.cli.show import stderr
 from holdfast.core.plan import TokenLogprob
-from holdfast.core.result import Result
+from holdfast.core.result import Choice, Result
 
 
 def bits(value: float) -> str:
@@ -15,23 +17,40 @@ def bits(value: float) -> str:
 
 
 def as_json(result: Result) -> str:
-    """One line. Everything a second run is compared with is in it."""
+    """One line. Everything a second run is compared with is in it.
+
+    As on a `Result`, the first choice's fields stand on top as well; "choices" has all of them, however many there are.
+    """
+    choices = [_choice(one) for one in result.choices]
     content = {
-        "text": result.text,
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
+        **choices[0],
+        "choices": choices,
         "determinism": result.determinism,
         "seed": result.seed,
         "prompt_tokens": len(result.prompt_token_ids),
-        "logprobs": None if result.logprobs is None else [_logprob(one) for one in result.logprobs],
+        "prompt_logprobs": _logprobs(result.prompt_logprobs),
         "stats": asdict(result.stats),
         "error": result.error,
+        "fingerprint": None if result.receipt is None else result.receipt["fingerprint"]["digest"],
         "receipt": result.receipt,
     }
     return json.dumps(content, ensure_ascii=False)
 
 
-def _logprob(one: TokenLogprob) -> dict[str, object]:
+def _choice(one: Choice) -> dict[str, Any]:
+    return {
+        "text": one.text,
+        "token_ids": list(one.token_ids),
+        "finish_reason": one.finish_reason,
+        "logprobs": _logprobs(one.logprobs),
+    }
+
+
+def _logprobs(values: Sequence[TokenLogprob | None] | None) -> list[dict[str, Any] | None] | None:
+    return None if values is None else [None if one is None else _logprob(one) for one in values]
+
+
+def _logprob(one: TokenLogprob) -> dict[str, Any]:
     return {
         "token_id": one.token_id,
         "logprob": one.logprob,
@@ -40,16 +59,17 @@ def _logprob(one: TokenLogprob) -> dict[str, object]:
     }
 
 
-def show_logprobs(number: int, result: Result) -> None:
-    """A table on stderr, one row a token."""
+def show_logprobs(of: str, logprobs: Sequence[TokenLogprob | None]) -> None:
+    """A table on stderr, one row a token that has a logprob."""
     from rich.table import Table
 
-    table = Table(title=f"logprobs of answer {number}", title_justify="left")
+    table = Table(title=f"logprobs of {of}", title_justify="left")
     table.add_column("token id", justify="right")
     table.add_column("logprob", justify="right")
     table.add_column("bits")
     table.add_column("best (id: logprob)")
-    for one in result.logprobs or ():
-        best = "  ".join(f"{id_}: {value:.4f}" for id_, value in one.top)
-        table.add_row(str(one.token_id), f"{one.logprob:.6f}", bits(one.logprob), best)
+    for one in logprobs:
+        if one is not None:
+            best = "  ".join(f"{id_}: {value:.4f}" for id_, value in one.top)
+            table.add_row(str(one.token_id), f"{one.logprob:.6f}", bits(one.logprob), best)
     stderr().print(table)

@@ -1,41 +1,33 @@
 """`holdfast certify`: which shapes this machine computes to the reference's bits, as a table."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli import options as o
+from holdfast.cli.groups import grouped
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.arithmetic.certificate import Certificate, OperationCheck
 
 
+@grouped(
+    without=("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate")
+)
 def certify(
     model: o.ModelArgument = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Test anew, even if a certificate is kept.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
-    dtype: o.Dtype = "auto",
-    max_model_len: o.MaxModelLen = None,
-    max_pass_rows: o.MaxPassRows = 512,
-    num_threads: o.NumThreads = None,
-    kernels: o.KernelsOption = "auto",
+    engine: o.EngineOptions = o.ENGINE,
 ) -> None:
     """Show the certificate: every operation of the model, the row totals tried, and those whose bits differed.
 
     Exits with 1 if deterministic requests would be refused.
     """
-    engine = o.EngineOptions(
-        model,
-        dtype,
-        "auto",
-        max_model_len,
-        max_pass_rows=max_pass_rows,
-        num_threads=num_threads,
-        kernels=kernels,
-    )
-    certificate, made_now = _obtain(engine, fresh)
+    certificate, made_now = _obtain(replace(engine, model=model), fresh)
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:

@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli import options as o
+from holdfast.cli.groups import grouped
+from holdfast.cli.sampling_options import SamplingOptions
 from holdfast.cli.show import mode_line, note, show_error
 from holdfast.core.params import SamplingParams
 from holdfast.core.result import Result
@@ -16,39 +19,22 @@ if TYPE_CHECKING:
     from holdfast.engine.handle import AsyncEngine
     from holdfast.engine.llm import LLM
 
+_SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
+@grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache"))
 def chat(
     model: o.ModelArgument = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="A system message.")] = None,
-    max_tokens: o.MaxTokens = 512,
-    temperature: o.Temperature = 0.7,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    deterministic: o.Deterministic = False,
-    dtype: o.Dtype = "auto",
-    determinism: o.DeterminismOption = "auto",
-    max_model_len: o.MaxModelLen = None,
-    kv_memory: o.KVMemory = None,
-    max_pass_rows: o.MaxPassRows = 512,
-    num_threads: o.NumThreads = None,
-    kernels: o.KernelsOption = "auto",
+    sampling: SamplingOptions = _SAMPLING,
+    engine: o.EngineOptions = o.ENGINE,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     from holdfast.engine.handle import AsyncEngine
 
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-        stop=stop or (), deterministic=deterministic,
-    )  # fmt: skip
-    engine = o.EngineOptions(
-        model, dtype, determinism, max_model_len, 1, kv_memory, max_pass_rows, num_threads, kernels
-    )
-    llm = engine.open()
+    params = sampling.params()
+    llm = replace(engine, model=model, max_num_seqs=1).open()
     if sys.stdin.isatty():
         note(_HELP)
     with AsyncEngine(llm.engine) as running:

@@ -1,7 +1,7 @@
 """`holdfast generate`: prompts in, answers out, streamed as they are committed."""
 
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,16 +9,24 @@ import typer
 
 from holdfast.cli import options as o
 from holdfast.cli.answers import as_json, show_logprobs
+from holdfast.cli.form_options import FormOptions
+from holdfast.cli.groups import grouped
+from holdfast.cli.prompts import read_prompts
+from holdfast.cli.receipt_file import drop_prompt, require_writable, write_receipts
+from holdfast.cli.sampling_options import SamplingOptions
 from holdfast.cli.show import note, show_error, stats_line
-from holdfast.core.params import SamplingParams
 from holdfast.core.result import Result
-from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from holdfast.core.params import SamplingParams
     from holdfast.engine.handle import Handle
     from holdfast.engine.llm import LLM
 
+_SAMPLING = SamplingOptions()
+_NO_FORM = FormOptions()
 
+
+@grouped()
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(help='The prompt; "-", or nothing in a pipe, reads it from stdin.')
@@ -27,7 +35,8 @@ def generate(
         list[str] | None, typer.Option("--prompt", "-p", help="A further prompt; may be repeated.")
     ] = None,
     prompts_file: Annotated[
-        Path | None, typer.Option(help="A file with one prompt a line, all answered in one batch.")
+        Path | None,
+        typer.Option(help='A file with one prompt a line, all answered in one batch; "-" is stdin.'),
     ] = None,
     model: o.ModelOption = None,
     chat: Annotated[
@@ -39,45 +48,40 @@ def generate(
         ),
     ] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="One JSON object an answer, a line each.")
+        bool,
+        typer.Option("--json", help="One JSON object a prompt, a line each; all answers are in its choices."),
     ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show mode, seed and counts on stderr.")] = False,
-    max_tokens: o.MaxTokens = 128,
-    min_tokens: o.MinTokens = 0,
-    temperature: o.Temperature = 0.7,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    stop_token_id: o.StopTokenId = None,
-    ignore_eos: o.IgnoreEos = False,
-    logprobs: o.Logprobs = None,
-    deterministic: o.Deterministic = False,
-    dtype: o.Dtype = "auto",
-    determinism: o.DeterminismOption = "auto",
-    max_model_len: o.MaxModelLen = None,
-    max_num_seqs: o.MaxNumSeqs = 64,
-    kv_memory: o.KVMemory = None,
-    max_pass_rows: o.MaxPassRows = 512,
-    num_threads: o.NumThreads = None,
-    kernels: o.KernelsOption = "auto",
-    no_prefix_cache: o.NoPrefixCache = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the receipt to this file, for holdfast replay; of several prompts, one a line, in order.",
+            show_default=False,
+        ),
+    ] = None,
+    no_prompt_in_receipt: Annotated[
+        bool,
+        typer.Option(
+            "--no-prompt-in-receipt",
+            help="Keep only the prompt's digest in receipts; who replays one must know the prompt.",
+        ),
+    ] = False,
+    sampling: SamplingOptions = _SAMPLING,
+    form: FormOptions = _NO_FORM,
+    engine: o.EngineOptions = o.ENGINE,
 ) -> None:
     """Answer a prompt, or several in one batch."""
-    params = SamplingParams(
-        max_tokens, min_tokens, temperature, top_k, top_p, min_p, seed, stop or (), stop_token_id or (),
-        ignore_eos, logprobs, deterministic,
-    )  # fmt: skip
-    engine = o.EngineOptions(
-        model, dtype, determinism, max_model_len, max_num_seqs, kv_memory, max_pass_rows, num_threads, kernels,
-        not no_prefix_cache,
-    )  # fmt: skip
-    asked = _read_prompts(prompt, prompts or [], prompts_file)
-    results = _answer(engine.open(), asked, params, chat, json_output)
+    params = sampling.params(form.form())
+    asked = read_prompts(prompt, prompts or [], prompts_file)
+    if receipt is not None:
+        require_writable(receipt)
+    output = Output(len(asked), json_output, keep_prompts=not no_prompt_in_receipt)
+    results = _answer(replace(engine, model=model).open(), asked, params, chat, output)
+    if receipt is not None:
+        write_receipts(receipt, results)
     for number, result in enumerate(results, 1):
-        if result.logprobs is not None and not json_output:
-            show_logprobs(number, result)
+        if not json_output:
+            _show_tables(number, result, output)
         if stats:
             note(stats_line(result))
         if result.error is not None:
@@ -86,33 +90,8 @@ def generate(
         raise typer.Exit(1)
 
 
-def _read_prompts(prompt: str | None, further: list[str], file: Path | None) -> list[str]:
-    """All prompts in the order they were given: the argument, --prompt, the file's lines; or stdin."""
-    prompts = [_read_stdin() if prompt == "-" else prompt] if prompt is not None else []
-    prompts += further
-    if file is not None:
-        try:
-            prompts += [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the prompts file {file} cannot be read: {error}") from error
-    if not prompts and file is None and not sys.stdin.isatty():
-        prompts = [text] if (text := _read_stdin()) else []
-    if not prompts:
-        raise InvalidRequest(
-            'there is no prompt; write one behind the command, such as: holdfast generate "Hello"'
-        )
-    return prompts
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"stdin is no valid UTF-8: {error}") from error
-
-
 def _answer(
-    llm: "LLM", prompts: list[str], params: SamplingParams, chat: bool | None, json_output: bool
+    llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
     """Submit everything, then show the answers in prompt order, the first unfinished one as it grows."""
     from holdfast.engine.handle import AsyncEngine
@@ -125,28 +104,57 @@ def _answer(
     with AsyncEngine(llm.engine) as engine:
         handles = [engine.submit(one, params) for one in tokens]
         try:
-            return [
-                _show(handle, number, len(handles), json_output) for number, handle in enumerate(handles, 1)
-            ]
+            return [output.show(number, handle, params.n) for number, handle in enumerate(handles, 1)]
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
 
-def _show(handle: "Handle", number: int, total: int, json_output: bool) -> Result:
-    """Write one answer to stdout and give back its result."""
-    if not json_output:
-        if total > 1:
-            typer.echo(f"{'' if number == 1 else chr(10)}[{number}]")
-        for piece in _pieces(handle):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-    result = handle.wait()
-    if json_output:
-        typer.echo(as_json(result))
-    sys.stdout.flush()
-    return result
+@dataclass(frozen=True)
+class Output:
+    """How answers are written to stdout: as text under headings, if there are several, or as JSON lines."""
+
+    num_prompts: int
+    as_json: bool
+    keep_prompts: bool
+
+    def show(self, number: int, handle: "Handle", num_choices: int) -> Result:
+        """Write the answers to one prompt and give back its result.
+
+        The first choice is shown as it grows. The others grow beside it; they follow when all are complete.
+        """
+        if not self.as_json:
+            self._head(number, 0, num_choices)
+            for delta in handle:
+                if delta.index == 0 and delta.text:
+                    sys.stdout.write(delta.text)
+                    sys.stdout.flush()
+            sys.stdout.write("\n")
+        result = handle.wait()
+        if not self.keep_prompts:
+            result = drop_prompt(result)
+        if self.as_json:
+            typer.echo(as_json(result))
+        else:
+            for index, choice in enumerate(result.choices[1:], 1):
+                self._head(number, index, num_choices)
+                typer.echo(choice.text)
+        sys.stdout.flush()
+        return result
+
+    def label(self, number: int, index: int, num_choices: int) -> str:
+        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second prompt's third."""
+        parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
+        return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
+
+    def _head(self, number: int, index: int, num_choices: int) -> None:
+        if self.num_prompts > 1 or num_choices > 1:
+            first = number == 1 and index == 0
+            typer.echo(f"{'' if first else chr(10)}[{self.label(number, index, num_choices)}]")
 
 
-def _pieces(handle: "Handle") -> Iterator[str]:
-    return (delta.text for delta in handle if delta.text)
+def _show_tables(number: int, result: Result, output: Output) -> None:
+    if result.prompt_logprobs is not None:
+        show_logprobs(f"prompt {number}", result.prompt_logprobs)
+    for index, choice in enumerate(result.choices):
+        if choice.logprobs is not None:
+            show_logprobs(f"answer {output.label(number, index, len(result.choices))}", choice.logprobs)

@@ -1,7 +1,7 @@
-"""The options commands share, as types; and the engine they open.
+"""The model, the engine's options, and the engine they open.
 
-An option's help text is its documentation. Values are checked where they belong, in `SamplingParams` and
-`EngineConfig`, so that the command line and Python say the same of a wrong one.
+An option's help text is its documentation. Values are checked where they belong, in `EngineConfig`, so that the command
+line and Python say the same of a wrong one.
 """
 
 from dataclasses import asdict, dataclass
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
 
 _ENGINE = "Engine"
-_SAMPLING = "Sampling"
 
 ModelOption = Annotated[
     str | None,
@@ -30,52 +29,6 @@ ModelArgument = Annotated[
     typer.Argument(
         help="Folder, .gguf file, hub id or built-in name; without one, the default model.",
         show_default=False,
-    ),
-]
-
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", "-n", help="Longest answer.", rich_help_panel=_SAMPLING)
-]
-MinTokens = Annotated[int, typer.Option(help="Shortest answer.", rich_help_panel=_SAMPLING)]
-Temperature = Annotated[
-    float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
-]
-TopK = Annotated[int, typer.Option(help="Sample from the k best; 0 is off.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[
-    float, typer.Option(help="Sample from the best that make up this mass.", rich_help_panel=_SAMPLING)
-]
-MinP = Annotated[
-    float,
-    typer.Option(help="Leave out what is less likely than this times the best.", rich_help_panel=_SAMPLING),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(help="Seed of the noise; without one, one is made and told.", rich_help_panel=_SAMPLING),
-]
-Stop = Annotated[
-    list[str] | None, typer.Option(help="End at this text; may be repeated.", rich_help_panel=_SAMPLING)
-]
-StopTokenId = Annotated[
-    list[int] | None, typer.Option(help="End at this token; may be repeated.", rich_help_panel=_SAMPLING)
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on behind the model's own end.", rich_help_panel=_SAMPLING)
-]
-Logprobs = Annotated[
-    int | None,
-    typer.Option(
-        help="Report the chosen token's logprob and this many best.",
-        show_default=False,
-        rich_help_panel=_SAMPLING,
-    ),
-]
-Deterministic = Annotated[
-    bool,
-    typer.Option(
-        "--deterministic",
-        "-d",
-        help="The same tokens and logprob bits every time, whatever else runs.",
-        rich_help_panel=_SAMPLING,
     ),
 ]
 
@@ -113,25 +66,43 @@ KernelsOption = Annotated[
     Literal["auto", "compiled", "library"],
     typer.Option(help="Our own C kernels, or torch operations alone.", rich_help_panel=_ENGINE),
 ]
-NoPrefixCache = Annotated[
-    bool, typer.Option("--no-prefix-cache", help="Compute every prompt anew.", rich_help_panel=_ENGINE)
+PrefixCache = Annotated[
+    bool,
+    typer.Option(help="Keep what prompts begin with, or compute every prompt anew.", rich_help_panel=_ENGINE),
+]
+SpeculationOption = Annotated[
+    Literal["off", "ngram"],
+    typer.Option(
+        help="ngram: look up candidates in the request's own text. It changes the speed, never a "
+        "deterministic answer.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+SpotCheckRate = Annotated[
+    float,
+    typer.Option(
+        help="Share of certified rows that are computed again and compared, from 0 to 1.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What `LLM` is opened with; the names are its own."""
+    """What `LLM` is opened with; the names are its own. A group of options (`groups`), but for the model."""
 
     model: str | None = None
-    dtype: str = "auto"
-    determinism: Literal["auto", "verify", "off"] = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    kv_memory: str | None = None
-    max_pass_rows: int = 512
-    num_threads: int | None = None
-    kernels: Literal["auto", "compiled", "library"] = "auto"
-    prefix_cache: bool = True
+    dtype: Dtype = "auto"
+    determinism: DeterminismOption = "auto"
+    max_model_len: MaxModelLen = None
+    max_num_seqs: MaxNumSeqs = 64
+    kv_memory: KVMemory = None
+    max_pass_rows: MaxPassRows = 512
+    num_threads: NumThreads = None
+    kernels: KernelsOption = "auto"
+    prefix_cache: PrefixCache = True
+    speculation: SpeculationOption = "ngram"
+    spot_check_rate: SpotCheckRate = 0.01
 
     def open(self, bars: "StageBars | None" = None) -> "LLM":
         """The engine, with a progress bar while it loads."""
@@ -140,3 +111,6 @@ class EngineOptions:
 
         with bars or StageBars() as progress:
             return LLM(**asdict(self), progress=progress)
+
+
+ENGINE = EngineOptions()

@@ -32,17 +32,21 @@ def note(message: str) -> None:
 
 
 def mode_line(result: Result) -> str:
-    """An answer's mode in a few words."""
+    """An answer's mode in a few words; of several answers to a prompt, of all of them."""
     mode = "ordinary" if result.determinism == "none" else result.determinism
-    return f"{mode} · {len(result.token_ids)} tokens · seed {result.seed} · {result.finish_reason}"
+    choices = result.choices
+    several = f"{len(choices)} choices · " if len(choices) > 1 else ""
+    num_tokens = sum(len(choice.token_ids) for choice in choices)
+    ends = ", ".join(choice.finish_reason for choice in choices)
+    return f"{mode} · {several}{num_tokens} tokens · seed {result.seed} · {ends}"
 
 
 def stats_line(result: Result) -> str:
     """What an answer cost."""
     stats = result.stats
     return (
-        f"{mode_line(result)} · candidates {stats.candidates} = accepted {stats.accepted} + rolled back "
-        f"{stats.rolled_back} · canonical tokens {stats.canonical_tokens} · windows {stats.windows} · passes "
-        f"{stats.fast_passes} fast, {stats.canonical_passes} canonical · prompt {len(result.prompt_token_ids)} tokens, "
-        f"{stats.cached_tokens} cached · preemptions {stats.preemptions}"
+        f"{mode_line(result)} · candidates {stats.candidates} ({stats.looked_up} looked up) = accepted "
+        f"{stats.accepted} + rolled back {stats.rolled_back} · canonical tokens {stats.canonical_tokens} · windows "
+        f"{stats.windows} · passes {stats.fast_passes} fast, {stats.canonical_passes} canonical · prompt "
+        f"{len(result.prompt_token_ids)} tokens, {stats.cached_tokens} cached · preemptions {stats.preemptions}"
     )

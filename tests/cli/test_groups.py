@@ -1,0 +1,99 @@
+"""Groups of options: spread into single ones, and gathered again."""
+
+import inspect
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from holdfast.cli.groups import grouped
+from holdfast.cli.options import EngineOptions
+from holdfast.cli.sampling_options import SamplingOptions
+from holdfast.core.params import SamplingParams
+from holdfast.engine.llm import LLM
+from holdfast.errors import InvalidRequest
+
+
+@dataclass(frozen=True)
+class Weather:
+    place: str = "here"
+    wind: Annotated[int, typer.Option(help="In knots.")] = 3
+    rain: Annotated[list[str] | None, typer.Option("--wet")] = None
+
+
+STORM = Weather("the sea", wind=50)
+
+
+def told(*arguments, without=()):
+    """What a command gets of its group, and its help."""
+    got = []
+
+    def command(name: Annotated[str, typer.Argument()] = "you", weather: Weather = STORM) -> None:
+        """Tell it."""
+        got.append((name, weather))
+
+    app = typer.Typer()
+    app.command()(grouped(without=without)(command))
+    result = CliRunner().invoke(app, list(arguments))
+    return result, got
+
+
+def test_a_field_is_an_option_and_its_default_is_the_group_s():
+    _, got = told()
+    assert got == [("you", STORM)]
+    _, got = told("me", "--wind", "7", "--wet", "a", "--wet", "b")
+    assert got == [("me", Weather("the sea", 7, ["a", "b"]))]
+
+
+def test_a_field_that_is_no_option_keeps_its_value():
+    result, _ = told("--place", "there")
+    assert result.exit_code == 2
+
+
+def test_what_a_command_does_without_is_not_offered():
+    result, _ = told("--wind", "7", without=("wind",))
+    assert result.exit_code == 2
+    _, got = told("--wet", "a", without=("wind",))
+    assert got[0][1].wind == 50
+
+
+def test_the_help_has_the_options_and_the_command_s_own_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    result, _ = told("--help")
+    for words in ("Tell it.", "--wind", "In knots.", "default: 50", "--wet"):
+        assert words in result.stdout
+
+
+def test_every_setting_of_a_request_is_an_option():
+    offered = {one.name for one in fields(SamplingOptions)}
+    assert offered | {"structured"} == {one.name for one in fields(SamplingParams)}
+
+
+def test_the_engine_s_defaults_are_those_of_llm():
+    parameters = inspect.signature(LLM).parameters
+    for one in fields(EngineOptions):
+        assert parameters[one.name].default == one.default, one.name
+
+
+def test_options_become_settings():
+    asked = SamplingOptions(
+        seed=4, n=2, stop=["."], logit_bias=["7=-1.5", "3=2"], bad_words=["no"], echo=True
+    )
+    assert asked.params() == SamplingParams(
+        max_tokens=128,
+        temperature=0.7,
+        seed=4,
+        n=2,
+        stop=["."],
+        logit_bias={3: 2.0, 7: -1.5},
+        bad_words=["no"],
+        echo=True,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "=", "7", "7=", "=1", "a=1", "7=b", "7=1=2", "1.5=1"])
+def test_a_bias_that_is_none(text):
+    with pytest.raises(InvalidRequest, match="such as 42=-5"):
+        SamplingOptions(logit_bias=[text]).params()

@@ -1,0 +1,81 @@
+"""`holdfast generate --receipt`: what is written, and that it replays."""
+
+import json
+import os
+
+import pytest
+
+from holdfast.cli.receipt_file import write_receipts
+from holdfast.core.result import Choice, Result, Stats
+from holdfast.errors import InvalidRequest
+
+QUICK = ("--max-tokens", "6", "--ignore-eos")
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "receipt.json"
+
+
+def test_a_receipt_replays(holdfast, model, file):
+    result = holdfast("generate", "the dog", "-m", model, *QUICK, "-d", "--n", "2", "--receipt", file)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("[1]\n")
+    again = holdfast("replay", file)
+    assert again.exit_code == 0, again.stdout + again.stderr
+    assert "12 tokens in 2 choices" in again.stdout
+
+
+def test_of_several_prompts_there_is_one_a_line(holdfast, model, file):
+    holdfast("generate", "-p", "dog", "-p", "fox", "-m", model, *QUICK, "-d", "--raw", "--receipt", file)
+    lines = file.read_text().splitlines()
+    answers = [
+        json.loads(holdfast("generate", prompt, "-m", model, *QUICK, "-d", "--raw", "--json").stdout)[
+            "receipt"
+        ]
+        for prompt in ("dog", "fox")
+    ]
+    assert [json.loads(line)["prompt"] for line in lines] == [answer["prompt"] for answer in answers]
+    assert all(holdfast("replay", "-", stdin=line).exit_code == 0 for line in lines)
+
+
+def test_the_prompt_can_be_left_out(holdfast, model, file):
+    asked = ("generate", "the dog", "-m", model, *QUICK, "-d", "--no-prompt-in-receipt", "--json")
+    answer = json.loads(holdfast(*asked, "--receipt", file).stdout)
+    assert answer["receipt"]["prompt"]["token_ids"] is None
+    assert json.loads(file.read_text()) == answer["receipt"]
+    assert holdfast("replay", file).exit_code == 2
+    assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
+
+
+def test_an_earlier_receipt_is_written_over(holdfast, model, file):
+    file.write_text("x" * 100_000)
+    holdfast("generate", "the dog", "-m", model, *QUICK, "--receipt", file)
+    assert json.loads(file.read_text())["mode"] == "none"
+
+
+def test_an_answer_that_failed_keeps_its_line(file):
+    def result(receipt):
+        return Result((1,), (Choice("", (), "error"),), 0, "none", Stats(), receipt)
+
+    write_receipts(file, [result({"a": 1}), result(None), result({"a": 3})])
+    assert file.read_text() == '{"a": 1}\nnull\n{"a": 3}\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [(".", "it is a folder"), ("none/receipt.json", "there is no folder")]
+)
+def test_what_cannot_be_written_is_said_before_the_model_is_loaded(holdfast, tmp_path, path, said):
+    result = holdfast("generate", "the dog", "-m", "/no/such/model", "--receipt", tmp_path / path)
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+    assert said in result.stderr
+
+
+def test_a_disk_that_fails_is_one_line(monkeypatch, file):
+    def full(*_, **__):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(InvalidRequest, match="No space left"):
+        write_receipts(file, [])
