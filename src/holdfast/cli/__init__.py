@@ -1,1 +1,1 @@
-"""The command line: `holdfast generate | chat | certify | doctor | bench`."""
+"""The command line: `holdfast generate | chat | score | certify | replay | doctor | bench`."""

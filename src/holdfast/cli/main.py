@@ -15,6 +15,7 @@ from holdfast.cli.chat import chat
 from holdfast.cli.doctor import doctor
 from holdfast.cli.generate import generate
 from holdfast.cli.replay import replay
+from holdfast.cli.score import score
 from holdfast.cli.show import show_error
 from holdfast.errors import HoldfastError
 from holdfast.version import __version__
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(score)
 app.command()(certify)
 app.command()(replay)
 app.command()(doctor)
