@@ -1,5 +1,8 @@
 """`holdfast doctor` says what there is, and never falls over what is not."""
 
+import json
+from importlib import metadata
+
 import pytest
 
 from holdfast.errors import ConfigError
@@ -23,6 +26,8 @@ def test_it_names_versions_device_and_kernels(holdfast):
         "cache",
         "default model",
         "certificate",
+        "structured output",
+        "llguidance",
     ):
         assert word in result.stdout
 
@@ -41,20 +46,48 @@ def test_without_compiler_model_and_cache_it_is_still_usable(holdfast, monkeypat
         assert words in result.stdout
 
 
-def test_a_missing_package_exits_with_1(holdfast, monkeypatch):
-    from importlib import metadata
-
+@pytest.fixture
+def uninstall(monkeypatch):
+    """`uninstall("tokenizers")`, as far as the doctor can see."""
     version = metadata.version
 
-    def without_tokenizers(name):
-        if name == "tokenizers":
-            raise metadata.PackageNotFoundError(name)
-        return version(name)
+    def hide(missing):
+        def look(name):
+            if name == missing:
+                raise metadata.PackageNotFoundError(name)
+            return version(name)
 
-    monkeypatch.setattr("holdfast.cli.doctor.metadata.version", without_tokenizers)
+        monkeypatch.setattr("holdfast.cli.doctor.metadata.version", look)
+
+    return hide
+
+
+def test_a_missing_package_exits_with_1(holdfast, uninstall):
+    uninstall("tokenizers")
     result = holdfast("doctor")
     assert result.exit_code == 1
     assert "Not usable yet: tokenizers" in result.stdout
+
+
+def test_without_llguidance_it_says_how_to_get_structured_output(holdfast, uninstall):
+    uninstall("llguidance")
+    result = holdfast("doctor")
+    assert result.exit_code == 0
+    assert "pip install 'holdfast[structured]'" in result.stdout
+
+
+def test_a_named_model_has_the_fingerprint_its_answers_have(holdfast, model):
+    answer = json.loads(holdfast("generate", "the dog", "-m", model, "-n", "2", "--json").stdout)
+    result = holdfast("doctor", model)
+    assert result.exit_code == 0, result.stdout
+    assert f"fingerprint {answer['fingerprint']}" in result.stdout
+
+
+def test_a_named_model_that_is_not_there_is_a_finding(holdfast):
+    result = holdfast("doctor", "/no/such/folder")
+    assert result.exit_code == 1
+    assert "/no/such/folder" in result.stdout
+    assert "Not usable yet: model" in result.stdout
 
 
 def test_what_raises_becomes_a_finding(holdfast, monkeypatch):

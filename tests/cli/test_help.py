@@ -8,11 +8,33 @@ import pytest
 from holdfast.version import __version__
 
 COMMANDS = {
-    ("generate",): ["--model", "--temperature", "--seed", "--deterministic", "--json", "--kernels"],
-    ("chat",): ["--system", "--deterministic"],
+    ("generate",): [
+        *(
+            "--model",
+            "--temperature",
+            "--seed",
+            "--deterministic",
+            "--json",
+            "--kernels",
+            "--n ",
+            "--bad-word",
+        ),
+        *(
+            "--repetition-penalty",
+            "--frequency-penalty",
+            "--presence-penalty",
+            "--logit-bias",
+            "--bad-token-id",
+        ),
+        *("--allowed-token-id", "--prompt-logprobs", "--echo", "--receipt", "--no-prompt-in-receipt"),
+        *("--json-schema", "--json-object", "--regex", "--choice", "--lark", "--speculation"),
+        *("--spot-check-rate", "--no-prefix-cache"),
+    ],
+    ("chat",): ["--system", "--deterministic", "--repetition-penalty", "--speculation", "--spot-check-rate"],
+    ("score",): ["[prompt]", "[completion]", "--prompt-ids", "--completion-ids", "--file", "--ordinary"],
     ("certify",): ["--fresh", "--json"],
     ("replay",): ["--force", "--load", "--prompt-ids", "--json", "--num-threads"],
-    ("doctor",): ["default model"],
+    ("doctor",): ["default model", "fingerprint"],
     ("bench",): ["demo", "cpu", "needle"],
     ("bench", "cpu"): ["--rounds"],
     ("bench", "needle"): ["--runs"],
@@ -31,7 +53,7 @@ def test_help_of_every_command(holdfast, command, monkeypatch):
 
 def test_help_names_every_command(holdfast):
     result = holdfast("--help")
-    for name in ("generate", "chat", "certify", "replay", "doctor", "bench"):
+    for name in ("generate", "chat", "score", "certify", "replay", "doctor", "bench"):
         assert f" {name} " in result.stdout
 
 

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
+from holdfast.cli import options as o
 from holdfast.version import __version__
 
 _PACKAGES = (
@@ -39,19 +40,29 @@ class Finding:
     mark: Literal["good", "note", "bad", "plain"] = "plain"
 
 
-def doctor() -> None:
-    """Show versions, device, kernels, cache, certificate and default model. Exits with 1 if Holdfast cannot run."""
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="Open this model and show its fingerprint.", show_default=False)
+    ] = None,
+) -> None:
+    """Show versions, device, kernels, cache, certificate and default model. Exits with 1 if Holdfast cannot run.
+
+    Two machines that show the same fingerprint of a model give the same bits.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     findings: list[Finding] = []
-    for what, look in _LOOKS:
+    named = [] if model is None else [("model", lambda: _fingerprint(model))]
+    for what, look in (*_LOOKS, *named):
         try:
             findings.append(look())
         except Exception as error:  # whatever is broken is what a doctor is there to say
             findings.append(Finding(what, f"{type(error).__name__}: {error}", "bad"))
     table = Table(title="Holdfast on this machine", title_justify="left", show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")  # a digest or a path is copied whole
     for finding in findings:
         table.add_row(finding.what, _MARKS[finding.mark], escape(finding.found))
     console = Console(highlight=False)
@@ -80,6 +91,14 @@ def _package(name: str) -> Callable[[], Finding]:
             return Finding(name, "not installed", "bad" if needed else "note")
 
     return look
+
+
+def _structured() -> Finding:
+    try:
+        return Finding("structured output", f"llguidance {metadata.version('llguidance')}", "good")
+    except metadata.PackageNotFoundError:
+        how = "pip install 'holdfast[structured]'"
+        return Finding("structured output", f"llguidance is not installed; install it with: {how}", "note")
 
 
 def _device() -> Finding:
@@ -163,10 +182,19 @@ def _certificate() -> Finding:
     return Finding("certificate", f"{len(fitting)} kept for the default model on this device", "good")
 
 
+def _fingerprint(model: str) -> Finding:
+    """Of a model as `generate` opens it without further options."""
+    from holdfast.engine.replay import fingerprint_of
+
+    llm = o.EngineOptions(model, determinism="off").open()
+    return Finding("model", f"{model}, fingerprint {fingerprint_of(llm).digest}", "good")
+
+
 _LOOKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     ("python", _python),
     ("holdfast", _holdfast),
     *((name, _package(name)) for name in _PACKAGES),
+    ("structured output", _structured),
     ("device", _device),
     ("threads", _threads),
     ("kernels", _kernels),
