@@ -31,6 +31,7 @@ BAD: dict[str, list[Any]] = {
     "min_p": [-0.1, 1.1, math.nan, math.inf, "0", None, False],
     "seed": [-1, 1 << 64, 10**30, 1.5, "7", True],
     "stop": [
+        "\udcff",
         "",
         [""],
         ["a", ""],

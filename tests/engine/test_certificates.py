@@ -283,5 +283,5 @@ def test_the_digest_is_of_what_it_says(auto_llm: LLM) -> None:
     certificate = auto_llm.engine.certificate
     assert certificate is not None
     assert certificate_key(certificate.subject) == certificate.key
-    assert replace(certificate, seconds=99.0).digest() == certificate.digest()
-    assert replace(certificate, sizes=(1,)).digest() != certificate.digest()
+    assert replace(certificate, seconds=99.0).digest == certificate.digest
+    assert replace(certificate, sizes=(1,)).digest != certificate.digest

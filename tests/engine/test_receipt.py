@@ -70,7 +70,7 @@ def test_what_a_receipt_says(llm: LLM) -> None:
     assert receipt["prompt"]["token_ids"] == list(result.prompt_token_ids)
     assert receipt["seed"] == "0"
     assert llm.engine.certificate is not None
-    assert receipt["certificate"] == llm.engine.certificate.digest()
+    assert receipt["certificate"] == llm.engine.certificate.digest
     assert set(receipt["counts"]) == {one.name for one in fields(Stats)}
     hints = receipt["engine"]
     assert (hints["model"], hints["device"], hints["dtype"]) == (llm.config.model, "cpu", "float32")

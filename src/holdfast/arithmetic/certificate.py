@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from holdfast.arithmetic.cache import cache_folder
@@ -45,6 +46,7 @@ class Certificate:
     refusal: str | None
     seconds: float
 
+    @cached_property
     def digest(self) -> str:
         """Of what it says, not of how long it took."""
         content = {**self.as_dict(), "seconds": None}

@@ -11,6 +11,8 @@ import torch
 
 from holdfast.errors import ConfigError
 
+# How many threads there are is set here, whatever these say.
+_OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _DECIDING = ("ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "ATEN_CPU_CAPABILITY")
 
 
@@ -50,7 +52,9 @@ def apply_numeric_settings(num_threads: int | None = None) -> NumericSettings:
         matmul_precision=torch.get_float32_matmul_precision(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         environment=tuple(
-            (name, value) for name, value in sorted(os.environ.items()) if name.startswith(_DECIDING)
+            (name, value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_DECIDING) and name not in _OVERRULED
         ),
     )
     return _applied

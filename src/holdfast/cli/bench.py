@@ -72,6 +72,27 @@ def lookup(
 
 
 @bench.command()
+def forms(
+    model: o.ModelArgument = None,
+    requests: Annotated[int, typer.Option(min=8, help="How many JSON schemas.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is asked.")] = 2,
+    dtype: o.Dtype = "bf16",
+    num_threads: o.NumThreads = 2,
+) -> None:
+    """JSON-schema requests under the guarantee, among ordinary ones: all valid, one answer each, and what masks cost.
+
+    Exits with 1 unless they are.
+    """
+    from holdfast.bench import forms as structured
+
+    _require("llguidance", extra="structured")
+    engine = o.EngineOptions(model, dtype, num_threads=num_threads).open().engine
+    report = structured.run(engine, requests, repeats, note)
+    structured.show(report)
+    raise typer.Exit(0 if report.is_good else 1)
+
+
+@bench.command()
 def needle(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 20,
@@ -92,12 +113,12 @@ def needle(
     raise typer.Exit(0 if show_survey(findings) else 1)
 
 
-def _require(*packages: str) -> None:
+def _require(*packages: str, extra: str = "bench") -> None:
     """What is missing is missed now, not after minutes of measuring."""
     for package in packages:
         if find_spec(package) is None:
             raise ConfigError(
-                f"the benchmark needs {package}; install it with: pip install 'holdfast[bench]'"
+                f"the benchmark needs {package}; install it with: pip install 'holdfast[{extra}]'"
             )
 
 

@@ -191,6 +191,8 @@ def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
     for one in taken:
         if not isinstance(one, str) or not one:
             raise InvalidRequest(f"every string of {name} must be a non-empty string, not {show(one)}")
+        if any("\ud800" <= letter <= "\udfff" for letter in one):
+            raise InvalidRequest(f"a string of {name} is no valid Unicode: it holds half a surrogate pair")
         if len(one) > MAX_STOP_CHARS:
             raise InvalidRequest(
                 f"a string of {name} has {len(one)} characters; at most {MAX_STOP_CHARS} are allowed"

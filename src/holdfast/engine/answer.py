@@ -11,7 +11,7 @@ from holdfast.core.events import RequestEnded
 from holdfast.core.plan import Sampled, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Choice
-from holdfast.core.stop import find_stop, held_back_len, is_stop_token
+from holdfast.core.stop import FinishReason, find_stop, held_back_len, is_stop_token
 from holdfast.engine.detokenizer import Detokenizer
 
 
@@ -23,6 +23,7 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     index: int = 0
+    finish_reason: FinishReason | None = None  # with the last delta of a choice
 
 
 class Answer:
@@ -77,7 +78,8 @@ class Answer:
         """The last text and the whole answer."""
         if not self._cut:
             self._grow(self._detokenizer.flush())
-        delta = Delta(self._show(len(self._text)), (), index=self.request.index)
+        last = self._show(len(self._text))
+        delta = Delta(last, (), index=self.request.index, finish_reason=ended.reason)
         choice = Choice(
             text=self.request.echo_text + self._text,
             token_ids=tuple(self._token_ids),

@@ -83,7 +83,8 @@ class Handle:
             self._news.put(news)  # whoever asks again hears it again
             raise news
         self.result = news.result
-        return news.delta if news.delta.token_ids or news.delta.text else None
+        delta = news.delta
+        return delta if delta.token_ids or delta.text or delta.finish_reason else None
 
 
 class AsyncEngine:

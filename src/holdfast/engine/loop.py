@@ -228,7 +228,7 @@ class Engine:
 
     @property
     def _certificate_digest(self) -> str | None:
-        return self.certificate.digest() if self.certificate is not None else None
+        return self.certificate.digest if self.certificate is not None else None
 
     def check(self) -> None:
         """The integrity of pages and lengths; for idle moments and tests."""

@@ -1,0 +1,63 @@
+"""Two hundred JSON-schema requests under the guarantee, among ordinary ones."""
+
+import json
+import random
+
+import pytest
+
+from holdfast.bench.forms import conforms, draw_schema, run
+from holdfast.bench.tiny import tiny_engine
+from holdfast.engine.config import EngineConfig
+from holdfast.schedule.policy import DeterminismMode
+from support.grammar_walks import needs_llguidance
+
+
+@needs_llguidance
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "count"), [("auto", 200), ("verify", 50)])
+def test_two_hundred_schemas_are_kept_to_and_answered_the_same_each_time(
+    mode: DeterminismMode, count: int
+) -> None:
+    config = EngineConfig(dtype="fp32", determinism=mode, max_num_seqs=16, max_pass_rows=64, kv_memory="4MiB")
+    engine = tiny_engine(config)
+    report = run(engine, count, 2, lambda _: None)
+    assert report.num_invalid == 0
+    assert report.most_distinct == 1
+    assert len(report.mask_us) > 2 * count and report.num_tokens > 20 * count
+    engine.check()
+
+
+def test_the_judge_of_answers_finds_every_kind_of_fault() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "maxLength": 3},
+            "b": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": 9},
+                "minItems": 1,
+                "maxItems": 2,
+            },
+            "c": {"enum": ["x", "y"]},
+            "d": {"type": "boolean"},
+        },
+    }
+    good = {"a": "abc", "b": [1, 9], "c": "x", "d": True}
+    assert conforms(good, schema)
+    faults = [
+        {"a": "abcd"},
+        {"b": []},
+        {"b": [10]},
+        {"b": [True]},
+        {"c": "z"},
+        {"d": 1},
+        {"e": 0},
+        {"a": None},
+    ]
+    assert not any(conforms({**good, **fault}, schema) for fault in faults)
+    assert not conforms({"a": "abc"}, schema)
+
+
+def test_schemas_are_json_and_differ() -> None:
+    rng = random.Random(1)
+    assert len({json.dumps(draw_schema(rng)) for _ in range(50)}) > 40
