@@ -85,6 +85,21 @@ def test_cancelling_ends_all_answers(auto_llm: LLM) -> None:
     assert [choice.finish_reason for choice in result.choices] == ["abort"] * 5
 
 
+def test_cancelling_after_the_first_answer_ended_ends_the_others(auto_llm: LLM) -> None:
+    engine = auto_llm.engine
+    stop = auto_llm.generate([PROMPT], settings(temperature=0.9, max_tokens=3))[0].token_ids[1]
+    request = engine.prepare(PROMPT, settings(n=4, max_tokens=200, stop_token_ids=[stop], logprobs=None))
+    engine.submit(request)
+    ended = 0
+    while not ended:  # the first answer ends with its second token
+        ended = sum(update.delta.finish_reason is not None for update in engine.step())
+    updates = engine.abort(request.request_id)
+    assert updates[-1].result is not None
+    reasons = [choice.finish_reason for choice in updates[-1].result.choices]
+    assert reasons[0] == "stop" and "abort" in reasons
+    assert not engine.has_requests
+
+
 def test_echo_puts_the_prompt_before_the_answer_and_searches_it_for_no_stop(llm: LLM) -> None:
     plain = llm.generate([PROMPT], settings(stop="fox"))[0]
     echoed = llm.generate([PROMPT], settings(stop="fox", echo=True))[0]

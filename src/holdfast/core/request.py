@@ -3,9 +3,10 @@
 A client's request for n answers becomes n of these, alike but for id, seed and index.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -25,7 +26,7 @@ class Request:
 
     score_from is the first position whose own token's logprob is asked for, if any; leader the request whose prompt this one
     shares, so that it can wait for its pages; bad_words are token sequences that may not be completed; echo_text is what the
-    answer's text begins with.
+    answer's text begins with; grammars has one for each answer, which moves with it, if they are to have a form.
     """
 
     request_id: int
@@ -38,6 +39,7 @@ class Request:
     score_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
     echo_text: str = ""
+    grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def prompt_len(self) -> int:

@@ -101,10 +101,10 @@ class AsyncEngine:
 
     def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Handle:
         """Queue a request. A bad one raises here and never reaches the loop."""
+        request = self.engine.prepare(prompt, params)  # may take a while: a form has to be compiled
         with self._submitting:
             if self._closed:
                 raise EngineStopped("the engine is shut down")
-            request = self.engine.prepare(prompt, params)
             handle = self._handles[request.request_id] = Handle(request, self._cancel)
             self._inbox.put(lambda: self._start(request))
         return handle

@@ -5,6 +5,7 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 
 import logging
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -103,8 +104,9 @@ class Engine:
         self.receipts = receipts
         self.counters = Counters()
         self.revocation: str | None = None  # why the certificate is void, once it is
-        self._replies: dict[int, Reply] = {}  # by the request ids of their open branches
-        self._next_id = 0
+        self._replies: dict[int, Reply] = {}  # by the request ids of their branches
+        self._next_id = 1
+        self._numbering = threading.Lock()
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -121,7 +123,7 @@ class Engine:
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
 
     def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
-        """A valid request, or an error that says what is wrong. Nothing is queued yet."""
+        """A valid request, or an error that says what is wrong. Nothing is queued yet; any thread may ask."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
         prompt_ids = self._encode(prompt)
@@ -155,10 +157,11 @@ class Engine:
         self, prompt_ids: tuple[int, ...], params: SamplingParams, score_from: int | None, echo: str
     ) -> Request:
         self.scheduler.require_room(len(prompt_ids) + params.max_tokens)
-        if params.structured is not None:
-            self.grammars.compile(params.structured)  # what is wrong with it is said now
-        first = self._next_id + 1
-        self._next_id += params.n
+        form = params.structured
+        grammars = tuple(self.grammars.compile(form) for _ in range(params.n)) if form is not None else ()
+        with self._numbering:
+            first = self._next_id
+            self._next_id += params.n
         bad_words = _bad_words(self.tokenizer, params.bad_texts)
         eos_ids = self.limits.eos_ids
         return Request(
@@ -170,19 +173,19 @@ class Engine:
             score_from=score_from,
             bad_words=bad_words,
             echo_text=echo,
+            grammars=grammars,
         )
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
         branches = request.branches()
-        form = request.params.structured
         answers = {
             branch.request_id: Answer(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
             for branch in branches
         }
         reply = Reply(request, answers)
-        grammars = [self.grammars.compile(form) if form is not None else None for _ in branches]
-        for branch, grammar in zip(branches, grammars, strict=True):
+        for branch in branches:
+            grammar = request.grammars[branch.index] if request.grammars else None
             self.scheduler.submit(branch, answers[branch.request_id], grammar)
             self._replies[branch.request_id] = reply
 
@@ -226,10 +229,6 @@ class Engine:
             self.receipts,
         )
 
-    @property
-    def _certificate_digest(self) -> str | None:
-        return self.certificate.digest if self.certificate is not None else None
-
     def check(self) -> None:
         """The integrity of pages and lengths; for idle moments and tests."""
         self.scheduler.check()
@@ -248,14 +247,19 @@ class Engine:
                 delta = reply.answers[event.request_id].take(event.samples)
             else:
                 delta = reply.finish(event)
-                del self._replies[event.request_id]
                 if reply.result is not None:
-                    receipt = self.receipts(
-                        reply.request, reply.result, reply.logprobs, self._certificate_digest
-                    )
-                    reply.result = replace(reply.result, receipt=receipt)
+                    self._close(reply)
             updates.append(Update(reply.request.request_id, delta, reply.result))
         return updates
+
+    def _close(self, reply: Reply) -> None:
+        """All answers of a request are there."""
+        assert reply.result is not None
+        certificate = self.certificate.digest if self.certificate is not None else None
+        receipt = self.receipts(reply.request, reply.result, reply.logprobs, certificate)
+        reply.result = replace(reply.result, receipt=receipt)
+        for branch in reply.answers:
+            del self._replies[branch]
 
     def _note_check(self, event: CertificateChecked) -> None:
         self.counters.spot_checks += 1
