@@ -50,7 +50,8 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(TokenizerParts(backend, len(alphabet), lambda: b"bytes"))
 
 
-def tiny_engine(config: EngineConfig, *, twins: bool = False, seed: int = 0) -> Engine:
+def tiny_engine(config: EngineConfig, *, twins: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:
     """An engine over random weights, large enough that tokens vary; `twins` makes every token a near tie."""
-    checkpoint = DummyCheckpoint(tiny_config(), seed=seed, deviation=0.25, twins=twins)
+    model = tiny_config(eos_token_id=eos_id)
+    checkpoint = DummyCheckpoint(model, seed=seed, deviation=0.25, twins=twins)
     return assemble(config, checkpoint, byte_tokenizer())
