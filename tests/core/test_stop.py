@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.stop import find_stop, finish_reason, held_back_len, is_stop_token, looks_final
+from holdfast.core.structured import StructuredOutput
 
 EOS = frozenset({0, 9})
 TEXT = st.text("ab", max_size=12)
@@ -28,6 +29,12 @@ def test_finish_reasons() -> None:
     assert finish_reason(3, 4, False, params, EOS) == "length"
     assert finish_reason(0, 4, False, params, EOS) == "stop"  # a stop on the last token is a stop
     assert finish_reason(0, 4, False, SamplingParams(max_tokens=4, ignore_eos=True), EOS) == "length"
+
+
+def test_a_form_that_is_complete_ends_the_answer_before_min_tokens() -> None:
+    params = SamplingParams(max_tokens=4, min_tokens=3, structured=StructuredOutput(choice=["a"]))
+    assert finish_reason(0, 2, False, params, EOS) == "stop"
+    assert finish_reason(3, 2, True, params, EOS) is None  # a stop string still waits
 
 
 def test_a_candidate_that_may_be_the_last_asks_for_a_verdict() -> None:

@@ -19,8 +19,14 @@ def is_stop_token(token_id: int, params: SamplingParams, eos_ids: Collection[int
 def finish_reason(
     token_id: int, num_output: int, text_stopped: bool, params: SamplingParams, eos_ids: Collection[int]
 ) -> FinishReason | None:
-    """Why the answer ends with this token, its num_output-th, or None if it goes on."""
-    if num_output >= params.min_tokens and (text_stopped or is_stop_token(token_id, params, eos_ids)):
+    """Why the answer ends with this token, its num_output-th, or None if it goes on.
+
+    A stop token before min_tokens is chosen only where the answer's form allows nothing else: it is an end all the same.
+    """
+    may_end = num_output >= params.min_tokens or params.structured is not None
+    if may_end and is_stop_token(token_id, params, eos_ids):
+        return "stop"
+    if num_output >= params.min_tokens and text_stopped:
         return "stop"
     return "length" if num_output >= params.max_tokens else None
 
