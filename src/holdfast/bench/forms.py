@@ -18,7 +18,8 @@ from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
 from holdfast.core.result import Result
 from holdfast.core.structured import StructuredOutput
-from holdfast.engine.loop import Engine, Grammars
+from holdfast.engine.loop import Engine
+from holdfast.engine.request_maker import Grammars
 
 _WORDS = ("name", "city", "age", "active", "tags", "score", "kind", "notes", "parts", "owner", "size", "when")
 _TOPICS = (
@@ -168,8 +169,7 @@ def run(
     num_invalid = num_tokens = 0
     for repeat in range(repeats):
         tell(f"repeat {repeat + 1} of {repeats}")
-        engine = engine.restarted(engine.scheduler.config)
-        engine.grammars = timed
+        engine = engine.restarted(engine.scheduler.config, grammars=timed)
         for number, result in enumerate(_among_others(engine, jobs, random.Random(f"{seed} {repeat}"))):
             choice = result.choices[0]
             answers[number].add((choice.token_ids, choice.text))

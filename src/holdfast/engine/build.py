@@ -20,8 +20,9 @@ from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, pars
 from holdfast.engine.fingerprint import engine_parts
 from holdfast.engine.fingerprinter import Fingerprinter
 from holdfast.engine.grammar_compiler import GrammarCompiler
-from holdfast.engine.loop import Engine, Limits
+from holdfast.engine.loop import Engine
 from holdfast.engine.receipt import Receipts
+from holdfast.engine.request_maker import Limits
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
 from holdfast.kv.pool import PagePool

@@ -4,27 +4,23 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 """
 
 import logging
-import secrets
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.arithmetic.certificate import Certificate, forget_certificate
 from holdfast.core.events import CertificateChecked, Event, PromptScored, TokensCommitted
-from holdfast.core.grammar import Grammar
-from holdfast.core.params import SamplingParams, show
+from holdfast.core.params import SamplingParams
 from holdfast.core.plan import PassKind, PassResult, Plan
 from holdfast.core.request import Request
 from holdfast.core.result import Result
-from holdfast.core.structured import StructuredOutput
 from holdfast.engine.answer import Answer, Delta
 from holdfast.engine.detokenizer import Detokenizer
 from holdfast.engine.fingerprint import Fingerprint
 from holdfast.engine.receipt import Receipts
 from holdfast.engine.reply import Reply
+from holdfast.engine.request_maker import Grammars, Limits, RequestMaker
 from holdfast.engine.tokenizer import Tokenizer
-from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.kv.pool import PagePool
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
@@ -36,24 +32,6 @@ class PlanRunner(Protocol):
     """Whatever runs plans; in production `run.runner.Runner`."""
 
     def run(self, plan: Plan) -> Sequence[PassResult]: ...
-
-
-class Grammars(Protocol):
-    """Makes grammars; in production `engine.grammar`."""
-
-    def compile(self, form: StructuredOutput) -> Grammar:
-        """A grammar of its own for one answer, at its beginning. Raises `InvalidRequest` if the form is no good."""
-        ...
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a request must keep to."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_ids: frozenset[int]
-    refusal: str | None  # why deterministic requests are refused, or None
 
 
 @dataclass(frozen=True)
@@ -105,8 +83,7 @@ class Engine:
         self.counters = Counters()
         self.revocation: str | None = None  # why the certificate is void, once it is
         self._replies: dict[int, Reply] = {}  # by the request ids of their branches
-        self._next_id = 1
-        self._numbering = threading.Lock()
+        self._maker = RequestMaker(tokenizer, limits, grammars, scheduler.require_room)
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -124,57 +101,13 @@ class Engine:
 
     def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
         """A valid request, or an error that says what is wrong. Nothing is queued yet; any thread may ask."""
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
-        prompt_ids = self._encode(prompt)
-        self._check(prompt_ids, params)
-        echo = (
-            (prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt_ids)) if params.echo else ""
-        )
-        score_from = 1 if params.prompt_logprobs is not None else None
-        return self._request(prompt_ids, params, score_from, echo)
+        return self._maker.make(prompt, params)
 
     def prepare_score(
         self, prompt: str | Sequence[int], completion: str | Sequence[int], *, deterministic: bool
     ) -> Request:
-        """A request for the logprobs of a completion. A text completion is tokenised alone, without special tokens."""
-        prompt_ids = self._encode(prompt)
-        given = self._encode(completion, add_special_tokens=False)
-        if not prompt_ids or not given:
-            raise InvalidRequest(
-                "there is nothing to score: prompt and completion need at least one token each"
-            )
-        params = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=deterministic)
-        self._check(prompt_ids + given, params)
-        return self._request(prompt_ids + given, params, len(prompt_ids), "")
-
-    def _encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        if isinstance(prompt, str):
-            return tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
-        return _token_ids(prompt)
-
-    def _request(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, score_from: int | None, echo: str
-    ) -> Request:
-        self.scheduler.require_room(len(prompt_ids) + params.max_tokens)
-        form = params.structured
-        grammars = tuple(self.grammars.compile(form) for _ in range(params.n)) if form is not None else ()
-        with self._numbering:
-            first = self._next_id
-            self._next_id += params.n
-        bad_words = _bad_words(self.tokenizer, params.bad_texts)
-        eos_ids = self.limits.eos_ids
-        return Request(
-            first,
-            prompt_ids,
-            params,
-            _seed(params),
-            eos_ids,
-            score_from=score_from,
-            bad_words=bad_words,
-            echo_text=echo,
-            grammars=grammars,
-        )
+        """A request for the logprobs of a completion behind a prompt."""
+        return self._maker.make_score(prompt, completion, deterministic=deterministic)
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
@@ -214,7 +147,9 @@ class Engine:
             raise
         return self._publish(self.scheduler.absorb(plan, results))
 
-    def restarted(self, schedule: SchedulerConfig, num_pages: int | None = None) -> "Engine":
+    def restarted(
+        self, schedule: SchedulerConfig, num_pages: int | None = None, grammars: Grammars | None = None
+    ) -> "Engine":
         """The same model under another schedule, with an empty cache. The old engine must not run any more."""
         pool = self.scheduler.pool
         assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
@@ -225,7 +160,7 @@ class Engine:
             self.tokenizer,
             self.limits,
             self.certificate,
-            self.grammars,
+            grammars or self.grammars,
             self.receipts,
         )
 
@@ -286,52 +221,3 @@ class Engine:
             self.counters.certified_passes += one.certified
             self.counters.shared_canonical_passes += canonical and len(one.spans) > 1
             self.counters.rows += one.padded_rows
-
-    def _check(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
-        limits = self.limits
-        if not prompt_ids:
-            raise InvalidRequest("the prompt is empty; give at least one token")
-        named = (
-            *params.stop_ids,
-            *params.bad_ids,
-            *(params.allowed_ids or ()),
-            *(id_ for id_, _ in params.biases),
-        )
-        for token_id in (*prompt_ids, *named):
-            if not 0 <= token_id < limits.vocab_size:
-                raise InvalidRequest(
-                    f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
-                )
-        if len(prompt_ids) + params.max_tokens > limits.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}, together more than "
-                f"the context of {limits.max_model_len}; shorten the prompt or lower max_tokens"
-            )
-        if params.deterministic and limits.refusal is not None:
-            raise DeterminismRefused(limits.refusal)
-
-
-def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
-        raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-    for token_id in prompt:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise InvalidRequest(f"a prompt is text or a list of token ids; {show(token_id)} is no token id")
-    return tuple(prompt)
-
-
-def _seed(params: SamplingParams) -> int:
-    """The request's own seed; one made for it if it samples without one; 0 for greedy, which draws nothing."""
-    if params.seed is not None:
-        return params.seed
-    return 0 if params.greedy else secrets.randbits(63)
-
-
-def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each word as tokens, as it stands at the beginning of a text and behind a space."""
-    spelled = (
-        tuple(tokenizer.encode(form, add_special_tokens=False))
-        for word in words
-        for form in (word, f" {word.lstrip()}")
-    )
-    return tuple(dict.fromkeys(ids for ids in spelled if ids))
