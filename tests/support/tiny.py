@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from models.gguf_writer import write_gguf
-
 EOS, IM_START, IM_END = 0, 1, 2
 SPECIAL_TOKENS = ("<|end|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 320
@@ -65,6 +63,8 @@ def tiny_gguf(
     **overrides: Any,
 ) -> Path:
     """The same model as one GGUF file, its tokenizer and chat template inside."""
+    from models.gguf_writer import write_gguf  # gguf is not everywhere
+
     path.parent.mkdir(parents=True, exist_ok=True)
     model = random_model(family, seed=seed, std=std, **overrides)
     return write_gguf(path, model, quant, metadata=_gguf_tokenizer())
