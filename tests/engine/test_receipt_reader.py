@@ -126,6 +126,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("settings.deterministic", "yes", "deterministic must be true or false"),
     ("settings.seed", 7, "a seed must be a number"),
     ("settings.seed", "-7", "a seed must be a number"),
+    ("settings.seed", "7", "settings give the seed 7, but 11 was used"),
     ("settings.logit_bias", {"5": 1.0}, "token id of logit_bias"),
     ("settings.logit_bias", [[1]], "is no such pair"),
     ("settings.stop", [""], "non-empty string"),

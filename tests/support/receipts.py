@@ -35,11 +35,15 @@ PARTS = Fingerprint(
 def receipt_of(
     params: SamplingParams, *choices: tuple[int, ...], scored: int | None = None
 ) -> dict[str, Any]:
-    """A receipt without an engine; scored is the first token of the prompt [1, 2, 3] that has a logprob."""
+    """A receipt without an engine; scored is the first token of the prompt [1, 2, 3] that has a logprob, if they were
+    asked for."""
     answers = tuple(Choice("", ids, "length") for ids in choices or ((4, 5),))
     mode: Determinism = "verified" if params.deterministic else "none"
+    if scored is None and params.prompt_logprobs is not None:
+        scored = 1
+    seed = 11 if params.seed is None else params.seed
     scores = None if scored is None else tuple(TokenLogprob(id_, -id_ / 4) for id_ in (1, 2, 3)[scored:])
-    result = Result((1, 2, 3), answers, seed=11, determinism=mode, stats=Stats(), prompt_logprobs=scores)
+    result = Result((1, 2, 3), answers, seed=seed, determinism=mode, stats=Stats(), prompt_logprobs=scores)
     request = Request(1, result.prompt_token_ids, params, result.seed, score_from=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
     return make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs).as_dict()

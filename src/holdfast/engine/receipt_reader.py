@@ -86,6 +86,9 @@ def parse_receipt(content: object) -> Receipt:
     choices = _list(whole["choices"], "choices", params.n)
     if not choices:
         _refuse("it holds no choice")
+    seed = _seed(whole["seed"])
+    if params.seed not in (None, seed):
+        _refuse(f"its settings give the seed {params.seed}, but {seed} was used")
     scored = whole["prompt_logprobs"]
     return Receipt(
         mode=cast(Determinism, mode),
@@ -95,7 +98,7 @@ def parse_receipt(content: object) -> Receipt:
         prompt_ids=prompt_ids,
         prompt_digest=prompt_digest,
         params=params,
-        seed=_seed(whole["seed"]),
+        seed=seed,
         choices=tuple(_choice(one, params) for one in choices),
         prompt_logprobs=None if scored is None else _prompt_logprobs(scored, prompt_ids, params),
         counts=_counts(whole["counts"]),
