@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import SamplingParams
+from holdfast.engine.fingerprint import digest_of
+from holdfast.engine.receipt import plain_digest
 from holdfast.engine.receipt_reader import MAX_BYTES, read_receipt
 from holdfast.errors import InvalidRequest
 from support.receipts import receipt_of
@@ -89,6 +91,7 @@ def test_every_part_is_needed_and_no_other_known(key: str) -> None:
 WRONG: list[tuple[str, Any, str]] = [
     ("mode", "sworn", "mode must be one of certified, verified, none"),
     ("mode", None, "mode must be one of"),
+    ("mode", "none", "mode is none, but its settings ask for determinism"),
     ("fingerprint", [], "fingerprint must be an object"),
     ("fingerprint.digest", "0" * 64, "digest is not that of its parts"),
     ("fingerprint.digest", "0" * 63, "64 hexadecimal digits"),
@@ -145,9 +148,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("choices", {}, "choices must be a list"),
     ("choices.1", None, "a choice must be an object"),
     ("choices.1.finish_reason", "bored", "finish_reason must be one of"),
+    ("choices.1.finish_reason", "error", "finish_reason must be one of stop, length, abort, not 'error'"),
     ("choices.1.token_ids", [6], "1 tokens and 2 logprobs"),
     ("choices.1.token_ids", [6, 8], "digest of a choice's logprobs is not that of their bits"),
     ("choices.1.token_ids", [6, None], "token id of a choice"),
+    ("choices.1.logprobs", None, "a choice lacks logprobs, which every deterministic answer has"),
     ("choices.1.logprobs", [], "logprobs must be an object"),
     ("choices.1.logprobs.bits", ["00000000"] * 2, "digest of a choice's logprobs is not that of their bits"),
     ("choices.1.logprobs.bits", ["0000000"] * 2, "8 hexadecimal digits"),
@@ -156,7 +161,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("choices.1.logprobs.digest", "0" * 64, "digest of a choice's logprobs is not that of their bits"),
     ("prompt_logprobs", {"bits": []}, "prompt_logprobs lacks first"),
     ("prompt_logprobs.first", 0, "the first of prompt_logprobs must be"),
-    ("prompt_logprobs.first", 2, "more prompt_logprobs than tokens"),
+    ("prompt_logprobs.first", 2, "must be a whole number from 1 to 1, not 2"),
+    ("prompt_logprobs", None, "it lacks prompt_logprobs, which its settings ask for"),
+    ("settings.prompt_logprobs", None, "it has prompt_logprobs, which its settings do not ask for"),
+    ("prompt_logprobs.bits", [], "prompt_logprobs must be null where there are none"),
+    ("prompt_logprobs.bits", ["bf000000"], "there are 1 prompt_logprobs, but 2 tokens from position 1 on"),
+    ("prompt_logprobs.bits", ["bf000000"] * 3, "there are 3 prompt_logprobs, but 2 tokens from position 1 on"),
+    ("prompt_logprobs.digest", "0" * 64, "digest of prompt_logprobs is not that of their bits"),
     ("prompt_logprobs.bits", ["00000000"] * 2, "digest of prompt_logprobs is not that of their bits"),
     ("prompt_logprobs.bits", 8, "prompt_logprobs must be a list"),
     ("counts", None, "counts must be an object"),
@@ -170,6 +181,36 @@ WRONG: list[tuple[str, Any, str]] = [
 )
 def test_every_lie_is_named(path: str, value: Any, said: str) -> None:
     assert said in refused(changed(path, value))
+
+
+def test_a_score_may_begin_anywhere_and_ends_with_its_prompt() -> None:
+    score = receipt_of(
+        SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=True), (), scored=2
+    )
+    read = read_receipt(json.dumps(score)).prompt_logprobs
+    assert read is not None
+    assert (read.first, len(read.logprobs.bits)) == (2, 1)
+    shifted = {**score, "prompt_logprobs": {**score["prompt_logprobs"], "first": 1}}
+    assert "there are 1 prompt_logprobs, but 2 tokens from position 1 on" in refused(json.dumps(shifted))
+    shifted["prompt_logprobs"] = {**score["prompt_logprobs"], "digest": "0" * 64}
+    assert "digest of prompt_logprobs is not that of their bits" in refused(json.dumps(shifted))
+
+
+def test_who_left_while_the_prompt_was_read_has_part_of_its_logprobs() -> None:
+    left = {"token_ids": [], "finish_reason": "abort", "logprobs": {"bits": [], "digest": digest_of([])}}
+    bits = GOOD["prompt_logprobs"]["bits"][:1]
+    part = {"first": 1, "bits": bits, "digest": plain_digest([2], bits)}
+    for scores in (None, part, GOOD["prompt_logprobs"]):
+        read_receipt(json.dumps({**GOOD, "choices": [left, left], "prompt_logprobs": scores}))
+    read_receipt(json.dumps({**GOOD, "mode": "none", "choices": [left, left]}))
+    assert "lacks prompt_logprobs" in refused(
+        json.dumps({**GOOD, "choices": [GOOD["choices"][0], left], "prompt_logprobs": None})
+    )
+
+
+def test_a_prompt_of_one_token_has_no_logprobs() -> None:
+    one = {**GOOD, "prompt": {"token_ids": [1], "digest": digest_of([1])}, "prompt_logprobs": None}
+    assert read_receipt(json.dumps(one)).prompt_logprobs is None
 
 
 def test_a_setting_this_receipt_did_not_know_has_its_default() -> None:

@@ -197,6 +197,16 @@ def plain_digest(token_ids: Sequence[int], bits: Sequence[str]) -> str:
     return digest_of([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
 
 
+def is_score(params: SamplingParams) -> bool:
+    """Whether these may be a score's settings: its prompt_logprobs begin where the completion does."""
+    return params.max_tokens == 0 and params.prompt_logprobs == 0
+
+
+def is_cut_in_prompt(choices: Sequence[ReceiptChoice]) -> bool:
+    """Whether the client left while the prompt was read: the first choice reads it, before its first token."""
+    return choices[0].finish_reason == "abort" and not choices[0].token_ids
+
+
 def _choice(choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingParams) -> ReceiptChoice:
     """Some tokens of an ordinary answer may have come with logprobs nobody asked for: all or none are kept."""
     complete = [one.token_id for one in logprobs] == list(choice.token_ids)

@@ -24,6 +24,8 @@ from holdfast.engine.receipt import (
     PromptBits,
     Receipt,
     ReceiptChoice,
+    is_cut_in_prompt,
+    is_score,
     plain_digest,
 )
 from holdfast.errors import InvalidRequest
@@ -32,6 +34,7 @@ MAX_BYTES = 32 << 20
 _MAX_DEPTH = 16
 _MAX_THREADS = 1024
 _MAX_COUNT = 1 << 53
+_REASONS = tuple(one for one in get_args(FinishReason) if one != "error")  # of an error there is no receipt
 _KEYS = (
     *("format", "mode", "fingerprint", "certificate", "engine", "prompt", "settings", "seed", "choices"),
     *("prompt_logprobs", "counts"),
@@ -78,20 +81,14 @@ def parse_receipt(content: object) -> Receipt:
     if content["format"] != FORMAT:
         _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT}")
     whole = _object(content, "it", _KEYS)
-    mode = _one_of(whole["mode"], "mode", get_args(Determinism))
     prompt_ids, prompt_digest = _prompt(whole["prompt"])
     params = _params(whole["settings"])
-    if mode != "none" and not params.deterministic:
-        _refuse(f"its mode is {mode}, but its settings do not ask for that")
-    choices = _list(whole["choices"], "choices", params.n)
-    if not choices:
-        _refuse("it holds no choice")
+    choices = _choices(whole["choices"], params)
     seed = _seed(whole["seed"])
     if params.seed not in (None, seed):
         _refuse(f"its settings give the seed {params.seed}, but {seed} was used")
-    scored = whole["prompt_logprobs"]
     return Receipt(
-        mode=cast(Determinism, mode),
+        mode=_mode(whole["mode"], params, choices),
         fingerprint=_fingerprint(whole["fingerprint"]),
         certificate=None if whole["certificate"] is None else _digest(whole["certificate"], "certificate"),
         engine=_hints(whole["engine"]),
@@ -99,8 +96,10 @@ def parse_receipt(content: object) -> Receipt:
         prompt_digest=prompt_digest,
         params=params,
         seed=seed,
-        choices=tuple(_choice(one, params) for one in choices),
-        prompt_logprobs=None if scored is None else _prompt_logprobs(scored, prompt_ids, params),
+        choices=choices,
+        prompt_logprobs=_prompt_logprobs(
+            whole["prompt_logprobs"], prompt_ids, params, cut=is_cut_in_prompt(choices)
+        ),
         counts=_counts(whole["counts"]),
     )
 
@@ -260,10 +259,27 @@ def _at_most(value: object, what: str, known: set[str]) -> dict[str, Any]:
     return value
 
 
+def _mode(value: object, params: SamplingParams, choices: tuple[ReceiptChoice, ...]) -> Determinism:
+    """Only an answer that was cut short may have been left without the guarantee it asked for."""
+    mode = _one_of(value, "mode", get_args(Determinism))
+    if mode != "none" and not params.deterministic:
+        _refuse(f"its mode is {mode}, but its settings do not ask for that")
+    if mode == "none" and params.deterministic and all(one.finish_reason != "abort" for one in choices):
+        _refuse("its mode is none, but its settings ask for determinism")
+    return cast(Determinism, mode)
+
+
+def _choices(value: object, params: SamplingParams) -> tuple[ReceiptChoice, ...]:
+    choices = _list(value, "choices", params.n)
+    if not choices:
+        _refuse("it holds no choice")
+    return tuple(_choice(one, params) for one in choices)
+
+
 def _choice(value: object, params: SamplingParams) -> ReceiptChoice:
     choice = _object(value, "a choice", ("token_ids", "finish_reason", "logprobs"))
     ids = _ids(choice["token_ids"], "a choice")
-    reason = _one_of(choice["finish_reason"], "finish_reason", get_args(FinishReason))
+    reason = _one_of(choice["finish_reason"], "finish_reason", _REASONS)
     logprobs = None
     if choice["logprobs"] is not None:
         logprobs = _logprobs(choice["logprobs"], "logprobs")
@@ -271,18 +287,37 @@ def _choice(value: object, params: SamplingParams) -> ReceiptChoice:
             _refuse(f"a choice has {len(ids)} tokens and {len(logprobs.bits)} logprobs")
         if not params.logprobs and plain_digest(ids, logprobs.bits) != logprobs.digest:
             _refuse("the digest of a choice's logprobs is not that of their bits")
+    elif params.deterministic:
+        _refuse("a choice lacks logprobs, which every deterministic answer has")
     return ReceiptChoice(ids, cast(FinishReason, reason), logprobs)
 
 
-def _prompt_logprobs(value: object, prompt_ids: tuple[int, ...] | None, params: SamplingParams) -> PromptBits:
+def _prompt_logprobs(
+    value: object, prompt_ids: tuple[int, ...] | None, params: SamplingParams, *, cut: bool
+) -> PromptBits | None:
+    """Where the prompt is left out, how many there must be is known only when it is replayed."""
+    if value is None:
+        if params.prompt_logprobs is not None and len(prompt_ids or ()) > 1 and not cut:
+            _refuse("it lacks prompt_logprobs, which its settings ask for")
+        return None
+    if params.prompt_logprobs is None:
+        _refuse("it has prompt_logprobs, which its settings do not ask for")
     whole = _object(value, "prompt_logprobs", ("first", "bits", "digest"))
-    first = _integer(whole["first"], "the first of prompt_logprobs", 1, MAX_TOKEN_ID)
+    most = MAX_TOKEN_ID if is_score(params) else 1
+    first = _integer(whole["first"], "the first of prompt_logprobs", 1, most)
     logprobs = _logprobs({"bits": whole["bits"], "digest": whole["digest"]}, "prompt_logprobs")
+    if not logprobs.bits:
+        _refuse("prompt_logprobs must be null where there are none")
     if prompt_ids is not None:
-        ids = prompt_ids[first : first + len(logprobs.bits)]
-        if len(ids) != len(logprobs.bits):
-            _refuse("there are more prompt_logprobs than tokens in the prompt")
-        if not params.prompt_logprobs and plain_digest(ids, logprobs.bits) != logprobs.digest:
+        ids = prompt_ids[first:]
+        if len(logprobs.bits) > len(ids) or (len(logprobs.bits) < len(ids) and not cut):
+            _refuse(
+                f"there are {len(logprobs.bits)} prompt_logprobs, but {len(ids)} tokens from position {first} on"
+            )
+        if (
+            not params.prompt_logprobs
+            and plain_digest(ids[: len(logprobs.bits)], logprobs.bits) != logprobs.digest
+        ):
             _refuse("the digest of prompt_logprobs is not that of their bits")
     return PromptBits(first, logprobs)
 
