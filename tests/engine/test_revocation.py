@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from holdfast import SamplingParams
 from holdfast.arithmetic.certificate import load_certificate, save_certificate
 from holdfast.bench.tiny import tiny_engine
+from holdfast.core.events import CertificateChecked
 from holdfast.core.result import Result
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
@@ -163,7 +165,75 @@ def test_a_request_whose_sent_tokens_were_right_goes_on(engine: Engine) -> None:
 
 def test_a_sound_certificate_passes_every_check(engine: Engine) -> None:
     engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=1.0))
-    answer(engine, PROMPT, PROMPT[:17], PROMPT[3:9], params=replace(PARAMS, n=2, temperature=0.8, seed=1))
+    params = replace(PARAMS, n=2, temperature=0.8, seed=1)
+    results = answer(engine, PROMPT, PROMPT[:17], PROMPT[3:9], params=params)
     assert engine.counters.revocations == 0
-    # all but the last few rows of an answer, which no full window holds, and those the prefix cache spared
-    assert engine.counters.spot_checked_rows > 300
+    # every row of every answer, but for what the prefix cache spared: the last token of an answer has none
+    rows = sum(2 * (len(one.prompt_token_ids) + 59) - one.stats.cached_tokens for one in results)
+    assert engine.counters.spot_checked_rows == rows
+
+
+@pytest.mark.parametrize("was_wrong", [True, False])
+def test_an_answer_that_ended_before_its_siblings_is_confirmed_or_lost_with_them(
+    engine: Engine, was_wrong: bool
+) -> None:
+    params = replace(PARAMS, n=3, temperature=1.0, seed=3, prompt_logprobs=1)
+    (probe,) = answer(engine, PROMPT, params=params)
+    stop = probe.choices[0].token_ids[3]  # the first answer ends with its fourth token, at the latest
+    params = replace(params, stop_token_ids=[stop])
+    (truth,) = answer(engine, PROMPT, params=params)
+    assert len(truth.choices[0].token_ids) < max(len(choice.token_ids) for choice in truth.choices)
+    corrupted = corrupt(engine, 0)
+    engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=0.0))
+    corrupted.is_wrong = was_wrong
+    request = engine.prepare(
+        PROMPT, replace(params, stop_token_ids=[stop] if not was_wrong else [], max_tokens=60)
+    )
+    engine.submit(request)
+    deltas: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    ended: set[int] = set()
+    result, revoked = None, False
+    while engine.has_work:
+        if (0 in ended or len(deltas[0]) > 10) and not revoked:
+            revoked, corrupted.is_wrong = True, False
+            engine.scheduler._revoke()
+            engine._note_check(CertificateChecked(16, "keys of layer 0 at position 3"))
+        for update in engine.step():
+            deltas[update.delta.index] += update.delta.token_ids
+            ended |= {update.delta.index} if update.delta.finish_reason else set()
+            result = update.result or result
+    assert revoked and result is not None
+    for index, choice in enumerate(result.choices):
+        assert tuple(deltas[index]) == choice.token_ids  # nothing twice, nothing missing
+    if was_wrong:
+        assert result.error is not None and result.error.startswith("guarantee_lost")
+        assert (result.determinism, result.receipt) == ("none", None)
+    else:
+        assert result.determinism == "verified"
+        assert result.choices == truth.choices
+        assert result.prompt_logprobs == truth.prompt_logprobs
+    assert engine.scheduler.pool.num_held == 0
+
+
+def test_a_cache_that_cannot_be_written_does_not_stop_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("read-only")
+
+    (truth,) = answer(engine, PROMPT)
+    corrupt(engine, 0).is_wrong = True
+    engine = engine.restarted(engine.scheduler.config)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    answer(engine, PROMPT)
+    assert engine.counters.revocations == 1 and engine.certificate is None
+    assert outcome(answer(engine, PROMPT)[0]) == outcome(truth)
+
+
+def test_a_receipt_that_cannot_be_made_costs_the_receipt_and_nothing_else(engine: Engine) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a file is gone")
+
+    engine.receipts = fail  # type: ignore[assignment]
+    (result,) = answer(engine, PROMPT)
+    assert result.error is None and result.receipt is None and len(result.token_ids) == 60

@@ -84,7 +84,10 @@ def save_certificate(certificate: Certificate) -> None:
 
 def forget_certificate(key: str) -> None:
     """Drop a kept certificate, so that the next start makes it anew."""
-    _path(key).unlink(missing_ok=True)
+    try:
+        _path(key).unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("the certificate could not be forgotten: %s", error)
 
 
 def kept_certificates() -> list[Certificate]:

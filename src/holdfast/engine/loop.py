@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.arithmetic.certificate import Certificate, forget_certificate
-from holdfast.core.events import CertificateChecked, Event, PromptScored, TokensCommitted
+from holdfast.core.events import CertificateChecked, Event
+from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import PassKind, PassResult, Plan
 from holdfast.core.request import Request
@@ -112,15 +113,14 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
         branches = request.branches()
-        answers = {
-            branch.request_id: Answer(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
-            for branch in branches
-        }
+        answers = {branch.request_id: self._answer(branch) for branch in branches}
         reply = Reply(request, answers)
         for branch in branches:
-            grammar = request.grammars[branch.index] if request.grammars else None
-            self.scheduler.submit(branch, answers[branch.request_id], grammar)
+            self.scheduler.submit(branch, answers[branch.request_id], _grammar(request, branch))
             self._replies[branch.request_id] = reply
+
+    def _answer(self, branch: Request) -> Answer:
+        return Answer(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
 
     def abort(self, request_id: int) -> list[Update]:
         """End a request, all its answers."""
@@ -175,23 +175,22 @@ class Engine:
                 self._note_check(event)
                 continue
             reply = self._replies[event.request_id]
-            if isinstance(event, PromptScored):
-                reply.take_scores(event.logprobs)
-                continue
-            if isinstance(event, TokensCommitted):
-                delta = reply.answers[event.request_id].take(event.samples)
-            else:
-                delta = reply.finish(event)
-                if reply.result is not None:
-                    self._close(reply)
-            updates.append(Update(reply.request.request_id, delta, reply.result))
+            delta = reply.take(event)
+            if reply.result is not None:
+                self._close(reply)
+            if delta is not None or reply.result is not None:
+                updates.append(Update(reply.request.request_id, delta or Delta("", ()), reply.result))
         return updates
 
     def _close(self, reply: Reply) -> None:
         """All answers of a request are there."""
         assert reply.result is not None
         certificate = self.certificate.digest if self.certificate is not None else None
-        receipt = self.receipts(reply.request, reply.result, reply.logprobs, certificate)
+        try:
+            receipt = self.receipts(reply.request, reply.result, reply.logprobs, certificate)
+        except Exception:  # the answer is worth more than its receipt
+            _log.exception("the receipt of request %d could not be made", reply.request.request_id)
+            receipt = None
         reply.result = replace(reply.result, receipt=receipt)
         for branch in reply.answers:
             del self._replies[branch]
@@ -208,16 +207,35 @@ class Engine:
             "deterministic answer is verified, and those under way are verified from their prompts",
             event.mismatch,
         )
-        if self.certificate is not None:
-            forget_certificate(self.certificate.key)
-            self.certificate = None
+        certificate, self.certificate = self.certificate, None
+        if certificate is not None:
+            forget_certificate(certificate.key)
+        for reply in {id(reply): reply for reply in self._replies.values()}.values():
+            if reply.request.params.deterministic:
+                self._ask_again(reply)
+
+    def _ask_again(self, reply: Reply) -> None:
+        """The scheduler starts over what is live. What ended, but belongs to a reply that is not complete, is asked again."""
+        branches = {branch.request_id: branch for branch in reply.request.branches()}
+        for number in reply.ended_ids:
+            branch = branches[number]
+            answer = self._answer(branch)
+            reply.doubt(number, answer)
+            grammar = _grammar(reply.request, branch)
+            if grammar is not None:
+                grammar.restart()
+            self.scheduler.submit(branch, answer, grammar)
 
     def _count(self, plan: Plan) -> None:
         self.counters.steps += 1
         for one in plan.passes:
             canonical = one.kind is PassKind.CANONICAL
-            self.counters.fast_passes += not canonical
+            self.counters.fast_passes += one.kind is PassKind.FAST
             self.counters.canonical_passes += canonical
             self.counters.certified_passes += one.certified
             self.counters.shared_canonical_passes += canonical and len(one.spans) > 1
             self.counters.rows += one.padded_rows
+
+
+def _grammar(request: Request, branch: Request) -> Grammar | None:
+    return request.grammars[branch.index] if request.grammars else None

@@ -55,9 +55,7 @@ class RequestMaker:
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
         prompt_ids = self._encode(prompt)
         self._check(prompt_ids, params)
-        echo = (
-            (prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt_ids)) if params.echo else ""
-        )
+        echo = self._echo(prompt, prompt_ids) if params.echo else ""
         score_from = 1 if params.prompt_logprobs is not None else None
         return self._request(prompt_ids, params, score_from, echo)
 
@@ -74,6 +72,12 @@ class RequestMaker:
         params = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=deterministic)
         self._check(prompt_ids + given, params)
         return self._request(prompt_ids + given, params, len(prompt_ids), "")
+
+    def _echo(self, prompt: str | Sequence[int], prompt_ids: Sequence[int]) -> str:
+        """The prompt as text. A model may have more ids than its tokenizer; those behind have no text."""
+        if isinstance(prompt, str):
+            return prompt
+        return self._tokenizer.decode([one for one in prompt_ids if one < self._tokenizer.vocab_size])
 
     def _encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -144,10 +148,12 @@ def _seed(params: SamplingParams) -> int:
 
 
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Each word as tokens, as it stands at the beginning of a text and behind a space."""
+    """Each word as tokens, as it stands at the beginning of a text and behind a space. One that brings its own white space
+    is meant as it is: the line break behind a space would be a space and something else.
+    """
     spelled = (
         tuple(tokenizer.encode(form, add_special_tokens=False))
         for word in words
-        for form in (word, f" {word.lstrip()}")
+        for form in ((word,) if word[:1].isspace() else (word, f" {word}"))
     )
     return tuple(dict.fromkeys(ids for ids in spelled if ids))

@@ -16,6 +16,10 @@ class Record:
         self._scores: list[TokenLogprob] = []
         self._num_scored = 0
 
+    @property
+    def num_sent(self) -> int:
+        return len(self._samples)
+
     def add(self, sample: Sampled) -> None:
         if self._keeps:
             self._samples.append(sample)

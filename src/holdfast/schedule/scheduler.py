@@ -84,11 +84,10 @@ class Scheduler:
         ids = {span.request_id for one in plan.passes for span in one.spans}
         self._watch.close()
         self._reap()
-        return [
-            self._end(seq, Phase.FAILED, "error", message)
-            for seq in self._roster.by_arrival()
-            if seq.request_id in ids
-        ]
+        failed = [seq for seq in self._roster.by_arrival() if seq.request_id in ids]
+        for seq in failed:
+            seq.failure = message
+        return [self._end(seq, Phase.FAILED, "error", message) for seq in failed]
 
     # One step: plan
 
@@ -192,7 +191,7 @@ class Scheduler:
             self._ended_in_flight[seq.request_id] = seq
         elif not self._watch.holds(seq):
             seq.release()
-        return RequestEnded(seq.request_id, reason, seq.determinism, replace(seq.stats), error)
+        return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error)
 
     def _reap(self) -> None:
         for seq in self._ended_in_flight.values():

@@ -9,6 +9,7 @@ canonical KV yet, it is the first row of the next window.
 """
 
 from collections.abc import Sequence as Ordered
+from dataclasses import replace
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.phase import LIVE, Phase, advance
@@ -321,6 +322,13 @@ class Sequence:
         self._may_index = False
         if self.phase is Phase.VERIFY:
             self.move(Phase.DECODE)
+
+    def final_stats(self) -> Stats:
+        """The counts of an answer that ended. What was sent and never confirmed came from canonical passes, too."""
+        stats = replace(self.stats)
+        if self.deterministic:
+            stats.canonical_tokens = self._record.num_sent - stats.accepted
+        return stats
 
     def drop_candidates(self) -> None:
         """Candidates nobody will judge any more."""

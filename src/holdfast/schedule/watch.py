@@ -24,6 +24,7 @@ class Window:
     start: int
     stop: int
     bits: dict[int, int]
+    cost: int  # rows it was opened for
 
 
 @dataclass(slots=True)
@@ -60,8 +61,9 @@ class Watch:
         self._credit += self._rate * sum(span.num_rows for span in theirs)
         for span in theirs:
             if (self._credit >= self._rows or self._rate >= 1) and span.request_id not in self._open:
-                size = max(self._rows, min(span.num_rows, int(self._credit)))
-                self._open[span.request_id] = Window(max(span.start, span.stop - size), 0, {})
+                most = span.num_rows if self._rate >= 1 else min(span.num_rows, int(self._credit))
+                size = max(self._rows, most)
+                self._open[span.request_id] = Window(max(span.start, span.stop - size), 0, {}, size)
                 self._credit -= size
                 self._last_id = span.request_id
         if not self._open:
@@ -88,6 +90,7 @@ class Watch:
             self._due.append(DueCheck(seq, window))
         elif not ended:
             return
+        self._credit += window.cost - max(0, size)
         del self._open[seq.request_id]
 
     def plan_checks(self, num_running: int) -> list[Pass]:
@@ -98,6 +101,7 @@ class Watch:
             num_scratch = self._pool.pages_for(window.stop) - window.start // self._pool.page_size
             if self._pool.num_available < num_scratch + num_running:
                 given_up.append(check)
+                self._credit += window.stop - window.start
                 continue
             check.scratch = tuple(self._pool.take() for _ in range(num_scratch))
             planned.append(self._check_pass(check))
@@ -121,7 +125,8 @@ class Watch:
 
     def forget(self, seq: Sequence) -> None:
         """The sequence gives up its pages, or its answer."""
-        self._open.pop(seq.request_id, None)
+        window = self._open.pop(seq.request_id, None)
+        self._credit += window.cost if window is not None else 0
 
     def close(self) -> None:
         """The checks are done, or will never be."""
