@@ -12,7 +12,7 @@ from holdfast import SamplingParams
 from holdfast.core.plan import Plan
 from holdfast.engine.fingerprint import digest_of
 from holdfast.engine.llm import LLM
-from holdfast.engine.receipt import LogprobBits, PromptBits, Receipt, plain_digest
+from holdfast.engine.receipt import LogprobBits, PromptBits, Receipt, logprob_bits, plain_digest
 from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.engine.replay import compare, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
@@ -169,21 +169,23 @@ def scored(first: int, *bits: str, digest: str = "") -> Receipt:
             *(1, None, "the chosen tokens' logprobs agree, those of the best beside them differ"),
         ),
         (BASE, replace(BASE, choices=BASE.choices[:1]), 1, None, "2 choices expected, got 1"),
-        (scored(1, "a", "b"), BASE, 0, None, "logprobs of the prompt's own tokens were expected, got none"),
-        (scored(1, "a", "b"), scored(2, "b"), 0, None, "logprobs of the prompt's own tokens were expected, got none"),
+        (scored(1, "a", "b"), BASE, 0, None, "expected some logprobs of the prompt's own tokens, got none"),
+        (BASE, scored(1, "a", "b"), 0, None, "expected no logprobs of the prompt's own tokens, got some"),
+        (scored(1, "a", "b"), scored(2, "b"), 0, None, "expected the prompt's logprobs to begin at token 1, got 2"),
+        (scored(2, "b"), scored(1, "a", "b"), 0, None, "expected the prompt's logprobs to begin at token 2, got 1"),
         (
             scored(2, "b", "c"),
-            scored(1, "a", "b", "x"),
+            scored(2, "b", "x"),
             *(0, None, "the bits of the logprob of the prompt's token 3 differ: expected c, got x"),
         ),
         (scored(1, "a", "b"), scored(1, "a"), 0, None, "expected 2 logprobs of the prompt's own tokens, got 1"),
+        (scored(1, "a"), scored(1, "a", "b"), 0, None, "expected 1 logprobs of the prompt's own tokens, got 2"),
         (
             scored(1, "a", digest="0"),
             scored(1, "a", digest="1"),
             *(0, None, "the logprobs of the prompt's own tokens agree, those of the best beside them differ"),
         ),
-        (with_choice(1, finish_reason="abort"), with_choice(1, token_ids=(7, 9)), 1, 1, "expected token 8 '8', got 9 '9'"),
-        (with_choice(1, finish_reason="abort"), with_choice(1, token_ids=(7,)), 1, 1, "expected 2 tokens, got 1"),
+        (with_choice(1, finish_reason="abort"), BASE, 1, None, "expected the end to be 'abort', got 'length'"),
     ],
 )  # fmt: skip
 def test_the_first_difference(
@@ -200,14 +202,120 @@ def test_the_first_difference(
         (BASE, BASE),
         (BASE, replace(BASE, mode="certified", counts={}, seed=99)),
         (with_choice(1, logprobs=None), BASE),  # an ordinary request that did not ask for them
-        (
-            with_choice(1, finish_reason="abort"),
-            with_choice(1, token_ids=(7, 8, 9)),
-        ),  # cut short: as far as it goes
-        (with_choice(1, finish_reason="error"), BASE),
-        (BASE, scored(1, "a")),
-        (scored(2, "b"), scored(1, "a", "b", "c", digest="1")),
+        (BASE, with_choice(1, logprobs=None)),
     ],
 )
 def test_what_is_no_difference(expected: Receipt, got: Receipt) -> None:
     assert compare(expected, got, str) is None
+
+
+def said_of(llm: LLM, receipt: dict[str, Any]) -> str:
+    """How a receipt that can be read differs."""
+    found = replay(llm, parse_receipt(receipt)).difference
+    assert found is not None
+    return found.what
+
+
+def left_after(made: dict[str, Any], params: SamplingParams, num_tokens: int, llm: LLM) -> dict[str, Any]:
+    """The receipt of the same request, if its client had left after so many tokens."""
+    result = llm.generate([made["prompt"]["token_ids"]], replace(params, seed=int(made["seed"])))[0]
+    (answer,) = made["choices"]
+    ids, bits = answer["token_ids"][:num_tokens], answer["logprobs"]["bits"][:num_tokens]
+    digest = (
+        plain_digest(ids, bits)
+        if result.logprobs is None
+        else logprob_bits(result.logprobs[:num_tokens]).digest
+    )
+    choice = {"token_ids": ids, "finish_reason": "abort", "logprobs": {"bits": bits, "digest": digest}}
+    return {**made, "choices": [choice]}
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 3])
+def test_an_answer_that_was_left_is_compared_as_far_as_it_goes(auto_llm: LLM, logprobs: int | None) -> None:
+    params = settings(logprobs=logprobs)
+    made = ask(auto_llm, PROMPT, params)
+    for num_tokens in (0, 1, 15):
+        left = left_after(made, params, num_tokens, auto_llm)
+        assert replay(auto_llm, parse_receipt(left)).same
+    left = left_after(made, params, 16, auto_llm)
+    assert said_of(auto_llm, left) == "expected the end to be 'abort', got 'length'"
+    longer = settings(logprobs=logprobs, max_tokens=20, seed=int(made["seed"]))
+    left = {**left_after(ask(auto_llm, PROMPT, longer), longer, 18, auto_llm), "settings": made["settings"]}
+    assert said_of(auto_llm, left) == "expected 18 tokens, got 16"
+
+
+def test_the_best_beside_the_tokens_of_an_answer_that_was_left(auto_llm: LLM) -> None:
+    params = settings(logprobs=3)
+    left = left_after(ask(auto_llm, PROMPT, params), params, 5, auto_llm)
+    left["choices"][0]["logprobs"]["digest"] = "0" * 64
+    assert (
+        said_of(auto_llm, left) == "the chosen tokens' logprobs agree, those of the best beside them differ"
+    )
+
+
+def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings(prompt_logprobs=2))
+    scores = made["prompt_logprobs"]
+    zeros = {**scores, "digest": "0" * 64}
+    assert "those of the best beside them differ" in said_of(auto_llm, {**made, "prompt_logprobs": zeros})
+    hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}  # so that the reader cannot count
+    ids = made["prompt"]["token_ids"]
+
+    def difference(changed: dict[str, Any] | None) -> str:
+        found = replay(auto_llm, parse_receipt({**hidden, "prompt_logprobs": changed}), ids).difference
+        assert found is not None
+        return found.what
+
+    assert replay(auto_llm, parse_receipt(hidden), ids).same
+    assert difference(None) == "expected no logprobs of the prompt's own tokens, got some"
+    fewer = {**scores, "bits": scores["bits"][:-1]}
+    assert difference(fewer).startswith(f"expected {len(fewer['bits'])} logprobs of the prompt's own tokens")
+
+
+def score_of(llm: LLM) -> dict[str, Any]:
+    request = llm.engine.prepare_score(PROMPT, " jumps over the lazy dog", deterministic=True)
+    (result,) = llm._answer([request])
+    assert result.receipt is not None
+    return result.receipt
+
+
+def test_a_score_that_was_changed(auto_llm: LLM) -> None:
+    made = score_of(auto_llm)
+    ids, scores = made["prompt"]["token_ids"], made["prompt_logprobs"]
+    hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}
+    assert replay(auto_llm, parse_receipt(hidden), ids).same
+    for changed, what in (
+        ({**scores, "digest": "0" * 64}, "those of the best beside them differ"),
+        ({**scores, "first": scores["first"] + 1}, "the bits of the logprob of the prompt's token"),
+        ({**scores, "bits": scores["bits"][:-1]}, "logprobs of the prompt's own tokens, got"),
+        ({**scores, "first": 9999}, "expected some logprobs of the prompt's own tokens, got none"),
+        (None, "expected no logprobs of the prompt's own tokens, got some"),
+    ):
+        found = replay(auto_llm, parse_receipt({**hidden, "prompt_logprobs": changed}), ids).difference
+        assert found is not None
+        assert what in found.what
+
+
+def test_a_score_that_was_left(auto_llm: LLM) -> None:
+    made = score_of(auto_llm)
+    (choice,) = made["choices"]
+    left = {**made, "choices": [{**choice, "finish_reason": "abort"}]}
+    assert said_of(auto_llm, left) == "expected the end to be 'abort', got 'length'"
+    first, bits = made["prompt_logprobs"]["first"], made["prompt_logprobs"]["bits"][:2]
+    digest = plain_digest(made["prompt"]["token_ids"][first : first + 2], bits)
+    for part in ({"first": first, "bits": bits, "digest": digest}, None):
+        again = replay(auto_llm, parse_receipt({**left, "prompt_logprobs": part}))
+        assert again.same, again.difference
+
+
+def test_a_prompt_that_was_left_in_the_middle(auto_llm: LLM) -> None:
+    params = settings(prompt_logprobs=2)
+    made = left_after(ask(auto_llm, PROMPT, params), params, 0, auto_llm)
+    result = auto_llm.generate([PROMPT], params)[0]
+    kept = logprob_bits([one for one in result.prompt_logprobs or () if one is not None][:2])
+    part = {"first": 1, "bits": list(kept.bits), "digest": kept.digest}
+    for scores in (made["prompt_logprobs"], part, None):
+        again = replay(auto_llm, parse_receipt({**made, "prompt_logprobs": scores}))
+        assert again.same, again.difference
+    wrong = {**part, "digest": "0" * 64}
+    assert "those of the best beside them" in said_of(auto_llm, {**made, "prompt_logprobs": wrong})

@@ -1,7 +1,8 @@
 """Asks a receipt's request again and compares: the same to the bit, or where it first differs.
 
 What is compared is what is promised: token ids, finish reasons and the fp32 bits of logprobs. How the answer was come by
-(certified or verified, how many passes) may differ.
+(certified or verified, how many passes) may differ. The new answer is first cut to what the receipt goes over (`cut_to`):
+an answer its client left ends early, a score begins late. Then everything must be equal.
 """
 
 import random
@@ -9,16 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.params import SamplingParams
-from holdfast.core.result import Determinism
+from holdfast.core.result import Choice, Determinism, Result
 from holdfast.engine.fingerprint import Fingerprint, digest_of
 from holdfast.engine.llm import LLM
-from holdfast.engine.receipt import LogprobBits, PromptBits, Receipt, ReceiptChoice, Receipts
+from holdfast.engine.receipt import (
+    LogprobBits,
+    PromptBits,
+    Receipt,
+    ReceiptChoice,
+    Receipts,
+    is_cut_in_prompt,
+    logprob_bits,
+    plain_digest,
+)
 from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.errors import EngineStopped, InvalidRequest
 
 TokenText = Callable[[int], str]
 
-_CUT_SHORT = ("abort", "error")
 _LONGEST_PROMPT = 96  # of a neighbour
 
 
@@ -67,7 +76,7 @@ def replay(
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
-    again = parse_receipt(result.receipt)
+    again = cut_to(receipt, parse_receipt(result.receipt), result)
     return Replay(
         difference=compare(
             receipt, again, lambda id_: llm.engine.tokenizer.token_bytes(id_).decode("utf-8", "replace")
@@ -91,6 +100,55 @@ def require_prompt(receipt: Receipt, prompt_ids: Sequence[int] | None) -> list[i
     return ids
 
 
+def cut_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:
+    """The new answer as far as the receipt's goes; result is the one `got` tells of, and knows the best beside each token."""
+    choices = list(got.choices)
+    for index, (one, answer) in enumerate(zip(expected.choices, result.choices, strict=False)):
+        if _was_left(expected, got, index):
+            choices[index] = _first_tokens(choices[index], answer, len(one.token_ids))
+    return replace(got, choices=tuple(choices), prompt_logprobs=_cut_scores(expected, got, result))
+
+
+def _was_left(expected: Receipt, got: Receipt, index: int) -> bool:
+    """Whether the client can have left this answer where the receipt says: only before its end."""
+    one, other = expected.choices[index], got.choices[index]
+    if one.finish_reason != "abort":
+        return False
+    if (
+        expected.params.max_tokens == 0
+    ):  # an answer of no tokens ends when the prompt is read, with the last of its scores
+        whole = _reach(got.prompt_logprobs)
+        return index > 0 or whole == 0 or _reach(expected.prompt_logprobs) < whole
+    return len(one.token_ids) < len(other.token_ids)
+
+
+def _first_tokens(choice: ReceiptChoice, answer: Choice, num_tokens: int) -> ReceiptChoice:
+    ids, logprobs = choice.token_ids[:num_tokens], choice.logprobs
+    if answer.logprobs is not None:
+        logprobs = logprob_bits(answer.logprobs[:num_tokens])
+    elif logprobs is not None:
+        bits = logprobs.bits[:num_tokens]
+        logprobs = LogprobBits(bits, plain_digest(ids, bits))
+    return ReceiptChoice(ids, "abort", logprobs)
+
+
+def _cut_scores(expected: Receipt, got: Receipt, result: Result) -> PromptBits | None:
+    """A score begins behind its prompt, a replay of it at the first token. Who left while the prompt was read has fewer."""
+    one, other = expected.prompt_logprobs, got.prompt_logprobs
+    if other is None:
+        return None
+    first = other.first if one is None else max(one.first, other.first)
+    stop = _reach(one) if is_cut_in_prompt(expected.choices) else _reach(other)
+    scores = [score for score in result.prompt_logprobs or () if score is not None]
+    kept = scores[first - other.first : max(0, stop - other.first)]
+    return PromptBits(first, logprob_bits(kept)) if kept else None
+
+
+def _reach(scores: PromptBits | None) -> int:
+    """The position behind the last token of the prompt that has a logprob; 0 if none has."""
+    return 0 if scores is None else scores.first + len(scores.logprobs.bits)
+
+
 def compare(expected: Receipt, got: Receipt, text: TokenText) -> Difference | None:
     """The first difference between two receipts' answers."""
     scored = _compare_prompts(expected.prompt_logprobs, got.prompt_logprobs)
@@ -110,7 +168,7 @@ def compare(expected: Receipt, got: Receipt, text: TokenText) -> Difference | No
 def _compare_choice(
     one: ReceiptChoice, other: ReceiptChoice, text: TokenText
 ) -> tuple[int | None, str] | None:
-    """(position, what) of the first difference. An answer that was cut short is compared as far as it goes."""
+    """(position, what) of the first difference. An ordinary answer may have logprobs nobody asked for, once or twice."""
     bits, got_bits = _bits(one.logprobs), _bits(other.logprobs)
     for position, (id_, got) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
         if id_ != got:
@@ -120,35 +178,36 @@ def _compare_choice(
                 f"the same token {id_} {text(id_)!r}, but the bits of its logprob differ: expected {bits[position]}, "
                 f"got {got_bits[position]}"
             )
-    cut = one.finish_reason in _CUT_SHORT
-    if len(one.token_ids) != len(other.token_ids) and not (cut and len(one.token_ids) < len(other.token_ids)):
+    if len(one.token_ids) != len(other.token_ids):
         ends = min(len(one.token_ids), len(other.token_ids))
         return ends, f"expected {len(one.token_ids)} tokens, got {len(other.token_ids)}"
-    if cut:
-        return None
     if one.finish_reason != other.finish_reason:
         return None, f"expected the end to be {one.finish_reason!r}, got {other.finish_reason!r}"
-    if one.logprobs is not None and one.logprobs != other.logprobs:
+    if bits is not None and got_bits is not None and one.logprobs != other.logprobs:
         return None, "the chosen tokens' logprobs agree, those of the best beside them differ"
     return None
 
 
 def _compare_prompts(one: PromptBits | None, other: PromptBits | None) -> str | None:
-    """What differs in the prompt's own logprobs. A score begins behind its prompt, a replay of it at the first token."""
-    if one is None:
-        return None
-    if other is None or other.first > one.first:
-        return "logprobs of the prompt's own tokens were expected, got none"
-    bits = other.logprobs.bits[one.first - other.first :]
-    for number, (expected, got) in enumerate(zip(one.logprobs.bits, bits, strict=False)):
+    """What differs in the prompt's own logprobs."""
+    if one is None or other is None:
+        if one is other:
+            return None
+        expected, got = ("some", "none") if other is None else ("no", "some")
+        return f"expected {expected} logprobs of the prompt's own tokens, got {got}"
+    if one.first != other.first:
+        return f"expected the prompt's logprobs to begin at token {one.first}, got {other.first}"
+    for at, (expected, got) in enumerate(
+        zip(one.logprobs.bits, other.logprobs.bits, strict=False), one.first
+    ):
         if expected != got:
-            at = one.first + number
             return (
                 f"the bits of the logprob of the prompt's token {at} differ: expected {expected}, got {got}"
             )
-    if len(bits) < len(one.logprobs.bits):
-        return f"expected {len(one.logprobs.bits)} logprobs of the prompt's own tokens, got {len(bits)}"
-    if other.first == one.first and len(bits) == len(one.logprobs.bits) and one != other:
+    num_expected, num_got = len(one.logprobs.bits), len(other.logprobs.bits)
+    if num_expected != num_got:
+        return f"expected {num_expected} logprobs of the prompt's own tokens, got {num_got}"
+    if one != other:
         return "the logprobs of the prompt's own tokens agree, those of the best beside them differ"
     return None
 
