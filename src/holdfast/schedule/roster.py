@@ -1,6 +1,6 @@
 """Who waits, who runs, and who gives way when pages are short.
 
-The oldest request comes first everywhere and is never preempted for a younger one, so nobody starves.
+The oldest request comes first everywhere, and gives way only to what is already in the same plan, so nobody starves.
 """
 
 from bisect import insort
