@@ -21,6 +21,7 @@ from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.settings import NumericSettings
 from holdfast.core.params import show
 from holdfast.engine.chat_template import ChatTemplate
+from holdfast.engine.own_source import own_source_digest
 from holdfast.engine.tokenizer import Tokenizer
 from holdfast.models.config import DecoderConfig
 from holdfast.version import __version__
@@ -100,11 +101,13 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, P
 
 
 def library_parts(recipe: Recipe) -> dict[str, Part]:
-    """Versions of the code that decides prompts, logits and tokens. numpy's logarithms serve the library path only."""
+    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. numpy's logarithms serve the
+    library path only."""
     names = ("tokenizers", "jinja2", "llguidance", *(("numpy",) if recipe.path == "library" else ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
         "holdfast": __version__,
+        "holdfast_source": own_source_digest(),
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256("\n".join(build).encode()).hexdigest(),
         "libc": _libc_version(),  # its log() ends every logprob
