@@ -1,0 +1,25 @@
+"""From what a client asks for to a request: bad words as tokens."""
+
+import pytest
+
+from holdfast.bench.tiny import byte_tokenizer
+from holdfast.core.params import SamplingParams
+from holdfast.engine.request_maker import _bad_words
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        (["no"], [b"no", b" no"]),
+        ([" no"], [b" no"]),
+        (["no", " no"], [b"no", b" no"]),
+        (["\n"], [b"\n"]),  # and not the space
+        (["\t", "\nno", " "], [b"\t", b"\nno", b" "]),
+        (["\u2003x"], ["\u2003x".encode()]),
+    ],
+)
+def test_bad_words_also_stand_behind_a_space(words: list[str], spelled: list[bytes]) -> None:
+    params = SamplingParams(bad_words=words)
+    tokenizer = byte_tokenizer()
+    found = _bad_words(tokenizer, params.bad_texts)
+    assert [b"".join(map(tokenizer.token_bytes, ids)) for ids in found] == spelled
