@@ -21,13 +21,14 @@ def span(
     prompt_len: int = 4,
     forbidden: tuple[int, ...] = (),
     bad_words: tuple[tuple[int, ...], ...] = (),
+    eos: tuple[int, ...] = (),
     logprobs: int | None = None,
     watched: bool = False,
     constraint: Constraint | None = None,
 ) -> Span:
     """The last `count` of a sequence's tokens as sampled rows."""
     start = len(tokens) - count
-    how = Sampling(params or SamplingParams(temperature=0), seed, prompt_len, forbidden, bad_words)
+    how = Sampling(params or SamplingParams(temperature=0), seed, prompt_len, forbidden, bad_words, eos)
     return Span(
         request_id=1,
         start=start,

@@ -1,5 +1,7 @@
 """Bias and what is left out of the logits: lists, bad words, min_tokens, grammars."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,7 +134,7 @@ def test_min_tokens_is_waived_where_the_form_is_complete(logits: Tensor) -> None
     """Where only an end may follow, it follows; where something else may, it is waited for."""
     params = SamplingParams(temperature=0, min_tokens=9)
     masks = (mask(4, 8), mask(8), mask(8, 9), None)
-    early = span(TOKENS, 4, params, forbidden=(8, 9))
+    early = span(TOKENS, 4, params, forbidden=(8, 9), eos=(8, 9, 10**6))
     adjust(logits, parts(early, masks=[masks]))
     everything = set(range(VOCAB))
     assert [left_out(row) for row in logits] == [
@@ -141,6 +143,33 @@ def test_min_tokens_is_waived_where_the_form_is_complete(logits: Tensor) -> None
         everything - {8, 9},
         {8, 9},
     ]
+
+
+@pytest.mark.parametrize(
+    ("lists", "bad_words"),
+    [
+        ({"bad_token_ids": [4, 5]}, ()),
+        ({"allowed_token_ids": [3, 8]}, ()),
+        ({}, ((4,), (5,))),
+        ({"bad_token_ids": [4]}, ((TOKENS[-1], 5),)),
+    ],
+)
+def test_min_tokens_is_waived_where_other_settings_leave_only_the_end(
+    logits: Tensor, lists: dict[str, Any], bad_words: tuple[tuple[int, ...], ...]
+) -> None:
+    params = SamplingParams(temperature=0, min_tokens=9, **lists)
+    early = span(TOKENS, 1, params, forbidden=(8,), eos=(8,), bad_words=bad_words)
+    adjust(logits[:1], parts(early, masks=[(mask(4, 5, 8),)]))
+    assert left_out(logits[0]) == set(range(VOCAB)) - {8}
+
+
+def test_min_tokens_is_waived_for_no_stop_of_the_client(logits: Tensor) -> None:
+    """Its stop id 7 is text of the form: ending with it would break the form off."""
+    params = SamplingParams(temperature=0, min_tokens=9, stop_token_ids=[7])
+    early = span(TOKENS, 3, params, forbidden=(7, 8), eos=(8,))
+    adjust(logits[:3], parts(early, masks=[(mask(7), mask(7, 8), mask(4, 7, 8))]))
+    everything = set(range(VOCAB))
+    assert [left_out(row) for row in logits[:3]] == [everything, everything - {8}, everything - {4}]
 
 
 def test_a_grammar_and_lists_meet(logits: Tensor) -> None:

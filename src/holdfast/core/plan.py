@@ -24,7 +24,7 @@ class Sampling:
     """What decides a sampled row beside its logits. One object a request, shared by all its spans.
 
     forbidden_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
-    which may ever be completed.
+    which may ever be completed. eos_ids end an answer by themselves, where its form is complete.
     """
 
     params: SamplingParams
@@ -32,6 +32,7 @@ class Sampling:
     prompt_len: int
     forbidden_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    eos_ids: tuple[int, ...] = ()
 
     @property
     def looks_back(self) -> bool:

@@ -4,6 +4,8 @@ A logit becomes the smaller one of itself and its limit, which is inf for what i
 the bits of what is allowed stay as they are.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -26,10 +28,12 @@ def leave_out(logits: Tensor, placed: Placed) -> list[int]:
             limit = listed(params, vocab_size, device).limit
             torch.minimum(rows, limit, out=rows)
             cut.update(range(at, at + part.num_rows))
+        endings = _bad_endings(part)
         if part.masks:
-            torch.minimum(rows, _grammar_limits(part, vocab_size).to(device), out=rows)
+            torch.minimum(rows, _grammar_limits(part, endings, vocab_size, device), out=rows)
             cut.update(at + index for index, mask in enumerate(part.masks) if mask is not None)
-        for index, token_ids in enumerate(_single_tokens(part)):
+        for index, token_ids in enumerate(endings):
+            token_ids = token_ids + _early_ends(part, index)
             single.extend((at + index, token_id) for token_id in token_ids if token_id < vocab_size)
     if single:
         where, ids = torch.tensor(single, device=device).unbind(1)
@@ -38,37 +42,52 @@ def leave_out(logits: Tensor, placed: Placed) -> list[int]:
     return sorted(cut)
 
 
-def _grammar_limits(part: Part, vocab_size: int) -> Tensor:
-    """fp32 [rows, vocab]. A mask is read as one number, bit i for token i.
-
-    Where the form is complete and nothing but its end may follow, min_tokens is waived: the answer could only be made
-    longer by breaking its form.
-    """
+def _grammar_limits(part: Part, endings: list[list[int]], vocab_size: int, device: torch.device) -> Tensor:
+    """fp32 [rows, vocab]. A mask is read as one number, bit i for token i."""
     everything = (1 << vocab_size) - 1
-    ends = sum(1 << token_id for token_id in {*part.span.sampling.forbidden_ids} if token_id < vocab_size)
     num_bytes = -(-vocab_size // 8)
+    puts_off = bool(part.span.sampling.forbidden_ids) and _is_early(part, 0)
+    listed_bits = _listed_bits(part, vocab_size, device) if puts_off else everything
     bits = bytearray()
     for index, mask in enumerate(part.masks):
-        if mask is None:
-            allowed = everything
-        else:
-            allowed = int.from_bytes(mask, "little") & everything
-            if _is_early(part, index):
-                allowed = allowed & ~ends or allowed
+        allowed = everything if mask is None else int.from_bytes(mask, "little") & everything
+        if puts_off and mask is not None and _is_early(part, index):
+            others = listed_bits & ~_bits(endings[index], vocab_size)
+            allowed = _put_ends_off(part, allowed, others, vocab_size)
         bits += allowed.to_bytes(num_bytes, "little")
     limits = np.take(_LIMITS, np.frombuffer(bits, np.uint8), axis=0)  # [rows * num_bytes, 8]
-    return torch.from_numpy(limits).view(part.num_rows, -1)[:, :vocab_size]
+    return torch.from_numpy(limits).view(part.num_rows, -1)[:, :vocab_size].to(device)
 
 
-def _single_tokens(part: Part) -> list[list[int]]:
-    """For each row the ends that come too early, and the tokens that would complete a bad word."""
-    found = _bad_endings(part)
-    ends = part.span.sampling.forbidden_ids
-    for index, token_ids in enumerate(found):
-        has_mask = bool(part.masks) and part.masks[index] is not None  # which took the ends into account
-        if ends and not has_mask and _is_early(part, index):
-            token_ids.extend(ends)
-    return found
+def _put_ends_off(part: Part, allowed: int, others: int, vocab_size: int) -> int:
+    """What a form allows before min_tokens; others is what the request's other settings allow.
+
+    Where nothing is left but to end, min_tokens is waived: the answer could only be made longer by breaking its form. That
+    is for the model's own ends, which a form allows only where it is complete. A stop id of the client's may be text of
+    the form as well, and ending with it would break the form off: it stays forbidden, though it were all there is.
+    """
+    how = part.span.sampling
+    going_on = allowed & ~_bits(how.forbidden_ids, vocab_size)
+    return going_on if going_on & others else allowed & _bits(how.eos_ids, vocab_size)
+
+
+def _listed_bits(part: Part, vocab_size: int, device: torch.device) -> int:
+    """What the lists of allowed and bad tokens leave."""
+    params = part.span.sampling.params
+    if params.allowed_ids is None and not params.bad_ids:
+        return (1 << vocab_size) - 1
+    is_left = (listed(params, vocab_size, device).limit > 0).cpu().numpy()
+    return int.from_bytes(np.packbits(is_left, bitorder="little").tobytes(), "little")
+
+
+def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
+    return sum(1 << token_id for token_id in {*token_ids} if token_id < vocab_size)
+
+
+def _early_ends(part: Part, index: int) -> list[int]:
+    """The ends that come too early in this row. Where it has a mask, that took them into account."""
+    has_mask = bool(part.masks) and part.masks[index] is not None
+    return [] if has_mask or not _is_early(part, index) else list(part.span.sampling.forbidden_ids)
 
 
 def _is_early(part: Part, index: int) -> bool:

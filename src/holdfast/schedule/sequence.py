@@ -74,6 +74,7 @@ class Sequence:
             request.prompt_len,
             forbidden if params.min_tokens else (),
             request.bad_words,
+            tuple(sorted(request.eos_ids)),
         )
 
     @property
