@@ -50,7 +50,10 @@ class Reply:
     @property
     def logprobs(self) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Of every choice, asked for or not; a deterministic answer has them all."""
-        return tuple(tuple(answer.logprobs) for answer in self.answers.values())
+        return tuple(
+            self._sent[branch].logprobs if branch in self._sent else tuple(answer.logprobs)
+            for branch, answer in self.answers.items()
+        )
 
     def doubt(self, branch: int, answer: Answer) -> None:
         """An answer that ended is computed again, as a new one."""
