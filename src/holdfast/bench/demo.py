@@ -4,7 +4,7 @@
     two loads                 ordinary requests come and go around it, and share its passes
     after forced rollbacks    in verify mode, with a proposer that lies: the canonical pass must catch every lie
 
-The lies are told here, by a runner around the engine's runner. The engine itself knows nothing of them.
+The lies are told by a runner around the engine's runner (`lies.py`). The engine itself knows nothing of them.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.bench.lies import LyingProposer
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, PassResult, Plan, Sampled
 from holdfast.core.result import Result
 from holdfast.engine.llm import LLM
-from holdfast.engine.loop import Engine, PlanRunner
+from holdfast.engine.loop import Engine
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3, deterministic=True)
@@ -61,38 +61,6 @@ class Run:
         return _digest(struct.pack(f"<{len(values)}f", *values))
 
 
-class LyingProposer:
-    """A runner whose fast passes now and then propose a wrong candidate for deterministic requests."""
-
-    def __init__(self, runner: PlanRunner, vocab_size: int, every: int) -> None:
-        self._runner = runner
-        self._vocab_size = vocab_size
-        self._every = every
-        self._num_candidates = 0
-        self.num_lies = 0
-
-    def run(self, plan: Plan) -> list[PassResult]:
-        results = list(self._runner.run(plan))
-        for index, one in enumerate(plan.passes):
-            if one.kind is PassKind.FAST:
-                samples = tuple(
-                    self._tell(given) if span.sampling.params.deterministic else given
-                    for span, given in zip(one.spans, results[index].samples, strict=True)
-                )
-                results[index] = PassResult(samples)
-        return results
-
-    def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        told = []
-        for sample in samples:
-            self._num_candidates += 1
-            if self._num_candidates % self._every == 0:
-                self.num_lies += 1
-                sample = Sampled((sample.token_id + 1) % self._vocab_size, sample.logprob)
-            told.append(sample)
-        return tuple(told)
-
-
 def run(llm: LLM, console: Console | None = None) -> bool:
     """Answer, compare, show. True if every bit is the same and the rollbacks did happen."""
     console = console or Console(highlight=False)
@@ -123,7 +91,7 @@ def _answer_everywhere(llm: LLM, prompt_ids: list[int], console: Console) -> lis
         ):
             runs.append(Run(name, _ask(engine, prompt_ids, load)))
         verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
-        verifying.runner = LyingProposer(engine.runner, engine.limits.vocab_size, every=6)
+        verifying.runner = LyingProposer(engine.runner, engine.limits.vocab_size, chance=0.2)
         runs.append(Run("rollbacks, alone", _ask(verifying, prompt_ids, [])))
         runs.append(Run("rollbacks, among 6", _ask(verifying, prompt_ids, _short_load())))
         llm.engine = verifying.restarted(engine.scheduler.config)

@@ -1,0 +1,48 @@
+"""A runner whose fast passes lie: wrong candidates, so that the canonical pass has something to catch.
+
+Only candidates of deterministic requests are changed, and nothing but their token. The engine knows nothing of it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdfast.core.plan import PassKind, PassResult, Plan, Sampled
+from holdfast.engine.loop import PlanRunner
+
+
+class LyingProposer:
+    """Runs plans, and proposes another token with the given chance: any, one no grammar knows, or one of the ends."""
+
+    def __init__(
+        self, runner: PlanRunner, vocab_size: int, chance: float, *, seed: int = 0, ends: Sequence[int] = ()
+    ) -> None:
+        self._runner = runner
+        self._vocab_size = vocab_size
+        self._chance = chance
+        self._rng = random.Random(seed)
+        self._ends = tuple(ends)
+        self.num_lies = 0
+
+    def run(self, plan: Plan) -> list[PassResult]:
+        results = list(self._runner.run(plan))
+        for index, one in enumerate(plan.passes):
+            if one.kind is PassKind.FAST:
+                samples = tuple(
+                    self._tell(given) if span.sampling.params.deterministic else given
+                    for span, given in zip(one.spans, results[index].samples, strict=True)
+                )
+                results[index] = replace(results[index], samples=samples)
+        return results
+
+    def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+        return tuple(self._lie(sample) if self._rng.random() < self._chance else sample for sample in samples)
+
+    def _lie(self, sample: Sampled) -> Sampled:
+        self.num_lies += 1
+        if self._ends and self._rng.random() < 0.25:
+            token_id = self._rng.choice(self._ends)
+            if token_id != sample.token_id:
+                return replace(sample, token_id=token_id)
+        token_id = (sample.token_id + self._rng.randrange(1, self._vocab_size)) % self._vocab_size
+        return replace(sample, token_id=token_id)
