@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from holdfast.bench import cpu, needle, survey
+from holdfast.bench import cpu, features, needle, survey
 from holdfast.core.result import Stats
 
 SPEED = {
@@ -38,26 +38,28 @@ def tally(*counts):
     return needle.Tally(answers, Stats(), sum(counts))
 
 
+def few_features(engine, prompt):
+    found = {feature.name: feature for feature in features.find_features(engine, prompt)}
+    return [found[name] for name in ("greedy", "top-k", "JSON schema")]
+
+
 def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, model, monkeypatch):
     if not survey.products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
     monkeypatch.setattr(survey, "TINY", (("library", "fp32"),))
+    monkeypatch.setattr(survey, "NUM_COMBINATIONS", 1)
+    monkeypatch.setattr(survey, "find_features", few_features)
     result = holdfast("bench", "needle", model, "--runs", "2")
     assert result.exit_code == 0, result.stdout + result.stderr
-    rows = re.findall(r"(greedy|sampled) +(on|off) +(\d+) +(\d+)", result.stdout)
-    assert [row[:3] for row in rows] == [
-        ("greedy", "on", "2"),
-        ("sampled", "on", "2"),
-        ("greedy", "on", "2"),
-        ("sampled", "on", "2"),
-        ("greedy", "off", "8"),
-    ]
-    assert all(int(row[3]) == 1 for row in rows[:4])
-    assert int(rows[4][3]) > 1
+    rows = re.findall(r"(auto, verify|off) +(?:compiled|library) +(?:fp32|bf16) +(\d+) +(\d+)", result.stdout)
+    assert [row[:2] for row in rows] == 8 * [("auto, verify", "2")] + [("off", "8")]
+    assert all(int(row[2]) == 1 for row in rows[:8])
+    assert int(rows[8][2]) > 1
 
 
 def test_several_answers_with_the_guarantee_exit_with_1(holdfast, model, monkeypatch):
     monkeypatch.setattr(survey, "TINY", ())
+    monkeypatch.setattr(survey, "find_features", few_features)
     monkeypatch.setattr(survey, "prick", lambda *given, **named: tally(3, 1))
     result = holdfast("bench", "needle", model)
     assert result.exit_code == 1

@@ -1,24 +1,41 @@
-"""What the needle tests share; run as a program, it pricks in a process of its own and prints how many answers it saw."""
+"""What the needle tests share; run as a program, it pricks in a process of its own and prints the digests of what it saw."""
 
 import hashlib
 import random
 import sys
+from dataclasses import replace
+from functools import cache
 
-from holdfast.bench.needle import Outcome, Scale, Tally, prick
+from holdfast.bench.features import Feature, combine, find_features
+from holdfast.bench.haystack import Needle, Scale
+from holdfast.bench.needle import Outcome, Tally, prick
+from holdfast.bench.survey import PROMPT as TEXT
 from holdfast.bench.tiny import tiny_engine
 from holdfast.core.params import SamplingParams
 from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.loop import Engine
+from holdfast.schedule.policy import DeterminismMode
 
-SMALL = Scale(max_neighbours=12, max_prompt=60)
-LARGE = Scale(max_neighbours=31, max_prompt=700)
+BOTH: tuple[DeterminismMode, ...] = ("auto", "verify")
+SMALL = Scale(max_neighbours=6, max_prompt=40, max_tokens=8)
+LARGE = Scale(max_neighbours=24, max_prompt=300)
+FEATURES = (
+    "greedy", "temperature", "top-k", "top-p", "min-p", "n",
+    "presence penalty", "frequency penalty", "repetition penalty", "logit bias",
+    "stop text", "stop token", "min tokens", "ignore eos",
+    "allowed tokens", "bad tokens", "bad words",
+    "logprobs", "prompt logprobs", "scores only", "echo",
+    "JSON schema", "JSON object", "regex", "choice", "grammar",
+    "copied text",
+)  # fmt: skip
 
 _rng = random.Random(1)
-PROMPT = [_rng.randrange(2, 400) for _ in range(37)]
+PROMPT = tuple(_rng.randrange(2, 400) for _ in range(37))
 
 
-def params(temperature: float, *, deterministic: bool = True) -> SamplingParams:
-    return SamplingParams(
+def plain(temperature: float, *, deterministic: bool = True) -> Needle:
+    """Nothing special: 24 tokens and their logprobs."""
+    params = SamplingParams(
         max_tokens=24,
         temperature=temperature,
         top_p=0.95 if temperature else 1.0,
@@ -27,28 +44,61 @@ def params(temperature: float, *, deterministic: bool = True) -> SamplingParams:
         logprobs=3,
         deterministic=deterministic,
     )
+    return Needle(PROMPT, params)
 
 
+@cache
 def engine(kernels: Kernels, dtype: str) -> Engine:
-    """A tiny model in which, in fp32, every token has a near twin."""
+    """A tiny model in which, in fp32, every token has a near twin. It is only ever restarted, never run."""
     config = EngineConfig(kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB")
     return tiny_engine(config, twins=dtype == "fp32")
 
 
-def scale(kernels: Kernels) -> Scale:
-    return LARGE if kernels == "compiled" else SMALL
+@cache
+def features(kernels: Kernels, dtype: str) -> dict[str, Feature]:
+    one = engine(kernels, dtype)
+    return {feature.name: feature for feature in find_features(one, one.tokenizer.encode(TEXT))}
+
+
+def combinations(known: dict[str, Feature], count: int, seed: int = 0) -> list[Feature]:
+    rng = random.Random(seed)
+    return [combine(rng, tuple(known.values())) for _ in range(count)]
+
+
+def settings(known: dict[str, Feature]) -> list[SamplingParams]:
+    """What neighbours may ask for."""
+    return [feature.needle().params for feature in (*known.values(), *combinations(known, 12, seed=1))]
 
 
 def outcome(tally: Tally) -> Outcome:
     """The one answer all runs gave."""
     assert tally.num_distinct == 1, f"{tally.num_distinct} different answers in {tally.num_runs} runs"
+    assert tally.num_revocations == 0
     return next(iter(tally.outcomes))
 
 
-if __name__ == "__main__":
+def digests(kernels: Kernels, **limits: object) -> list[str]:
+    """One line a needle: its dtype, how many outcomes it had, and a digest of the first. limits change the engine's own."""
+    lines = []
     for dtype in ("fp32", "bf16"):
-        one = engine(sys.argv[1], dtype)  # type: ignore[arg-type]
-        for temperature in (0.0, 0.9):
-            tally = prick(one, PROMPT, params(temperature), ("auto", "verify"), 6, scale=SMALL)
-            digest = hashlib.sha256(repr(outcome(tally)).encode()).hexdigest()
-            print(dtype, temperature, tally.num_distinct, digest)
+        one = engine(kernels, dtype)
+        if limits:
+            config = EngineConfig(kernels=kernels, dtype=dtype, **limits)  # type: ignore[arg-type]
+            one = tiny_engine(config, twins=dtype == "fp32")
+        known = {one.name: one for one in find_features(one, one.tokenizer.encode(TEXT))}
+        combined = [
+            replace(one.needle(), params=replace(one.needle().params, logprobs=2))
+            for one in combinations(known, 3)
+        ]
+        others = settings(known)
+        for needle in (plain(0.0), plain(0.9), *combined):
+            tally = prick(one, needle, BOTH, 2, scale=SMALL, others=others)
+            digest = hashlib.sha256(repr(next(iter(tally.outcomes))).encode()).hexdigest()
+            lines.append(f"{dtype} {tally.num_distinct} {digest}")
+    return lines
+
+
+TIGHT = {"max_num_seqs": 4, "max_pass_rows": 48, "kv_memory": "256KiB", "prefix_cache": False}
+
+if __name__ == "__main__":
+    print("\n".join(digests(sys.argv[1], **(TIGHT if "tight" in sys.argv else {}))))  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ def _passes(one: Engine, mode: DeterminismMode, streams: int) -> Counters:
         params = SamplingParams(
             max_tokens=48, temperature=0.7, seed=number, ignore_eos=True, deterministic=True
         )
-        fresh.submit(fresh.prepare([*PROMPT, number + 2], params))
+        fresh.submit(fresh.prepare((*PROMPT, number + 2), params))
     while fresh.has_work:
         fresh.step()
     return fresh.counters

@@ -1,63 +1,64 @@
-"""The needle over several cells: model, arithmetic, dtype, greedy or sampled; with the guarantee and once without.
+"""The needle over many cells: each feature and some combinations, on several models, kernels and dtypes; and some without
+the guarantee.
 
 With the guarantee every cell must give one answer. Without it, on the library's kernels and a model made of near ties,
-there must be several: that cell shows that the loads do prick.
-A cell without a compiler to run with is left out, and says so.
+there must be several: those cells show that the loads do prick. A cell that cannot run here is left out, and says so.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
-from holdfast.bench.needle import Scale, Tally, prick
+from holdfast.bench.features import Feature, combine, find_features
+from holdfast.bench.haystack import Scale
+from holdfast.bench.needle import Tally, prick
 from holdfast.bench.tiny import tiny_engine
 from holdfast.core.params import SamplingParams
 from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.loop import Engine
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, InvalidRequest
+from holdfast.schedule.policy import DeterminismMode
 
 Tell = Callable[[str], None]
 Verdict = Literal["good", "bad", "left out"]
 
-TEMPERATURES = (0.0, 0.9)
+PROMPT = "The tide went out and left the rocks bare, and on every rock"
 TINY: tuple[tuple[Kernels, str], ...] = (
     ("compiled", "fp32"),
     ("compiled", "bf16"),
     ("library", "fp32"),
     ("library", "bf16"),
 )
+NUM_COMBINATIONS = 6
 MIN_RUNS_OFF = 8  # few runs can miss a difference that is there
-_SMALL = Scale(max_neighbours=12, max_prompt=60)  # the library path takes its time
-_PROMPT = "The tide went out and left the rocks bare, and on every rock"
+_ASKED_OFF = ("greedy", "repetition penalty", "min tokens", "allowed tokens", "logprobs")
+_SCALE = Scale(max_neighbours=8, max_prompt=48, max_tokens=12)
+_LARGE_SCALE = Scale(max_neighbours=4, max_prompt=40, max_tokens=8)  # of a model that takes its time
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_MARKS: dict[Verdict, str] = {"good": "green", "bad": "red", "left out": "yellow"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to ask. Without the guarantee the request is an ordinary one."""
+    """One thing asked of one engine. Without the guarantee the request is an ordinary one."""
 
+    feature: str
     model: str
     kernels: str
     dtype: str
-    temperature: float
     guarantee: bool = True
 
     @property
-    def asked(self) -> str:
-        return "sampled" if self.temperature else "greedy"
+    def modes(self) -> tuple[DeterminismMode, ...]:
+        return ("auto", "verify") if self.guarantee else ("off",)
 
     @property
     def name(self) -> str:
         off = "" if self.guarantee else ", guarantee off"
-        return f"{self.model}, {self.kernels}, {self.dtype}, {self.asked}{off}"
+        return f"{self.feature} ({self.model}, {self.kernels}, {self.dtype}{off})"
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,29 @@ class Loads:
 def survey(engine: Engine, name: str, num_threads: int | None, loads: Loads) -> Iterator[Finding]:
     """The chosen model first, then the built-in tiny ones."""
     kernels, dtype = _recipe(engine)
-    scale = Scale(max_prompt=min(700, engine.limits.max_model_len - 64))
-    prompt = engine.tokenizer.encode(_PROMPT)
-    for temperature in TEMPERATURES:
-        yield _prick(engine, Cell(name, kernels, dtype, temperature), prompt, scale, loads)
+    yield from Ground(engine, Cell("", name, kernels, dtype), _LARGE_SCALE, loads).survey()
     for tiny_kernels, tiny_dtype in TINY:
         yield from _survey_tiny(tiny_kernels, tiny_dtype, num_threads, loads)
 
 
-def judge(cell: Cell, num_distinct: int, kernels_disagree: Callable[[], bool]) -> tuple[Verdict, str]:
-    """One answer with the guarantee; several without, unless this CPU's kernels cannot differ."""
-    if cell.guarantee:
-        return ("good", "") if num_distinct == 1 else ("bad", "must be one")
-    if num_distinct > 1:
-        return "good", "it pricks"
+def judge(cell: Cell, tally: Tally) -> tuple[Verdict, str]:
+    """One answer with the guarantee, and no certificate that turned out wrong; without it anything goes."""
+    if tally.num_revocations:
+        return "bad", "a certified pass was not canonical"
+    if cell.guarantee and tally.num_distinct != 1:
+        return "bad", "must be one"
+    return "good", ""
+
+
+def judge_pricks(findings: Sequence[Finding], kernels_disagree: Callable[[], bool]) -> list[Finding]:
+    """Cells without the guarantee: one of them must have given several answers, unless this CPU's kernels cannot differ."""
+    if any(one.tally is not None and one.tally.num_distinct > 1 for one in findings):
+        return list(findings)
     if not kernels_disagree():
-        return "good", "one bit class only: this CPU's fp32 product is the same for any number of rows"
-    return "bad", "the kernels differ, the needle did not notice"
+        remark = "one bit class only: this CPU's fp32 product is the same for any number of rows"
+        return [replace(one, remark=remark) for one in findings]
+    remark = "the kernels differ, the needle did not notice"
+    return [replace(one, verdict="bad", remark=remark) for one in findings]
 
 
 def products_disagree() -> bool:
@@ -112,41 +119,67 @@ def products_disagree() -> bool:
     return False
 
 
-def show_survey(findings: Sequence[Finding], console: Console | None = None) -> bool:
-    """The table. True if every cell that ran is as it must be."""
-    console = console or Console(highlight=False)
-    table = Table(
-        title="One request inside random loads", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    table.add_column("model", overflow="fold")
-    for heading in ("kernels", "dtype", "asked", "guar-\nantee"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("runs", "dis-\ntinct", "candi-\ndates", "rolled\nback", "pre-\nempted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for finding in findings:
-        cell = finding.cell
-        guarantee = "on" if cell.guarantee else "off"
-        table.add_row(cell.model, cell.kernels, cell.dtype, cell.asked, guarantee, *_counts(finding))
-    console.print(table)
-    for finding in findings:
-        if finding.remark:
-            console.print(
-                f"{finding.cell.name}: {finding.remark}", style=_MARKS[finding.verdict], markup=False
+class Ground:
+    """One engine, and what is asked of it. Neighbours ask for the same things as the needle."""
+
+    def __init__(self, engine: Engine, like: Cell, scale: Scale, loads: Loads) -> None:
+        self._engine = engine
+        self._like = like
+        self._scale = scale
+        self._loads = loads
+        rng = random.Random(f"{loads.seed}, {like.name}")
+        single = find_features(engine, engine.tokenizer.encode(PROMPT))
+        combined = tuple(combine(rng, single) for _ in range(NUM_COMBINATIONS))
+        self._features = (*single, *combined)
+        self._others = [params for one in self._features if self._may_ask(params := one.needle().params)]
+
+    def survey(self) -> Iterator[Finding]:
+        """Every feature, then combinations, with the guarantee."""
+        like, tell = self._like, self._loads.tell
+        for number, feature in enumerate(self._features):
+            if number % 8 == 0:
+                tell(
+                    f"{like.model}, {like.kernels}, {like.dtype}: {number} of {len(self._features)} cells done"
+                )
+            yield self._prick(replace(like, feature=feature.name), feature, number)
+
+    def survey_off(self) -> list[Finding]:
+        """Some features without the guarantee."""
+        off = replace(self._like, guarantee=False)
+        self._loads.tell(f"{off.model}, {off.kernels}, {off.dtype}: guarantee off")
+        found = [
+            self._prick(replace(off, feature=feature.name), feature, number)
+            for number, feature in enumerate(self._features)
+            if feature.name in _ASKED_OFF
+        ]
+        return judge_pricks(found, products_disagree)
+
+    def _prick(self, cell: Cell, feature: Feature, number: int) -> Finding:
+        """Each cell has loads of its own."""
+        num_runs = self._loads.num_runs if cell.guarantee else max(self._loads.num_runs, MIN_RUNS_OFF)
+        needle = feature.needle(deterministic=cell.guarantee)
+        seed = 1000 * self._loads.seed + number
+        try:
+            tally = prick(
+                self._engine, needle, cell.modes, num_runs, seed=seed, scale=self._scale, others=self._others
             )
-    good = all(finding.verdict != "bad" for finding in findings)
-    if good:
-        console.print(
-            "[green]With the guarantee: one answer in every cell, in auto and verify, to the bit.[/]"
-        )
-    else:
-        console.print("[red]Not as it must be: this is a bug in Holdfast, please report it.[/]")
-    return good
+        except InvalidRequest as error:
+            return Finding(cell, None, "left out", str(error))
+        return Finding(cell, tally, *judge(cell, tally))
+
+    def _may_ask(self, params: SamplingParams) -> bool:
+        """Some models cannot follow a form."""
+        try:
+            self._engine.prepare([0], params)
+        except InvalidRequest:
+            return False
+        return True
 
 
 def _survey_tiny(kernels: Kernels, dtype: str, num_threads: int | None, loads: Loads) -> Iterator[Finding]:
-    """Random weights; in fp32 every token has a near twin. There the library's kernels are asked once without guarantee."""
+    """Random weights; in fp32 every token has a near twin. There the library's kernels are also asked without guarantee."""
     twins = dtype == "fp32"
-    name = "twins" if twins else "tiny"
+    like = Cell("all", "twins" if twins else "tiny", kernels, dtype)
     config = EngineConfig(
         kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB", num_threads=num_threads
     )
@@ -155,55 +188,12 @@ def _survey_tiny(kernels: Kernels, dtype: str, num_threads: int | None, loads: L
     except ConfigError as error:
         if kernels != "compiled":
             raise
-        for temperature in TEMPERATURES:
-            yield Finding(Cell(name, kernels, dtype, temperature), None, "left out", str(error))
+        yield Finding(like, None, "left out", str(error))
         return
-    rng = random.Random(1)
-    prompt = [rng.randrange(2, 400) for _ in range(37)]
-    scale = Scale() if kernels == "compiled" else _SMALL
-    for temperature in TEMPERATURES:
-        yield _prick(engine, Cell(name, kernels, dtype, temperature), prompt, scale, loads)
+    ground = Ground(engine, like, _SCALE, loads)
+    yield from ground.survey()
     if kernels == "library" and twins:
-        off = Loads(max(loads.num_runs, MIN_RUNS_OFF), loads.seed, loads.tell)
-        yield _prick(engine, Cell(name, kernels, dtype, 0.0, guarantee=False), prompt, scale, off)
-
-
-def _prick(engine: Engine, cell: Cell, prompt: Sequence[int], scale: Scale, loads: Loads) -> Finding:
-    params = SamplingParams(
-        max_tokens=24,
-        temperature=cell.temperature,
-        seed=7,
-        ignore_eos=True,
-        logprobs=3,
-        deterministic=cell.guarantee,
-    )
-
-    def count(done: int) -> None:
-        if done % 10 == 0 or done == loads.num_runs:
-            loads.tell(f"{cell.name}: run {done} of {loads.num_runs}")
-
-    tally = prick(
-        engine,
-        prompt,
-        params,
-        ("auto", "verify") if cell.guarantee else ("off",),
-        loads.num_runs,
-        seed=loads.seed,
-        scale=scale,
-        each=count,
-    )
-    return Finding(cell, tally, *judge(cell, tally.num_distinct, products_disagree))
-
-
-def _counts(finding: Finding) -> tuple[str, ...]:
-    tally = finding.tally
-    if tally is None:
-        return ("—",)
-    colour = _MARKS[finding.verdict]
-    distinct = f"[{colour}]{tally.num_distinct}[/]"
-    stats = tally.stats
-    counts = (stats.candidates, stats.rolled_back, stats.preemptions)
-    return str(tally.num_runs), distinct, *map(str, counts)
+        yield from ground.survey_off()
 
 
 def _recipe(engine: Engine) -> tuple[str, str]:

@@ -95,17 +95,18 @@ def forms(
 @bench.command()
 def needle(
     model: o.ModelArgument = None,
-    runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the random loads.")] = 0,
     dtype: o.Dtype = "auto",
     kernels: o.KernelsOption = "auto",
     num_threads: o.NumThreads = None,
 ) -> None:
-    """One deterministic request inside random loads, on this model and on tiny ones, with the guarantee and without.
+    """Every feature inside random loads, on this model and on tiny ones, with the guarantee and without.
 
-    Exits with 1 unless all answers of a cell are one, and those without the guarantee several.
+    Exits with 1 unless all answers of a cell are one, and some without the guarantee several.
     """
-    from holdfast.bench.survey import Loads, show_survey, survey
+    from holdfast.bench.survey import Loads, survey
+    from holdfast.bench.survey_table import show_survey
     from holdfast.models.locate import locate
 
     engine = o.EngineOptions(model, dtype, num_threads=num_threads, kernels=kernels).open().engine
