@@ -94,9 +94,10 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "doubling terminals": {
         "lark": "\n".join(["start: R0", *[f"R{i}: R{i + 1} R{i + 1}" for i in range(40)], 'R40: "c"'])
     },
+    "ambiguous": {"lark": 'start: s\ns: s s s | s s | "a"'},
     "complements": {"lark": "start: A\nA: " + " & ".join(f"~/(?s:.*){c}.{{10}}(?s:.*)/" for c in LETTERS)},
 }
-FOR_WORDS = ("counts of counts", "complements")
+FOR_WORDS = ("counts of counts", "complements", "ambiguous")
 HEAVY: dict[
     str, dict[str, Any]
 ] = {  # legitimate, or at least harmless: they must work, and every step be quick
@@ -112,7 +113,6 @@ HEAVY: dict[
     "window": {"regex": ".*a.{50}"},
     "nested stars": {"regex": "(((a*)*)*)*b"},
     "left recursion": {"lark": 'start: e\ne: e "+" e | e "*" e | "(" e ")" | /[0-9]+/'},
-    "ambiguous": {"lark": 'start: s\ns: s s s | s s | "a"'},
     "doubling rules": {
         "lark": "\n".join(["start: r0", *[f"r{i}: r{i + 1} r{i + 1}" for i in range(60)], 'r60: "c"'])
     },
@@ -173,6 +173,38 @@ def test_heavy_forms_step_quickly(make: BenchMaker, name: str) -> None:
         if token_id in bench.eos_ids:
             break
     assert slowest < 1.0
+
+
+def language() -> str:
+    """Thirty kinds of statements, and expressions of eighteen levels."""
+    kinds = " | ".join(f'"k{index}" " " e0 ";" | "k{index}" "{{" statement* "}}"' for index in range(30))
+    levels = [
+        f'e{level}: e{level} "o{level}" e{level + 1} | e{level} "p{level}" e{level + 1} | e{level + 1}'
+        for level in range(18)
+    ]
+    atoms = 'e18: "-" e18 | "(" e0 ")" | /[a-z_]+/ | /[0-9]+/ | e18 "(" (e0 ("," e0)*)? ")" | e18 "[" e0 "]"'
+    return "\n".join(["start: statement+", f'statement: {kinds} | e0 ";"', *levels, atoms])
+
+
+@pytest.mark.parametrize(
+    ("lark", "text"),
+    [
+        ('start: list\nlist: "a" list | "a"', "a" * 240),
+        ('start: list\nlist: list "a" | "a"', "a" * 2_000),
+        (HEAVY["left recursion"]["lark"], "1+2*(3+4)*5+" * 25 + "6"),
+        ('start: "(" start ")" | "x"', "(" * 100 + "x" + ")" * 100),
+        (language(), "k1 (1o3x)p2f(y[1],-2);k2{k3 x;z;}" * 30),
+    ],
+    ids=["right recursion", "left recursion", "arithmetic", "brackets", "language"],
+)
+@pytest.mark.parametrize("make", BENCHES)
+def test_sensible_recursion_goes_far(make: BenchMaker, lark: str, text: str) -> None:
+    bench = make()
+    grammar = bench.compile(lark=lark)
+    for id_ in bench.encode(text):
+        (mask,) = grammar.masks((), 1)
+        assert mask is not None and mask[id_ // 8] >> id_ % 8 & 1, grammar.problem
+        grammar.commit(id_)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def too_many_states(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Grammar:
 
 
 def too_slow(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Grammar:
-    monkeypatch.setattr(grammar_matcher, "_MAX_STEP_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_matcher, "_MAX_CALL_SECONDS", -1.0)
     return bench.compile_alone(json_object=True)
 
 

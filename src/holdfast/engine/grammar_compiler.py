@@ -71,10 +71,11 @@ class GrammarCompiler:
     def _compile(self, form: StructuredOutput) -> CompiledForm:
         grammar = write_grammar(form)
         bench = self._set_up()
-        trial = bench.sandbox.try_form(grammar, is_lark=form.kind == "lark")
+        is_lark = form.kind == "lark"
+        trial = bench.sandbox.try_form(grammar, is_lark=is_lark)
         if trial.fault is not None:
             raise InvalidRequest(f"the {NOUNS[form.kind]} cannot be used: {trial.fault}")
-        compiled = CompiledForm(lambda: open_matcher(bench.trie, grammar), trial.num_bytes)
+        compiled = CompiledForm(lambda: open_matcher(bench.trie, grammar, is_lark=is_lark), trial.num_bytes)
         if compiled.fault is not None:
             raise InvalidRequest(f"the {NOUNS[form.kind]} cannot be used: {compiled.fault}")
         self._keep(form, compiled)

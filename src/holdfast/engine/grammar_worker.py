@@ -32,8 +32,8 @@ except ImportError:  # a system without limits has no process to try forms in, e
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# llguidance's own limits, for compiling and for every step. They keep a step of any form we found below half a second
-# and of an ordinary one below a millisecond, but they do not bound compiling; hence the process.
+# llguidance's own limits, for compiling and for every step. They are functions of the text, and keep a step of any form we
+# found below 0.1 s and of an ordinary one below a millisecond, but they do not bound compiling; hence the process.
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 1_000,  # an object of about 250 optional properties
     "initial_lexer_fuel": 1_000_000,
@@ -43,6 +43,9 @@ PARSER_LIMITS: dict[str, Any] = {
     "max_grammar_size": 20_000,  # symbols: 5000 required properties
     "verbose_errors": False,
 }
+# A row of an ambiguous grammar takes time with the third power of its items: 12 ms for 500, 90 ms for 1000. JSON's
+# long rows are not ambiguous. A large programming language needs some 150; a right-recursive list of 250 elements, 500.
+LARK_LIMITS: dict[str, Any] = {"max_items_in_row": 500, "step_max_items": 10_000}
 
 _STACK_BYTES = 2 << 20
 _NUM_WALKS = 4
@@ -77,11 +80,17 @@ def open_trie(texts: Sequence[bytes], eos_ids: Sequence[int]) -> "LLTokenizer":
     return LLTokenizer(words, eos_token=list(eos_ids))
 
 
-def open_matcher(trie: "LLTokenizer", grammar: str) -> "LLMatcher":
+def open_matcher(trie: "LLTokenizer", grammar: str, *, is_lark: bool = False) -> "LLMatcher":
     """A compiled grammar at its beginning, or a matcher that is in error from the start."""
     from llguidance import LLMatcher, LLParserLimits
 
-    return LLMatcher(trie, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+    limits = PARSER_LIMITS | (LARK_LIMITS if is_lark else {})
+    return LLMatcher(trie, grammar, log_level=0, limits=LLParserLimits(**limits))
+
+
+def is_of_lexer(error: str) -> bool:
+    """Whether a lexer's past may be the cause. A full lexer fails in several ways, a parser's limits in these two."""
+    return "Current row has" not in error and "Too many items" not in error
 
 
 def explain(error: str) -> str:
@@ -98,7 +107,7 @@ def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool) -> str | Non
     """Compile a form and follow it some tokens far, in some ways. Returns what is wrong with it."""
     if is_lark and _names_tokens(grammar):
         return "it names tokens (<...>); only text can be asked for"
-    matcher = open_matcher(trie, grammar)
+    matcher = open_matcher(trie, grammar, is_lark=is_lark)
     if matcher.is_error():
         return explain(matcher.get_error())
     warnings = matcher.get_grammar_warnings()
