@@ -8,9 +8,9 @@ uses the form. Two things of llguidance stand against that, and are the reason f
   answer's own matcher when all of them are committed.
 - Copies share one lexer. It makes the second answer of a form fast, and it fails for all of them once one of them has
   filled it. So an answer whose lexer fails is followed once more from its beginning, with a lexer that has no past;
-  only if that fails, too, has the form become too hard (`problem`). What the parser fails for is a function of the text.
+  only if that fails, too, has the form become too hard (`problem`). What the parser fails for is a function of the tokens.
 
-Everybody waits for a mask. What keeps it short are llguidance's own limits, which are functions of the text
+Everybody waits for a mask. What keeps it short are llguidance's own limits, which are functions of the tokens
 (`grammar_worker`), and that no place is computed twice (`grammar_findings`); the clocks here are the last resort.
 """
 

@@ -32,8 +32,8 @@ except ImportError:  # a system without limits has no process to try forms in, e
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# llguidance's own limits, for compiling and for every step. They are functions of the text, and keep a step of any form we
-# found below 0.1 s and of an ordinary one below a millisecond, but they do not bound compiling; hence the process.
+# llguidance's own limits, for compiling and for every step. They are functions of the tokens, and keep a step of most forms
+# we found below 0.1 s and of an ordinary one below a millisecond, but they do not bound compiling; hence the process.
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 1_000,  # an object of about 250 optional properties
     "initial_lexer_fuel": 1_000_000,
@@ -45,6 +45,7 @@ PARSER_LIMITS: dict[str, Any] = {
 }
 # A row of an ambiguous grammar takes time with the third power of its items: 12 ms for 500, 90 ms for 1000. JSON's
 # long rows are not ambiguous. A large programming language needs some 150; a right-recursive list of 250 elements, 500.
+# Rows are counted at the ends of tokens, so where tokens are long some go uncounted: what is left to the matcher's clocks.
 LARK_LIMITS: dict[str, Any] = {"max_items_in_row": 500, "step_max_items": 10_000}
 
 _STACK_BYTES = 2 << 20
