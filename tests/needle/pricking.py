@@ -72,7 +72,7 @@ def settings(known: dict[str, Feature]) -> list[SamplingParams]:
 
 def outcome(tally: Tally) -> Outcome:
     """The one answer all runs gave."""
-    assert tally.num_distinct == 1, f"{tally.num_distinct} different answers in {tally.num_runs} runs"
+    assert tally.num_distinct == 1, f"{tally.num_distinct} different answers: {list(tally.outcomes)}"
     assert tally.num_revocations == 0
     return next(iter(tally.outcomes))
 
