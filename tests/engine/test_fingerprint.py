@@ -297,7 +297,17 @@ def test_every_field_of_the_recipe_is_a_part(plain: Fingerprint) -> None:
 def test_versions_are_of_what_decides_bits() -> None:
     recipe = open_arithmetic(torch.float32, num_threads=1, path="library").recipe
     assert set(library_parts(recipe)) == {
-        *("holdfast", "holdfast_source", "torch", "torch_build", "libc", "tokenizers", "jinja2", "llguidance", "numpy")
+        *(
+            "holdfast",
+            "holdfast_source",
+            "torch",
+            "torch_build",
+            "libc",
+            "tokenizers",
+            "jinja2",
+            "llguidance",
+            "numpy",
+        )
     }
     assert library_parts(recipe)["numpy"] == np.__version__
 
