@@ -1,4 +1,4 @@
-"""What must be true of an answer however it came about: its counts, its logprobs, its form."""
+"""What must be true of an answer however it came about: its counts, its logprobs, its form, and that it was asked for."""
 
 import json
 import re
@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import jsonschema
 
+from holdfast.bench.features import Feature
 from holdfast.bench.haystack import Needle
+from holdfast.bench.needle import outcome_of
 from holdfast.core.plan import TokenLogprob
 from holdfast.core.result import Result
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.loop import Engine
 
+REPORTS = ("logprobs", "prompt logprobs", "echo")
 GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # what the features' grammar says
 
 
@@ -26,6 +29,19 @@ def assert_counts(result: Result) -> None:
     assert stats.candidates == stats.accepted + stats.rolled_back
     assert num_tokens(result) == stats.accepted + stats.canonical_tokens
     assert stats.rollbacks <= stats.windows
+
+
+def assert_does_something(feature: Feature, given: Result, without: Result) -> None:
+    assert given.error is None
+    assert outcome_of(given) != outcome_of(without), feature.name
+    if feature.name in REPORTS:  # what is reported does not decide what is said
+        assert given.token_ids == without.token_ids
+    if feature.name in ("n", "scores only"):
+        assert [choice.token_ids for choice in given.choices] != [
+            choice.token_ids for choice in without.choices
+        ]
+    elif feature.name not in REPORTS:
+        assert given.token_ids != without.token_ids, feature.name
 
 
 def num_tokens(result: Result) -> int:

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 from pricking import FEATURES, SMALL, TEXT, combinations, outcome
-from proof import assert_counts, count_in_form
-from test_features import assert_does_something
+from proof import assert_counts, assert_does_something, count_in_form
 
 from holdfast import LLM
 from holdfast.bench.features import FORMS, Feature, find_features
@@ -19,7 +18,7 @@ from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
 from holdfast.schedule.policy import DeterminismMode
 
-pytestmark = pytest.mark.smollm2
+pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
 
 Asked = dict[str, list[Run]]
 

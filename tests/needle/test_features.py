@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 from pricking import FEATURES, combinations, engine, features
-from proof import count_in_form
+from proof import assert_does_something, count_in_form
 
-from holdfast.bench.features import FORMS, Feature, combine
+from holdfast.bench.features import FORMS, combine
 from holdfast.bench.needle import ask, outcome_of
-from holdfast.core.result import Result
-
-REPORTS = ("logprobs", "prompt logprobs", "echo")
 
 
 def test_all_features_are_listed() -> None:
@@ -22,19 +19,6 @@ def test_all_features_are_listed() -> None:
 def test_a_feature_changes_the_outcome(name: str) -> None:
     one, feature = engine("compiled", "fp32"), features("compiled", "fp32")[name]
     assert_does_something(feature, ask(one, feature.needle()), ask(one, feature.without()))
-
-
-def assert_does_something(feature: Feature, given: Result, without: Result) -> None:
-    assert given.error is None
-    assert outcome_of(given) != outcome_of(without), feature.name
-    if feature.name in REPORTS:  # what is reported does not decide what is said
-        assert given.token_ids == without.token_ids
-    if feature.name in ("n", "scores only"):
-        assert [choice.token_ids for choice in given.choices] != [
-            choice.token_ids for choice in without.choices
-        ]
-    elif feature.name not in REPORTS:
-        assert given.token_ids != without.token_ids, feature.name
 
 
 def test_copied_text_is_looked_up_and_the_outcome_stays() -> None:
