@@ -43,7 +43,7 @@ class Watch:
         self._rate = rate
         self._rows = rows
         self._pool = pool
-        self._credit = float(rows) if rate else 0.0
+        self._credit = 0.0
         self._last_id = -1
         self._open: dict[int, Window] = {}
         self._due: list[DueCheck] = []
