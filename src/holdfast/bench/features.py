@@ -7,6 +7,7 @@ written. So it is known to do something, and a cell of the needle that asks for 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from holdfast.bench.haystack import Needle
@@ -62,15 +63,16 @@ class Feature:
 
 
 def find_features(engine: Engine, prompt: Sequence[int]) -> tuple[Feature, ...]:
-    """All features, aimed at what this model says to the prompt."""
+    """All features, aimed at what this model says to the prompt; forms only where there is something to follow them."""
     aim = Aim(engine, tuple(prompt))
+    forms = _shaping(aim) if find_spec("llguidance") is not None else ()
     return (
         *_choosing(aim),
         *_weighing(aim),
         *_ending(aim),
         *_leaving_out(aim),
         *_reporting(aim),
-        *_shaping(aim),
+        *forms,
         *_copying(aim),
     )
 
