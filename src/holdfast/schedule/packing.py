@@ -73,10 +73,10 @@ class Packing:
 
     def _two_passes(self) -> list[Pass]:
         decoding, prefilling = self._roster.split()
-        self._look_up_windows([seq for seq in decoding if seq.deterministic])
-        self._look_up(
-            [seq for seq in decoding if not seq.deterministic], prefilling, self._config.max_pass_rows
-        )
+        proposing = [seq for seq in decoding if seq.deterministic]
+        ordinary = [seq for seq in decoding if not seq.deterministic]
+        self._look_up_windows(proposing)
+        self._look_up(ordinary, prefilling, self._config.max_pass_rows - len(proposing))
         canonical = self._canonical_spans(decoding, [seq for seq in prefilling if seq.deterministic])
         fast: dict[int, Span] = dict(canonical)  # what is planned is safe from preemption
         budget = self._config.max_pass_rows
