@@ -1,6 +1,7 @@
 """The demonstration on a tiny model: its verdict, and that it can give the other one."""
 
 import io
+import random
 
 import pytest
 from rich.console import Console
@@ -25,6 +26,10 @@ def test_everything_is_the_same_after_real_rollbacks(llm):
     assert good, shown
     assert "Every token and every logprob bit is the same" in shown
     assert shown.count("verified") >= 2
+
+
+def test_the_first_candidate_is_a_lie_so_that_every_answer_has_its_rollback():
+    assert random.Random(demo.LIE_SEED).random() < demo.LIE_CHANCE
 
 
 def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):

@@ -24,6 +24,7 @@ from holdfast.engine.loop import Engine
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3, deterministic=True)
+LIE_CHANCE, LIE_SEED = 0.25, 1  # the first candidate is a lie already: a short answer has its rollback, too
 
 _SHORT = ("Name three rivers.", "Write one line about the sea.", "Count from one to ten.", "What is a knot?")
 _LONG = "The tide went out and left the rocks bare, and on every rock the weed held fast. "
@@ -91,9 +92,11 @@ def _answer_everywhere(llm: LLM, prompt_ids: list[int], console: Console) -> lis
         ):
             runs.append(Run(name, _ask(engine, prompt_ids, load)))
         verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
-        verifying.runner = LyingProposer(engine.runner, engine.limits.vocab_size, chance=0.2)
-        runs.append(Run("rollbacks, alone", _ask(verifying, prompt_ids, [])))
-        runs.append(Run("rollbacks, among 6", _ask(verifying, prompt_ids, _short_load())))
+        for name, load in (("rollbacks, alone", []), ("rollbacks, among 6", _short_load())):
+            verifying.runner = LyingProposer(
+                engine.runner, engine.limits.vocab_size, LIE_CHANCE, seed=LIE_SEED
+            )
+            runs.append(Run(name, _ask(verifying, prompt_ids, load)))
         llm.engine = verifying.restarted(engine.scheduler.config)
         llm.engine.runner = engine.runner
     return runs
