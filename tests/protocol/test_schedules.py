@@ -209,7 +209,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
         assert played.scores[number] == scores
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_a_deterministic_answer_is_the_references(world: World) -> None:
     played = play(world)

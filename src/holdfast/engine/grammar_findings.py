@@ -16,9 +16,7 @@ class Findings:
 
     ids: list[int] = field(default_factory=list)
     masks: dict[int, bytes] = field(default_factory=dict)
-    seconds: dict[int, float] = field(
-        default_factory=dict
-    )  # what the place took, its candidate's taking included
+    seconds: dict[int, float] = field(default_factory=dict)  # the candidate's taking included
     failure: str | None = None
 
     def commit(self, token_id: int) -> float:

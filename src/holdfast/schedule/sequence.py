@@ -165,9 +165,8 @@ class Sequence:
             return ()
         if self.deterministic:
             self.stats.candidates += 1
-            self.log.propose(
-                max(0, samples[0].token_id)
-            )  # in place of no token any will do: it will not stand
+            # In place of no token any will do: it will not stand.
+            self.log.propose(max(0, samples[0].token_id))
             return ()
         return self._judge(samples, fast=True)
 
