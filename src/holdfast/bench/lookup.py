@@ -128,9 +128,10 @@ def _answer(engine: Engine, ids: list[int], params: SamplingParams) -> Result:
 
 def show(report: Report, console: Console | None = None) -> None:
     """A row a prompt, and the two figures that matter."""
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 110  # a file has room for whole words
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 120  # a file has room for whole words
     table = Table(
         box=SIMPLE_HEAD, title=f"{report.model}, {report.dtype}, {report.machine}: tok/s of one stream"
     )

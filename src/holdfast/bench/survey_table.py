@@ -14,7 +14,10 @@ _COUNTS = ("runs", "distinct\noutputs", "rolled\nback", "pre-\nempted", "checks"
 
 def show_survey(findings: Sequence[Finding], console: Console | None = None) -> bool:
     """The table. True if every cell that ran is as it must be."""
-    console = console or Console(highlight=False)
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 120  # a file has room for whole words
     console.print(_table(findings))
     for remark in dict.fromkeys(_remark(finding) for finding in findings if finding.remark):
         console.print(remark, markup=True)
