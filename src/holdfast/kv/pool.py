@@ -37,6 +37,10 @@ class PagePool:
     def num_held(self) -> int:
         return self.num_pages - self.num_available
 
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
     def pages_for(self, length: int) -> int:
         """How many pages hold this many positions."""
         return -(-length // self.page_size)
