@@ -17,7 +17,7 @@ HERE = Path(holdfast.__file__).parent
 # What schedules, serves, configures or reports.
 DECIDES_NOTHING = {
     *("__init__.py", "build.py", "config.py", "fingerprint.py", "fingerprinter.py", "handle.py", "llm.py"),
-    *("loop.py", "own_source.py", "receipt.py", "receipt_reader.py", "replay.py", "reply.py"),
+    *("loop.py", "own_source.py", "receipt.py", "receipt_reader.py", "replay.py", "reply.py", "tracer.py"),
 }
 
 

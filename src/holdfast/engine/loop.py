@@ -4,7 +4,7 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from holdfast.engine.receipt import Receipts
 from holdfast.engine.reply import Reply
 from holdfast.engine.request_maker import Grammars, Limits, RequestMaker
 from holdfast.engine.tokenizer import Tokenizer
+from holdfast.engine.tracer import Tracer
 from holdfast.kv.pool import PagePool
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
@@ -82,6 +83,7 @@ class Engine:
         self.grammars = grammars
         self.receipts = receipts
         self.counters = Counters()
+        self.tracer: Tracer | None = None  # while somebody watches
         self.revocation: str | None = None  # why the certificate is void, once it is
         self._replies: dict[int, Reply] = {}  # by the request ids of their branches
         self._maker = RequestMaker(tokenizer, limits, grammars, scheduler.require_room)
@@ -126,7 +128,10 @@ class Engine:
         """End a request, all its answers."""
         reply = self._replies.get(request_id)
         open_ids = reply.open_ids if reply is not None else ()
-        return [update for branch in open_ids for update in self._publish(self.scheduler.abort(branch))]
+        updates = [update for branch in open_ids for update in self._publish(self.scheduler.abort(branch))]
+        if self.tracer is not None and updates:
+            self._trace(self.tracer.ended)
+        return updates
 
     def step(self) -> list[Update]:
         """One plan, run and absorbed. A pass that raises ends the requests in it and no other."""
@@ -136,16 +141,20 @@ class Engine:
             if not plan:
                 return []
             self._count(plan)
+            if self.tracer is not None:
+                self._trace(self.tracer.planned)
             results = self.runner.run(plan)
         except Exception as error:
             if not plan:
                 raise  # a broken invariant of the scheduler, not of a pass
             _log.exception("a pass failed")
-            return self._publish(self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}"))
+            return self._end_step(
+                plan, self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}")
+            )
         except BaseException:  # an interrupt: the plan is given up, so that the next one can be made
-            self._publish(self.scheduler.fail(plan, "interrupted"))
+            self._end_step(plan, self.scheduler.fail(plan, "interrupted"))
             raise
-        return self._publish(self.scheduler.absorb(plan, results))
+        return self._end_step(plan, self.scheduler.absorb(plan, results))
 
     def restarted(
         self, schedule: SchedulerConfig, num_pages: int | None = None, grammars: Grammars | None = None
@@ -167,6 +176,20 @@ class Engine:
     def check(self) -> None:
         """The integrity of pages and lengths; for idle moments and tests."""
         self.scheduler.check()
+
+    def _end_step(self, plan: Plan, events: Sequence[Event]) -> list[Update]:
+        tracer = self.tracer
+        if tracer is not None:
+            self._trace(lambda: tracer.absorbed(plan))
+        return self._publish(events)
+
+    def _trace(self, tell: Callable[[], None]) -> None:
+        """Whoever watches must not harm anybody."""
+        try:
+            tell()
+        except Exception:
+            _log.exception("a step could not be told; nobody watches any more")
+            self.tracer = None
 
     def _publish(self, events: Sequence[Event]) -> list[Update]:
         updates = []

@@ -49,6 +49,13 @@ class Scheduler:
         return len(self._roster.running)
 
     @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Everything live, by arrival; to be looked at, not changed."""
+        return tuple(
+            sorted((*self._roster.queue, *self._roster.running.values()), key=lambda seq: seq.request_id)
+        )
+
+    @property
     def has_work(self) -> bool:
         return bool(self._roster.queue or self._roster.running) or self._watch.is_due
 

@@ -1,0 +1,227 @@
+"""What a step did, for somebody who watches: plain data, made only while somebody does.
+
+A tracer looks at the live sequences twice a step, between plan and pass and behind the verdict, and compares with what it
+saw before: candidates that were there and are neither committed nor still candidates were rolled back. It reads and changes
+nothing, so no answer depends on it. It may be attached at any moment; its first trace tells everything there is.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from holdfast.core.phase import Phase
+from holdfast.core.plan import Pass, Plan
+from holdfast.core.tokens import TokenLog
+from holdfast.schedule.sequence import Sequence
+
+if TYPE_CHECKING:
+    from holdfast.engine.loop import Engine
+
+MOST_TOLD = 1024  # tokens of a sequence in one trace: of more, the last
+
+
+@dataclass(frozen=True, slots=True)
+class PassTrace:
+    """One pass. spans are (request_id, start, num_rows)."""
+
+    kind: str  # fast, canonical, check
+    certified: bool
+    num_rows: int
+    padded_rows: int
+    spans: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTrace:
+    """One sequence behind the step, and what the step changed.
+
+    committed_ids are the tokens from committed_from on, prompt included; what was told before of positions from there on
+    holds no more. rolled_back_ids were candidates for the positions from rolled_back_from on; accepted counts those that
+    stood. answers is the first request of those that share a prompt, as the n answers of one client's request do.
+    """
+
+    request_id: int
+    answers: int
+    deterministic: bool
+    phase: str
+    prompt_len: int
+    cached_len: int
+    committed_len: int
+    canonical_len: int
+    computed_len: int
+    num_pages: int
+    committed_from: int
+    committed_ids: tuple[int, ...]
+    candidate_ids: tuple[int, ...]
+    accepted: int = 0
+    rolled_back_from: int = 0
+    rolled_back_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step, or what happened between two, then without passes.
+
+    is_first: the tracer was just attached, so whatever is not told here is not there. Only sequences are told that are new or
+    changed. ended are (request_id, finish reason). Milliseconds count from the plan to the verdict.
+    """
+
+    step: int
+    is_first: bool
+    milliseconds: float
+    passes: tuple[PassTrace, ...]
+    sequences: tuple[SequenceTrace, ...]
+    ended: tuple[tuple[int, str], ...]
+    num_running: int
+    num_waiting: int
+    pages_used: int
+    num_pages: int
+    page_size: int
+
+
+class Seen:
+    """A sequence as it was last looked at, and what happened to it since it was last told."""
+
+    def __init__(self, seq: Sequence) -> None:
+        self.seq = seq
+        self._candidates = seq.log.candidates
+        self._committed_len = seq.log.committed_len
+        self._told_len = 0
+        self._last: SequenceTrace | None = None
+        self._accepted = 0
+        self._rolled_back_from = 0
+        self._rolled_back: tuple[int, ...] = ()
+
+    def look(self) -> None:
+        """Note what became of the candidates since the last look."""
+        log = self.seq.log
+        accepted, dropped = settle(self._candidates, self._committed_len, log)
+        self._accepted += accepted
+        if dropped:
+            self._rolled_back_from = min(self._committed_len + accepted, log.committed_len)
+            self._rolled_back = dropped
+        self._candidates = log.candidates
+        self._committed_len = log.committed_len
+        self._told_len = min(self._told_len, log.committed_len)  # less, if it started over
+
+    def tell(self) -> SequenceTrace | None:
+        """The sequence as it is now, unless that was told already."""
+        seq, log = self.seq, self.seq.log
+        start = max(self._told_len, log.committed_len - MOST_TOLD)
+        told = SequenceTrace(
+            request_id=seq.request_id,
+            answers=seq.request.leader or seq.request_id,
+            deterministic=seq.deterministic,
+            phase=seq.phase.value,
+            prompt_len=log.prompt_len,
+            cached_len=min(seq.stats.cached_tokens, log.committed_len),
+            committed_len=log.committed_len,
+            canonical_len=seq.canonical_len,
+            computed_len=seq.computed_len,
+            num_pages=len(seq.table),
+            committed_from=start,
+            committed_ids=log.ids(start, log.committed_len),
+            candidate_ids=log.candidates,
+            accepted=self._accepted,
+            rolled_back_from=self._rolled_back_from,
+            rolled_back_ids=self._rolled_back,
+        )
+        self._told_len = log.committed_len
+        self._accepted, self._rolled_back_from, self._rolled_back = 0, 0, ()
+        before = self._last
+        self._last = replace(
+            told,
+            committed_from=self._told_len,
+            committed_ids=(),
+            accepted=0,
+            rolled_back_from=0,
+            rolled_back_ids=(),
+        )
+        return None if told == before else told
+
+
+class Tracer:
+    """Watches one engine. Its thread is the engine's."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self._scheduler = engine.scheduler
+        self._counters = engine.counters
+        self._seen: dict[int, Seen] = {}
+        self._planned_at = time.perf_counter()
+        self._told: list[StepTrace] = []
+        self._look()
+        self._tell((), is_first=True)
+
+    def take(self) -> list[StepTrace]:
+        """The traces since they were last taken."""
+        told, self._told = self._told, []
+        return told
+
+    def planned(self) -> None:
+        """A plan was made. Candidates from a look-up are there now and judged before the step ends."""
+        self._planned_at = time.perf_counter()
+        self._look()
+
+    def absorbed(self, plan: Plan) -> None:
+        """What the plan gave was taken in, or its requests were given up."""
+        self._look()
+        self._tell(plan.passes)
+
+    def ended(self) -> None:
+        """Something ended between two steps."""
+        self._planned_at = time.perf_counter()
+        self._look()
+        self._tell(())
+
+    def _look(self) -> None:
+        for seq in self._scheduler.sequences:
+            seen = self._seen.get(seq.request_id)
+            if seen is None or seen.seq is not seq:
+                self._seen[seq.request_id] = Seen(seq)
+        for seen in self._seen.values():
+            seen.look()
+
+    def _tell(self, passes: tuple[Pass, ...], *, is_first: bool = False) -> None:
+        told = [seen.tell() for seen in self._seen.values()]
+        gone = [seen.seq for seen in self._seen.values() if not seen.seq.is_live]
+        for seq in gone:
+            del self._seen[seq.request_id]
+        pool = self._scheduler.pool
+        self._told.append(
+            StepTrace(
+                step=self._counters.steps,
+                is_first=is_first,
+                milliseconds=1e3 * (time.perf_counter() - self._planned_at) if passes else 0.0,
+                passes=tuple(_pass_trace(one) for one in passes),
+                sequences=tuple(one for one in told if one is not None),
+                ended=tuple((seq.request_id, _reason(seq)) for seq in gone),
+                num_running=self._scheduler.num_running,
+                num_waiting=self._scheduler.num_waiting,
+                pages_used=pool.num_held,
+                num_pages=pool.num_pages,
+                page_size=pool.page_size,
+            )
+        )
+
+
+def settle(candidates: tuple[int, ...], at: int, log: TokenLog) -> tuple[int, tuple[int, ...]]:
+    """Of the candidates that stood behind position at: how many were committed since, and which were dropped."""
+    if log.committed_len == at and log.candidates[: len(candidates)] == candidates:
+        return 0, ()
+    accepted = 0
+    for candidate, committed in zip(candidates, log.ids(at, log.committed_len), strict=False):
+        if candidate != committed:
+            break
+        accepted += 1
+    return accepted, candidates[accepted:]
+
+
+def _pass_trace(one: Pass) -> PassTrace:
+    spans = tuple((span.request_id, span.start, span.num_rows) for span in one.spans)
+    return PassTrace(one.kind.value, one.certified, one.num_rows, one.padded_rows, spans)
+
+
+def _reason(seq: Sequence) -> str:
+    if seq.phase is Phase.FINISHED:
+        return seq.finish_reason or "stop"
+    return "abort" if seq.phase is Phase.ABORTED else "error"

@@ -1,0 +1,348 @@
+"""What a watcher is told of every step: all that is committed, all that is rolled back. It changes no answer."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from lying import lie_in_lookups
+
+from holdfast.bench.lies import LyingProposer
+from holdfast.bench.tiny import tiny_engine
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Plan
+from holdfast.core.result import Result
+from holdfast.core.tokens import TokenLog
+from holdfast.engine import tracer as tracer_module
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine
+from holdfast.engine.tracer import StepTrace, Tracer, settle
+
+DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
+ORDINARY = replace(DETERMINISTIC, deterministic=False)
+PROMPT = tuple(range(40, 75))
+CONFIG = EngineConfig(
+    dtype="fp32", determinism="verify", max_num_seqs=8, max_pass_rows=64, kv_memory="4MiB", speculation="off"
+)
+
+
+class Watcher:
+    """Believes what it is told, as a page does."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, tuple[int, ...]] = {}
+        self.candidates: dict[int, tuple[int, ...]] = {}
+        self.rolled_back: dict[int, list[int]] = defaultdict(list)
+        self.accepted: dict[int, int] = defaultdict(int)
+        self.ended: dict[int, str] = {}
+        self.traces: list[StepTrace] = []
+
+    def take(self, engine: Engine) -> None:
+        for trace in engine.tracer.take() if engine.tracer is not None else ():
+            self.traces.append(trace)
+            for one in trace.sequences:
+                known = self.tokens.get(one.request_id, ())
+                assert one.committed_from <= len(known), "nothing is left out"
+                before = self.candidates.get(one.request_id, ())
+                self.tokens[one.request_id] = known[: one.committed_from] + one.committed_ids
+                assert len(self.tokens[one.request_id]) == one.committed_len
+                if before and one.rolled_back_ids and one.rolled_back_from >= len(known):
+                    dropped = before[one.rolled_back_from - len(known) :]
+                    assert one.rolled_back_ids[: len(dropped)] == dropped, "what was a candidate was dropped"
+                self.candidates[one.request_id] = one.candidate_ids
+                self.rolled_back[one.request_id] += one.rolled_back_ids
+                self.accepted[one.request_id] += one.accepted
+            self.ended.update(trace.ended)
+
+
+def run(
+    engine: Engine,
+    *asked: tuple[tuple[int, ...], SamplingParams],
+    watcher: Watcher | None = None,
+    attach_at: int = 0,
+) -> dict[int, Result]:
+    for prompt, params in asked:
+        engine.submit(engine.prepare(prompt, params))
+    results: dict[int, Result] = {}
+    step = 0
+    while engine.has_requests:
+        if watcher is not None and step == attach_at:
+            engine.tracer = Tracer(engine)
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+        if watcher is not None:
+            watcher.take(engine)
+        step += 1
+    return results
+
+
+def lying(engine: Engine, chance: float = 0.4) -> Engine:
+    engine.runner = LyingProposer(engine.runner, engine.limits.vocab_size, chance, seed=5)
+    return engine
+
+
+def engine_in(mode: str, **changes: Any) -> Engine:
+    return tiny_engine(replace(CONFIG, determinism=mode, **changes))
+
+
+def check_told(watcher: Watcher, results: dict[int, Result]) -> None:
+    """Answer by answer: what was told is what was committed, and every dropped candidate was named."""
+    for request_id, result in results.items():
+        branches = range(request_id, request_id + len(result.choices))
+        for branch, choice in zip(branches, result.choices, strict=True):
+            assert watcher.tokens[branch] == result.prompt_token_ids + choice.token_ids
+            assert watcher.ended[branch] == choice.finish_reason
+        assert sum(len(watcher.rolled_back[one]) for one in branches) == result.stats.rolled_back
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify", "off"])
+def test_what_is_told_is_what_is_committed(mode: str) -> None:
+    engine, watcher = engine_in(mode), Watcher()
+    wanted = ORDINARY if mode == "off" else DETERMINISTIC
+    results = run(engine, (PROMPT, wanted), (PROMPT[:9], ORDINARY), watcher=watcher)
+    check_told(watcher, results)
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify", "off"])
+def test_candidates_of_the_look_up_are_told(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come and are judged within one step: only what became of them can be told."""
+    asked = ((PROMPT, ORDINARY if mode == "off" else DETERMINISTIC), (PROMPT[:9], ORDINARY))
+    truths = tuple(run(engine_in(mode), *asked).values())
+    engine, watcher = engine_in(mode, speculation="ngram"), Watcher()
+    lie_in_lookups(monkeypatch, engine.limits.vocab_size, 0.2, truths=truths)
+    results = run(engine, *asked, watcher=watcher)
+    check_told(watcher, results)
+    assert any(watcher.accepted.values())
+    for result in results.values():
+        assert result.stats.looked_up > 0 and result.stats.rolled_back > 0
+
+
+def test_rolled_back_ids_are_exactly_the_dropped_candidates() -> None:
+    engine, watcher = lying(engine_in("verify")), Watcher()
+    results = run(
+        engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher
+    )
+    check_told(watcher, results)
+    deterministic = [one for one in results.values() if one.determinism != "none"]
+    assert all(one.stats.rolled_back > 0 and one.stats.accepted > 0 for one in deterministic)
+    for request_id, result in results.items():
+        if result.determinism != "none":
+            assert watcher.accepted[request_id] == result.stats.accepted
+        else:
+            assert not watcher.rolled_back[request_id]
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_no_answer_depends_on_it(mode: str) -> None:
+    asked = ((PROMPT, replace(DETERMINISTIC, logprobs=2)), (PROMPT[4:], ORDINARY))
+    alone = run(lying(engine_in(mode)), *asked)
+    watched = run(lying(engine_in(mode)), *asked, watcher=Watcher())
+    told = [(one.token_ids, one.logprobs, one.stats) for one in watched.values()]
+    assert told == [(one.token_ids, one.logprobs, one.stats) for one in alone.values()]
+
+
+@pytest.mark.parametrize("attach_at", [1, 5, 11])
+def test_attached_in_mid_flight_it_first_tells_everything(attach_at: int) -> None:
+    engine, watcher = lying(engine_in("verify")), Watcher()
+    results = run(engine, (PROMPT, DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher, attach_at=attach_at)
+    first = watcher.traces[0]
+    assert first.is_first and not any(one.is_first for one in watcher.traces[1:])
+    assert [one.committed_from for one in first.sequences] == [0, 0]
+    assert first.sequences[0].committed_ids[: len(PROMPT)] == PROMPT
+    for request_id, result in results.items():
+        assert watcher.tokens[request_id] == result.prompt_token_ids + result.token_ids
+
+
+def test_several_answers_are_several_sequences() -> None:
+    engine, watcher = lying(engine_in("verify")), Watcher()
+    results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), watcher=watcher)
+    check_told(watcher, results)
+    (first,) = results
+    groups = {one.request_id: one.answers for trace in watcher.traces for one in trace.sequences}
+    assert groups == {first: first, first + 1: first, first + 2: first}
+
+
+def test_passes_are_told_as_they_were_planned() -> None:
+    engine, watcher = engine_in("verify"), Watcher()
+    run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), watcher=watcher)
+    passes = [one for trace in watcher.traces for one in trace.passes]
+    kinds = [one.kind for one in passes]
+    assert kinds.count("fast") == engine.counters.fast_passes > 0
+    assert kinds.count("canonical") == engine.counters.canonical_passes > 0
+    assert sum(one.padded_rows for one in passes) == engine.counters.rows
+    assert all(one.num_rows == sum(rows for _, _, rows in one.spans) for one in passes)
+    steps = [trace for trace in watcher.traces if trace.passes]
+    assert [trace.step for trace in steps] == list(range(1, engine.counters.steps + 1))
+    assert all(trace.milliseconds > 0 for trace in steps)
+
+
+def test_certified_passes_are_marked() -> None:
+    engine, watcher = engine_in("auto"), Watcher()
+    if not engine.scheduler.config.one_pass_suffices:
+        pytest.skip("nothing is certified on this machine")
+    run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
+    certified = sum(one.certified for trace in watcher.traces for one in trace.passes)
+    assert certified == engine.counters.certified_passes > 0
+
+
+def test_pages_and_lengths_are_those_of_the_engine() -> None:
+    engine = engine_in("verify")
+    engine.tracer = Tracer(engine)
+    engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
+    pool = engine.scheduler.pool
+    for _ in range(12):
+        engine.step()
+        trace = engine.tracer.take()[-1]
+        (seq,) = engine.scheduler.sequences
+        (told,) = trace.sequences
+        assert (trace.pages_used, trace.num_pages, trace.page_size) == (
+            pool.num_held,
+            pool.num_pages,
+            pool.page_size,
+        )
+        assert told.num_pages == len(seq.table) == pool.pages_for(seq.log.total_len)
+        assert (told.phase, told.prompt_len) == (seq.phase.value, len(PROMPT))
+        assert (told.committed_len, told.canonical_len, told.computed_len) == (
+            seq.log.committed_len,
+            seq.canonical_len,
+            seq.computed_len,
+        )
+
+
+def test_waiting_requests_are_told_once() -> None:
+    engine = engine_in("verify", max_num_seqs=1)
+    engine.tracer = Tracer(engine)
+    for _ in range(3):
+        engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
+    engine.step()
+    trace = engine.tracer.take()[-1]
+    assert [one.phase for one in trace.sequences] == ["decode", "queued", "queued"]
+    assert (trace.num_running, trace.num_waiting) == (1, 2)
+    engine.step()
+    assert len(engine.tracer.take()[-1].sequences) == 1
+
+
+def test_an_aborted_request_ends_at_once() -> None:
+    engine, watcher = engine_in("verify"), Watcher()
+    engine.tracer = Tracer(engine)
+    request = engine.prepare(PROMPT, DETERMINISTIC)
+    engine.submit(request)
+    while not engine.scheduler.sequences[0].log.num_candidates:
+        engine.step()
+    (update,) = engine.abort(request.request_id)
+    watcher.take(engine)
+    assert update.result is not None
+    assert watcher.ended == {request.request_id: "abort"}
+    assert len(watcher.rolled_back[request.request_id]) == update.result.stats.rolled_back > 0
+    assert watcher.traces[-1].pages_used == 0
+    assert not engine.abort(request.request_id)
+    assert engine.tracer.take() == []
+
+
+def test_preempted_candidates_are_rolled_back() -> None:
+    engine, watcher = engine_in("verify", prefix_cache=False), Watcher()
+    engine = engine.restarted(engine.scheduler.config, num_pages=12)
+    long = replace(DETERMINISTIC, max_tokens=100)
+    results = run(engine, *[(PROMPT[one:], long) for one in range(4)], watcher=watcher)
+    assert sum(result.stats.preemptions for result in results.values()) > 0
+    check_told(watcher, results)
+
+
+def test_a_pass_that_fails_ends_its_requests() -> None:
+    engine, watcher = engine_in("verify"), Watcher()
+    runner = engine.runner
+
+    class Breaking:
+        def run(self, plan: Plan) -> Any:
+            if engine.counters.steps == 4:
+                raise RuntimeError("broken")
+            return runner.run(plan)
+
+    engine.runner = Breaking()
+    results = run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
+    (request_id,) = results
+    assert watcher.ended == {request_id: "error"}
+    assert watcher.traces[-1].step == 4
+
+
+def test_a_tracer_that_breaks_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_in("verify")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    alone = run(engine_in("verify"), (PROMPT, DETERMINISTIC))
+    engine.tracer = Tracer(engine)
+    monkeypatch.setattr(tracer_module, "settle", fail)
+    with caplog.at_level(logging.ERROR):
+        results = run(engine, (PROMPT, DETERMINISTIC))
+    assert engine.tracer is None
+    assert "could not be told" in caplog.text
+    assert [one.token_ids for one in results.values()] == [one.token_ids for one in alone.values()]
+
+
+def test_an_answer_that_starts_over_is_told_again() -> None:
+    """A certificate that is revoked sends deterministic answers back to their prompts."""
+    engine, watcher = engine_in("auto"), Watcher()
+    engine.tracer = Tracer(engine)
+    engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
+    for _ in range(6):
+        engine.step()
+    watcher.take(engine)
+    (seq,) = engine.scheduler.sequences
+    assert seq.log.num_output > 0
+    engine.scheduler._revoke()
+    while engine.has_requests:
+        engine.step()
+        watcher.take(engine)
+    (request_id,) = watcher.tokens
+    first = next(trace.sequences[0] for trace in watcher.traces if trace.step == 7)
+    assert first.committed_from == len(PROMPT)
+    assert len(watcher.tokens[request_id]) == len(PROMPT) + DETERMINISTIC.max_tokens
+
+
+def test_of_a_long_sequence_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer_module, "MOST_TOLD", 8)
+    engine = engine_in("verify")
+    engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
+    engine.tracer = Tracer(engine)
+    (told,) = engine.tracer.take()[0].sequences
+    assert (told.committed_from, told.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
+
+
+def test_traces_cross_a_process_boundary() -> None:
+    engine, watcher = lying(engine_in("verify")), Watcher()
+    run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
+    encode: Callable[[Any], bytes] = msgspec.msgpack.encode
+    for trace in watcher.traces:
+        assert msgspec.msgpack.decode(encode(trace), type=StepTrace) == trace
+
+
+@pytest.mark.parametrize(
+    ("candidates", "committed", "still", "expected"),
+    [
+        ((), (), (), (0, ())),
+        ((), (7,), (), (0, ())),
+        ((5, 6), (), (5, 6), (0, ())),
+        ((5, 6), (), (5, 6, 7), (0, ())),  # a fast pass proposed one more
+        ((5, 6), (5, 6, 7), (), (2, ())),  # accept all, and the bonus
+        ((5, 6), (5, 9), (), (1, (6,))),  # the correction
+        ((5, 6), (9,), (), (0, (5, 6))),
+        ((5, 6), (5,), (), (1, (6,))),  # the first of them ended the answer
+        ((5, 6), (), (), (0, (5, 6))),  # given up
+    ],
+)
+def test_settle(
+    candidates: tuple[int, ...], committed: tuple[int, ...], still: tuple[int, ...], expected: tuple[Any, ...]
+) -> None:
+    log = TokenLog((1, 2, 3))
+    log.commit(committed)
+    for token_id in still:
+        log.propose(token_id)
+    assert settle(candidates, 3, log) == expected
