@@ -139,8 +139,10 @@ class RequestMetrics:
             self.first_token_seconds = now - self._arrived
             self._series.first.observe(self.first_token_seconds)
 
-    def finished(self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats) -> None:
-        """It has its answers, or as much of them as its client waited for."""
+    def finished(
+        self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats, num_choices: int = 1
+    ) -> None:
+        """It has its answers, num_choices to each prompt, or as much of them as its client waited for."""
         if self._ended:
             return
         self._ended = True
@@ -154,8 +156,8 @@ class RequestMetrics:
         for field, counter in series.stats.items():
             counter.inc(getattr(stats, field))
         # A prompt is looked for once a choice, and again after each preemption; what is found then may be longer than it.
-        lookups = max(1, len(self._last_piece)) + stats.preemptions
-        series.prefix_queries.inc(max(prompt_tokens * lookups, stats.cached_tokens))
+        looked_for = prompt_tokens * (num_choices + stats.preemptions)
+        series.prefix_queries.inc(max(looked_for, stats.cached_tokens))
         series.prefix_hits.inc(stats.cached_tokens)
 
     def failed(self, code: str) -> None:
