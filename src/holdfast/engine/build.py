@@ -44,7 +44,13 @@ ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
     """Find the model, load it and everything around it."""
     checkpoint = open_checkpoint(locate(config.model).path)
-    return assemble(config, checkpoint, open_tokenizer(checkpoint.path), show)
+    return assemble(config, checkpoint, configured_tokenizer(config, checkpoint.path), show)
+
+
+def configured_tokenizer(config: EngineConfig, path: Path) -> Tokenizer:
+    """The model's tokenizer, with the chat template it is to have."""
+    tokenizer = open_tokenizer(path)
+    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
 
 
 def assemble(

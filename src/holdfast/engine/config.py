@@ -29,7 +29,8 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 class EngineConfig:
     """Settings of one engine. None of max_num_seqs, max_pass_rows, kv_memory and speculation decides a bit of an answer.
 
-    spot_check_rate is the share of certified rows that are computed again and compared, to watch over the certificate.
+    spot_check_rate is the share of certified rows that are computed again and compared, to watch over the certificate;
+    chat_template is a template's text, instead of the model's own.
     """
 
     model: str | None = None
@@ -45,6 +46,7 @@ class EngineConfig:
     prefix_cache: bool = True
     speculation: Speculation = "ngram"
     spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in ("auto", "cpu"):

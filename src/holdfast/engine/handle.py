@@ -17,10 +17,10 @@ from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.answer import Delta
 from holdfast.engine.loop import Engine, Update
+from holdfast.engine.worker import Worker
 from holdfast.errors import EngineStopped, HoldfastError
 
 _log = logging.getLogger(__name__)
-_IDLE_CHECK_SECONDS = 5.0
 
 News = Update | HoldfastError
 
@@ -92,7 +92,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker = Worker(engine, self._deliver)
         self._handles: dict[int, Handle] = {}
         self._submitting = threading.Lock()
         self._closed = False
@@ -106,7 +106,7 @@ class AsyncEngine:
             if self._closed:
                 raise EngineStopped("the engine is shut down")
             handle = self._handles[request.request_id] = Handle(request, self._cancel)
-            self._inbox.put(lambda: self._start(request))
+            self._worker.post(lambda: self._start(request))
         return handle
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class AsyncEngine:
             if self._closed:
                 return
             self._closed = True
-            self._inbox.put(None)
+            self._worker.stop()
         self._thread.join()
 
     def __enter__(self) -> "AsyncEngine":
@@ -125,7 +125,7 @@ class AsyncEngine:
         self.close()
 
     def _cancel(self, request_id: int) -> None:
-        self._inbox.put(lambda: self._deliver(self.engine.abort(request_id)))
+        self._worker.post(lambda: self._deliver(self.engine.abort(request_id)))
 
     def _start(self, request: Request) -> None:
         try:
@@ -136,8 +136,7 @@ class AsyncEngine:
     def _loop(self) -> None:
         pin_threads()
         try:
-            while self._read_inbox():
-                self._deliver(self.engine.step())
+            self._worker.run()
         except BaseException:
             _log.exception("the engine's loop died")
             raise
@@ -147,23 +146,6 @@ class AsyncEngine:
                 for handle in self._handles.values():
                     handle.put(EngineStopped("the engine is shut down"))
                 self._handles.clear()
-
-    def _read_inbox(self) -> bool:
-        """Do what was asked since the last step; wait when there is nothing else to do. False: stop."""
-        while True:
-            try:
-                if self.engine.has_work:
-                    command = self._inbox.get_nowait()
-                else:
-                    command = self._inbox.get(timeout=_IDLE_CHECK_SECONDS)
-            except queue.Empty:
-                if self.engine.has_work:
-                    return True
-                self.engine.check()
-                continue
-            if command is None:
-                return False
-            command()
 
     def _deliver(self, updates: Sequence[Update]) -> None:
         for update in updates:

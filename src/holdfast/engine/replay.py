@@ -73,14 +73,18 @@ def replay(
     at = num_neighbours // 2
     batch = [*neighbours[:at], (prompt, params), *neighbours[at:]]
     result = llm.generate([ids for ids, _ in batch], [each for _, each in batch])[at]
+    text = llm.engine.tokenizer
+    return compare_result(receipt, result, lambda id_: text.token_bytes(id_).decode("utf-8", "replace"))
+
+
+def compare_result(receipt: Receipt, result: Result, text: TokenText) -> Replay:
+    """What came of asking again, wherever that was done."""
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
     again = cut_to(receipt, parse_receipt(result.receipt), result)
     return Replay(
-        difference=compare(
-            receipt, again, lambda id_: llm.engine.tokenizer.token_bytes(id_).decode("utf-8", "replace")
-        ),
+        difference=compare(receipt, again, text),
         mode=again.mode,
         num_choices=len(receipt.choices),
         num_tokens=sum(len(choice.token_ids) for choice in receipt.choices),

@@ -49,13 +49,18 @@ class RequestMaker:
         self._next_id = 1
         self._numbering = threading.Lock()
 
-    def make(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
-        """A valid request, or an error that says what is wrong. Nothing is queued yet; any thread may ask."""
+    def make(
+        self, prompt: str | Sequence[int], params: SamplingParams, echo_text: str | None = None
+    ) -> Request:
+        """A valid request, or an error that says what is wrong. Nothing is queued yet; any thread may ask.
+
+        echo_text is what the prompt's ids were made from, where it is known.
+        """
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
         prompt_ids = self._encode(prompt)
         self._check(prompt_ids, params)
-        echo = self._echo(prompt, prompt_ids) if params.echo else ""
+        echo = (echo_text or self._echo(prompt, prompt_ids)) if params.echo else ""
         score_from = 1 if params.prompt_logprobs is not None else None
         return self._request(prompt_ids, params, score_from, echo)
 

@@ -9,6 +9,7 @@ one bad one).
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -135,6 +136,10 @@ class Tokenizer:
         if known is None:
             known = self._bytes[id_] = self._find_bytes(id_)
         return known
+
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """The same tokenizer with this chat template and no other."""
+        return Tokenizer(replace(self._parts, chat_templates={"default": source}))
 
     def digest(self) -> str:
         """SHA-256 over all that decides tokens; equal for files that differ only in how they are written."""

@@ -49,6 +49,11 @@ class Scheduler:
         return len(self._roster.running)
 
     @property
+    def waiting_ids(self) -> frozenset[int]:
+        """The requests that hold no pages yet, or not any more."""
+        return frozenset(seq.request_id for seq in self._roster.queue)
+
+    @property
     def sequences(self) -> tuple[Sequence, ...]:
         """Everything live, by arrival; to be looked at, not changed."""
         return tuple(

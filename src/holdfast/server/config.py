@@ -13,8 +13,8 @@ LogFormat = Literal["text", "json"]
 class ServerConfig:
     """Where it listens, who may ask, and what it refuses. Sizes are bytes, times are seconds.
 
-    api_keys empty: everybody who can connect may ask. max_waiting requests may wait beside those that run; more are told to come
-    back later. drain_timeout is how long running requests may go on after SIGTERM.
+    Without api_keys everybody who can connect may ask. max_waiting requests may wait beside those that run; more are told
+    to come back later. drain_timeout is how long running requests may go on after SIGTERM.
     """
 
     host: str = "127.0.0.1"

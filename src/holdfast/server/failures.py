@@ -71,6 +71,19 @@ def api_error(error: HoldfastError) -> ApiError:
     return internal_error()
 
 
+def failed_answer(reason: str) -> ApiError:
+    """An answer that ended in an error. What a pass raised is for the log; what the client's own form did is for the client."""
+    if reason.startswith("guarantee_lost"):
+        return ApiError(
+            500,
+            "the guarantee was lost: tokens that were sent already are not those of a verified pass; ask again",
+            code="guarantee_lost",
+        )
+    if reason.startswith("a pass failed"):
+        return ApiError(500, "the answer could not be computed; the server's log says why", code="pass_failed")
+    return ApiError(400, reason, code="answer_impossible")
+
+
 def internal_error() -> ApiError:
     """For what must not happen. The log says what it was."""
     return ApiError(500, "something went wrong on the server; its log says what", code="internal_error")

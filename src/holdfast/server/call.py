@@ -1,0 +1,167 @@
+"""One HTTP request's dealings with the engine: its places, its tickets, its deadline, what is counted and logged of it.
+
+    async with front.call(...) as call:      places are taken, or the request is refused
+        call.submit(...)                     once for each prompt
+        await call.accepted()
+        async for at, piece in call.pieces(): ...
+        call.outcomes                        one for each prompt
+
+Leaving it frees everything, however it is left: an answer, an error, a client that went away.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.result import Stats
+from holdfast.errors import EngineStopped, HoldfastError
+from holdfast.server.engine_link import EngineLink
+from holdfast.server.failures import ApiError, api_error, failed_answer
+from holdfast.server.messages import Outcome, Piece
+from holdfast.server.request_metrics import RequestMetrics
+from holdfast.server.ticket import Ticket
+
+_QUIET_SECONDS = 15.0
+
+
+class Call:
+    """Made by the front. Not to be used before it is entered."""
+
+    def __init__(
+        self, request_id: str, link: EngineLink, metrics: RequestMetrics, timeout: float
+    ) -> None:
+        self.request_id = request_id
+        self.began = time.monotonic()
+        self.first_token: float | None = None
+        self.prompts: list[Sequence[int]] = []
+        self.num_completion_tokens = 0
+        self.tickets: list[Ticket] = []
+        self._link = link
+        self._metrics = metrics
+        self._bell = asyncio.Event()
+        self._told_begun = False
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        echo_text: str | None = None,
+        *,
+        with_receipt: bool = False,
+    ) -> None:
+        """Ask the engine for the answers to one prompt."""
+        self.prompts.append(prompt_ids)
+        self.tickets.append(
+            self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
+        )
+
+    def submit_score(
+        self,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        *,
+        deterministic: bool,
+        with_receipt: bool,
+    ) -> None:
+        """Ask for the logprobs of a completion."""
+        self.prompts.append([*prompt_ids, *completion_ids])
+        self.tickets.append(
+            self._link.submit_score(
+                self._bell, prompt_ids, completion_ids, deterministic=deterministic, with_receipt=with_receipt
+            )
+        )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    async def accepted(self) -> None:
+        """Once the engine took every request. Raises what it refused one for."""
+        while True:
+            self._raise_errors()
+            if all(ticket.seed is not None for ticket in self.tickets):
+                return
+            await self._ring()
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece | None]]:
+        """(which prompt, piece) as they come; (0, None) now and then while nothing comes. Ends with the last outcome."""
+        heard = time.monotonic()
+        while True:
+            for at, ticket in enumerate(self.tickets):
+                while ticket.pieces:
+                    piece = ticket.pieces.popleft()
+                    self._count(ticket, piece)
+                    heard = time.monotonic()
+                    yield at, piece
+            self._raise_errors()
+            if all(ticket.outcome is not None for ticket in self.tickets):
+                return
+            await self._ring()
+            if time.monotonic() - heard >= _QUIET_SECONDS:
+                heard = time.monotonic()
+                yield 0, None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """How each ended. Only behind the last piece."""
+        return [ticket.outcome for ticket in self.tickets if ticket.outcome is not None]
+
+    def end(self, error: Exception) -> None:
+        """Give up what still runs, and tell whoever waits why."""
+        for ticket in self.tickets:
+            ticket.leave(error)
+
+    def finished(self, reason: str) -> None:
+        """Every answer is there and was sent."""
+        self._metrics.finished(
+            reason, self.num_prompt_tokens, self.num_completion_tokens, sum_stats(self.outcomes)
+        )
+
+    def failed(self, code: str) -> None:
+        """The client was told of an error instead, or went away."""
+        self._metrics.failed(code)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._deadline.cancel()
+        self.end(EngineStopped("the client left"))
+
+    def _expire(self, timeout: float) -> None:
+        self.end(ApiError(504, f"the answer took longer than {timeout:g} seconds", code="timeout"))
+
+    def _raise_errors(self) -> None:
+        for ticket in self.tickets:
+            if isinstance(ticket.error, HoldfastError):
+                raise api_error(ticket.error)
+            if ticket.error is not None:
+                raise ticket.error
+            if ticket.outcome is not None and ticket.outcome.error is not None:
+                raise failed_answer(ticket.outcome.error)
+
+    async def _ring(self) -> None:
+        handle = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._bell.set)
+        try:
+            await self._bell.wait()
+        finally:
+            handle.cancel()
+        self._bell.clear()
+
+    def _count(self, ticket: Ticket, piece: Piece) -> None:
+        if not self._told_begun and ticket.queue_seconds is not None:
+            self._told_begun = True
+            self._metrics.started(ticket.queue_seconds)
+        if piece.token_ids:
+            if self.first_token is None:
+                self.first_token = time.monotonic()
+            self.num_completion_tokens += len(piece.token_ids)
+            self._metrics.tokens(ticket.number << 8 | piece.index, len(piece.token_ids))
+
+
+def sum_stats(outcomes: Sequence[Outcome]) -> Stats:
+    """What all of them cost together."""
+    return Stats(
+        **{one.name: sum(getattr(outcome.stats, one.name) for outcome in outcomes) for one in fields(Stats)}
+    )

@@ -1,0 +1,252 @@
+"""One life of the engine process, from the front's side: started, asked, and gone when its socket closes."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdfast import errors
+from holdfast.core.params import SamplingParams
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.receipt import settings_of
+from holdfast.engine.tracer import StepTrace
+from holdfast.errors import EngineStopped, HoldfastError, RequestError
+from holdfast.server import frames
+from holdfast.server import messages as m
+from holdfast.server.engine_status import EngineStatus
+from holdfast.server.ticket import Ticket
+
+_log = logging.getLogger("holdfast.server")
+_LEAVING_SECONDS = 5.0
+COMMAND = (sys.executable, "-m", "holdfast.server.engine_process")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told what, besides the tickets."""
+
+    progress: Callable[[str, int, int], None]
+    traced: Callable[[StepTrace], None]
+    status: Callable[[EngineStatus], None]
+
+
+class EngineLink:
+    """A running engine process. `ready` is there once it can answer; `gone` is set when it never will again."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.ready: m.Ready | None = None
+        self.unfit: str | None = None
+        self.fingerprint: m.Named | None = None
+        self.revocation: str | None = None
+        self.gone = asyncio.Event()
+        self.settled = asyncio.Event()  # ready, unfit or gone
+        self._named = asyncio.Event()
+        self._listener = listener
+        self._tickets: dict[int, Ticket] = {}
+        self._numbers = itertools.count(1)
+        self._asked: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        listener: Listener,
+        log: tuple[str, str],
+        command: Sequence[str] = COMMAND,
+    ) -> "EngineLink":
+        """Start the process and tell it what to load. Does not wait until it has."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        link = cls(listener)
+        reader, link._writer = await asyncio.open_connection(sock=ours)
+        link._process = process
+        link._send(m.Start(config, *log))
+        link._reading = asyncio.create_task(link._read(reader))
+        return link
+
+    _writer: asyncio.StreamWriter
+    _process: asyncio.subprocess.Process
+    _reading: asyncio.Task[None]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._tickets)
+
+    def submit(
+        self,
+        bell: asyncio.Event,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        echo_text: str | None = None,
+        *,
+        with_receipt: bool = False,
+    ) -> Ticket:
+        """Ask. The ticket says whether it was accepted, and rings the bell when there is news."""
+        ticket = self._ticket(bell)
+        self._send(m.Submit(ticket.number, tuple(prompt_ids), settings_of(params), echo_text, with_receipt))
+        return ticket
+
+    def submit_score(
+        self,
+        bell: asyncio.Event,
+        prompt_ids: Sequence[int],
+        completion_ids: Sequence[int],
+        *,
+        deterministic: bool,
+        with_receipt: bool = False,
+    ) -> Ticket:
+        """Ask for the logprobs of a completion."""
+        ticket = self._ticket(bell)
+        self._send(
+            m.SubmitScore(ticket.number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt)
+        )
+        return ticket
+
+    def watch(self, on: bool) -> None:
+        """Have every step told, or not."""
+        self._send(m.Watch(on))
+
+    async def status(self) -> EngineStatus:
+        """The engine's counts, as of its next step. Raises `EngineStopped` if there will be none."""
+        if self.gone.is_set():
+            raise EngineStopped("the engine stopped")
+        answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
+        self._asked.append((time.monotonic(), answer))
+        self._send(m.AskStatus())
+        return await answer
+
+    @property
+    def unanswered_seconds(self) -> float:
+        """For how long the oldest question about its status has waited."""
+        return time.monotonic() - self._asked[0][0] if self._asked else 0.0
+
+    async def named(self) -> m.Named:
+        """The fingerprint, once the weights are hashed."""
+        await self._named.wait()
+        if self.fingerprint is None:
+            raise EngineStopped("the engine stopped")
+        return self.fingerprint
+
+    async def stop(self) -> None:
+        """End the process: politely, then not."""
+        self._send(m.Stop())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVING_SECONDS):
+                await self._process.wait()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        await self._reading
+
+    def _ticket(self, bell: asyncio.Event) -> Ticket:
+        if self.gone.is_set() or self.ready is None:
+            raise EngineStopped("the engine does not run")
+        ticket = Ticket(next(self._numbers), bell, self._cancel)
+        self._tickets[ticket.number] = ticket
+        return ticket
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if self._tickets.pop(ticket.number, None) is not None:
+            self._send(m.Abort(ticket.number))
+
+    def _send(self, message: m.ToEngine) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frames.encode([message]))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        decoder = frames.from_engine()
+        try:
+            while True:
+                self._take(await decoder.read_from(reader))
+        except frames.ConnectionLost:
+            pass
+        except Exception:
+            _log.exception("the engine said something nobody understands")
+            self._process.kill()
+        finally:
+            self._writer.close()
+            await self._process.wait()
+            self._end()
+
+    def _end(self) -> None:
+        self.gone.set()
+        self.settled.set()
+        self._named.set()
+        tickets, self._tickets = self._tickets, {}
+        for ticket in tickets.values():
+            ticket.fail(EngineStopped("the engine stopped"))
+        for _, answer in self._asked:
+            if not answer.done():
+                answer.set_exception(EngineStopped("the engine stopped"))
+
+    def _take(self, message: m.FromEngine) -> None:
+        if isinstance(message, m.News):
+            self._spread(message)
+        elif isinstance(message, m.Accepted):
+            if message.number in self._tickets:
+                self._tickets[message.number].accept(message.seed)
+        elif isinstance(message, m.Refused):
+            refused = self._tickets.pop(message.number, None)
+            if refused is not None:
+                refused.fail(_refusal(message))
+        elif isinstance(message, m.Traced):
+            self._listener.traced(message.step)
+        elif isinstance(message, m.Status):
+            self._answer(message.status)
+        elif isinstance(message, m.Progress):
+            self._listener.progress(message.what, message.done, message.total)
+        elif isinstance(message, m.Ready):
+            self.ready = message
+            self.settled.set()
+        elif isinstance(message, m.Unfit):
+            self.unfit = message.reason
+            self.settled.set()
+        elif isinstance(message, m.Named):
+            self.fingerprint = message
+            self._named.set()
+        else:
+            self.revocation = message.reason
+
+    def _spread(self, news: m.News) -> None:
+        for begun in news.begun:
+            ticket = self._tickets.get(begun.number)
+            if ticket is not None:
+                ticket.begin(begun.queue_seconds)
+        for piece in news.pieces:
+            ticket = self._tickets.get(piece.number)
+            if ticket is not None:
+                ticket.add(piece)
+        for outcome in news.outcomes:
+            ticket = self._tickets.pop(outcome.number, None)
+            if ticket is not None:
+                ticket.close(outcome)
+
+    def _answer(self, status: EngineStatus) -> None:
+        self._listener.status(status)
+        _, answer = self._asked.popleft()
+        if not answer.done():
+            answer.set_result(status)
+
+
+def _refusal(message: m.Refused) -> HoldfastError:
+    """The error the engine's process raised, by name; only those of a request can come."""
+    kind = getattr(errors, message.kind, None)
+    if isinstance(kind, type) and issubclass(kind, RequestError):
+        return kind(message.reason)
+    return EngineStopped(message.reason)

@@ -1,0 +1,108 @@
+"""What all routes share: the engine's supervisor, prompts, places, metrics, and the calls under way."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+
+from holdfast.server.access_log import Access
+from holdfast.server.admission import Admission
+from holdfast.server.call import Call
+from holdfast.server.config import ServerConfig
+from holdfast.server.failures import ApiError
+from holdfast.server.metrics import Metrics
+from holdfast.server.prompts import Prompts
+from holdfast.server.supervisor import Supervisor
+
+
+class Front:
+    """One server, as its routes see it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        names: tuple[str, ...],
+        prompts: Prompts,
+        supervisor: Supervisor,
+        metrics: Metrics,
+        admission: Admission,
+    ) -> None:
+        self.config = config
+        self.names = names  # what the model may be called; responses use the first
+        self.prompts = prompts
+        self.supervisor = supervisor
+        self.metrics = metrics
+        self.admission = admission
+        self.created = int(time.time())
+        self._calls: set[Call] = set()
+
+    @property
+    def model(self) -> str:
+        return self.names[0]
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def require_model(self, name: str | None) -> None:
+        """There is one model. Asking for another is an error, not a guess."""
+        if name is not None and name not in self.names:
+            shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
+            raise ApiError(
+                404,
+                f"The model `{shown}` does not exist; this server serves {', '.join(self.names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    @asynccontextmanager
+    async def call(self, request: Request, *, deterministic: bool, num_places: int) -> AsyncIterator[Call]:
+        """Room for one request's answers, for as long as it takes."""
+        link = self.supervisor.link
+        access: Access = request.state.access
+        access.deterministic = deterministic
+        with self.admission.places(num_places):
+            call = Call(
+                request.state.request_id, link, self.metrics.request(deterministic), self.config.request_timeout
+            )
+            self._calls.add(call)
+            try:
+                yield call
+            except ApiError as error:
+                call.failed(error.code or str(error.status))
+                access.error = error.code
+                raise
+            except BaseException:
+                call.failed("client_left")
+                access.finish_reason = "abort"
+                raise
+            finally:
+                self._calls.discard(call)
+                self._note(call, access)
+                call.close()
+
+    async def fingerprint(self) -> str:
+        """What a response calls `system_fingerprint`. Waits for it where the weights are still being hashed."""
+        return (await self.supervisor.link.named()).digest
+
+    def end_calls(self, error: ApiError) -> None:
+        """Give up whatever still runs."""
+        for call in tuple(self._calls):
+            call.end(error)
+
+    def _note(self, call: Call, access: Access) -> None:
+        took = time.monotonic() - call.began
+        if call.outcomes:
+            self.admission.note(took)
+            access.mode = weakest_mode(call)
+        access.prompt_tokens = call.num_prompt_tokens
+        access.completion_tokens = call.num_completion_tokens
+        if call.first_token is not None:
+            access.first_token_ms = 1e3 * (call.first_token - call.began)
+
+
+def weakest_mode(call: Call) -> str:
+    """How the answers were made, where several were: the weakest promise that holds for all."""
+    modes = {outcome.determinism for outcome in call.outcomes}
+    return next((mode for mode in ("none", "verified", "certified") if mode in modes), "none")

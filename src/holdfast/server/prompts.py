@@ -1,0 +1,86 @@
+"""From what a client sends to token ids, beside the event loop: tokenising and rendering run in a few threads.
+
+A text that cannot fit the context, however well it is tokenised, is refused before it is looked at: a token has so many bytes
+and no more.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from holdfast.engine.chat_template import ChatTemplate
+from holdfast.engine.tokenizer import Tokenizer
+from holdfast.errors import PromptTooLong
+
+_THREADS = 2
+T = TypeVar("T")
+
+
+class Prompts:
+    """Reads prompts for one model. max_model_len is known once the engine is."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate.of(tokenizer)
+        self.max_model_len: int | None = None
+        self._longest_token: int | None = None
+        self._pool = ThreadPoolExecutor(_THREADS, "holdfast-prompts")
+
+    async def warm(self) -> None:
+        """Do now what the first prompt would have to wait for."""
+        self.template.warm()
+        await self._apart(self._bytes_a_token)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.template.close()
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text."""
+        return await self._apart(lambda: self._encode(text, add_special_tokens))
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        """The ids of a conversation. The template writes its own special tokens."""
+
+        def work() -> list[int]:
+            text = self.template.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+            )
+            return self._encode(text, add_special_tokens=False)
+
+        return await self._apart(work)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of ids."""
+        return await self._apart(
+            lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """One token, as well as it can be shown by itself."""
+        return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        longest = self.max_model_len
+        if longest is not None and len(text) > longest * self._bytes_a_token():
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, which cannot fit the context of {longest} tokens; shorten it"
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _bytes_a_token(self) -> int:
+        if self._longest_token is None:
+            lengths = (len(self.tokenizer.token_bytes(id_)) for id_ in range(self.tokenizer.vocab_size))
+            self._longest_token = max(lengths, default=1) or 1
+        return self._longest_token
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,59 @@
+"""POST /tokenize and /detokenize. The front has its own tokenizer, so the engine is not asked."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.server.failures import api_error
+from holdfast.server.front import Front
+from holdfast.server.json_answer import JsonAnswer
+from holdfast.server.json_body import body_schema, read_model
+from holdfast.server.schemas import DetokenizeBody, TokenizeBody
+
+
+def token_routes(front: Front) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a text or of a conversation."""
+        body = await read_model(request, TokenizeBody)
+        front.require_model(body.model)
+        try:
+            ids = await _encode(front, body)
+        except HoldfastError as error:
+            raise api_error(error) from None
+        answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.prompts.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [front.prompts.token_text(one) for one in ids]
+        return JsonAnswer(answer)
+
+    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        body = await read_model(request, DetokenizeBody)
+        front.require_model(body.model)
+        try:
+            text = await front.prompts.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
+        except HoldfastError as error:
+            raise api_error(error) from None
+        return JsonAnswer({"prompt": text})
+
+    return router
+
+
+async def _encode(front: Front, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("give either a prompt or messages")
+    if body.prompt is not None:
+        return await front.prompts.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    assert body.messages is not None
+    return await front.prompts.render(
+        [message.model_dump(exclude_unset=True) for message in body.messages],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables={},
+    )
