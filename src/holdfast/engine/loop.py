@@ -102,9 +102,11 @@ class Engine:
         """Whether anybody waits for an answer; without one there may still be a check to run."""
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
 
-    def prepare(self, prompt: str | Sequence[int], params: SamplingParams) -> Request:
+    def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, echo_text: str | None = None
+    ) -> Request:
         """A valid request, or an error that says what is wrong. Nothing is queued yet; any thread may ask."""
-        return self._maker.make(prompt, params)
+        return self._maker.make(prompt, params, echo_text)
 
     def prepare_score(
         self, prompt: str | Sequence[int], completion: str | Sequence[int], *, deterministic: bool
