@@ -25,7 +25,7 @@ NOUNS: dict[FormKind, str] = {
 }
 
 _WHITE_SPACE = r"[ ]{1,2}|\n[ \t]{0,32}"
-_JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
 # Options belong to a Lark grammar and hold for all grammars beside it; nothing refers to this one.
 _OPTIONS = {"name": "options", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"'}
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
@@ -53,7 +53,7 @@ def _json(schema: Any) -> dict[str, Any]:
     if schema is False:
         raise InvalidRequest("the JSON schema false allows no answer at all")
     members = {} if schema is True else schema
-    return {"json_schema": {**members, "x-guidance": _JSON_OPTIONS}}
+    return {"json_schema": {**members, "x-guidance": JSON_OPTIONS}}
 
 
 def _lark(grammar: str) -> dict[str, Any]:
