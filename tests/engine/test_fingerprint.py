@@ -16,7 +16,8 @@ import torch
 from safetensors import safe_open
 
 from holdfast.arithmetic.open import open_arithmetic
-from holdfast.engine.fingerprint import Fingerprint, config_parts, library_parts
+from holdfast.engine.fingerprint import Fingerprint
+from holdfast.engine.fingerprint_parts import config_parts, library_parts
 from holdfast.engine.fingerprinter import Fingerprinter, digest_weights
 from holdfast.engine.llm import LLM
 from holdfast.engine.replay import fingerprint_of

@@ -17,10 +17,11 @@ from holdfast import SamplingParams
 from holdfast.core.plan import Plan, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Choice, Result, Stats
+from holdfast.core.settings import settings_of
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.fingerprint import Fingerprint, digest_of
 from holdfast.engine.llm import LLM
-from holdfast.engine.receipt import FORMAT, logprob_bits, make_receipt, settings_of, without_prompt
+from holdfast.engine.receipt import FORMAT, logprob_bits, make_receipt, without_prompt
 from holdfast.engine.receipt_reader import parse_receipt, read_receipt
 from support.receipts import PARTS, ask, receipt_of
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.engine.build import torch_dtype
 from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
@@ -69,7 +70,7 @@ def measure(
 
 def weights_bytes(checkpoint: Checkpoint, dtype: str) -> int:
     """All weights in the dtype they are computed in; tied embeddings once."""
-    itemsize = EngineConfig(dtype=dtype).torch_dtype(checkpoint.config.torch_dtype).itemsize
+    itemsize = torch_dtype(EngineConfig(dtype=dtype), checkpoint.config.torch_dtype).itemsize
     return itemsize * sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 

@@ -18,7 +18,7 @@ from holdfast.bench.command import measure
 from holdfast.bench.hugging_face import HuggingFace
 from holdfast.bench.machine import machine_name
 from holdfast.core.params import SamplingParams
-from holdfast.engine.build import assemble
+from holdfast.engine.build import assemble, torch_dtype
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
@@ -83,7 +83,7 @@ class Bench:
             dtype=dtype, num_threads=num_threads, max_num_seqs=max(STREAMS), kv_memory="512MiB"
         )
         self.engine: Engine = assemble(config, checkpoint, tokenizer)
-        wanted = config.torch_dtype(None)
+        wanted = torch_dtype(config, None)
         # Where torch has no product of this dtype to speak of, fp32 is the fastest Hugging Face has.
         peer = wanted if multiplies_natively(wanted) else torch.float32
         self._num_tokens = num_tokens

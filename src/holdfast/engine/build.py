@@ -16,8 +16,8 @@ from holdfast.arithmetic.compiled.operations import MAX_HEAD_DIM
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
-from holdfast.engine.config import EngineConfig, Kernels, default_kv_bytes, parse_bytes
-from holdfast.engine.fingerprint import engine_parts
+from holdfast.engine.config import DTYPES, EngineConfig, Kernels, default_kv_bytes, parse_bytes
+from holdfast.engine.fingerprint_parts import engine_parts
 from holdfast.engine.fingerprinter import Fingerprinter
 from holdfast.engine.grammar_compiler import GrammarCompiler
 from holdfast.engine.loop import Engine
@@ -37,6 +37,7 @@ from holdfast.schedule.scheduler import Scheduler
 from holdfast.version import __version__
 
 _log = logging.getLogger(__name__)
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 
@@ -44,13 +45,9 @@ ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
     """Find the model, load it and everything around it."""
     checkpoint = open_checkpoint(locate(config.model).path)
-    return assemble(config, checkpoint, configured_tokenizer(config, checkpoint.path), show)
-
-
-def configured_tokenizer(config: EngineConfig, path: Path) -> Tokenizer:
-    """The model's tokenizer, with the chat template it is to have."""
-    tokenizer = open_tokenizer(path)
-    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
+    return assemble(
+        config, checkpoint, open_tokenizer(checkpoint.path, chat_template=config.chat_template), show
+    )
 
 
 def assemble(
@@ -60,7 +57,7 @@ def assemble(
     settings = apply_numeric_settings(config.num_threads)
     model = checkpoint.config
     max_len = _max_len(config, model)
-    dtype = config.torch_dtype(model.torch_dtype)
+    dtype = torch_dtype(config, model.torch_dtype)
     num_pages = _num_pages(config, model, dtype, max_len)
     arithmetic = open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
     schedule = SchedulerConfig(
@@ -92,6 +89,12 @@ def assemble(
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
     return Engine(scheduler, runner, tokenizer, limits, certificate, grammars, receipts)
+
+
+def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
+    """The dtype to compute in; "auto" follows the checkpoint, in bf16 where it is quantised or silent."""
+    name = stored if config.dtype == "auto" else config.dtype
+    return _DTYPES[DTYPES.get(name or "", "bfloat16")]
 
 
 def certificate_subject(

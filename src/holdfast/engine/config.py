@@ -5,21 +5,20 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from holdfast.errors import ConfigError
 from holdfast.schedule.policy import DeterminismMode, Speculation
 
 Kernels = Literal["auto", "compiled", "library"]
 DEFAULT_SPOT_CHECK_RATE = 0.01
 
+# What a dtype may be called, and its own name.
 DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "float32": torch.float32,
-    "fp32": torch.float32,
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+    "float32": "float32",
+    "fp32": "float32",
 }
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -70,12 +69,6 @@ class EngineConfig:
             raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65536")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
-
-    def torch_dtype(self, stored: str | None) -> torch.dtype:
-        """The dtype to compute in; "auto" follows the checkpoint, in bf16 where it is quantised or silent."""
-        if self.dtype != "auto":
-            return DTYPES[self.dtype]
-        return DTYPES.get(stored or "", torch.bfloat16)
 
 
 def parse_bytes(value: int | str) -> int:

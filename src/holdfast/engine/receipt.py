@@ -7,17 +7,19 @@ cost). It is no signature: whoever has the file can change it, and replaying it 
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Choice, Determinism, Result
+from holdfast.core.settings import settings_of
 from holdfast.core.stop import FinishReason
-from holdfast.core.structured import StructuredOutput
 from holdfast.engine.fingerprint import Fingerprint, Part, digest_of
-from holdfast.engine.fingerprinter import Fingerprinter
+
+if TYPE_CHECKING:
+    from holdfast.engine.fingerprinter import Fingerprinter
 
 FORMAT = "holdfast-receipt/1"
 
@@ -108,7 +110,7 @@ class Receipt:
 class Receipts:
     """Makes the receipts of one engine."""
 
-    def __init__(self, fingerprinter: Fingerprinter, model: str | None) -> None:
+    def __init__(self, fingerprinter: "Fingerprinter", model: str | None) -> None:
         self._fingerprinter = fingerprinter
         self._model = model
 
@@ -172,14 +174,6 @@ def hints_of(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     return EngineHints(model, str(device["kind"]), str(parts["dtype"]), str(recipe["path"]), threads)
 
 
-def settings_of(params: SamplingParams) -> dict[str, Any]:
-    """Every field, as JSON takes it. Seeds are text: many tools round numbers above 2 ** 53."""
-    settings = {one.name: _listed(getattr(params, one.name)) for one in fields(params)}
-    settings["seed"] = None if params.seed is None else str(params.seed)
-    settings["structured"] = None if params.structured is None else _form_of(params.structured)
-    return settings
-
-
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     """The digest is over [[id, bits, [[id, bits] of the best ...]] ...]."""
     bits = _hex([one.logprob for one in logprobs])
@@ -218,14 +212,6 @@ def _hex(values: Sequence[float]) -> list[str]:
     """The fp32 bits of each."""
     digits = struct.pack(f">{len(values)}f", *values).hex()
     return [digits[at : at + 8] for at in range(0, len(digits), 8)]
-
-
-def _form_of(form: StructuredOutput) -> dict[str, Any]:
-    return {form.kind: _listed(getattr(form, form.kind))}
-
-
-def _listed(value: object) -> object:
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _mapping(part: Part) -> Mapping[str, Part]:

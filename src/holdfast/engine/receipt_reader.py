@@ -14,6 +14,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from holdfast.core.params import MAX_SEED, MAX_TOKEN_ID, SamplingParams, show
 from holdfast.core.result import Determinism
+from holdfast.core.settings import params_of
 from holdfast.core.stop import FinishReason
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.fingerprint import Fingerprint, digest_of
@@ -236,16 +237,15 @@ def _prompt(value: object) -> tuple[tuple[int, ...] | None, str]:
 
 def _params(value: object) -> SamplingParams:
     """A setting that is missing has its default: a later version may know more of them than this receipt."""
-    known = {one.name for one in fields(SamplingParams)}
-    settings = dict(_at_most(value, "settings", known))
+    settings = _at_most(value, "settings", {one.name for one in fields(SamplingParams)})
     if settings.get("seed") is not None:
-        settings["seed"] = _seed(settings["seed"])
-    form = settings.get("structured")
+        _seed(settings["seed"])
+    if settings.get("structured") is not None:
+        _at_most(
+            settings["structured"], "the structured form", {one.name for one in fields(StructuredOutput)}
+        )
     try:
-        if form is not None:
-            forms = {one.name for one in fields(StructuredOutput)}
-            settings["structured"] = StructuredOutput(**_at_most(form, "the structured form", forms))
-        return SamplingParams(**settings)
+        return params_of(settings)
     except InvalidRequest as error:
         _refuse(f"its settings are wrong: {error}")
 

@@ -8,11 +8,11 @@ an answer its client left ends early, a score begins late. Then everything must 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.result import Choice, Determinism, Result
 from holdfast.engine.fingerprint import Fingerprint, digest_of
-from holdfast.engine.llm import LLM
 from holdfast.engine.receipt import (
     LogprobBits,
     PromptBits,
@@ -25,6 +25,9 @@ from holdfast.engine.receipt import (
 )
 from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.errors import EngineStopped, InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
 
 TokenText = Callable[[int], str]
 
@@ -55,7 +58,7 @@ class Replay:
         return self.difference is None
 
 
-def fingerprint_of(llm: LLM) -> Fingerprint:
+def fingerprint_of(llm: "LLM") -> Fingerprint:
     """The engine's own; waits for it where the weights are still being hashed."""
     receipts = llm.engine.receipts
     assert isinstance(receipts, Receipts), "an engine that was built makes receipts"
@@ -63,7 +66,7 @@ def fingerprint_of(llm: LLM) -> Fingerprint:
 
 
 def replay(
-    llm: LLM, receipt: Receipt, prompt_ids: Sequence[int] | None = None, *, num_neighbours: int = 0
+    llm: "LLM", receipt: Receipt, prompt_ids: Sequence[int] | None = None, *, num_neighbours: int = 0
 ) -> Replay:
     """Ask again, alone or among random ordinary requests, and compare."""
     prompt = require_prompt(receipt, prompt_ids)
@@ -220,7 +223,7 @@ def _bits(logprobs: LogprobBits | None) -> tuple[str, ...] | None:
     return None if logprobs is None else logprobs.bits
 
 
-def _neighbour(rng: random.Random, llm: LLM, longest: int) -> tuple[list[int], SamplingParams]:
+def _neighbour(rng: random.Random, llm: "LLM", longest: int) -> tuple[list[int], SamplingParams]:
     """A request of random tokens, whose answer is no longer than the one it stands beside."""
     limits = llm.engine.limits
     room = max(1, limits.max_model_len // 4)

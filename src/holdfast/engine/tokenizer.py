@@ -22,8 +22,18 @@ from holdfast.errors import InvalidRequest, ModelError, ModelNotFound
 from holdfast.models.gguf import GgufFile
 
 
-def open_tokenizer(path: Path, *, metadata: Mapping[str, object] | None = None) -> "Tokenizer":
-    """The tokenizer of a model folder or a GGUF file; `metadata`, if read already, spares a second look."""
+def open_tokenizer(
+    path: Path, *, metadata: Mapping[str, object] | None = None, chat_template: str | None = None
+) -> "Tokenizer":
+    """The tokenizer of a model folder or a GGUF file; `metadata`, if read already, spares a second look.
+
+    chat_template is a template's text, instead of those the model comes with.
+    """
+    tokenizer = _open(path, metadata)
+    return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
+
+
+def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
     if metadata is not None:
         return Tokenizer(read_gguf_tokenizer(metadata))
     if not path.exists():

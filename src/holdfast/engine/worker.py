@@ -1,7 +1,7 @@
 """The loop of an engine that serves others: commands come through one inbox, what each step gave goes out at once.
 
-Whoever calls `run` lends it his thread, and from then on that thread owns the engine. Everybody else posts commands, which run
-between two steps.
+Whoever calls `run` lends it a thread, and from then on that thread owns the engine. Everybody else posts commands, which
+run between two steps.
 """
 
 import queue

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
-from holdfast.models.dequantize import STORED, StoredType, describe_type
+from holdfast.models.stored_types import STORED, StoredType, describe_type
 
 _MAX_ENTRIES = 1 << 16
 _MAX_ARRAY_ITEMS = 1 << 24  # over all arrays of a file; the largest vocabularies need about 2 ** 21

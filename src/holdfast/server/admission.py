@@ -32,7 +32,9 @@ class Admission:
         self.require_open()
         if count > self.capacity:
             raise ApiError(
-                400, f"the request asks for {count} answers at once; at most {self.capacity} are possible", param="n"
+                400,
+                f"the request asks for {count} answers at once; at most {self.capacity} are possible",
+                param="n",
             )
         if self.num_taken + count > self.capacity:
             raise ApiError(
@@ -51,7 +53,10 @@ class Admission:
         """Nobody new is let in once the server is going down."""
         if not self.is_open:
             raise ApiError(
-                503, "the server is going down", code="shutting_down", headers={"Retry-After": "5", "Connection": "close"}
+                503,
+                "the server is going down",
+                code="shutting_down",
+                headers={"Retry-After": "5", "Connection": "close"},
             )
 
     def note(self, seconds: float) -> None:

@@ -29,9 +29,7 @@ _QUIET_SECONDS = 15.0
 class Call:
     """Made by the front. Not to be used before it is entered."""
 
-    def __init__(
-        self, request_id: str, link: EngineLink, metrics: RequestMetrics, timeout: float
-    ) -> None:
+    def __init__(self, request_id: str, link: EngineLink, metrics: RequestMetrics, timeout: float) -> None:
         self.request_id = request_id
         self.began = time.monotonic()
         self.first_token: float | None = None

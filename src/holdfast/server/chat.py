@@ -119,7 +119,12 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     open_ended: dict[str, Any] = {"usage": None} if with_usage else {}
     for index in range(len(answer.choices)):
-        first = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        first = {
+            "index": index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
         yield event({**head, "choices": [first], **open_ended})
     num_open = len(answer.choices)
     last: dict[str, Any] = {}
@@ -157,10 +162,11 @@ def _chunks(answer: ChatAnswer, piece: Piece) -> list[dict[str, Any]]:
         chunks[0]["logprobs"] = answer.logprobs(list(piece.logprobs))
     if answer.body.return_token_ids:
         chunks[0]["token_ids"] = piece.token_ids
-    worth_sending = [
-        one for one in chunks if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids")
+    return [
+        one
+        for one in chunks
+        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids")
     ]
-    return worth_sending
 
 
 async def _collect(answer: ChatAnswer) -> dict[str, Any]:
@@ -212,4 +218,6 @@ def _refuse_unsupported(body: ChatBody) -> None:
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, 'modalities may only be ["text"]', param="modalities", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
+        raise ApiError(
+            400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value"
+        )

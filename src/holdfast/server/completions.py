@@ -63,7 +63,11 @@ async def _submit(
     try:
         for prompt in prompts:
             text = prompt if isinstance(prompt, str) else None
-            ids = prompt if isinstance(prompt, list) else await front.prompts.encode(prompt, add_special_tokens=frame)
+            ids = (
+                prompt
+                if isinstance(prompt, list)
+                else await front.prompts.encode(prompt, add_special_tokens=frame)
+            )
             call.submit(ids, params, text, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise api_error(error) from None
@@ -159,7 +163,8 @@ async def _collect(answer: Completion) -> dict[str, Any]:
     call.finished(choices[-1].finish_reason or "stop")
     answer.fingerprint = await answer.front.fingerprint()
     written = [
-        _written(answer, index, choice, call.outcomes[index // params.n]) for index, choice in enumerate(choices)
+        _written(answer, index, choice, call.outcomes[index // params.n])
+        for index, choice in enumerate(choices)
     ]
     if body.return_token_ids:
         for index, one in enumerate(written):
@@ -208,14 +213,21 @@ def _prompts(body: CompletionBody, most: int) -> list[str | list[int]]:
         return [[one for one in prompt if isinstance(one, int)]]
     if len(prompt) > most:
         raise ApiError(
-            400, f"prompt holds {len(prompt)} prompts; at most {most} are allowed", param="prompt", code="invalid_value"
+            400,
+            f"prompt holds {len(prompt)} prompts; at most {most} are allowed",
+            param="prompt",
+            code="invalid_value",
         )
     return [one for one in prompt if not isinstance(one, int)]
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:
     refusals: tuple[tuple[str, Callable[[], bool], str], ...] = (
-        ("best_of", lambda: body.best_of not in (None, body.n or 1), "best_of must equal n: answers are not ranked"),
+        (
+            "best_of",
+            lambda: body.best_of not in (None, body.n or 1),
+            "best_of must equal n: answers are not ranked",
+        ),
         ("suffix", lambda: bool(body.suffix), "suffix is not supported"),
         (
             "echo",

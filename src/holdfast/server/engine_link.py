@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from holdfast import errors
 from holdfast.core.params import SamplingParams
+from holdfast.core.settings import settings_of
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.receipt import settings_of
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError
 from holdfast.server import frames
@@ -113,7 +113,9 @@ class EngineLink:
         """Ask for the logprobs of a completion."""
         ticket = self._ticket(bell)
         self._send(
-            m.SubmitScore(ticket.number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt)
+            m.SubmitScore(
+                ticket.number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt
+            )
         )
         return ticket
 

@@ -22,9 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.arithmetic.settings import pin_threads
-from holdfast.core.params import SamplingParams
 from holdfast.core.request import Request
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.settings import params_of
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine, Update
@@ -129,7 +128,7 @@ class Desk:
             return self._engine.prepare_score(
                 message.prompt_ids, message.completion_ids, deterministic=message.deterministic
             )
-        return self._engine.prepare(message.prompt_ids, _params(message.settings), message.echo_text)
+        return self._engine.prepare(message.prompt_ids, params_of(message.settings), message.echo_text)
 
     def _refuse(self, refused: m.Refused) -> None:
         self._preparing.discard(refused.number)
@@ -174,7 +173,9 @@ class Desk:
             number, delta = self._numbers[update.request_id], update.delta
             if delta.token_ids or delta.text or delta.finish_reason is not None:
                 pieces.append(
-                    m.Piece(number, delta.index, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason)
+                    m.Piece(
+                        number, delta.index, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason
+                    )
                 )
             if update.result is not None:
                 outcomes.append(self._close(update))
@@ -254,8 +255,8 @@ def _read(link: socket.socket, decoder: frames.Decoder[m.ToEngine], desk: Desk) 
 
 
 def _name(engine: Engine, outbox: Outbox) -> None:
-    fingerprint = engine.fingerprint.as_dict()
-    outbox.put(m.Named(fingerprint["digest"], fingerprint["parts"]))
+    fingerprint = engine.fingerprint
+    outbox.put(m.Named(fingerprint.digest, fingerprint.plain_parts()))
 
 
 def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
@@ -268,17 +269,6 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         determinism=config.determinism,
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
-    )
-
-
-def _params(settings: dict[str, Any]) -> SamplingParams:
-    form, seed = settings["structured"], settings["seed"]
-    return SamplingParams(
-        **{
-            **settings,
-            "structured": None if form is None else StructuredOutput(**form),
-            "seed": None if seed is None else int(seed),
-        }
     )
 
 

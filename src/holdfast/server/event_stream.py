@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.failures import ApiError, internal_error
+from holdfast.server.presence import ClientLeft, has_left
 
 DONE = b"data: [DONE]\n\n"
 QUIET = b": still here\n\n"
@@ -43,7 +44,7 @@ class EventStream(Response):
 
     async def _run(self, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_left(receive))
+        leaving = asyncio.create_task(has_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -70,12 +71,3 @@ class EventStream(Response):
 
 def _last(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": False}
-
-
-class ClientLeft(Exception):
-    """The client closed the connection."""
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

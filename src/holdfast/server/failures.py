@@ -1,9 +1,9 @@
 """What a client is told when something is wrong: a status, and OpenAI's nested error object. Never our insides.
 
-    400 invalid_request_error   a field, a prompt or a setting is wrong        404 not_found_error      no such route or model
-    401 authentication_error    no key, or a wrong one                         413, 415                 too large, not JSON
-    429 rate_limit_error        too many requests; Retry-After says when       500 server_error         a pass failed
-    503 overloaded_error        not up yet, or going down                      504 timeout_error        it took too long
+400 invalid_request_error   a field, a prompt or a setting is wrong        404 not_found_error      no such route or model
+401 authentication_error    no key, or a wrong one                         413, 415                 too large, not JSON
+429 rate_limit_error        too many requests; Retry-After says when       500 server_error         a pass failed
+503 overloaded_error        not up yet, or going down                      504 timeout_error        it took too long
 """
 
 from collections.abc import Mapping
@@ -67,12 +67,14 @@ def api_error(error: HoldfastError) -> ApiError:
     if isinstance(error, RequestError):
         return ApiError(400, message, code="invalid_value")
     if isinstance(error, EngineStopped):
-        return ApiError(503, "the engine stopped; ask again", code="engine_stopped", headers={"Retry-After": "5"})
+        return ApiError(
+            503, "the engine stopped; ask again", code="engine_stopped", headers={"Retry-After": "5"}
+        )
     return internal_error()
 
 
 def failed_answer(reason: str) -> ApiError:
-    """An answer that ended in an error. What a pass raised is for the log; what the client's own form did is for the client."""
+    """An answer that ended in an error. What a pass raised is for the log, what the request itself did for the client."""
     if reason.startswith("guarantee_lost"):
         return ApiError(
             500,
@@ -80,7 +82,9 @@ def failed_answer(reason: str) -> ApiError:
             code="guarantee_lost",
         )
     if reason.startswith("a pass failed"):
-        return ApiError(500, "the answer could not be computed; the server's log says why", code="pass_failed")
+        return ApiError(
+            500, "the answer could not be computed; the server's log says why", code="pass_failed"
+        )
     return ApiError(400, reason, code="answer_impossible")
 
 

@@ -64,7 +64,10 @@ class Front:
         access.deterministic = deterministic
         with self.admission.places(num_places):
             call = Call(
-                request.state.request_id, link, self.metrics.request(deterministic), self.config.request_timeout
+                request.state.request_id,
+                link,
+                self.metrics.request(deterministic),
+                self.config.request_timeout,
             )
             self._calls.add(call)
             try:

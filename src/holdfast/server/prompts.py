@@ -60,9 +60,7 @@ class Prompts:
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of ids."""
-        return await self._apart(
-            lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        )
+        return await self._apart(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token_text(self, token_id: int) -> str:
         """One token, as well as it can be shown by itself."""

@@ -65,10 +65,10 @@ class TextLogprobs:
         self._prompts = prompts
         self._offset = 0
 
-    def write(self, logprobs: Sequence[TokenLogprob | None], first_id: int | None = None) -> dict[str, Any]:
+    def write(self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0) -> dict[str, Any]:
         """None stands for a prompt's first token, first_id, which has nothing before it."""
         text = self._prompts.token_text
-        tokens = [text(first_id if one is None else one.token_id) for one in logprobs if one or first_id is not None]
+        tokens = [text(first_id if one is None else one.token_id) for one in logprobs]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)

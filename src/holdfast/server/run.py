@@ -3,7 +3,8 @@
     bound -> loading (health says 503) -> ready -> draining (SIGTERM or SIGINT: nobody new, those under way may finish)
     -> gone, with exit code 0
 
-A second signal ends what is still under way at once. Exit code 2: it cannot be started like this; 1: the engine died too often.
+A second signal ends what is still under way at once. Exit code 2: it cannot be started like this; 1: the engine died
+too often.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from typing import Any
 
 import uvicorn
 
-from holdfast.engine.build import configured_tokenizer
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import ConfigError, EngineStopped, HoldfastError
+from holdfast.engine.tokenizer import open_tokenizer
+from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.locate import locate
 from holdfast.server.admission import Admission
 from holdfast.server.app import make_app
@@ -81,7 +82,7 @@ class Life:
         self.admission = Admission(config.max_waiting)
         located = locate(engine.model)
         self.names = config.served_model_names or (located.name,)
-        self.prompts = Prompts(configured_tokenizer(engine, located.path))
+        self.prompts = Prompts(open_tokenizer(located.path, chat_template=engine.chat_template))
         self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.watch(on))
         self.supervisor = Supervisor(
             engine,

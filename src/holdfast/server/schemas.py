@@ -27,10 +27,16 @@ class StreamOptions(Body):
 class Asking(Body):
     """What chat and plain completions have in common."""
 
-    model: str | None = Field(None, max_length=1024, description="One of /v1/models; without it, the one that is served.")
-    deterministic: bool | None = Field(None, description="Ask for the guarantee: the same bits, whatever else runs.")
+    model: str | None = Field(
+        None, max_length=1024, description="One of /v1/models; without it, the one that is served."
+    )
+    deterministic: bool | None = Field(
+        None, description="Ask for the guarantee: the same bits, whatever else runs."
+    )
     return_receipt: bool | None = Field(None, description="Put the receipt into the `holdfast` object.")
-    return_token_ids: bool | None = Field(None, description="Put the token ids of prompt and answers into the response.")
+    return_token_ids: bool | None = Field(
+        None, description="Put the token ids of prompt and answers into the response."
+    )
     max_tokens: int | None = Field(None, ge=0, le=1 << 24)
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
     temperature: float | None = Field(None, ge=0, le=100)
@@ -45,12 +51,16 @@ class Asking(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = Field(None, description="Token ids, as text, and what is added to their logits.")
+    logit_bias: dict[str, float] | None = Field(
+        None, description="Token ids, as text, and what is added to their logits."
+    )
     allowed_token_ids: Ids | None = None
     bad_words: list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    structured_outputs: dict[str, Any] | None = Field(None, description="One of json, regex, choice, grammar, json_object.")
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="One of json, regex, choice, grammar, json_object."
+    )
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -62,12 +72,16 @@ class Asking(Body):
 class CompletionBody(Asking):
     """/v1/completions"""
 
-    prompt: str | Ids | list[str] | list[Ids] = Field(description="Text or token ids, one or a batch of them.")
+    prompt: str | Ids | list[str] | list[Ids] = Field(
+        description="Text or token ids, one or a batch of them."
+    )
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=128, description="Only as many as n.")
     suffix: str | None = Field(None, description="Not supported.")
-    add_special_tokens: bool | None = Field(None, description="Whether a text prompt gets the tokenizer's own frame.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether a text prompt gets the tokenizer's own frame."
+    )
 
 
 class TextPart(BaseModel):
@@ -104,7 +118,9 @@ class ChatBody(Asking):
     store: bool | None = Field(None, description="Taken and ignored: nothing is stored.")
     service_tier: str | None = Field(None, description="Taken and ignored.")
     safety_identifier: str | None = Field(None, description="Taken and ignored.")
-    prompt_cache_key: str | None = Field(None, description="Taken and ignored: prefixes are found by themselves.")
+    prompt_cache_key: str | None = Field(
+        None, description="Taken and ignored: prefixes are found by themselves."
+    )
     prompt_cache_retention: str | None = Field(None, description="Taken and ignored.")
     reasoning_effort: str | None = Field(None, description="Shown to the chat template.")
 

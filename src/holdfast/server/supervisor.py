@@ -53,7 +53,10 @@ class Supervisor:
         link = self._link
         if link is None or link.ready is None or link.gone.is_set() or self._stopping:
             raise ApiError(
-                503, "the engine is not ready yet; ask again", code="engine_not_ready", headers={"Retry-After": "5"}
+                503,
+                "the engine is not ready yet; ask again",
+                code="engine_not_ready",
+                headers={"Retry-After": "5"},
             )
         return link
 

@@ -26,7 +26,11 @@ def token_routes(front: Front) -> APIRouter:
             ids = await _encode(front, body)
         except HoldfastError as error:
             raise api_error(error) from None
-        answer: dict[str, Any] = {"count": len(ids), "max_model_len": front.prompts.max_model_len, "tokens": ids}
+        answer: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": front.prompts.max_model_len,
+            "tokens": ids,
+        }
         if body.return_token_strs:
             answer["token_strs"] = [front.prompts.token_text(one) for one in ids]
         return JsonAnswer(answer)
@@ -49,7 +53,9 @@ async def _encode(front: Front, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either a prompt or messages")
     if body.prompt is not None:
-        return await front.prompts.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return await front.prompts.encode(
+            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
     assert body.messages is not None
     return await front.prompts.render(
         [message.model_dump(exclude_unset=True) for message in body.messages],

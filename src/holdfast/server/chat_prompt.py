@@ -1,0 +1,70 @@
+"""A conversation as the model reads it, and what its tools and forms ask of the answer."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.structured import StructuredOutput
+from holdfast.server.prompts import Prompts
+from holdfast.server.response_format import form_of
+from holdfast.server.schemas import ChatBody, ChatMessage
+from holdfast.server.tool_calls import AnswerReader
+from holdfast.server.tool_formats import choose_format
+from holdfast.server.tool_plan import ToolPlan, plan_tools
+from holdfast.server.tool_prompt import describe_tools, knows_tools
+from holdfast.server.tools import read_tools
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt's tokens, and how its answers are held to a form and read."""
+
+    ids: list[int]
+    plan: ToolPlan
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        return self.plan.form
+
+    def reader(self, seed: int, choice: int) -> AnswerReader:
+        """Reads one answer. The same prompt and seed give the same ids of calls."""
+        key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
+        return self.plan.reader(key, choice)
+
+
+class ChatPrompts:
+    """Reads conversations for one model."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts = prompts
+        tokenizer = prompts.tokenizer
+        self._template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template or ""
+        special = [prompts.token_text(one) for one in tokenizer.special_ids]
+        self._format = choose_format(self._template, special)
+
+    async def read(self, body: ChatBody) -> ChatPrompt:
+        """Raises what is wrong with it."""
+        use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+        plan = plan_tools(use, self._format, form_of(body))
+        messages = [_plain(message) for message in body.messages]
+        tools: list[dict[str, Any]] | None = [tool.shown() for tool in use.offered] or None
+        if not knows_tools(self._template):
+            messages = describe_tools(messages, use)
+            tools = None
+        variables = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", body.reasoning_effort)
+        ids = await self._prompts.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=variables,
+        )
+        return ChatPrompt(ids, plan)
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """As templates know it: OpenAI's developer is what models were taught to call system."""
+    plain = message.model_dump(exclude_unset=True)
+    return {**plain, "role": "system"} if message.role == "developer" else plain
