@@ -14,7 +14,7 @@ from holdfast.core.params import show
 from holdfast.engine.chat_messages import check_messages
 from holdfast.errors import InvalidRequest
 from holdfast.server.tool_formats import HERMES
-from holdfast.server.tools import Tool
+from holdfast.server.tools import Tool, ToolUse
 
 _TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _TOOLS = re.compile(r"(?<![.\w])tools\b")
@@ -53,14 +53,14 @@ def takes_system(template: str) -> bool:
     return "system" in template or "raise_exception" not in template
 
 
-def tell_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], template: str
+def describe_tools(
+    messages: Sequence[Mapping[str, Any]], use: ToolUse, template: str = ""
 ) -> list[dict[str, Any]]:
     """The conversation for a template that does not know tools: nothing in it but roles and contents."""
     plain = _tell_calls(messages)
-    if not tools:
+    if not use.offered:
         return plain
-    description = _describe(tools)
+    description = _describe(use.offered)
     if not takes_system(template):
         return _put_before_user(plain, description)
     first = plain[0]
