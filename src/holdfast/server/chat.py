@@ -58,7 +58,10 @@ async def _begin(front: Front, prompts: ChatPrompts, call: Call, body: ChatBody)
         call.submit(prompt.ids, params, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise api_error(error) from None
-    await call.accepted()
+    try:
+        await call.accepted()
+    except ApiError as error:
+        raise error.said(prompt.plan.explain(error.message)) from None
     return ChatAnswer(front, call, body, prompt)
 
 

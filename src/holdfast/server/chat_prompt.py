@@ -50,7 +50,7 @@ class ChatPrompts:
         messages = [_plain(message) for message in body.messages]
         tools: list[dict[str, Any]] | None = [tool.shown() for tool in use.offered] or None
         if not knows_tools(self._template):
-            messages = describe_tools(messages, use)
+            messages = describe_tools(messages, use, self._template)
             tools = None
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:

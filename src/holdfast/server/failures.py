@@ -54,6 +54,10 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    def said(self, message: str) -> "ApiError":
+        """The same error in other words."""
+        return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
+
 
 def api_error(error: HoldfastError) -> ApiError:
     """An error of the engine's, as a client is told of it."""
