@@ -35,6 +35,21 @@ COMMANDS = {
     ("certify",): ["--fresh", "--json"],
     ("replay",): ["--force", "--load", "--prompt-ids", "--json", "--num-threads"],
     ("doctor",): ["default model", "fingerprint"],
+    ("serve",): [
+        *(
+            "--host",
+            "--port",
+            "--api-key",
+            "--served-model-name",
+            "--chat-template",
+            "--config",
+            "--inspector",
+        ),
+        *("--dtype", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-memory"),
+        *("--determinism", "--max-body-bytes", "--max-waiting", "--request-timeout", "--drain-timeout"),
+        *("--log-format", "--log-level", "--otlp-endpoint", "HOLDFAST_MODEL", "HOLDFAST_API_KEY"),
+        *(" Server ", " Limits ", " Engine ", " Logs ", "HOLDFAST_KV_MEMORY"),
+    ],
     ("bench",): ["demo", "cpu", "needle"],
     ("bench", "cpu"): ["--rounds"],
     ("bench", "needle"): ["--runs"],
@@ -53,7 +68,7 @@ def test_help_of_every_command(holdfast, command, monkeypatch):
 
 def test_help_names_every_command(holdfast):
     result = holdfast("--help")
-    for name in ("generate", "chat", "score", "certify", "replay", "doctor", "bench"):
+    for name in ("serve", "generate", "chat", "score", "certify", "replay", "doctor", "bench"):
         assert f" {name} " in result.stdout
 
 

@@ -16,6 +16,7 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.generate import generate
 from holdfast.cli.replay import replay
 from holdfast.cli.score import score
+from holdfast.cli.serve import CONTEXT, serve
 from holdfast.cli.show import show_error
 from holdfast.errors import HoldfastError
 from holdfast.version import __version__
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(context_settings=CONTEXT)(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(score)

@@ -1,0 +1,463 @@
+"""`holdfast serve`: options, environment, file, which of them counts, and what is said of wrong ones."""
+
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.cli.config_file import MAX_FILE_BYTES
+from holdfast.cli.options import EngineOptions
+from holdfast.cli.server_options import LogOptions, ServerOptions
+from holdfast.engine.config import EngineConfig
+from holdfast.server.config import ServerConfig
+
+SECRET = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    for name in os.environ:
+        if name.startswith("HOLDFAST_") and name != "HOLDFAST_CACHE_DIR":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the server was started with; it ends at once, with this exit code."""
+    calls = []
+    pytest.importorskip("fastapi")
+
+    def run(server, engine):
+        calls.append((server, engine))
+        return served.exit_code
+
+    class Served:
+        exit_code = 0
+
+        @property
+        def server(self):
+            return calls[-1][0]
+
+        @property
+        def engine(self):
+            return calls[-1][1]
+
+        @property
+        def times(self):
+            return len(calls)
+
+    served = Served()
+    monkeypatch.setitem(sys.modules, "holdfast.server.run", SimpleNamespace(run=run))
+    return served
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "config.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def start(holdfast, *arguments):
+    result = holdfast("serve", *arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(holdfast, served, *arguments):
+    """What is said of arguments that are wrong: one line, and nothing is started."""
+    result = holdfast("serve", *arguments)
+    assert result.exit_code == 2, result.output
+    assert served.times == 0
+    assert result.stdout == ""
+    return result.stderr
+
+
+# The command line
+
+
+def test_without_options_it_has_the_defaults(holdfast, served):
+    start(holdfast)
+    assert served.server == ServerConfig()
+    assert served.engine == EngineConfig()
+
+
+def test_every_setting_of_the_server_is_an_option_with_the_same_default():
+    names = {
+        "api_keys": "api_key",
+        "served_model_names": "served_model_name",
+        "allowed_origins": "allowed_origin",
+    }
+    options = {one.name: one.default for group in (ServerOptions, LogOptions) for one in fields(group)}
+    for one in fields(ServerConfig):
+        default = options.pop(names.get(one.name, one.name))
+        assert default == (one.default or None if one.name in names else one.default), one.name
+    assert options == {}
+
+
+def test_every_setting_of_the_engine_is_an_option():
+    offered = {one.name for one in fields(EngineOptions)}
+    assert offered | {"device", "chat_template"} == {one.name for one in fields(EngineConfig)}
+
+
+def test_options_of_the_command_line(holdfast, served, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    start(
+        holdfast,
+        *("some/model", "--host", "0.0.0.0", "--port", "81", "--api-key", "one", "--api-key", "two,2"),
+        *("--served-model-name", "a", "--served-model-name", "b", "--allowed-origin", "*"),
+        *("--chat-template", template, "--no-inspector", "--max-waiting", "0", "--drain-timeout", "1.5"),
+        *("--log-format", "json", "--log-level", "debug", "--otlp-endpoint", "http://localhost:4318"),
+        *("--dtype", "fp32", "--max-model-len", "100", "--max-num-seqs", "3", "--kv-memory", "1MiB"),
+        *("--determinism", "verify", "--no-prefix-cache", "--num-threads", "1"),
+    )
+    assert served.server == ServerConfig(
+        host="0.0.0.0",
+        port=81,
+        api_keys=("one", "two,2"),
+        served_model_names=("a", "b"),
+        allowed_origins=("*",),
+        chat_template="{{ messages }}",
+        inspector=False,
+        max_waiting=0,
+        drain_timeout=1.5,
+        log_format="json",
+        log_level="debug",
+        otlp_endpoint="http://localhost:4318",
+    )
+    assert served.engine == EngineConfig(
+        model="some/model",
+        dtype="fp32",
+        max_model_len=100,
+        max_num_seqs=3,
+        kv_memory="1MiB",
+        determinism="verify",
+        prefix_cache=False,
+        num_threads=1,
+    )
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_exit_code_is_the_server_s(holdfast, served, code):
+    served.exit_code = code
+    assert holdfast("serve").exit_code == code
+
+
+def test_a_share_of_gpu_memory_is_taken_with_a_word_about_it(holdfast, served):
+    result = start(holdfast, "--gpu-memory-utilization", "0.9")
+    assert "--kv-memory" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert served.engine == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--port", "65536"),
+        ("--port", "many"),
+        ("--max-waiting", "-1"),
+        ("--request-timeout", "nan"),
+        ("--dtype", "int3"),
+        ("--kv-memory", "lots"),
+        ("--determinism", "perhaps"),
+        ("--log-level", "loud"),
+        ("--gpu-memory-utilization", "90"),
+        ("--chat-template", "/no/such/file"),
+        ("--no-such-option",),
+    ],
+)
+def test_what_is_wrong_is_refused(holdfast, served, arguments):
+    refused(holdfast, served, *arguments)
+
+
+def test_a_template_that_is_too_long_or_no_text(holdfast, served, tmp_path):
+    path = tmp_path / "template"
+    path.write_bytes(b"\xff\xfe")
+    assert "UTF-8" in refused(holdfast, served, "--chat-template", path)
+    path.write_text("x" * ((1 << 20) + 1))
+    assert "longer than" in refused(holdfast, served, "--chat-template", path)
+
+
+# The environment
+
+
+def test_every_option_has_a_variable(holdfast, served, monkeypatch):
+    for name, value in {
+        "MODEL": "some/model",
+        "HOST": "::1",
+        "PORT": "9000",
+        "SERVED_MODEL_NAME": "a, b",
+        "INSPECTOR": "false",
+        "REQUEST_TIMEOUT": "5",
+        "LOG_FORMAT": "json",
+        "KV_MEMORY": "2MiB",
+        "SPECULATION": "off",
+        "PREFIX_CACHE": "0",
+    }.items():
+        monkeypatch.setenv(f"HOLDFAST_{name}", value)
+    start(holdfast)
+    assert served.server == ServerConfig(
+        host="::1",
+        port=9000,
+        served_model_names=("a", "b"),
+        inspector=False,
+        request_timeout=5.0,
+        log_format="json",
+    )
+    assert served.engine == EngineConfig(
+        model="some/model", kv_memory="2MiB", speculation="off", prefix_cache=False
+    )
+
+
+@pytest.mark.parametrize("value", ["one,two", " one , two ", "one two", ",one,,two,"])
+def test_several_keys_in_one_variable(holdfast, served, monkeypatch, value):
+    monkeypatch.setenv("HOLDFAST_API_KEY", value)
+    start(holdfast)
+    assert served.server.api_keys == ("one", "two")
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+def test_a_variable_for_keys_without_a_key_is_no_open_server(holdfast, served, monkeypatch, value):
+    monkeypatch.setenv("HOLDFAST_API_KEY", value)
+    assert "HOLDFAST_API_KEY is set, but empty" in refused(holdfast, served)
+
+
+def test_an_empty_variable_does_not_matter_where_keys_were_given(holdfast, served, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_API_KEY", "")
+    start(holdfast, "--api-key", "one")
+    assert served.server.api_keys == ("one",)
+
+
+def test_other_commands_do_not_read_the_variables(holdfast, monkeypatch, model):
+    monkeypatch.setenv("HOLDFAST_MODEL", "/no/such/model")
+    monkeypatch.setenv("HOLDFAST_DTYPE", "int3")
+    monkeypatch.setenv("HOLDFAST_MAX_TOKENS", "many")
+    assert holdfast("generate", "the dog", "-m", model, "-n", "1").exit_code == 0
+
+
+# The file
+
+
+def test_options_of_a_file(holdfast, served, write):
+    path = write(
+        """
+        # vLLM's way: names as on the command line
+        model: some/model
+        port: 9000
+        max-model-len: 128
+        max_num_seqs: 5
+        api-key: [one, "two"]
+        served-model-name: only
+        determinism: off
+        speculation: off
+        inspector: no
+        spot-check-rate: 0.5
+        kv-memory: 1048576
+        """
+    )
+    start(holdfast, "--config", path)
+    assert served.server == ServerConfig(
+        port=9000, api_keys=("one", "two"), served_model_names=("only",), inspector=False
+    )
+    assert served.engine == EngineConfig(
+        model="some/model",
+        max_model_len=128,
+        max_num_seqs=5,
+        determinism="off",
+        speculation="off",
+        spot_check_rate=0.5,
+        kv_memory="1048576",
+    )
+
+
+def test_commas_in_a_file_belong_to_the_key(holdfast, served, write):
+    start(holdfast, "--config", write("api-key: one,two"))
+    assert served.server.api_keys == ("one,two",)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file(holdfast, served, write, text):
+    start(holdfast, "--config", write(text))
+    assert served.server == ServerConfig()
+
+
+def test_the_file_may_be_named_in_the_environment(holdfast, served, write, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_CONFIG", str(write("port: 9000")))
+    start(holdfast)
+    assert served.server.port == 9000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prot: 1", "line 1: there is no option 'prot'; did you mean port?"),
+        (
+            "port: 1\nmax-model-length: 5",
+            "line 2: there is no option 'max-model-length'; did you mean max-model-len?",
+        ),
+        ("xyzzy: 1", "see holdfast serve --help"),
+        ("config: other.yaml", "there is no option 'config'"),
+        ("help: true", "there is no option 'help'"),
+        ("context: 1", "there is no option 'context'"),
+        ("port: 1\nport: 2", "line 2: port is given twice"),
+        ("max-model-len: 1\nmax_model_len: 2", "max-model-len is given twice"),
+        ("port:", "port has no value"),
+        ("api-key: ~", "api-key has no value"),
+        ("api-key: [one, ]\nhost: null", "host has no value"),
+        ("port: [1, 2]", "port takes one value"),
+        ("port: {a: 1}", "port takes one value"),
+        ("api-key: {a: 1}", "api-key takes values"),
+        ("api-key: [[a]]", "api-key must be plain text"),
+        ("server:\n  port: 1", "there is no option 'server'"),
+        ("- port", "must hold options"),
+        ("port", "must hold options"),
+        ("? [a]\n: 1", "there is no option"),
+        ("<<: {port: 1}", "there is no option"),
+        ("port: 1\n---\nport: 2", "is no YAML"),
+        ("port: 80.5", "'--port'"),
+        ("port: true", "'--port'"),
+        ("inspector: perhaps", "'--inspector'"),
+        ("host: !!python/object/apply:os.system [ls]", "host takes one value"),
+        ("host: !!python/name:os.system x", "host must be plain text"),
+        ("host: !mine x", "host must be plain text"),
+        ("a" * 4 + ": &a [*a]", "there is no option"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_line(holdfast, served, write, text, says, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    said = refused(holdfast, served, "--config", write(text))
+    assert says in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"api-key: *{SECRET}",
+        f"api-key: 'a\n\t{SECRET}",
+        f"api-key: {SECRET}: {SECRET}",
+        f"api-key: {{ {SECRET}",
+        f"api-key: !{SECRET} x",
+        f"api-key: {{ {SECRET}: 1 }}",
+        f"api-key: {SECRET}\nport: many",
+        f"api-key: {SECRET}\nprot: 1",
+        f"api-key: [{SECRET}, {SECRET}é]",
+        f"api-key: ' {SECRET}'",
+    ],
+)
+def test_no_error_shows_a_key_of_the_file(holdfast, served, write, text):
+    assert SECRET not in refused(holdfast, served, "--config", write(text))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xfe\x00",
+        b"port: \x00",
+        b"[" * 10_000,
+        b"{a: " * 10_000,
+        b"a: " * 9_000,
+        b"&a " * 1000,
+        b"\t- x",
+        b"%Y 1\n",
+    ],
+    ids=["utf16", "null", "lists", "mappings", "colons", "anchors", "tab", "directive"],
+)
+def test_a_hostile_file_is_one_line_of_error(holdfast, served, write, raw, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert refused(holdfast, served, "--config", write(raw)).count("\n") == 1
+
+
+def test_a_file_that_is_too_large_or_not_there(holdfast, served, write, tmp_path):
+    large = write(b"#" * (MAX_FILE_BYTES + 1))
+    assert f"larger than {MAX_FILE_BYTES} bytes" in refused(holdfast, served, "--config", large)
+    assert "cannot be read" in refused(holdfast, served, "--config", tmp_path / "none.yaml")
+    assert "cannot be read" in refused(holdfast, served, "--config", tmp_path)
+
+
+# Which counts
+
+
+def test_command_line_before_environment_before_file_before_defaults(holdfast, served, write, monkeypatch):
+    path = write("port: 1003\nmax-stops: 3\nmax-prompts: 3\napi-key: [file]\nmodel: file\ninspector: false")
+    monkeypatch.setenv("HOLDFAST_PORT", "1002")
+    monkeypatch.setenv("HOLDFAST_MAX_STOPS", "2")
+    monkeypatch.setenv("HOLDFAST_API_KEY", "environment,other")
+    monkeypatch.setenv("HOLDFAST_MODEL", "environment")
+    start(holdfast, "--config", path, "--port", "1001")
+    server = served.server
+    assert (server.port, server.max_stops, server.max_prompts, server.max_choices) == (1001, 2, 3, 32)
+    assert server.api_keys == ("environment", "other")
+    assert server.inspector is False
+    assert served.engine.model == "environment"
+    start(holdfast, "typed", "--api-key", "typed", "--inspector", "--config", path)
+    assert served.server.api_keys == ("typed",)
+    assert served.server.inspector is True
+    assert served.engine.model == "typed"
+    monkeypatch.delenv("HOLDFAST_MODEL")
+    start(holdfast, "--config", path)
+    assert served.engine.model == "file"
+
+
+# Keys are nobody's business
+
+
+def test_help_shows_no_key(holdfast, write, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_API_KEY", SECRET)
+    result = holdfast("serve", "--config", write(f"api-key: {SECRET}\nport: 1234"), "--help")
+    assert result.exit_code == 0
+    assert SECRET not in result.output
+    assert "1234" in result.output  # what is shown is what would be used
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("model", "--api-key", "one", SECRET),
+        ("--api-key", f" {SECRET}"),
+        ("--api-key", f"{SECRET}é"),
+        ("--api-key", SECRET, "--port", "many"),
+        ("--api-key", SECRET, "--port", "65536"),
+        (f"--api-kee={SECRET}",),
+    ],
+)
+def test_no_error_shows_a_key(holdfast, served, arguments):
+    assert SECRET not in refused(holdfast, served, *arguments)
+
+
+# Without the packages
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "msgspec", "prometheus_client"])
+def test_without_the_server_s_packages_it_says_what_to_install(holdfast, served, monkeypatch, package):
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setattr("holdfast.cli.serve.find_spec", lambda name: None if name == package else find(name))
+    said = refused(holdfast, served)
+    assert package in said
+    assert "pip install 'holdfast[server]'" in said
+    assert said.count("\n") == 1
+
+
+def test_without_yaml_only_the_file_is_missed(holdfast, served, monkeypatch, write):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert "pip install 'holdfast[server]'" in refused(holdfast, served, "--config", write("port: 1"))
+    start(holdfast)
+
+
+def test_help_needs_none_of_them():
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('yaml', 'fastapi', 'uvicorn', 'msgspec', 'prometheus_client'));"
+        "from holdfast.cli.main import app; app(['serve', '--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--api-key" in done.stdout
