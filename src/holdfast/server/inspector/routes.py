@@ -1,0 +1,75 @@
+"""Where the page and its events are found. Files come from a fixed list, read once; nothing a client sends becomes a path."""
+
+from contextlib import AsyncExitStack
+from importlib import resources
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from holdfast.server.event_stream import EventStream
+from holdfast.server.failures import ApiError
+from holdfast.server.inspector.hub import Hub
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+PAGE = "index.html"
+ASSETS = (
+    *("style.css", "parts.css", "icon.svg"),
+    *(
+        "main.js",
+        "stream.js",
+        "strips.js",
+        "cylinder.js",
+        "timeline.js",
+        "counters.js",
+        "theme.js",
+        "ledger.js",
+    ),
+    *("playground.js", "ask.js", "prove.js", "compare.js", "load.js", "dom.js"),
+)
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+def inspector_router(hub: Hub) -> APIRouter:
+    """`/`, `/inspector/<file>` and `/inspector/events`."""
+    router = APIRouter(include_in_schema=False)
+    files = {name: _read(name) for name in (PAGE, *ASSETS)}
+
+    @router.get("/")
+    async def show_page() -> Response:
+        return _respond(PAGE, files[PAGE])
+
+    @router.get("/inspector/events")
+    async def stream_events() -> Response:
+        hub.require_room()
+        events, owned = hub.events(), AsyncExitStack()
+        owned.push_async_callback(events.aclose)
+        return EventStream(events, owned)
+
+    @router.get("/inspector/{name}")
+    async def show_file(name: str) -> Response:
+        if name not in ASSETS:
+            raise ApiError(404, "there is no such file")
+        return _respond(name, files[name])
+
+    return router
+
+
+def _read(name: str) -> bytes:
+    return (resources.files(__package__) / "static" / name).read_bytes()
+
+
+def _respond(name: str, content: bytes) -> Response:
+    kind = _TYPES[name.rpartition(".")[2]]
+    return Response(content, headers={**_HEADERS, "Content-Type": kind})

@@ -1,0 +1,105 @@
+// A prompt and its settings, the answer as it comes, and what it cost.
+
+import { Refused, chunks, post, question, read, textOf } from "./ask.js";
+import { byId, describe, make } from "./dom.js";
+
+const wholeNumber = /^[0-9]+$/;
+
+// What the form holds; also what "prove it" asks.
+export function settings() {
+  const seed = byId("seed").value.trim();
+  return {
+    mode: document.querySelector("input[name=mode]:checked").value,
+    prompt: byId("prompt").value,
+    maxTokens: Number.parseInt(byId("max-tokens").value, 10),
+    temperature: Number.parseFloat(byId("temperature").value),
+    seed: wholeNumber.test(seed) ? BigInt(seed).toString() : null,
+    deterministic: byId("deterministic").checked,
+  };
+}
+
+export class Playground {
+  constructor(modelName) {
+    this.modelName = modelName;
+    this.abort = null;
+    this.receipt = null;
+    byId("ask").addEventListener("submit", (event) => { event.preventDefault(); this.#ask(); });
+    byId("stop").addEventListener("click", () => this.abort?.abort());
+    byId("receipt").addEventListener("click", () => this.#download());
+    byId("prompt").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+    });
+  }
+
+  async #ask() {
+    if (this.abort !== null) return;
+    this.abort = new AbortController();
+    this.#begin();
+    try {
+      await this.#answer(this.abort.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") this.#complain(error);
+    } finally {
+      this.abort = null;
+      byId("send").disabled = false;
+      byId("stop").disabled = true;
+      byId("answer").removeAttribute("aria-busy");
+    }
+  }
+
+  #begin() {
+    byId("send").disabled = true;
+    byId("stop").disabled = false;
+    byId("problem").hidden = byId("facts").hidden = byId("receipt").hidden = true;
+    byId("answer").replaceChildren();
+    byId("answer").setAttribute("aria-busy", "true");
+  }
+
+  async #answer(signal) {
+    const stream = byId("stream").checked;
+    const extra = stream ? { stream, stream_options: { include_usage: true } } : {};
+    const [path, body] = question({ ...settings(), model: this.modelName(), return_receipt: true, ...extra });
+    const response = await post(path, body, signal);
+    const seen = { finish: null, usage: null, holdfast: null, fingerprint: null };
+    if (stream) for await (const chunk of chunks(response)) this.#take(chunk, seen);
+    else this.#take(read(await response.text()), seen);
+    this.#finish(seen);
+  }
+
+  #take(part, seen) {
+    const choice = part.choices?.[0];
+    byId("answer").append(textOf(choice));
+    seen.finish = choice?.finish_reason ?? seen.finish;
+    seen.usage = part.usage ?? seen.usage;
+    seen.holdfast = part.holdfast ?? seen.holdfast;
+    seen.fingerprint = part.system_fingerprint ?? seen.fingerprint;
+  }
+
+  #finish({ finish, usage, holdfast, fingerprint }) {
+    const stats = holdfast?.stats ?? {};
+    const facts = [["Finish", finish]];
+    if (holdfast) facts.push(["Mode", holdfast.mode], ["Seed", holdfast.seed]);
+    if (usage) facts.push(["Tokens", `${usage.prompt_tokens} in, ${usage.completion_tokens} out`]);
+    if (stats.candidates !== undefined) {
+      facts.push(["Candidates", `${stats.candidates} = ${stats.accepted} accepted + ${stats.rolled_back} rolled back`]);
+      facts.push(["Windows", `${stats.windows}, ${stats.rollbacks} of them rolled back`]);
+      facts.push(["Passes", `${stats.fast_passes} fast, ${stats.canonical_passes} canonical`]);
+    }
+    if (fingerprint) facts.push(["Fingerprint", fingerprint]);
+    describe(byId("facts"), facts.map(([term, value]) => [term, String(value)]));
+    byId("facts").hidden = false;
+    this.receipt = holdfast?.receipt ?? null;
+    byId("receipt").hidden = this.receipt === null;
+  }
+
+  #complain(error) {
+    byId("problem").textContent = error instanceof Refused ? error.message : "The server cannot be reached.";
+    byId("problem").hidden = false;
+  }
+
+  #download() {
+    const url = URL.createObjectURL(new Blob([JSON.stringify(this.receipt, null, 2)], { type: "application/json" }));
+    make("a", { href: url, download: "holdfast-receipt.json" }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+}

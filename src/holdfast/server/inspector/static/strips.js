@@ -1,0 +1,201 @@
+// Each running request as a card: a strip of its tokens beside its KV cache. What was rolled back stays for a moment, red, in
+// front of what was committed instead. A strip holds so many tokens and the page so many cards: the rest is counted.
+
+import { Cylinder } from "./cylinder.js";
+import { make, plural } from "./dom.js";
+
+const SHOWN = 200, CARDS = 24;
+const ROLLED_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
+
+const GLYPHS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
+
+// A token as one can see it.
+export function visible(text) {
+  if (text === "") return "□";
+  if (text === " ") return "␣";
+  return text.replace(/[\n\t\r]/g, (letter) => GLYPHS[letter]).replace(/[\u0000-\u001f\u007f]/g, "\ufffd");
+}
+
+const chip = (text, state) => make("span", { className: `token ${state}`, textContent: visible(text) });
+
+class Strip {
+  constructor() {
+    this.element = make("div", { className: "strip", tabIndex: 0 });
+    this.earlier = make("span", { className: "earlier", hidden: true });
+    this.element.append(this.earlier);
+    this.chips = []; // of the committed tokens, the first at position this.start
+    this.start = 0;
+    this.candidates = [];
+    this.follows = true; // the end, until somebody scrolls up
+    this.element.addEventListener("scroll", () => {
+      const { scrollHeight, scrollTop, clientHeight } = this.element;
+      this.follows = scrollHeight - scrollTop - clientHeight < 24;
+    }, { passive: true });
+  }
+
+  show(request, isNew) {
+    this.#dropCandidates();
+    this.#commit(request, isNew);
+    if (request.rolled?.length) this.#rollBack(request);
+    this.candidates = request.candidates.map((text) => chip(text, request.deterministic ? "candidate" : "ordinary"));
+    this.element.append(...this.candidates);
+    this.#shorten();
+  }
+
+  settle() {
+    if (this.follows) this.element.scrollTop = 1e6;
+  }
+
+  #dropCandidates() {
+    for (const one of this.candidates) one.remove();
+    this.candidates = [];
+  }
+
+  #commit(request, isNew) {
+    let keep = request.from - this.start;
+    if (keep < 0 || keep > this.chips.length) { // what lies between was never told
+      for (const one of this.chips) one.remove();
+      this.chips = [];
+      this.start = request.from;
+      keep = 0;
+    }
+    for (const one of this.chips.splice(keep)) one.remove();
+    const answered = request.deterministic ? "committed" : "ordinary";
+    request.tokens.forEach((text, index) => {
+      const state = request.from + index < request.prompt ? "prompt" : answered;
+      const one = chip(text, isNew ? state : `${state} fresh`);
+      this.chips.push(one);
+      this.element.append(one);
+    });
+  }
+
+  #rollBack(request) {
+    const behind = this.chips[request.rolled_from - this.start] ?? null;
+    for (const text of request.rolled.slice(-SHOWN)) {
+      const one = chip(text, "rolled");
+      this.element.insertBefore(one, behind);
+      setTimeout(() => one.remove(), ROLLED_MS);
+    }
+  }
+
+  #shorten() {
+    const surplus = this.chips.length - SHOWN;
+    if (surplus > 0) {
+      for (const one of this.chips.splice(0, surplus)) one.remove();
+      this.start += surplus;
+    }
+    this.earlier.hidden = this.start === 0;
+    this.earlier.textContent = `… ${this.start} before`;
+  }
+}
+
+class Card {
+  constructor(request) {
+    this.cylinder = new Cylinder();
+    this.strip = new Strip();
+    this.phase = make("span", { className: "phase" });
+    this.facts = make("p", { className: "facts-line" });
+    const title = `Request ${request.id}`;
+    const branch = request.answers === request.id ? "" : `answer ${request.id - request.answers + 1} of request ${request.answers}`;
+    this.strip.element.setAttribute("aria-label", `Tokens of request ${request.id}`);
+    this.strip.element.setAttribute("role", "group");
+    this.element = make("article", { className: request.deterministic ? "request deterministic" : "request" },
+      make("header", {},
+        make("h3", { textContent: title }),
+        make("span", { className: "way", textContent: request.deterministic ? "deterministic" : "ordinary" }),
+        make("span", { textContent: branch, hidden: branch === "" }),
+        this.phase),
+      this.cylinder.element, this.strip.element, this.facts);
+    this.element.dataset.request = request.id;
+    this.accepted = this.rolled = 0;
+  }
+
+  show(request, before, pageSize) {
+    this.accepted += request.accepted;
+    this.rolled += request.rolled?.length ?? 0;
+    this.strip.show(request, before === undefined);
+    if (request.pages > 0 || before === undefined) this.cylinder.show(request, pageSize);
+    if (request.rolled?.length && before) this.cylinder.rollBack(before, pageSize);
+    this.phase.textContent = request.phase;
+    this.facts.textContent = this.#describe(request);
+  }
+
+  #describe(request) {
+    const parts = [`prompt ${request.prompt}`];
+    if (request.cached) parts.push(`${request.cached} from the prefix cache`);
+    parts.push(`committed ${request.committed - request.prompt}`);
+    if (request.deterministic) {
+      parts.push(`canonical KV ${request.canonical}`);
+      if (this.accepted || this.rolled) parts.push(`${this.accepted} accepted`, `${this.rolled} rolled back`);
+    }
+    if (request.candidates.length) parts.push(plural(request.candidates.length, "candidate"));
+    return parts.join(" · ");
+  }
+
+  end(reason) {
+    this.element.classList.add("ended");
+    this.phase.textContent = `ended: ${reason}`;
+    setTimeout(() => this.element.classList.add("leaving"), ENDED_MS - LEAVING_MS);
+  }
+}
+
+export class Strips {
+  constructor(element, empty) {
+    this.element = element;
+    this.empty = empty;
+    this.cards = new Map();
+    this.more = make("p", { className: "note" });
+    element.after(this.more);
+  }
+
+  // All requests anew.
+  reset(ledger) {
+    this.element.replaceChildren();
+    this.cards.clear();
+    for (const request of ledger.requests.values()) this.#show(request, undefined, ledger);
+  }
+
+  update(changed, ended, ledger) {
+    for (const [request, before] of changed) this.#show(request, before, ledger);
+    for (const [id, reason] of ended) this.#end(id, reason);
+  }
+
+  // Once a frame, behind all updates of it.
+  settle(ledger) {
+    for (const card of this.cards.values()) card.strip.settle();
+    let unseen = 0;
+    for (const id of ledger.requests.keys()) if (!this.cards.has(id)) unseen += 1;
+    this.more.textContent = `and ${unseen} more`;
+    this.more.hidden = unseen === 0;
+    this.#showEmpty();
+  }
+
+  #show(request, before, ledger) {
+    let card = this.cards.get(request.id);
+    if (card === undefined) {
+      if (this.cards.size >= CARDS) return;
+      card = new Card(request);
+      this.cards.set(request.id, card);
+      this.element.append(card.element);
+      // It may have had no card so far: what was told of it before is lost, and the strip says so.
+      before = undefined;
+    }
+    card.show(request, before, ledger.totals.page_size);
+  }
+
+  #end(id, reason) {
+    const card = this.cards.get(id);
+    if (card === undefined) return;
+    card.end(reason);
+    setTimeout(() => {
+      if (this.cards.get(id) !== card) return;
+      this.cards.delete(id);
+      card.element.remove();
+      this.#showEmpty();
+    }, ENDED_MS);
+  }
+
+  #showEmpty() {
+    this.empty.hidden = this.cards.size > 0;
+  }
+}
