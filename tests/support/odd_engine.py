@@ -1,0 +1,52 @@
+"""An engine process that misbehaves as its settings say: lies, raises in a pass, is slow, dies.
+
+    lies           chance of a wrong candidate                      slow         seconds added to each step
+    raise_at       raise in every pass with this token in it        die_at       exit when a pass has this token in it
+    raise_always   raise in every pass
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.bench.lies import LyingProposer
+from holdfast.core.plan import PassResult, Plan
+from holdfast.engine.build import ShowProgress, build
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine, PlanRunner
+from holdfast.server.engine_process import serve
+
+
+class OddRunner:
+    """Runs plans, with the faults asked for."""
+
+    def __init__(self, runner: PlanRunner, settings: dict[str, Any]) -> None:
+        self._runner = runner
+        self._settings = settings
+
+    def run(self, plan: Plan) -> Sequence[PassResult]:
+        tokens = {token for one in plan.passes for span in one.spans for token in span.token_ids}
+        if self._settings.get("die_at") in tokens:
+            os._exit(9)
+        if self._settings.get("raise_always") or self._settings.get("raise_at") in tokens:
+            raise RuntimeError("a secret of the inside: /etc/passwd")
+        time.sleep(self._settings.get("slow", 0.0))
+        return self._runner.run(plan)
+
+
+def build_odd(config: EngineConfig, show: ShowProgress) -> Engine:
+    settings = json.loads(os.environ.get("HOLDFAST_TEST_ENGINE", "{}"))
+    engine = build(config, show)
+    if settings.get("lies"):
+        ends = tuple(engine.limits.eos_ids)
+        engine.runner = LyingProposer(engine.runner, engine.limits.vocab_size, settings["lies"], ends=ends)
+    engine.runner = OddRunner(engine.runner, settings)
+    return engine
+
+
+if __name__ == "__main__":
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), build_odd))

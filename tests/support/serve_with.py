@@ -1,0 +1,15 @@
+"""`holdfast serve` with another program as its engine process: `serve_with.py ENGINE [arguments of serve]`."""
+
+import sys
+from functools import partial
+from typing import Any
+
+from holdfast.cli.main import main
+from holdfast.server import run as server_run
+
+if __name__ == "__main__":
+    engine = sys.argv.pop(1)
+    run: Any = server_run.run
+    server_run.run = partial(run, command=(sys.executable, engine))
+    sys.argv[1:1] = ["serve"]
+    main()

@@ -1,0 +1,152 @@
+"""A real server in processes of its own, for tests: `with serving(model) as server: httpx.get(server.url + "/health")`.
+
+Its engine can be one that misbehaves: `engine` is a program that takes the place of the engine process.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+HERE = Path(__file__).parent
+_READY_SECONDS = 120.0
+
+
+class Server:
+    """A running server. What it wrote is in `lines`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._url: str | None = None
+        self._news = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in (process.stdout, process.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def url(self) -> str:
+        assert self._url is not None
+        return self._url
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine process, whichever it is just now."""
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if any("engine" in part for part in child.cmdline()):
+                    return int(child.pid)
+        raise AssertionError("no engine process")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, pattern: str, seconds: float = _READY_SECONDS, times: int = 1) -> re.Match[str]:
+        """The first line that holds the pattern (or the times-th), now or later."""
+        until = time.monotonic() + seconds
+        with self._news:
+            while True:
+                found = [match for line in self.lines if (match := re.search(pattern, line))]
+                if len(found) >= times:
+                    return found[times - 1]
+                left = until - time.monotonic()
+                if left <= 0 or (self.process.poll() is not None and not self._is_reading()):
+                    raise AssertionError(f"{pattern!r} was not said; the server said:\n{self.text}")
+                self._news.wait(min(left, 0.2))
+
+    def wait_ready(self) -> None:
+        self._url = self.wait_for(r"Listening on (http://\S+?);")[1]
+        self.wait_for("Ready after")
+
+    def stop(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
+        """Signal it and wait for its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(seconds)
+        for reader in self._readers:
+            reader.join(5)
+        return code
+
+    def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=120, **settings)
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60, **settings)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's series."""
+        lines = self.get("/metrics").text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}(\{{|\s)", line)]
+        assert values, f"there is no metric {name}"
+        return sum(values)
+
+    def wait_idle(self, seconds: float = 30.0) -> None:
+        """Nothing runs, nothing waits, and no page is held; fails if that does not come."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_pages_used")
+        until = time.monotonic() + seconds
+        while any(self.metric(f"holdfast_{name}") for name in names):
+            assert time.monotonic() < until, "the server does not come to rest"
+            time.sleep(0.05)
+
+    def _is_reading(self) -> bool:
+        return any(reader.is_alive() for reader in self._readers)
+
+    def _read(self, stream: Any) -> None:
+        for line in stream:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+
+
+@contextlib.contextmanager
+def serving(
+    model: Path | str | None,
+    *arguments: str,
+    engine: str | None = None,
+    engine_settings: dict[str, Any] | None = None,
+    environment: dict[str, str] | None = None,
+    ready: bool = True,
+) -> Iterator[Server]:
+    """`holdfast serve`, on a free port. engine names a program beside this file."""
+    if engine is None:
+        command = [sys.executable, "-m", "holdfast", "serve"]
+    else:
+        command = [sys.executable, str(HERE / "serve_with.py"), str(HERE / engine)]
+    env = {**os.environ, **(environment or {}), "HOLDFAST_TEST_ENGINE": json.dumps(engine_settings or {})}
+    process = subprocess.Popen(
+        [*command, *([] if model is None else [str(model)]), "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+    server = Server(process)
+    try:
+        if ready:
+            server.wait_ready()
+        yield server
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.stop(seconds=30)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
