@@ -1,0 +1,256 @@
+"""The hub: whoever watches sees all that happens; whoever is slow begins anew; while nobody watches nothing is asked for."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from holdfast.server.failures import ApiError
+from holdfast.server.inspector import hub as hub_module
+from holdfast.server.inspector.hub import MAX_QUEUED, MAX_WATCHERS, Hub
+from support.step_traces import FIRST, SEQUENCE, step
+
+
+class Wire:
+    """What the hub asks of the engine."""
+
+    def __init__(self) -> None:
+        self.asked: list[bool] = []
+        self.hub = Hub(lambda token_id: f"<{token_id}>", self.asked.append)
+
+
+@asynccontextmanager
+async def watching(hub: Hub) -> AsyncGenerator["Page", None]:
+    page = Page(hub)
+    assert await page.frame() == b"retry: 2000\n\n"
+    try:
+        yield page
+    finally:
+        await page.events.aclose()
+
+
+class Page:
+    """Reads events, one at a time."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.events = hub.events()
+
+    async def frame(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await anext(self.events)
+
+    async def read(self) -> tuple[str, dict[str, Any]]:
+        lines = (await self.frame()).decode().split("\n")
+        assert lines[2:] == ["", ""]
+        return lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(coroutine)
+
+
+def test_nothing_is_asked_while_nobody_watches() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        wire.hub.take(FIRST)
+        assert wire.asked == []
+        async with watching(wire.hub):
+            assert wire.asked == [True]
+            async with watching(wire.hub):
+                assert wire.hub.num_watchers == 2
+            assert wire.asked == [True]
+        assert wire.asked == [True, False]
+        assert wire.hub.num_watchers == 0
+
+    run(watch())
+
+
+def test_first_a_snapshot_then_steps() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as page:
+            kind, data = await page.read()
+            assert (kind, data["requests"], data["all_pages"]) == ("snapshot", [], 0)
+            wire.hub.take(FIRST)
+            kind, data = await page.read()
+            assert (kind, data["step"], data["pages"], data["all_pages"]) == ("snapshot", 1, 1, 10)
+            (request,) = data["requests"]
+            assert (request["from"], request["tokens"], request["candidates"]) == (
+                0,
+                ["<1>", "<2>", "<3>"],
+                ["<4>"],
+            )
+            changed = replace(
+                SEQUENCE,
+                committed_from=3,
+                committed_len=4,
+                committed_ids=(5,),
+                candidate_ids=(),
+                rolled_back_from=3,
+                rolled_back_ids=(4,),
+            )
+            wire.hub.take(step(2, changed))
+            kind, data = await page.read()
+            assert (kind, data["step"]) == ("step", 2)
+            assert data["passes"] == [
+                {"kind": "fast", "certified": False, "rows": 1, "padded": 1, "spans": [[7, 3, 1]]}
+            ]
+            (request,) = data["requests"]
+            assert (request["from"], request["tokens"], request["candidates"]) == (3, ["<5>"], [])
+            assert (request["rolled_from"], request["rolled"]) == (3, ["<4>"])
+
+    run(watch())
+
+
+def test_a_later_watcher_gets_what_is_there_now() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as early:
+            await early.read()
+            wire.hub.take(FIRST)
+            wire.hub.take(step(2, replace(SEQUENCE, committed_from=3, committed_len=4, committed_ids=(9,))))
+            async with watching(wire.hub) as late:
+                kind, data = await late.read()
+                assert (kind, data["step"]) == ("snapshot", 2)
+                assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
+                wire.hub.take(step(3, ended=((7, "stop"),)))
+                assert (await late.read())[1]["ended"] == [[7, "stop"]]
+            async with watching(wire.hub) as last:
+                assert (await last.read())[1]["requests"] == []
+
+    run(watch())
+
+
+def test_who_falls_behind_begins_anew() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as slow, watching(wire.hub) as quick:
+            for page in (slow, quick):
+                await page.read()
+            wire.hub.take(FIRST)
+            for page in (slow, quick):
+                await page.read()
+            for number in range(MAX_QUEUED + 5):
+                wire.hub.take(step(2 + number))
+                assert (await quick.read())[1]["step"] == 2 + number
+            kind, data = await slow.read()
+            assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
+            assert len(data["requests"]) == 1
+            wire.hub.take(step(100))
+            assert (await slow.read())[0] == "step"
+
+    run(watch())
+
+
+def test_a_queue_that_is_just_full_loses_nothing() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as page:
+            await page.read()
+            wire.hub.take(FIRST)
+            await page.read()
+            for number in range(MAX_QUEUED):
+                wire.hub.take(step(2 + number))
+            steps = [await page.read() for _ in range(MAX_QUEUED)]
+            assert [data["step"] for _, data in steps] == list(range(2, MAX_QUEUED + 2))
+
+    run(watch())
+
+
+def test_a_watcher_too_many_is_refused() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        pages = [Page(wire.hub) for _ in range(MAX_WATCHERS)]
+        for page in pages:
+            await page.frame()
+        with pytest.raises(ApiError) as refused:
+            wire.hub.require_room()
+        assert refused.value.status == 429
+        with pytest.raises(ApiError):  # also one that slipped by
+            await Page(wire.hub).frame()
+        assert wire.hub.num_watchers == MAX_WATCHERS
+        await pages[0].events.aclose()
+        wire.hub.require_room()
+        for page in pages[1:]:
+            await page.events.aclose()
+        assert wire.asked == [True, False]
+
+    run(watch())
+
+
+def test_traces_of_an_earlier_tracer_say_nothing() -> None:
+    """Between asking and the first trace, late ones of before may still arrive."""
+
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as page:
+            await page.read()
+            wire.hub.take(step(90, SEQUENCE))
+            wire.hub.take(FIRST)
+            assert (await page.read())[1]["step"] == 1
+        async with watching(wire.hub) as page:
+            assert (await page.read())[1]["requests"] == []
+
+    run(watch())
+
+
+def test_a_new_engine_begins_anew() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        async with watching(wire.hub) as page:
+            await page.read()
+            wire.hub.take(FIRST)
+            await page.read()
+            wire.hub.forget()
+            kind, data = await page.read()
+            assert (kind, data["requests"]) == ("snapshot", [])
+            wire.hub.take(replace(FIRST, sequences=()))
+            kind, data = await page.read()
+            assert (kind, data["requests"], data["all_pages"]) == ("snapshot", [], 10)
+
+    run(watch())
+
+
+def test_closing_ends_every_stream_and_lets_nobody_in() -> None:
+    async def watch() -> None:
+        wire = Wire()
+        page = Page(wire.hub)
+        await page.frame()
+        await page.read()
+        waiting = asyncio.create_task(anext(page.events, b"the end"))
+        await asyncio.sleep(0)
+        wire.hub.close()
+        assert await waiting == b"the end"
+        assert wire.asked == [True, False]
+        with pytest.raises(ApiError) as refused:
+            wire.hub.require_room()
+        assert refused.value.status == 503
+
+    run(watch())
+
+
+def test_a_quiet_stream_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch() -> None:
+        monkeypatch.setattr(hub_module, "BEAT_SECONDS", 0.01)
+        async with watching(Wire().hub) as page:
+            await page.read()
+            assert (await page.frame()).startswith(b":")
+
+    run(watch())
+
+
+def test_text_cannot_end_an_event() -> None:
+    async def watch() -> None:
+        hub = Hub(lambda token_id: "\n\nevent: step\r\ndata: {}\n\n\u2028", lambda on: None)
+        async with watching(hub) as page:
+            await page.read()
+            hub.take(FIRST)
+            kind, data = await page.read()
+            assert kind == "snapshot"
+            assert data["requests"][0]["tokens"][0].startswith("\n\nevent")
+
+    run(watch())
