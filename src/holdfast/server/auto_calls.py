@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from holdfast.server.call_json import WrittenCall, may_begin_call, read_calls
 from holdfast.server.json_scanner import JsonScanner
-from holdfast.server.tool_calls import CallIds, CallPiece, Content, Delta
+from holdfast.server.tool_calls import CallIds, CallPiece, Content, Delta, join_contents
 from holdfast.server.tool_formats import ToolFormat
 
 _SPACE = " \t\n\r"
@@ -82,7 +82,7 @@ class AutoReader:
 
     def _take_deltas(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []
-        return deltas
+        return join_contents(deltas)
 
     def _run(self) -> None:
         while self._todo:

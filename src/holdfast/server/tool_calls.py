@@ -6,8 +6,9 @@ same response twice, ids included.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 
@@ -96,6 +97,17 @@ class Reply:
         if self.calls:
             message["tool_calls"] = [call.body() for call in self.calls]
         return message
+
+
+def join_contents(deltas: Sequence[Delta]) -> list[Delta]:
+    """The same, with contents that follow each other in one: each delta is a chunk on the wire."""
+    joined: list[Delta] = []
+    for is_content, run in groupby(deltas, lambda delta: isinstance(delta, Content)):
+        if is_content:
+            joined.append(Content("".join(delta.text for delta in run if isinstance(delta, Content))))
+        else:
+            joined += run
+    return joined
 
 
 def add_up(deltas: Iterable[Delta]) -> Reply:
