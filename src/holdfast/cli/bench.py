@@ -1,14 +1,14 @@
 """`holdfast bench`: measurements and the demonstration, each a thin call into `holdfast.bench`."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from holdfast.cli import options as o
+from holdfast.cli.bench_serve import serve
+from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.cli.show import note
-from holdfast.errors import ConfigError
 
 bench = typer.Typer(help="Measure speed, prick determinism, show it.", no_args_is_help=True)
 
@@ -36,8 +36,8 @@ def cpu(
     from holdfast.bench.plot import plot_speed
     from holdfast.bench.speed_table import show_speed
 
-    _require("transformers", *(("matplotlib",) if plot is not None else ()))
-    _require_folder(save, plot)
+    require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
+    require_folder(save, plot)
     report = speed.run(model, rounds, num_tokens, num_threads, dtype, note)
     show_speed(report)
     if save is not None:
@@ -62,7 +62,7 @@ def lookup(
     from holdfast.bench import lookup as guesses
     from holdfast.models.locate import locate
 
-    _require_folder(save)
+    require_folder(save)
     llm = o.EngineOptions(model, dtype, num_threads=num_threads).open()
     report = guesses.run(llm, locate(model).name, rounds, num_tokens, note)
     guesses.show(report)
@@ -85,7 +85,7 @@ def forms(
     """
     from holdfast.bench import forms as structured
 
-    _require("llguidance", extra="structured")
+    require_packages("llguidance", extra="structured")
     engine = o.EngineOptions(model, dtype, num_threads=num_threads).open().engine
     report = structured.run(engine, requests, repeats, note)
     structured.show(report)
@@ -114,16 +114,4 @@ def needle(
     raise typer.Exit(0 if show_survey(findings) else 1)
 
 
-def _require(*packages: str, extra: str = "bench") -> None:
-    """What is missing is missed now, not after minutes of measuring."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise ConfigError(
-                f"the benchmark needs {package}; install it with: pip install 'holdfast[{extra}]'"
-            )
-
-
-def _require_folder(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}")
+bench.command()(serve)
