@@ -11,33 +11,45 @@ Leaving it frees everything, however it is left: an answer, an error, a client t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import fields
 
 from holdfast.core.params import SamplingParams
-from holdfast.core.result import Stats
+from holdfast.core.result import Determinism, Stats
 from holdfast.errors import EngineStopped, HoldfastError
 from holdfast.server.engine_link import EngineLink
 from holdfast.server.failures import ApiError, api_error, failed_answer
 from holdfast.server.messages import Outcome, Piece
 from holdfast.server.request_metrics import RequestMetrics
 from holdfast.server.ticket import Ticket
+from holdfast.server.traces import Span
 
 _QUIET_SECONDS = 15.0
+_WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 
 
 class Call:
     """Made by the front. Not to be used before it is entered."""
 
-    def __init__(self, request_id: str, link: EngineLink, metrics: RequestMetrics, timeout: float) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        link: EngineLink,
+        metrics: RequestMetrics,
+        begin_span: Callable[[SamplingParams | None], Span],
+        timeout: float,
+    ) -> None:
         self.request_id = request_id
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
         self.num_completion_tokens = 0
+        self.finish_reasons: tuple[str, ...] = ()
         self.tickets: list[Ticket] = []
         self._link = link
         self._metrics = metrics
+        self._begin_span = begin_span
+        self._span: Span | None = None
         self._bell = asyncio.Event()
         self._told_begun = False
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
@@ -52,6 +64,7 @@ class Call:
     ) -> None:
         """Ask the engine for the answers to one prompt."""
         self.prompts.append(prompt_ids)
+        self._traced(params)
         self.tickets.append(
             self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
         )
@@ -66,6 +79,7 @@ class Call:
     ) -> None:
         """Ask for the logprobs of a completion."""
         self.prompts.append([*prompt_ids, *completion_ids])
+        self._traced()
         self.tickets.append(
             self._link.submit_score(
                 self._bell, prompt_ids, completion_ids, deterministic=deterministic, with_receipt=with_receipt
@@ -107,20 +121,29 @@ class Call:
         """How each ended. Only behind the last piece."""
         return [ticket.outcome for ticket in self.tickets if ticket.outcome is not None]
 
+    @property
+    def mode(self) -> Determinism:
+        """How the answers were made, where several were: the weakest promise that holds for all."""
+        modes = {outcome.determinism for outcome in self.outcomes}
+        return next((mode for mode in _WEAKEST_FIRST if mode in modes), "none")
+
     def end(self, error: Exception) -> None:
         """Give up what still runs, and tell whoever waits why."""
         for ticket in self.tickets:
             ticket.leave(error)
 
-    def finished(self, reason: str) -> None:
-        """Every answer is there and was sent."""
-        self._metrics.finished(
-            reason, self.num_prompt_tokens, self.num_completion_tokens, sum_stats(self.outcomes)
-        )
+    def finished(self, reasons: Sequence[str]) -> None:
+        """Every answer is there; why each ended."""
+        self.finish_reasons = tuple(reasons)
+        stats = sum_stats(self.outcomes)
+        counts = self.num_prompt_tokens, self.num_completion_tokens
+        self._metrics.finished(reasons[-1], *counts, stats)
+        self._traced().finished(reasons, *counts, self.mode, stats)
 
-    def failed(self, code: str) -> None:
+    def failed(self, code: str, status: int) -> None:
         """The client was told of an error instead, or went away."""
         self._metrics.failed(code)
+        self._traced().failed(code, status)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -147,13 +170,21 @@ class Call:
             handle.cancel()
         self._bell.clear()
 
+    def _traced(self, params: SamplingParams | None = None) -> Span:
+        """The span, begun when it is known what is asked for."""
+        if self._span is None:
+            self._span = self._begin_span(params)
+        return self._span
+
     def _count(self, ticket: Ticket, piece: Piece) -> None:
         if not self._told_begun and ticket.queue_seconds is not None:
             self._told_begun = True
             self._metrics.started(ticket.queue_seconds)
+            self._traced().started(ticket.queue_seconds)
         if piece.token_ids:
             if self.first_token is None:
                 self.first_token = time.monotonic()
+                self._traced().first_token()
             self.num_completion_tokens += len(piece.token_ids)
             self._metrics.tokens(ticket.number << 8 | piece.index, len(piece.token_ids))
 

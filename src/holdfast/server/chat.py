@@ -39,7 +39,13 @@ def chat_routes(front: Front) -> APIRouter:
         _refuse_unsupported(body)
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
-                front.call(request, deterministic=bool(body.deterministic), num_places=body.n or 1)
+                front.call(
+                    request,
+                    "chat",
+                    deterministic=bool(body.deterministic),
+                    num_places=body.n or 1,
+                    stream=bool(body.stream),
+                )
             )
             answer = await until_gone(request, _begin(front, prompts, call, body))
             if body.stream:
@@ -141,7 +147,7 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
                 last = choice
                 break
             yield event({**head, "choices": [choice], **open_ended})
-    call.finished(last["finish_reason"])
+    call.finished([choice.finish_reason or "stop" for choice in answer.choices])
     about = {"holdfast": holdfast_object(call)}
     if with_usage:
         yield event({**head, "choices": [last], "usage": None})
@@ -178,7 +184,7 @@ async def _collect(answer: ChatAnswer) -> dict[str, Any]:
     async for _, piece in call.pieces():
         if piece is not None:
             answer.choices[piece.index].take(piece)
-    call.finished(answer.choices[-1].finish_reason or "stop")
+    call.finished([choice.finish_reason or "stop" for choice in answer.choices])
     answer.fingerprint = await answer.front.fingerprint()
     choices = []
     for index, choice in enumerate(answer.choices):

@@ -44,7 +44,13 @@ def completion_routes(front: Front) -> APIRouter:
             raise api_error(error) from None
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
-                front.call(request, deterministic=params.deterministic, num_places=len(prompts) * params.n)
+                front.call(
+                    request,
+                    "text_completion",
+                    deterministic=params.deterministic,
+                    num_places=len(prompts) * params.n,
+                    stream=bool(body.stream),
+                )
             )
             answer = Completion(front, call, body, params)
             await until_gone(request, _submit(front, call, prompts, body, params))
@@ -117,7 +123,8 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
     head = answer.head()
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     offsets: dict[int, TextLogprobs] = {}
-    open_choices = len(call.tickets) * answer.params.n
+    reasons: dict[int, str] = {}
+    last: dict[str, Any] = {}
     async for at, piece in call.pieces():
         if piece is None:
             yield QUIET
@@ -134,12 +141,13 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
             choice["logprobs"] = writer.write(piece.logprobs)
         if body.return_token_ids:
             choice["token_ids"] = piece.token_ids
-        open_choices -= piece.finish_reason is not None
-        if open_choices == 0 and piece.finish_reason is not None:
-            last = {**head, "choices": [choice]}
+        if piece.finish_reason is not None:
+            reasons[index] = piece.finish_reason
+        if len(reasons) == len(call.tickets) * answer.params.n:
+            last = {**head, "choices": [choice]}  # told when it is known how all of them were come by
             continue
         yield event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
-    call.finished(last["choices"][0]["finish_reason"])
+    call.finished([reasons[index] for index in sorted(reasons)])
     about = {"holdfast": holdfast_object(call)}
     if with_usage:
         yield event({**last, "usage": None})
@@ -160,7 +168,7 @@ async def _collect(answer: Completion) -> dict[str, Any]:
             choice.token_ids.extend(piece.token_ids)
             choice.logprobs.extend(piece.logprobs or ())
             choice.finish_reason = piece.finish_reason or choice.finish_reason
-    call.finished(choices[-1].finish_reason or "stop")
+    call.finished([choice.finish_reason or "stop" for choice in choices])
     answer.fingerprint = await answer.front.fingerprint()
     written = [
         _written(answer, index, choice, call.outcomes[index // params.n])

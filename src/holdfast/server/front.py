@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -14,6 +15,7 @@ from holdfast.server.failures import ApiError
 from holdfast.server.metrics import Metrics
 from holdfast.server.prompts import Prompts
 from holdfast.server.supervisor import Supervisor
+from holdfast.server.traces import Asked, Operation, Traces
 
 
 class Front:
@@ -26,6 +28,7 @@ class Front:
         prompts: Prompts,
         supervisor: Supervisor,
         metrics: Metrics,
+        traces: Traces,
         admission: Admission,
     ) -> None:
         self.config = config
@@ -33,6 +36,7 @@ class Front:
         self.prompts = prompts
         self.supervisor = supervisor
         self.metrics = metrics
+        self.traces = traces
         self.admission = admission
         self.created = int(time.time())
         self._calls: set[Call] = set()
@@ -57,27 +61,37 @@ class Front:
             )
 
     @asynccontextmanager
-    async def call(self, request: Request, *, deterministic: bool, num_places: int) -> AsyncIterator[Call]:
+    async def call(
+        self,
+        request: Request,
+        operation: Operation,
+        *,
+        deterministic: bool,
+        num_places: int,
+        stream: bool = False,
+    ) -> AsyncIterator[Call]:
         """Room for one request's answers, for as long as it takes."""
         link = self.supervisor.link
         access: Access = request.state.access
         access.deterministic = deterministic
+        asked = Asked(operation, self.model, request.state.request_id, None, stream, deterministic)
         with self.admission.places(num_places):
             call = Call(
                 request.state.request_id,
                 link,
                 self.metrics.request(deterministic),
+                lambda params: self.traces.begin(request.headers, replace(asked, params=params)),
                 self.config.request_timeout,
             )
             self._calls.add(call)
             try:
                 yield call
             except ApiError as error:
-                call.failed(error.code or str(error.status))
+                call.failed(error.code or str(error.status), error.status)
                 access.error = error.code
                 raise
             except BaseException:
-                call.failed("client_left")
+                call.failed("client_left", 499)
                 access.finish_reason = "abort"
                 raise
             finally:
@@ -95,17 +109,12 @@ class Front:
             call.end(error)
 
     def _note(self, call: Call, access: Access) -> None:
-        took = time.monotonic() - call.began
         if call.outcomes:
-            self.admission.note(took)
-            access.mode = weakest_mode(call)
+            self.admission.note(time.monotonic() - call.began)
+            access.mode = call.mode
+        if call.finish_reasons:
+            access.finish_reason = call.finish_reasons[-1]
         access.prompt_tokens = call.num_prompt_tokens
         access.completion_tokens = call.num_completion_tokens
         if call.first_token is not None:
             access.first_token_ms = 1e3 * (call.first_token - call.began)
-
-
-def weakest_mode(call: Call) -> str:
-    """How the answers were made, where several were: the weakest promise that holds for all."""
-    modes = {outcome.determinism for outcome in call.outcomes}
-    return next((mode for mode in ("none", "verified", "certified") if mode in modes), "none")

@@ -44,10 +44,12 @@ def replay_routes(front: Front) -> APIRouter:
         if differences and not body.force:
             return JsonAnswer(answer)
         params = replace(receipt.params, seed=receipt.seed)
-        async with front.call(request, deterministic=params.deterministic, num_places=params.n) as call:
+        async with front.call(
+            request, "replay", deterministic=params.deterministic, num_places=params.n
+        ) as call:
             call.submit(prompt_ids, params, with_receipt=True)
             result = await until_gone(request, _run(call, params.n))
-            call.finished(result.choices[-1].finish_reason)
+            call.finished([choice.finish_reason for choice in result.choices])
             try:
                 outcome = compare_result(receipt, result, front.prompts.token_text)
             except HoldfastError as error:

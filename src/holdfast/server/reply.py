@@ -7,7 +7,6 @@ from typing import Any
 
 from holdfast.core.plan import TokenLogprob
 from holdfast.server.call import Call, sum_stats
-from holdfast.server.front import weakest_mode
 from holdfast.server.messages import Outcome
 from holdfast.server.prompts import Prompts
 
@@ -32,7 +31,7 @@ def holdfast_object(call: Call) -> dict[str, Any]:
     if len(outcomes) == 1:
         return _of_one(outcomes[0])
     return {
-        "mode": weakest_mode(call),
+        "mode": call.mode,
         "seed": outcomes[0].seed,
         "stats": asdict(sum_stats(outcomes)),
         "requests": [_of_one(outcome) for outcome in outcomes],
@@ -77,7 +76,8 @@ class TextLogprobs:
             "tokens": tokens,
             "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
             "top_logprobs": [
-                None if one is None else {text(id_): finite(value) for id_, value in one.top} for one in logprobs
+                None if one is None else {text(id_): finite(value) for id_, value in one.top}
+                for one in logprobs
             ],
             "text_offset": offsets,
         }

@@ -37,6 +37,7 @@ from holdfast.server.logs import set_up_logs
 from holdfast.server.metrics import Metrics
 from holdfast.server.prompts import Prompts
 from holdfast.server.supervisor import Supervisor
+from holdfast.server.traces import open_traces
 from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")
@@ -79,6 +80,7 @@ class Life:
         self.listening = listening
         self.began = time.monotonic()
         self.metrics = Metrics()
+        self.traces = open_traces(config.otlp_endpoint)
         self.admission = Admission(config.max_waiting)
         located = locate(engine.model)
         self.names = config.served_model_names or (located.name,)
@@ -92,7 +94,9 @@ class Life:
             on_ready=self._note_ready,
             on_death=self._note_death,
         )
-        self.front = Front(config, self.names, self.prompts, self.supervisor, self.metrics, self.admission)
+        self.front = Front(
+            config, self.names, self.prompts, self.supervisor, self.metrics, self.traces, self.admission
+        )
         self.http = _Server(
             uvicorn.Config(
                 make_app(self.front, self.hub),
@@ -174,6 +178,7 @@ class Life:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.prompts.close()
+        self.traces.close()
 
     def _take_signal(self) -> None:
         self._signals += 1

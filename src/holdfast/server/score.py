@@ -24,9 +24,9 @@ def score_routes(front: Front) -> APIRouter:
         body = await read_model(request, ScoreBody)
         front.require_model(body.model)
         deterministic = body.deterministic is not False
-        async with front.call(request, deterministic=deterministic, num_places=1) as call:
+        async with front.call(request, "score", deterministic=deterministic, num_places=1) as call:
             completion_ids = await until_gone(request, _run(front, call, body, deterministic))
-            call.finished("length")
+            call.finished(["length"])
             logprobs = [one for one in call.outcomes[0].prompt_logprobs or () if one is not None]
             return JsonAnswer(
                 {

@@ -1,0 +1,185 @@
+"""The official client against what `make run` starts: chat, stream, logprobs, JSON, tools, and the same answer twice."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from support.serving import Server
+
+pytestmark = pytest.mark.smollm2
+
+QUESTION: Any = [{"role": "user", "content": "Name three rivers of Europe."}]
+DETERMINISTIC = {"deterministic": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def client(smollm2_server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused", max_retries=0, timeout=120)
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["smollm2"]
+    assert client.models.retrieve("smollm2").owned_by == "holdfast"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.models.retrieve("gpt-5")
+
+
+def test_it_chats(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=QUESTION, max_completion_tokens=16, temperature=0
+    )
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant" and choice.message.content
+    assert choice.finish_reason == "length"
+    assert answer.usage is not None and answer.usage.completion_tokens == 16
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 16
+    assert answer.system_fingerprint
+
+
+def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
+    settings: Any = {
+        "model": "smollm2",
+        "messages": QUESTION,
+        "max_tokens": 24,
+        "temperature": 0,
+        "extra_body": DETERMINISTIC,
+    }
+    whole = client.chat.completions.create(**settings)
+    chunks = list(
+        client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == 24  # type: ignore[union-attr]
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_it_gives_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="smollm2", messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None and len(logprobs.content) == 6
+    for one in logprobs.content:
+        assert len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob == one.logprob <= 0
+        assert bytes(one.bytes or ()).decode() == one.token
+    assert "".join(one.token for one in logprobs.content) == answer.choices[0].message.content
+
+
+def test_it_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
+    response_format: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": SCHEMA, "strict": True},
+    }
+    answer = client.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": "A city and its population, as JSON."}],
+        response_format=response_format,
+        max_tokens=60,
+        extra_body=DETERMINISTIC,
+        seed=3,
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    content = json.loads(answer.choices[0].message.content or "")
+    assert set(content) == {"city", "people"} and isinstance(content["people"], int)
+
+
+def test_it_calls_a_tool(client: openai.OpenAI) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather in a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}},
+                "required": ["city"],
+            },
+        },
+    }
+    settings: Any = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "How is the weather in Paris?"}],
+        "tools": [tool],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "max_tokens": 80,
+        "temperature": 0,
+        "extra_body": DETERMINISTIC,
+    }
+    answer = client.chat.completions.create(**settings)
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(**settings, stream=True)]
+    pieces = [piece for delta in chunks for piece in delta.tool_calls or ()]
+    assert pieces[0].id == call.id
+    assert (
+        "".join(piece.function.arguments or "" for piece in pieces if piece.function)
+        == call.function.arguments
+    )
+
+
+def test_a_deterministic_answer_is_the_same_under_load(client: openai.OpenAI) -> None:
+    def ask(number: int) -> tuple[str, Any]:
+        settings: Any = {"model": "smollm2", "max_tokens": 24, "temperature": 0.8}
+        if number % 3:  # the load: others, and sampled differently each time
+            text = f"Tell a story about the number {number}."
+            client.chat.completions.create(messages=[{"role": "user", "content": text}], **settings)
+            return "", None
+        answer = client.chat.completions.create(
+            messages=QUESTION, seed=7, logprobs=True, extra_body=DETERMINISTIC, **settings
+        )
+        assert answer.model_extra is not None and answer.model_extra["holdfast"]["mode"] in (
+            "certified",
+            "verified",
+        )
+        return answer.choices[0].message.content or "", answer.choices[0].logprobs
+
+    alone = ask(0)
+    with ThreadPoolExecutor(9) as pool:
+        others = [answer for answer in pool.map(ask, range(18)) if answer[0]]
+    assert len(others) == 6 and all(answer == alone for answer in others)
+
+
+def test_raw_completions_batch_echo_and_logprobs(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="smollm2",
+        prompt=["The sky is", "Two and two is"],
+        max_tokens=4,
+        temperature=0,
+        echo=True,
+        logprobs=2,
+        n=1,
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].text.startswith("The sky is") and answer.choices[1].text.startswith(
+        "Two and two is"
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.tokens is not None
+    assert (
+        logprobs.token_logprobs[0] is None and len(logprobs.token_logprobs) == len(logprobs.tokens) == 3 + 4
+    )
+    assert "".join(logprobs.tokens) == answer.choices[0].text
+
+
+def test_errors_are_those_the_client_knows(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=-1)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-5", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="smollm2", messages=QUESTION, max_tokens=1 << 20)
+    assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,161 @@
+"""What is ours, over HTTP: score, replay, certificate, tokens, and the `holdfast` object."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.serving import Server
+
+PROMPT = "the quick brown fox"
+
+
+def ask(server: Server, **body: Any) -> dict[str, Any]:
+    answer = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 12, "seed": 5, **body})
+    assert answer.status_code == 200, answer.text
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_the_answer_says_how_it_was_come_by(tiny_server: Server) -> None:
+    ordinary, deterministic = ask(tiny_server), ask(tiny_server, deterministic=True)
+    assert ordinary["holdfast"]["mode"] == "none" and "receipt" not in ordinary["holdfast"]
+    assert deterministic["holdfast"]["mode"] in ("certified", "verified")
+    assert deterministic["holdfast"]["seed"] == 5
+    stats = deterministic["holdfast"]["stats"]
+    assert stats["accepted"] + stats["canonical_tokens"] == deterministic["usage"]["completion_tokens"]
+    assert (
+        deterministic["system_fingerprint"]
+        == tiny_server.get("/v1/certificate").json()["fingerprint"]["digest"]
+    )
+
+
+def test_a_seed_that_was_made_is_told_and_gives_the_answer_again(tiny_server: Server) -> None:
+    first = ask(tiny_server, seed=None, deterministic=True, temperature=1.0)
+    again = ask(tiny_server, seed=first["holdfast"]["seed"], deterministic=True, temperature=1.0)
+    assert again["choices"] == first["choices"]
+
+
+def test_score_gives_the_bits_of_generate(tiny_server: Server) -> None:
+    made = ask(tiny_server, deterministic=True, logprobs=0, return_token_ids=True)
+    ids = made["choices"][0]["token_ids"]
+    scored = tiny_server.post(
+        "/v1/score", {"prompt": PROMPT, "completion": ids, "return_receipt": True}
+    ).json()
+    assert scored["logprobs"] == made["choices"][0]["logprobs"]["token_logprobs"]
+    assert scored["token_ids"] == ids and scored["holdfast"]["mode"] in ("certified", "verified")
+    assert scored["holdfast"]["receipt"]["format"].startswith("holdfast-receipt")
+
+
+@pytest.mark.parametrize("extra", [{}, {"n": 3}, {"logprobs": 4}, {"echo": True, "logprobs": 1}])
+def test_a_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
+    made = ask(tiny_server, deterministic=True, return_receipt=True, temperature=0.7, **extra)
+    receipt = made["holdfast"]["receipt"]
+    outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
+    assert outcome["same"] and outcome["compared"] and outcome["promised"], outcome
+    assert outcome["num_tokens"] == made["usage"]["completion_tokens"]
+    wrong = json.loads(json.dumps(receipt))
+    wrong["choices"][0]["token_ids"][3] += 1
+    refused = tiny_server.post("/v1/replay", {"receipt": wrong})
+    assert refused.status_code == 400 and "digest" in refused.json()["error"]["message"]
+
+
+def test_a_receipt_of_another_machine_is_not_run_unless_forced(tiny_server: Server) -> None:
+    made = ask(tiny_server, deterministic=True, return_receipt=True)
+    receipt = made["holdfast"]["receipt"]
+    receipt["fingerprint"]["parts"]["settings"]["threads"] = 77
+    from holdfast.engine.fingerprint import Fingerprint
+
+    receipt["fingerprint"]["digest"] = Fingerprint(receipt["fingerprint"]["parts"]).digest
+    outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
+    assert not outcome["compared"] and not outcome["same"]
+    assert any("threads" in line for line in outcome["fingerprint_differences"])
+    forced = tiny_server.post("/v1/replay", {"receipt": receipt, "force": True}).json()
+    assert forced["compared"] and forced["same"]
+
+
+def test_a_receipt_without_its_prompt_needs_it(tiny_server: Server) -> None:
+    made = ask(tiny_server, deterministic=True, return_receipt=True)
+    receipt = made["holdfast"]["receipt"]
+    ids = receipt["prompt"]["token_ids"]
+    receipt["prompt"]["token_ids"] = None
+    assert tiny_server.post("/v1/replay", {"receipt": receipt}).status_code == 400
+    assert tiny_server.post("/v1/replay", {"receipt": receipt, "prompt_token_ids": ids}).json()["same"]
+
+
+def test_tokens_there_and_back(tiny_server: Server) -> None:
+    there = tiny_server.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}).json()
+    assert there["count"] == len(there["tokens"]) and "".join(there["token_strs"]) == PROMPT
+    assert tiny_server.post("/detokenize", {"tokens": there["tokens"]}).json() == {"prompt": PROMPT}
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    rendered = tiny_server.post("/tokenize", chat).json()["tokens"]
+    text = tiny_server.post("/detokenize", {"tokens": rendered}).json()["prompt"]
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tiny_server.post("/tokenize", {}).status_code == 400
+
+
+def test_what_it_is(tiny_server: Server) -> None:
+    from holdfast import __version__
+
+    assert tiny_server.get("/health").json() == {"status": "ok"}
+    assert tiny_server.get("/version").json() == {"version": __version__}
+    assert tiny_server.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    certificate = tiny_server.get("/v1/certificate").json()
+    assert certificate["determinism"] == "auto" and certificate["certificate"]["sizes"]
+    assert certificate["revocation"] is None
+
+
+def test_choices_of_a_batch_are_numbered_through(tiny_server: Server) -> None:
+    body: dict[str, Any] = {
+        "prompt": ["one", "two", [5, 6, 7]],
+        "n": 2,
+        "deterministic": True,
+        "seed": 1,
+        "max_tokens": 5,
+    }
+    whole = tiny_server.post("/v1/completions", body).json()
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert len(whole["holdfast"]["requests"]) == 3
+    streamed = events(tiny_server.post("/v1/completions", {**body, "stream": True}).text)
+    texts = [""] * 6
+    for chunk in streamed:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert streamed[-1]["holdfast"]["mode"] == whole["holdfast"]["mode"]
+
+
+def test_usage_comes_in_a_chunk_of_its_own(tiny_server: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = events(tiny_server.post("/v1/completions", body).text)
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 4
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "stream": True, "logprobs": 1}, "echo"),
+        ({"n": 33}, "n"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"logit_bias": {"one": 1}}, "logit_bias"),
+        ({"model": "../../etc/passwd"}, "model"),
+    ],
+)
+def test_what_is_not_there_is_refused(tiny_server: Server, body: dict[str, Any], param: str) -> None:
+    answer = tiny_server.post("/v1/completions", {"prompt": PROMPT, **body})
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"] == param
+
+
+def test_nothing_is_left_behind(tiny_server: Server) -> None:
+    tiny_server.wait_idle()
