@@ -84,6 +84,9 @@ class Server:
         code = self.process.wait(seconds)
         for reader in self._readers:
             reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
         return code
 
     def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
