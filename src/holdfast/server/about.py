@@ -5,21 +5,27 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
+from holdfast.server.answers import CertificateAnswer, Health, Model, Models, Version
 from holdfast.server.failures import ApiError
 from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
+from holdfast.server.openapi import NEEDS_NO_KEY, READ, responses
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
 
 
 def about_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["server"])
 
-    @router.get("/health")
+    @router.get(
+        "/health",
+        openapi_extra=NEEDS_NO_KEY,
+        responses={**responses(Health, ()), 503: {"model": Health, "description": "Not now."}},
+    )
     async def health() -> Response:
         """200 if a request would be answered now, 503 if not. Needs no key."""
         if not front.admission.is_open:
@@ -30,23 +36,23 @@ def about_routes(front: Front) -> APIRouter:
             return JsonAnswer({"status": "stuck"}, 503, {"Retry-After": "5"})
         return JsonAnswer({"status": "ok"})
 
-    @router.get("/version")
+    @router.get("/version", responses=responses(Version, READ))
     async def version() -> Response:
         """The server's own version."""
         return JsonAnswer({"version": __version__})
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=responses(Models, READ))
     async def models() -> Response:
         """The model that is served, under each of its names."""
         return JsonAnswer({"object": "list", "data": [_model(front, name) for name in front.names]})
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", responses=responses(Model, (*READ, 404)))
     async def model(name: str) -> Response:
         """One model."""
         front.require_model(name)
         return JsonAnswer(_model(front, name))
 
-    @router.get("/v1/certificate")
+    @router.get("/v1/certificate", responses=responses(CertificateAnswer, (*READ, 503)))
     async def certificate() -> Response:
         """What the engine was certified for on this machine, and its fingerprint."""
         link = front.supervisor.link
@@ -63,7 +69,7 @@ def about_routes(front: Front) -> APIRouter:
             }
         )
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse, responses=responses(None, READ))
     async def metrics(request: Request) -> Response:
         """For Prometheus."""
         try:

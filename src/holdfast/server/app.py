@@ -11,24 +11,15 @@ from holdfast.server.front import Front
 from holdfast.server.guard import guard
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
-from holdfast.server.json_body import document_bodies
+from holdfast.server.openapi import make_documented_app
 from holdfast.server.replay import replay_routes
-from holdfast.server.schemas import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ReplayBody,
-    ScoreBody,
-    TokenizeBody,
-)
 from holdfast.server.score import score_routes
 from holdfast.server.tokens import token_routes
-from holdfast.version import __version__
 
 
 def make_app(front: Front, hub: Hub) -> FastAPI:
     """Everything a client can reach."""
-    app = FastAPI(title="Holdfast", version=__version__, docs_url=None, redoc_url=None)
+    app = make_documented_app(with_keys=bool(front.config.api_keys))
     for routes in (
         about_routes(front),
         chat_routes(front),
@@ -40,6 +31,5 @@ def make_app(front: Front, hub: Hub) -> FastAPI:
         app.include_router(routes)
     if front.config.inspector:
         app.include_router(inspector_router(hub))
-    document_bodies(app, [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, ScoreBody, ReplayBody])
     guard(app, front.config, Middleware(AccessLog))
     return app

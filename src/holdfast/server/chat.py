@@ -12,6 +12,7 @@ from starlette.responses import Response
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import TokenLogprob
 from holdfast.errors import HoldfastError
+from holdfast.server.answers import ChatCompletion
 from holdfast.server.call import Call
 from holdfast.server.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.event_stream import DONE, QUIET, EventStream, event
@@ -20,6 +21,7 @@ from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
 from holdfast.server.json_body import body_schema, read_model
 from holdfast.server.messages import Piece
+from holdfast.server.openapi import ASKED, responses
 from holdfast.server.presence import until_gone
 from holdfast.server.reply import chat_logprobs, holdfast_object, usage
 from holdfast.server.sampling import sampling_params
@@ -28,10 +30,14 @@ from holdfast.server.tool_calls import AnswerReader, CallPiece, Delta, add_up, f
 
 
 def chat_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["answers"])
     prompts = ChatPrompts(front.prompts)
 
-    @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=body_schema(ChatBody),
+        responses=responses(ChatCompletion, ASKED, streams=True),
+    )
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         body = await read_model(request, ChatBody)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from holdfast.core.params import SamplingParams
 from holdfast.errors import HoldfastError
+from holdfast.server.answers import TextCompletion
 from holdfast.server.call import Call
 from holdfast.server.event_stream import DONE, QUIET, EventStream, event
 from holdfast.server.failures import ApiError, api_error
@@ -19,6 +20,7 @@ from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
 from holdfast.server.json_body import body_schema, read_model
 from holdfast.server.messages import Outcome, Piece
+from holdfast.server.openapi import ASKED, responses
 from holdfast.server.presence import until_gone
 from holdfast.server.reply import TextLogprobs, holdfast_object, usage
 from holdfast.server.response_format import form_of
@@ -29,9 +31,13 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 def completion_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["answers"])
 
-    @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+    @router.post(
+        "/v1/completions",
+        openapi_extra=body_schema(CompletionBody),
+        responses=responses(TextCompletion, ASKED, streams=True),
+    )
     async def completions(request: Request) -> Response:
         """Complete prompts."""
         body = await read_model(request, CompletionBody)

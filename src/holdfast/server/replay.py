@@ -13,21 +13,25 @@ from holdfast.engine.receipt import Receipt
 from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.engine.replay import Replay, compare_result, require_prompt
 from holdfast.errors import HoldfastError
+from holdfast.server.answers import ReplayAnswer
 from holdfast.server.call import Call
 from holdfast.server.failures import ApiError, api_error
 from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
 from holdfast.server.json_body import body_schema, read_model
 from holdfast.server.messages import Piece
+from holdfast.server.openapi import ASKED, responses
 from holdfast.server.presence import until_gone
 from holdfast.server.reply import usage
 from holdfast.server.schemas import ReplayBody
 
 
 def replay_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["reproducibility"])
 
-    @router.post("/v1/replay", openapi_extra=body_schema(ReplayBody))
+    @router.post(
+        "/v1/replay", openapi_extra=body_schema(ReplayBody), responses=responses(ReplayAnswer, ASKED)
+    )
     async def replay(request: Request) -> Response:
         """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
         body = await read_model(request, ReplayBody)

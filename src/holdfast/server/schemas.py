@@ -9,8 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.server.field_schemas import Biases, ResponseFormat, StructuredOutputs, ToolChoices, ToolObject
+from holdfast.server.json_body import Many
+
 Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Ids = list[Id]
+Ids = Many[Id]
 
 
 class Body(BaseModel):
@@ -45,34 +48,34 @@ class Asking(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=128)
     seed: int | None = Field(None, ge=0, le=(1 << 64) - 1)
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = Field(
+    logit_bias: Biases | None = Field(
         None, description="Token ids, as text, and what is added to their logits."
     )
     allowed_token_ids: Ids | None = None
-    bad_words: list[str] | None = None
+    bad_words: Many[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    structured_outputs: dict[str, Any] | None = Field(
+    structured_outputs: StructuredOutputs | None = Field(
         None, description="One of json, regex, choice, grammar, json_object."
     )
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
     user: str | None = Field(None, description="Taken and ignored.")
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionBody(Asking):
     """/v1/completions"""
 
-    prompt: str | Ids | list[str] | list[Ids] = Field(
+    prompt: str | Ids | Many[str] | Many[Ids] = Field(
         description="Text or token ids, one or a batch of them."
     )
     echo: bool | None = None
@@ -95,25 +98,25 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Many[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
 class ChatBody(Asking):
     """/v1/chat/completions"""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Many[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Many[ToolObject] | None = None
+    tool_choice: ToolChoices | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
-    modalities: list[str] | None = Field(None, description='Only ["text"].')
+    modalities: Many[str] | None = Field(None, description='Only ["text"].')
     metadata: dict[str, str] | None = Field(None, description="Taken and ignored.")
     store: bool | None = Field(None, description="Taken and ignored: nothing is stored.")
     service_tier: str | None = Field(None, description="Taken and ignored.")
@@ -130,8 +133,8 @@ class TokenizeBody(Body):
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Many[ChatMessage] | None = None
+    tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

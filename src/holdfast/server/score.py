@@ -5,20 +5,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError
+from holdfast.server.answers import Score
 from holdfast.server.call import Call
 from holdfast.server.failures import api_error
 from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
 from holdfast.server.json_body import body_schema, read_model
+from holdfast.server.openapi import ASKED, responses
 from holdfast.server.presence import until_gone
 from holdfast.server.reply import finite, holdfast_object, usage
 from holdfast.server.schemas import ScoreBody
 
 
 def score_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["reproducibility"])
 
-    @router.post("/v1/score", openapi_extra=body_schema(ScoreBody))
+    @router.post("/v1/score", openapi_extra=body_schema(ScoreBody), responses=responses(Score, ASKED))
     async def score(request: Request) -> Response:
         """Score a completion. A text completion is tokenised alone, without special tokens."""
         body = await read_model(request, ScoreBody)

@@ -7,17 +7,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.server.answers import Detokenized, Tokens
 from holdfast.server.failures import api_error
 from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
 from holdfast.server.json_body import body_schema, read_model
+from holdfast.server.openapi import WRITTEN, responses
 from holdfast.server.schemas import DetokenizeBody, TokenizeBody
 
 
 def token_routes(front: Front) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(tags=["tokens"])
 
-    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody), responses=responses(Tokens, WRITTEN))
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a conversation."""
         body = await read_model(request, TokenizeBody)
@@ -35,7 +37,9 @@ def token_routes(front: Front) -> APIRouter:
             answer["token_strs"] = [front.prompts.token_text(one) for one in ids]
         return JsonAnswer(answer)
 
-    @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    @router.post(
+        "/detokenize", openapi_extra=body_schema(DetokenizeBody), responses=responses(Detokenized, WRITTEN)
+    )
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         body = await read_model(request, DetokenizeBody)
