@@ -11,7 +11,8 @@
     │   ├── UnsupportedModel    the model asks for something Holdfast does not do
     │   └── BadWeights          a weight file is missing, cut off, or not what it says
     ├── ConfigError             the engine cannot be started with these settings
-    └── EngineStopped           the engine is shut down, or a pass failed beneath the request
+    ├── EngineStopped           the engine is shut down, or a pass failed beneath the request
+    └── ServerError             a server that was asked over HTTP cannot be reached, or says no
 
 A message says what was wrong, what was expected and what to do. A broken invariant is none of these: it is an
 `AssertionError`, because it is our fault.
@@ -64,3 +65,7 @@ class ConfigError(HoldfastError):
 
 class EngineStopped(HoldfastError):
     """The engine is shut down, or failed beneath the request."""
+
+
+class ServerError(HoldfastError):
+    """A server that was asked over HTTP cannot be reached, or says no."""

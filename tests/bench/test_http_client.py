@@ -112,7 +112,7 @@ def test_an_error_in_the_stream_is_an_error(server):
 def test_a_refusal_is_told_in_one_line(server):
     server.status = 429
     heard = hear(server)
-    assert (heard.error, heard.detail) == ("status 429", "429: we are busy")
+    assert (heard.error, heard.detail) == ("status 429", "the server says 429: we are busy")
 
 
 def test_the_key_goes_with_every_question(server):

@@ -41,6 +41,7 @@ class FakeServer:
     pieces: Callable[[dict[str, Any]], Pieces] = steady_pieces
     api_key: str | None = None
     status: int = 200  # of completions
+    max_messages: int = 1000  # of a chat; more do not fit the context
     error: dict[str, Any] | None = None  # told in the stream, behind the first piece
     cut_after: int | None = None  # pieces; then the connection breaks
     hold: bool = False  # behind the first piece nothing comes until the client leaves
@@ -106,6 +107,8 @@ class FakeServer:
         if path in ("/v1/completions", "/v1/chat/completions"):
             if self.status != 200:
                 return self._send(writer, self.status, _error("we are\nbusy"))
+            if len(asked.body.get("messages", ())) > self.max_messages:
+                return self._send(writer, 400, _error("too long", "context_length_exceeded"))
             return await self._stream(asked, reader, writer)
         return self._send(writer, *self._plain(path))
 
@@ -173,8 +176,8 @@ class FakeServer:
         return {"holdfast": {"mode": mode, "seed": asked.body.get("seed", 5), "stats": stats}}
 
 
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+def _error(message: str, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": code}}
 
 
 def _event(content: Any) -> bytes:

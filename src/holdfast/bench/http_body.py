@@ -5,10 +5,12 @@ Each decoder is fed what came and gives what is complete by now. They do no inpu
 
 from typing import Protocol
 
+from holdfast.errors import ServerError
+
 _LONGEST_LINE = 1 << 16
 
 
-class BodyError(Exception):
+class BodyError(ServerError):
     """What came is not what HTTP allows."""
 
 

@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.bench.http_body import BodyError, Events
-from holdfast.bench.http_connection import Address, BrokenStream, Connection, Refused, error_message
-from holdfast.errors import ConfigError
+from holdfast.bench.http_connection import (
+    Address,
+    BrokenStream,
+    Connection,
+    Refused,
+    error_message,
+    key_header,
+)
 
 _ASK_SECONDS = 30.0  # for plain questions, which no engine has to answer
 
@@ -49,11 +55,8 @@ class Client:
         self.address = address
         self._timeout = timeout
         self._idle: list[Connection] = []
-        self._fixed = f"Host: {address.authority}\r\nUser-Agent: holdfast-bench\r\n"
-        if api_key is not None:
-            if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
-                raise ConfigError("an API key is printable ASCII without spaces around it")
-            self._fixed += f"Authorization: Bearer {api_key}\r\n"
+        headers = {"Host": address.authority, "User-Agent": "holdfast-bench", **key_header(api_key)}
+        self._fixed = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
     async def __aenter__(self) -> "Client":
         return self

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from holdfast.bench.http_body import Chunked, Counted, Decoder
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, ServerError
 
 _READ_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 15
@@ -46,15 +46,16 @@ class Address:
         return self.url.split("/")[2]
 
 
-class Refused(Exception):
-    """The server answered with an error. The message is its own, in one line."""
+class Refused(ServerError):
+    """The server answered with an error. The message is its own, in one line; so is the code, if there is one."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(f"{status}: {error_message(body)}")
+        super().__init__(f"the server says {status}: {error_message(body)}")
         self.status = status
+        self.code = _error_code(body)
 
 
-class BrokenStream(Exception):
+class BrokenStream(ServerError):
     """The connection ended, or said something that is no HTTP, before the answer was complete."""
 
 
@@ -66,6 +67,23 @@ def error_message(body: bytes) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         said = body[:200].decode(errors="replace")
     return " ".join(str(said).split())
+
+
+def _error_code(body: bytes) -> str | None:
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def key_header(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key. A key that would break it is refused."""
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
+        raise ConfigError("an API key is printable ASCII without spaces around it")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 class Connection:

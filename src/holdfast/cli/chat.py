@@ -1,47 +1,102 @@
-"""`holdfast chat`: a conversation in the terminal, or line by line through a pipe."""
+"""`holdfast chat`: a conversation in the terminal, or line by line through a pipe; with a model here, or with a server."""
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields, replace
+from typing import Annotated, Protocol
 
 import typer
 
 from holdfast.cli import options as o
+from holdfast.cli.given import given_options
 from holdfast.cli.groups import grouped
 from holdfast.cli.sampling_options import SamplingOptions
-from holdfast.cli.show import mode_line, note, show_error
-from holdfast.core.params import SamplingParams
-from holdfast.core.result import Result
-from holdfast.errors import PromptTooLong, RequestError
-
-if TYPE_CHECKING:
-    from holdfast.engine.handle import AsyncEngine
-    from holdfast.engine.llm import LLM
+from holdfast.cli.show import note, show_error
+from holdfast.errors import ConfigError, RequestError
 
 _SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+_HERE_ONLY = tuple(field.name for field in fields(o.EngineOptions))
+_SERVER = "Server"
+
+
+class Conversation(Protocol):
+    """Turn by turn. `say` writes the answer to stdout as it comes and returns a line about it, if there is one."""
+
+    def say(self, text: str) -> str | None: ...
+
+    def reset(self) -> None: ...
 
 
 @grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache"))
 def chat(
+    context: typer.Context,
     model: o.ModelArgument = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="A system message.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:8000.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="The key the server wants.",
+            envvar="HOLDFAST_API_KEY",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="What the server calls the model; without it, the first it names.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
     sampling: SamplingOptions = _SAMPLING,
     engine: o.EngineOptions = o.ENGINE,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    if url is not None:
+        _refuse(
+            given_options(context, _HERE_ONLY), "belongs to a model that runs here; leave it out with --url"
+        )
+        from holdfast.cli.chat_server import ChatServer
+        from holdfast.cli.remote_chat import RemoteConversation
+
+        _begin(RemoteConversation(ChatServer(url, api_key), model_name, sampling.params(), system))
+        return
+    _refuse(
+        given_options(context, ("api_key", "model_name")), "is for a server; give its --url, or MODEL alone"
+    )
+    from holdfast.cli.local_chat import LocalConversation
     from holdfast.engine.handle import AsyncEngine
 
     params = sampling.params()
     llm = replace(engine, model=model, max_num_seqs=1).open()
+    with AsyncEngine(llm.engine) as running:
+        _begin(LocalConversation(llm, running, params, system))
+
+
+def _refuse(given: list[str], why: str) -> None:
+    if given:
+        raise ConfigError(f"{', '.join(given)} {why}")
+
+
+def _begin(conversation: Conversation) -> None:
     if sys.stdin.isatty():
         note(_HELP)
-    with AsyncEngine(llm.engine) as running:
-        _converse(Conversation(llm, running, params, system))
+    _converse(conversation)
 
 
-def _converse(conversation: "Conversation") -> None:
+def _converse(conversation: Conversation) -> None:
     """Turn by turn, until the lines end. A turn that fails says so and is forgotten."""
     for line in _lines():
         if line in ("/exit", "/quit"):
@@ -53,7 +108,9 @@ def _converse(conversation: "Conversation") -> None:
             note(_HELP)
         elif line:
             try:
-                note(mode_line(conversation.say(line)))
+                about = conversation.say(line)
+                if about is not None:
+                    note(about)
             except RequestError as error:
                 show_error(str(error))
 
@@ -75,60 +132,3 @@ def _lines() -> Iterator[str]:
         if not line and not interactive:
             return
         yield line.strip()
-
-
-class Conversation:
-    """The messages so far. Only turns that were answered are kept."""
-
-    def __init__(self, llm: "LLM", engine: "AsyncEngine", params: SamplingParams, system: str | None) -> None:
-        self._llm = llm
-        self._engine = engine
-        self._params = params
-        self._system = [{"role": "system", "content": system}] if system is not None else []
-        self.turns: list[dict[str, str]] = []
-
-    def reset(self) -> None:
-        self.turns = []
-
-    def say(self, text: str) -> Result:
-        """One turn: the answer goes to stdout as it is committed. An answer stopped by Ctrl-C counts as said."""
-        question = {"role": "user", "content": text}
-        prompt_ids = self._fit(question)
-        handle = self._engine.submit(prompt_ids, self._params)
-        while handle.result is None:
-            try:
-                for delta in handle:
-                    sys.stdout.write(delta.text)
-                    sys.stdout.flush()
-            except KeyboardInterrupt:
-                handle.cancel()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-        result = handle.result
-        if result.error is not None:
-            show_error(result.error)
-        else:
-            self.turns += [question, {"role": "assistant", "content": result.text}]
-        return result
-
-    def _fit(self, question: dict[str, str]) -> list[int]:
-        """The prompt's tokens. The oldest turns are forgotten, with a word about it, until it fits the context."""
-        room = self._llm.engine.limits.max_model_len - self._params.max_tokens
-        kept = list(self.turns)
-        while True:
-            prompt_ids = self._llm.chat_tokens([*self._system, *kept, question])
-            if len(prompt_ids) <= room:
-                break
-            if not kept:
-                raise PromptTooLong(
-                    f"this message alone takes {len(prompt_ids)} tokens and the context has room for {max(room, 0)} "
-                    f"beside an answer of {self._params.max_tokens}; say it shorter or lower --max-tokens"
-                )
-            kept = kept[2:]
-        forgotten = (len(self.turns) - len(kept)) // 2
-        if forgotten:
-            note(
-                f"the context is full: forgot the oldest {'turn' if forgotten == 1 else f'{forgotten} turns'}"
-            )
-            self.turns = kept
-        return prompt_ids

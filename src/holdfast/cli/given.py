@@ -1,10 +1,8 @@
-"""Which options somebody gave. One that has its default may have been given, too; the command line knows."""
+"""Which options stand on the command line. One that has its default may have been given, too."""
 
 from collections.abc import Iterable
 
 import typer
-
-_GIVEN = ("COMMANDLINE", "ENVIRONMENT")
 
 
 def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -13,7 +11,7 @@ def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
     given = []
     for one in context.command.params:
         source = context.get_parameter_source(one.name) if one.name in wanted and one.name else None
-        if source is not None and source.name in _GIVEN:
+        if source is not None and source.name == "COMMANDLINE":
             name = one.opts[0]
             given.append(name if one.param_type_name == "option" else name.upper())
     return given

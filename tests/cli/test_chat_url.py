@@ -1,0 +1,224 @@
+"""`holdfast chat --url`: the same conversation, with a server."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from support.fake_server import FakeServer
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
+    with FakeServer(lambda body: [f"{len(body['messages'])}", " said"]) as running:
+        yield running
+
+
+@pytest.fixture
+def chat(holdfast, server):
+    def call(*arguments, stdin="hello\n"):
+        return holdfast("chat", "--url", server.url, *arguments, stdin=stdin)
+
+    return call
+
+
+def heed_interrupts() -> None:
+    """A test run in the background ignores SIGINT, and its children would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def messages(server):
+    return [
+        [(one["role"], one["content"]) for one in asked.body["messages"]] for asked in server.completions()
+    ]
+
+
+def test_turns_are_remembered_until_reset(chat, server):
+    result = chat("--system", "be brief", stdin="one\ntwo\n/reset\nthree\n/exit\nfour\n")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == ["2 said", "4 said", "2 said"]
+    begin = ("system", "be brief")
+    assert messages(server) == [
+        [begin, ("user", "one")],
+        [begin, ("user", "one"), ("assistant", "2 said"), ("user", "two")],
+        [begin, ("user", "three")],
+    ]
+
+
+def test_the_mode_is_told_where_the_server_tells_it(chat, server):
+    assert "certified · 2 tokens · seed 7 · length" in chat("-d", "--seed", "7").stderr
+    assert "ordinary · 2 tokens · seed 5 · length" in chat().stderr
+    server.holdfast = False
+    assert "\n2 tokens · length" in f"\n{chat().stderr}"
+
+
+def test_only_what_was_asked_for_is_sent(chat, server):
+    assert chat().exit_code == 0
+    body = server.completions()[0].body
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    said = {"messages": [{"role": "user", "content": "hello"}]}
+    assert body == {"model": "fake", "max_tokens": 512, "temperature": 0.7, **streamed, **said}
+
+
+def test_sampling_goes_over_the_wire(chat, server):
+    options = ("-n", "9", "-t", "0", "--top-k", "3", "--min-p", "0.1", "--stop", "x", "--stop", "y", "-d")
+    options += (
+        "--logit-bias",
+        "70=-5",
+        "--allowed-token-id",
+        "4",
+        "--bad-word",
+        "no",
+        "--presence-penalty",
+        "1",
+    )
+    assert chat(*options).exit_code == 0
+    body = server.completions()[0].body
+    wanted = {
+        "max_tokens": 9,
+        "temperature": 0.0,
+        "top_k": 3,
+        "min_p": 0.1,
+        "stop": ["x", "y"],
+        "deterministic": True,
+    }
+    wanted |= {
+        "logit_bias": {"70": -5.0},
+        "allowed_token_ids": [4],
+        "bad_words": ["no"],
+        "presence_penalty": 1.0,
+    }
+    assert body | wanted == body
+
+
+def test_a_model_can_be_named(chat, server):
+    assert chat("--model", "other").exit_code == 0
+    assert server.completions()[0].body["model"] == "other"
+    assert server.count("/v1/models") == 0
+
+
+def test_the_key_is_sent(chat, server, monkeypatch):
+    server.api_key = "secret"
+    refused = chat()
+    assert refused.exit_code == 2
+    assert "the server says 401: that is not the key" in refused.stderr
+    assert chat("--api-key", "secret").exit_code == 0
+    monkeypatch.setenv("HOLDFAST_API_KEY", "secret")
+    assert chat().exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--dtype", "auto"), "--dtype"),
+        (("--determinism", "verify"), "--determinism"),
+        (("--max-model-len", "64", "--num-threads", "1"), "--max-model-len, --num-threads"),
+        (("a-model",), "MODEL"),
+    ],
+)
+def test_what_belongs_to_a_model_here_is_refused(chat, server, options, named):
+    result = chat(*options)
+    assert result.exit_code == 2
+    assert f"error: {named} belongs to a model that runs here" in result.stderr
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("options", [("--api-key", "k"), ("--model", "m")])
+def test_what_belongs_to_a_server_needs_one(holdfast, options):
+    result = holdfast("chat", *options, stdin="")
+    assert result.exit_code == 2
+    assert f"{options[0]} is for a server" in result.stderr
+
+
+def test_what_no_server_understands_is_refused(chat, server):
+    result = chat("--bad-token-id", "5")
+    assert result.exit_code == 2
+    assert "--bad-token-id cannot be sent" in result.stderr
+
+
+def test_a_wrong_setting_is_refused_before_anything_is_sent(chat, server):
+    assert chat("--top-p", "3").exit_code == 2
+    assert server.asked == []
+
+
+def test_an_error_is_one_line_and_its_turn_is_forgotten(chat, server):
+    server.status = 503
+    result = chat(stdin="one\ntwo\n")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == ["error: the server says 503: we are busy"] * 2
+    assert result.stdout == ""
+    assert messages(server) == [[("user", "one")], [("user", "two")]]
+
+
+def test_an_error_inside_an_answer_is_told(chat, server):
+    server.error = {"message": "a pass failed", "type": "server_error"}
+    result = chat(stdin="one\ntwo\n")
+    assert result.stderr.splitlines() == ["error: a pass failed"] * 2
+    assert messages(server)[1] == [("user", "two")]
+
+
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_a_connection_that_breaks_is_told(chat, server, pieces):
+    server.cut_after = pieces
+    result = chat()
+    assert result.exit_code == 0
+    assert result.stderr.count("ended the connection inside an answer") == 1
+
+
+def test_nobody_there_says_where(holdfast):
+    result = holdfast("chat", "--url", "http://127.0.0.1:1", stdin="hello\n")
+    assert result.exit_code == 2
+    assert "the server at http://127.0.0.1:1 cannot be reached" in result.stderr
+
+
+def test_what_is_no_address(holdfast):
+    result = holdfast("chat", "--url", "ftp://x", stdin="")
+    assert result.exit_code == 2
+    assert "no address of a server" in result.stderr
+
+
+def test_a_full_context_forgets_the_oldest_turns(chat, server):
+    server.max_messages = 4
+    result = chat(stdin="one\ntwo\nthree\n")
+    assert result.stdout.splitlines() == ["1 said", "3 said", "3 said"]
+    assert "the context is full: forgot the oldest turn" in result.stderr
+    assert messages(server)[-1] == [("user", "two"), ("assistant", "3 said"), ("user", "three")]
+
+
+def test_a_message_that_never_fits_is_told(chat, server):
+    server.max_messages = 1
+    result = chat("--system", "be brief")
+    assert "error: the server says 400: too long" in result.stderr
+
+
+def test_an_interrupt_leaves_the_server_and_the_talk_goes_on(server):
+    server.hold = True
+    command = [sys.executable, "-m", "holdfast", "chat", "--url", server.url]
+    talk = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        preexec_fn=heed_interrupts,
+    )
+    never_hang = threading.Timer(60, talk.kill)
+    never_hang.start()
+    assert talk.stdin is not None and talk.stdout is not None and talk.stderr is not None
+    talk.stdin.write(b"hello\n")
+    assert talk.stdout.read(1) == b"1"
+    talk.send_signal(signal.SIGINT)
+    assert b"abort" in talk.stderr.readline()
+    assert server.left.acquire(timeout=20)
+    server.hold = False
+    said, _ = talk.communicate(b"again\n/exit\n", timeout=60)
+    never_hang.cancel()
+    assert talk.returncode == 0
+    assert said.decode() == "\n3 said\n"
+    assert json.dumps(server.completions()[-1].body["messages"][1]) == '{"role": "assistant", "content": "1"}'
