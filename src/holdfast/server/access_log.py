@@ -1,13 +1,9 @@
 """The access log: one line a request, when it is over. It never holds a prompt, an answer or a key."""
 
 import logging
-import time
 from dataclasses import asdict, dataclass
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 _log = logging.getLogger("holdfast.access")
-_CLIENT_LEFT = 499  # nobody was there to be answered
 
 
 @dataclass
@@ -39,34 +35,3 @@ class Access:
                 fields[name] = round(fields[name], 1)
         level = logging.WARNING if self.status >= 500 else logging.INFO
         _log.log(level, "request", extra=fields)
-
-
-class AccessLog:
-    """Writes the line of every request that passes; routes fill in what they know of it, at `request.state.access`."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began = time.monotonic()
-        state = scope.setdefault("state", {})
-        client = scope.get("client")
-        access = state["access"] = Access(scope["path"], request_id=state.get("request_id"))
-        access.client = client[0] if client else None
-
-        async def note(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                access.status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note)
-        finally:
-            route = scope.get("route")
-            access.route = getattr(route, "path", access.route)
-            access.status = access.status or _CLIENT_LEFT
-            access.total_ms = 1e3 * (time.monotonic() - began)
-            access.write()
