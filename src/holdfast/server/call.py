@@ -25,6 +25,7 @@ from holdfast.server.ticket import Ticket
 from holdfast.server.traces import Span
 
 _QUIET_SECONDS = 15.0
+_CLIENT_LEFT = 499  # as the access log says
 _WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 
 
@@ -50,6 +51,7 @@ class Call:
         self._metrics = metrics
         self._begin_span = begin_span
         self._span: Span | None = None
+        self._error: Exception | None = None  # why nothing more is asked
         self._bell = asyncio.Event()
         self._told_begun = False
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
@@ -63,6 +65,7 @@ class Call:
         with_receipt: bool = False,
     ) -> None:
         """Ask the engine for the answers to one prompt."""
+        self._require_open()
         self.prompts.append(prompt_ids)
         self._traced(params)
         self.tickets.append(
@@ -78,6 +81,7 @@ class Call:
         with_receipt: bool,
     ) -> None:
         """Ask for the logprobs of a completion."""
+        self._require_open()
         self.prompts.append([*prompt_ids, *completion_ids])
         self._traced()
         self.tickets.append(
@@ -128,7 +132,8 @@ class Call:
         return next((mode for mode in _WEAKEST_FIRST if mode in modes), "none")
 
     def end(self, error: Exception) -> None:
-        """Give up what still runs, and tell whoever waits why."""
+        """Give up what still runs, and what would still be asked, and tell whoever waits why."""
+        self._error = error
         for ticket in self.tickets:
             ticket.leave(error)
 
@@ -140,8 +145,15 @@ class Call:
         self._metrics.finished(reasons[-1], *counts, stats)
         self._traced().finished(reasons, *counts, self.mode, stats)
 
+    def aborted(self) -> None:
+        """The client went away."""
+        self.finish_reasons = self.finish_reasons or ("abort",)
+        counts = self.num_prompt_tokens, self.num_completion_tokens
+        self._metrics.finished("abort", *counts, sum_stats(self.outcomes))
+        self._traced().failed("client_left", _CLIENT_LEFT)
+
     def failed(self, code: str, status: int) -> None:
-        """The client was told of an error instead, or went away."""
+        """The client was told of an error instead."""
         self._metrics.failed(code)
         self._traced().failed(code, status)
 
@@ -152,6 +164,10 @@ class Call:
 
     def _expire(self, timeout: float) -> None:
         self.end(ApiError(504, f"the answer took longer than {timeout:g} seconds", code="timeout"))
+
+    def _require_open(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _raise_errors(self) -> None:
         for ticket in self.tickets:

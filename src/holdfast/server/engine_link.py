@@ -61,16 +61,19 @@ class EngineLink:
         command: Sequence[str] = COMMAND,
     ) -> "EngineLink":
         """Start the process and tell it what to load. Does not wait until it has."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.set_inheritable(True)
-            process = await asyncio.create_subprocess_exec(
-                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
         link = cls(listener)
-        reader, link._writer = await asyncio.open_connection(sock=ours)
-        link._process = process
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                theirs.set_inheritable(True)
+                link._process = await asyncio.create_subprocess_exec(
+                    *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+            reader, link._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()  # and the process, if there is one, ends with it
+            raise
         link._send(m.Start(config, *log))
         link._reading = asyncio.create_task(link._read(reader))
         return link
@@ -97,9 +100,10 @@ class EngineLink:
         with_receipt: bool = False,
     ) -> Ticket:
         """Ask. The ticket says whether it was accepted, and rings the bell when there is news."""
-        ticket = self._ticket(bell)
-        self._send(m.Submit(ticket.number, tuple(prompt_ids), settings_of(params), echo_text, with_receipt))
-        return ticket
+        settings = settings_of(params)
+        return self._ask(
+            bell, lambda number: m.Submit(number, tuple(prompt_ids), settings, echo_text, with_receipt)
+        )
 
     def submit_score(
         self,
@@ -111,13 +115,12 @@ class EngineLink:
         with_receipt: bool = False,
     ) -> Ticket:
         """Ask for the logprobs of a completion."""
-        ticket = self._ticket(bell)
-        self._send(
-            m.SubmitScore(
-                ticket.number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt
-            )
+        return self._ask(
+            bell,
+            lambda number: m.SubmitScore(
+                number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt
+            ),
         )
-        return ticket
 
     def watch(self, on: bool) -> None:
         """Have every step told, or not."""
@@ -145,21 +148,35 @@ class EngineLink:
         return self.fingerprint
 
     async def stop(self) -> None:
-        """End the process: politely, then not."""
+        """End the process: politely, then not. One that still loads has nothing to lose."""
+        if self.ready is None:
+            self.kill()
         self._send(m.Stop())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVING_SECONDS):
-                await self._process.wait()
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        await self._reading
+        await self._see_off()
+        await self.ended()
 
-    def _ticket(self, bell: asyncio.Event) -> Ticket:
+    def kill(self) -> None:
+        """End the process now."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def ended(self) -> None:
+        """Once the process is no more."""
+        await asyncio.wait((self._reading,))
+
+    @property
+    def end(self) -> str:
+        """How the process ended, for the log."""
+        code = self._process.returncode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        return f"signal {-code}"
+
+    def _ask(self, bell: asyncio.Event, message: Callable[[int], m.ToEngine]) -> Ticket:
         if self.gone.is_set() or self.ready is None:
             raise EngineStopped("the engine does not run")
         ticket = Ticket(next(self._numbers), bell, self._cancel)
+        self._send(message(ticket.number))  # raises for what cannot be said; then there is no ticket
         self._tickets[ticket.number] = ticket
         return ticket
 
@@ -180,13 +197,23 @@ class EngineLink:
             pass
         except Exception:
             _log.exception("the engine said something nobody understands")
-            self._process.kill()
+            self.kill()
         finally:
             self._writer.close()
-            await self._process.wait()
-            self._end()
+            self._give_up()
+            await self._see_off()
 
-    def _end(self) -> None:
+    async def _see_off(self) -> None:
+        """Wait for the process to end; not for long, because nobody can talk to it any more."""
+        try:
+            async with asyncio.timeout(_LEAVING_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def _give_up(self) -> None:
+        """Nothing will come any more. Whoever waits is told so now, even if the process takes its time to end."""
         self.gone.set()
         self.settled.set()
         self._named.set()
@@ -247,8 +274,8 @@ class EngineLink:
 
 
 def _refusal(message: m.Refused) -> HoldfastError:
-    """The error the engine's process raised, by name; only those of a request can come."""
+    """The error the engine's process raised, by name; what is not the request's own fault is told to nobody."""
     kind = getattr(errors, message.kind, None)
     if isinstance(kind, type) and issubclass(kind, RequestError):
         return kind(message.reason)
-    return EngineStopped(message.reason)
+    return HoldfastError(message.reason)

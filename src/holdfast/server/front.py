@@ -1,6 +1,7 @@
 """What all routes share: the engine's supervisor, prompts, places, metrics, and the calls under way."""
 
 import time
+from asyncio import CancelledError
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.failures import ApiError
 from holdfast.server.metrics import Metrics
+from holdfast.server.presence import ClientLeft
 from holdfast.server.prompts import Prompts
 from holdfast.server.supervisor import Supervisor
 from holdfast.server.traces import Asked, Operation, Traces
@@ -90,9 +92,11 @@ class Front:
                 call.failed(error.code or str(error.status), error.status)
                 access.error = error.code
                 raise
-            except BaseException:
-                call.failed("client_left", 499)
-                access.finish_reason = "abort"
+            except (ClientLeft, CancelledError):
+                call.aborted()
+                raise
+            except Exception:
+                call.failed("internal_error", 500)
                 raise
             finally:
                 self._calls.discard(call)

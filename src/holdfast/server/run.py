@@ -44,6 +44,10 @@ _log = logging.getLogger("holdfast.server")
 _STATUS_SECONDS = 5.0
 _CLOSING_SECONDS = 5
 _BACKLOG = 2048
+_OWN_DESCRIPTORS = (
+    64  # what the server needs itself, also to start the engine again; the others are for connections
+)
+_TELLING_SECONDS = 1.0  # for those that are cut off to be told
 
 Progress = Callable[[str, int, int], None]
 
@@ -56,7 +60,10 @@ def run(
     command: Sequence[str] = COMMAND,
 ) -> int:
     """Serve until told to stop. Returns the exit code; raises `ConfigError` or `ModelError` for what cannot be started."""
-    raise_descriptor_limit()
+    server = replace(
+        server,
+        max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
+    )
     set_up_logs(server.log_format, server.log_level, secrets=server.api_keys)
     if server.chat_template is not None:
         engine = replace(engine, chat_template=server.chat_template)
@@ -133,8 +140,9 @@ class Life:
         serving, supervising, _, signalled, _ = tasks
         try:
             await asyncio.wait((serving, supervising, signalled), return_when=asyncio.FIRST_COMPLETED)
-            if supervising.done():
-                supervising.result()  # raises: it never ends by itself
+            for task in (serving, supervising):
+                if task.done():
+                    task.result()  # raises: they never end by themselves
             await self._drain()
         except EngineStopped as error:
             _log.error("%s; giving up", error)
@@ -162,15 +170,18 @@ class Life:
                 await asyncio.wait_for(self._signalled.wait(), 0.05)
         if self.front.num_calls:
             _log.warning("%d requests are cut off", self.front.num_calls)
-            self.front.end_calls(ApiError(503, "the server is going down", code="shutting_down"))
-            await asyncio.sleep(0.1)  # so that they are told
+            self._cut_off()
+            until = time.monotonic() + _TELLING_SECONDS
+            while self.front.num_calls and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+
+    def _cut_off(self) -> None:
+        self.front.end_calls(ApiError(503, "the server is going down", code="shutting_down"))
 
     async def _end(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
         self.admission.is_open = False
         self.hub.close()
         self.http.should_exit = True
-        if self._signals > 1:
-            self.http.force_exit = True
         await self.supervisor.stop()
         with contextlib.suppress(Exception):
             await serving
@@ -183,6 +194,10 @@ class Life:
     def _take_signal(self) -> None:
         self._signals += 1
         self._signalled.set()
+        if self._signals > 1:  # whatever is waited for just now
+            self._cut_off()
+            self.supervisor.kill()
+            self.http.force_exit = True
 
     def _note_ready(self, link: EngineLink) -> None:
         assert link.ready is not None
@@ -193,6 +208,7 @@ class Life:
         say(f"Ready after {took:.1f} s: open {self.url} to see it work; OpenAI clients use {self.url}/v1")
 
     def _note_death(self) -> None:
+        self.began = time.monotonic()
         self.metrics.engine_restarted()
         self.hub.forget()
 
@@ -226,7 +242,8 @@ class _Server(uvicorn.Server):
 
 def say(line: str) -> None:
     """What the person at the terminal, or the script that started this, waits for."""
-    print(line, file=sys.stdout, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full: no reason to end
+        print(line, file=sys.stdout, flush=True)
 
 
 def _bind(host: str, port: int) -> socket.socket:

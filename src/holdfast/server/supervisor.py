@@ -80,9 +80,13 @@ class Supervisor:
     async def run(self) -> None:
         """Until stopped. Raises `ConfigError` or `EngineStopped` where going on makes no sense."""
         while not self._stopping:
-            link = self._link = await EngineLink.start(
-                self.config, self._listener, self._log_settings, self._command
-            )
+            try:
+                link = self._link = await EngineLink.start(
+                    self.config, self._listener, self._log_settings, self._command
+                )
+            except OSError as error:  # no memory, no descriptors: perhaps later
+                await self._mourn(f"could not be started: {error.strerror or error}")
+                continue
             await link.settled.wait()
             if link.unfit is not None:
                 raise ConfigError(link.unfit)
@@ -91,22 +95,32 @@ class Supervisor:
                 if self._watched:
                     link.watch(True)
             await link.gone.wait()
+            await link.ended()
             if not self._stopping:
-                await self._mourn()
+                await self._mourn(f"died ({link.end})")
 
     async def stop(self) -> None:
+        """End the engine: what it still computes is given up."""
         self._stopping = True
-        if self._link is not None and not self._link.gone.is_set():
+        if self._link is not None:
             await self._link.stop()
 
-    async def _mourn(self) -> None:
-        """The process died. Wait a little longer each time; too often is too often."""
+    def kill(self) -> None:
+        """End the engine without a word."""
+        self._stopping = True
+        if self._link is not None:
+            self._link.kill()
+
+    async def _mourn(self, how: str) -> None:
+        """There is no process any more. Wait a little longer each time; too often is too often."""
         now = time.monotonic()
         self._deaths.append(now)
         recent = [death for death in self._deaths if now - death < WITHIN_SECONDS]
         if len(recent) >= MAX_DEATHS:
-            raise EngineStopped(f"the engine died {len(recent)} times within {WITHIN_SECONDS:.0f} seconds")
+            raise EngineStopped(
+                f"the engine process {how}, the {len(recent)}th time within {WITHIN_SECONDS:.0f} seconds"
+            )
         self._on_death()
         pause = FIRST_PAUSE * 2 ** (len(recent) - 1)
-        _log.error("the engine process died; starting it again in %.1f seconds", pause)
+        _log.error("the engine process %s; starting it again in %.1f seconds", how, pause)
         await asyncio.sleep(pause)
