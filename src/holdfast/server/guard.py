@@ -1,0 +1,39 @@
+"""What stands between the socket and the routes, from the outside in.
+
+    AnswerHeaders   every answer has the request's id, even a refusal
+    Accounts        the access log says what the client was told
+    Origins         a browser must be able to read refusals, so it stands outside of them
+    LastResort      whatever is raised inside becomes an answer
+    Keys            who may not ask costs nothing more
+    HeadRequests    routes know of GET only
+    Bodies          right in front of whoever reads them
+
+The order is the point: each relies on those around it.
+"""
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from holdfast.server.accounts import Accounts
+from holdfast.server.answer_headers import AnswerHeaders
+from holdfast.server.body import Bodies
+from holdfast.server.config import ServerConfig
+from holdfast.server.head_requests import HeadRequests
+from holdfast.server.keys import Keys
+from holdfast.server.last_resort import LastResort, answer_framework_errors
+from holdfast.server.origins import Origins
+
+
+def guard(app: FastAPI, config: ServerConfig) -> None:
+    """Put all of it in front of the app's routes."""
+    app.user_middleware[:] = [
+        Middleware(AnswerHeaders),
+        Middleware(Accounts),
+        Middleware(Origins, config),
+        Middleware(LastResort),
+        Middleware(Keys, config),
+        Middleware(HeadRequests),
+        Middleware(Bodies, config),
+    ]
+    answer_framework_errors(app)
+    app.router.redirect_slashes = False  # a route has one URL, and no answer is made from a Host header

@@ -1,0 +1,179 @@
+"""A server on a real socket in a thread of its own, and a client that sends whatever bytes a test wants sent."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.http_protocol import TimedProtocol, timed_protocol
+
+PATIENCE = 20.0  # seconds after which a test has failed
+
+
+class Served:
+    """A running server."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, loop: str) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self.listening.getsockname()[1]
+        self.protocol: type[TimedProtocol] = timed_protocol(config)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.http = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=self.protocol,
+                ws="none",
+                loop=loop,  # type: ignore[arg-type]
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self.loop = asyncio.get_running_loop()
+            await self.http.serve(sockets=[self.listening])
+
+        with asyncio.Runner(loop_factory=self.http.config.get_loop_factory()) as runner:
+            runner.run(serve())
+
+    def connect(self, **options: int) -> "Wire":
+        return Wire(self.port, **options)
+
+    def ask(self, raw: bytes) -> "Reply":
+        """One request on a connection of its own."""
+        with self.connect() as wire:
+            wire.send(raw)
+            return wire.read()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.http.server_state.connections)
+
+
+@contextmanager
+def served(app: ASGIApp, config: ServerConfig, loop: str = "uvloop") -> Iterator[Served]:
+    server = Served(app, config, loop)
+    server.thread.start()
+    try:
+        wait_until(lambda: server.http.started)
+        yield server
+    finally:
+        server.http.should_exit = True
+        server.thread.join(PATIENCE)
+        assert not server.thread.is_alive()
+
+
+class Reply:
+    """One answer."""
+
+    def __init__(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.status = status
+        self.headers = dict(headers)
+        self.all_headers = headers
+        self.body = body
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The nested error object, which must be whole."""
+        assert self.headers["content-type"] == "application/json"
+        error: dict[str, Any] = json.loads(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert "Traceback" not in error["message"]
+        return error
+
+
+class Wire:
+    """One connection."""
+
+    def __init__(self, port: int, **options: int) -> None:
+        self.socket = socket.socket()
+        for name, value in options.items():
+            self.socket.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        self.socket.settimeout(PATIENCE)
+        self.socket.connect(("127.0.0.1", port))
+        self._pending = b""
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self, *, of_head: bool = False) -> Reply:
+        """The next answer; with a HEAD request, one without a body."""
+        head = self._until(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        pairs = [line.split(": ", 1) for line in lines if line]
+        headers = [(name.lower(), value) for name, value in pairs]
+        status, by_name = int(first.split(" ")[1]), dict(headers)
+        if of_head or status in (204, 304) or status < 200:
+            body = b""
+        elif by_name.get("transfer-encoding") == "chunked":
+            body = self._chunks()
+        else:
+            body = self._exactly(int(by_name["content-length"]))
+        return Reply(status, headers, body)
+
+    def is_closed(self) -> bool:
+        """Waits for the end of the connection; False if there are bytes before it."""
+        if self._pending:
+            return False
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def read_some(self, num: int) -> bytes:
+        return self._exactly(num)
+
+    def _more(self) -> None:
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise EOFError(f"the connection ended after {self._pending[:200]!r}")
+        self._pending += data
+
+    def _until(self, end: bytes) -> bytes:
+        while end not in self._pending:
+            self._more()
+        taken, self._pending = self._pending.split(end, 1)
+        return taken
+
+    def _exactly(self, num: int) -> bytes:
+        while len(self._pending) < num:
+            self._more()
+        taken, self._pending = self._pending[:num], self._pending[num:]
+        return taken
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while num := int(self._until(b"\r\n"), 16):
+            body += self._exactly(num)
+            self._until(b"\r\n")
+        self._until(b"\r\n")
+        return body
+
+
+def wait_until(is_so: Any) -> None:
+    """Looks often; fails after a while."""
+    waiter = threading.Event()
+    for _ in range(int(PATIENCE / 0.005)):
+        if is_so():
+            return
+        waiter.wait(0.005)
+    raise AssertionError("it never came to be")
