@@ -60,9 +60,11 @@ async def look(client: Client, shape: Shape) -> Served:
     """Ask the server what it serves, and to tokenise the corpus. Raises `ConfigError` if it cannot be measured."""
     try:
         model = str(json.loads(await client.ask("GET", "/v1/models"))["data"][0]["id"])
-        asked = {"model": model, "prompt": corpus(shape.seed), "add_special_tokens": False}
-        found = json.loads(await client.ask("POST", "/tokenize", asked))
-        corpus_ids = tuple(map(int, found["tokens"]))
+        corpus_ids: list[int] = []
+        for line in corpus(shape.seed):
+            asked = {"model": model, "prompt": line, "add_special_tokens": False}
+            found = json.loads(await client.ask("POST", "/tokenize", asked))
+            corpus_ids += map(int, found["tokens"])
     except (BrokenStream, Refused) as error:
         raise ConfigError(f"the server at {client.address.url} cannot be measured: {error}") from None
     except (ValueError, KeyError, IndexError, TypeError):
@@ -74,7 +76,7 @@ async def look(client: Client, shape: Shape) -> Served:
         raise ConfigError(f"prompt and answer have up to {longest} tokens, and the model has room for {room}")
     if not corpus_ids:
         raise ConfigError("the server makes no tokens of text")
-    return Served(model, corpus_ids)
+    return Served(model, tuple(corpus_ids))
 
 
 async def measure(target: Target, shape: Shape, pace: Pace, tell: Tell) -> tuple[Report, Served]:

@@ -17,7 +17,7 @@ _TEXT = (
     "another shore where winter comes early so nobody sails after october unless a storm has broken all their nets and "
     "there was no fish to sell before snow covered roads between villages under grey hills with few trees but many stones"
 )
-_NUM_WORDS = 4000
+_NUM_LINES, _LINE_WORDS = 40, 25  # a line fits a small context
 _TEMPERATURE = 0.8
 _LONGEST_WAIT = 0.5  # seconds, of a client that leaves before the first text
 
@@ -146,9 +146,10 @@ def draw_leaving(rng: random.Random, max_tokens: int) -> Leaving:
     return Leaving(pieces, rng.uniform(0.0, _LONGEST_WAIT))
 
 
-def corpus(seed: int) -> str:
-    """Text that prompts are cut from: words in no order, so that nothing can be looked up in it."""
-    return " ".join(random.Random(f"corpus {seed}").choices(_TEXT.split(), k=_NUM_WORDS))
+def corpus(seed: int) -> list[str]:
+    """Lines that prompts are cut from: words in no order, so that nothing can be looked up in them."""
+    rng = random.Random(f"corpus {seed}")
+    return [" ".join(rng.choices(_TEXT.split(), k=_LINE_WORDS)) for _ in range(_NUM_LINES)]
 
 
 def poisson(rng: random.Random, rate: float) -> Iterator[float]:

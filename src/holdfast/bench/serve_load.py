@@ -15,6 +15,7 @@ from holdfast.bench.serve_jobs import Job, Jobs, poisson
 from holdfast.errors import ConfigError
 
 _COMPLETIONS = "/v1/completions"
+_BREATH_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,12 @@ class Speaker:
         return load
 
     async def _repeat(self, jobs: Jobs, kind: bool | None, quota: _Quota, load: Load) -> None:
-        """One client of a closed loop."""
+        """One client of a closed loop. After an error it takes a breath: failing is quick."""
         while quota.take():
-            load.spoken.append(await self.speak(jobs.draw(kind)))
+            spoken = await self.speak(jobs.draw(kind))
+            load.spoken.append(spoken)
+            if spoken.heard.error is not None:
+                await asyncio.sleep(_BREATH_SECONDS)
 
     async def _arrive(
         self, jobs: Jobs, rate: float, quota: _Quota, load: Load, group: asyncio.TaskGroup

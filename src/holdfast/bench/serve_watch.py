@@ -154,9 +154,9 @@ async def scrape(client: Client) -> dict[str, float]:
         raise EngineStopped(f"the server does not answer any more: {error}") from None
 
 
-async def settle(client: Client, seconds: float = _IDLE_SECONDS) -> dict[str, float]:
+async def settle(client: Client) -> dict[str, float]:
     """The metrics of an idle server: asked until nobody runs, waits or holds a page, or the time is up."""
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + _IDLE_SECONDS
     while True:
         found = await scrape(client)
         busy = any(found.get(name, 0.0) for name in (RUNNING, WAITING, PAGES_USED))
