@@ -62,8 +62,11 @@ def test_a_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
     assert outcome["num_tokens"] == made["usage"]["completion_tokens"]
     wrong = json.loads(json.dumps(receipt))
     wrong["choices"][0]["token_ids"][3] += 1
-    refused = tiny_server.post("/v1/replay", {"receipt": wrong})
-    assert refused.status_code == 400 and "digest" in refused.json()["error"]["message"]
+    answer = tiny_server.post("/v1/replay", {"receipt": wrong})
+    if "logprobs" in extra:  # whose digest goes over more than the receipt holds: asking again finds it
+        assert answer.json()["same"] is False and answer.json()["difference"]["position"] == 3
+    else:
+        assert answer.status_code == 400 and "digest" in answer.json()["error"]["message"]
 
 
 def test_a_receipt_of_another_machine_is_not_run_unless_forced(tiny_server: Server) -> None:
@@ -113,7 +116,7 @@ def test_what_it_is(tiny_server: Server) -> None:
 
 def test_choices_of_a_batch_are_numbered_through(tiny_server: Server) -> None:
     body: dict[str, Any] = {
-        "prompt": ["one", "two", [5, 6, 7]],
+        "prompt": [[5, 6, 7], [8, 9], [10]],
         "n": 2,
         "deterministic": True,
         "seed": 1,
