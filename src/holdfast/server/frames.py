@@ -24,6 +24,10 @@ class ConnectionLost(Exception):
     """The other process is gone."""
 
 
+class OutOfStep(Exception):
+    """What came is no frame: from here on nothing can be understood."""
+
+
 class Decoder(Generic[T]):
     """Reads messages of one direction, from a socket or an asyncio stream."""
 
@@ -63,7 +67,7 @@ def encode(messages: Sequence[Any]) -> bytes:
 
 def _checked(size: int) -> int:
     if size > _MAX_FRAME:
-        raise ConnectionLost(f"a frame of {size} bytes: the stream is out of step")
+        raise OutOfStep(f"a frame of {size} bytes")
     return size
 
 
