@@ -160,5 +160,11 @@ def test_what_is_not_there_is_refused(tiny_server: Server, body: dict[str, Any],
     assert answer.json()["error"]["param"] == param
 
 
+def test_what_is_not_served_says_what_to_use(tiny_server: Server) -> None:
+    answer = tiny_server.post("/v1/responses", {"input": "hi"})
+    assert answer.status_code == 404 and "/v1/chat/completions" in answer.json()["error"]["message"]
+    assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
+
+
 def test_nothing_is_left_behind(tiny_server: Server) -> None:
     tiny_server.wait_idle()

@@ -1,10 +1,8 @@
 """The HTTP application: routes, and what stands in front of them."""
 
 from fastapi import FastAPI
-from starlette.middleware import Middleware
 
 from holdfast.server.about import about_routes
-from holdfast.server.access_log import AccessLog
 from holdfast.server.chat import chat_routes
 from holdfast.server.completions import completion_routes
 from holdfast.server.front import Front
@@ -15,6 +13,7 @@ from holdfast.server.openapi import make_documented_app
 from holdfast.server.replay import replay_routes
 from holdfast.server.score import score_routes
 from holdfast.server.tokens import token_routes
+from holdfast.server.unserved import unserved_routes
 
 
 def make_app(front: Front, hub: Hub) -> FastAPI:
@@ -27,9 +26,10 @@ def make_app(front: Front, hub: Hub) -> FastAPI:
         token_routes(front),
         score_routes(front),
         replay_routes(front),
+        unserved_routes(),
     ):
         app.include_router(routes)
     if front.config.inspector:
         app.include_router(inspector_router(hub))
-    guard(app, front.config, Middleware(AccessLog))
+    guard(app, front.config)
     return app
