@@ -7,7 +7,6 @@ point here (DNS rebinding): addresses and localhost are fine, other names only i
 
 import ipaddress
 import re
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -22,6 +21,9 @@ _HEADERS = "authorization, content-type, x-request-id"
 _EXPOSED = "x-request-id, retry-after"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}(?: *, *[A-Za-z0-9_-]{1,64}){0,63}")
 _PORTS = {"http": 80, "https": 443}
+_PLACE = r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+_HOST = re.compile(_PLACE)
+_ORIGIN = re.compile(r"(?P<scheme>https?)://" + _PLACE)
 
 
 class Origins:
@@ -59,7 +61,7 @@ class Origins:
         """An empty set of names: any will do."""
         if not host or self._is_open or not self._names:
             return True
-        name = _host_of(f"//{host}")
+        name = _name_in(host)
         return name is not None and (name in self._names or name.endswith(".localhost") or _is_address(name))
 
     def _marks(self, origin: str) -> dict[str, str]:
@@ -100,8 +102,8 @@ _STRANGE_NAME = ApiError(
 def _names_of(config: ServerConfig) -> frozenset[str]:
     if config.api_keys or not _is_loopback(config.host):
         return frozenset()
-    origins = (_host_of(origin) for origin in config.allowed_origins)
-    return frozenset({"localhost", config.host.lower(), *filter(None, origins)})
+    origins = (_ORIGIN.fullmatch(origin.lower().rstrip("/")) for origin in config.allowed_origins)
+    return frozenset({"localhost", config.host.lower(), *(match["name"] for match in origins if match)})
 
 
 def _is_loopback(host: str) -> bool:
@@ -117,28 +119,15 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from the server that is called this. Its port may go without saying."""
-    scheme = origin.partition("://")[0].lower()
-    if scheme not in _PORTS or not host:
+    """Whether a page of this origin came from the server that is called this. A usual port may go without saying."""
+    theirs, ours = _ORIGIN.fullmatch(origin.lower()), _HOST.fullmatch(host.lower())
+    if theirs is None or ours is None:
         return False
-    theirs, ours = _place_of(origin, _PORTS[scheme]), _place_of(f"//{host}", _PORTS[scheme])
-    return theirs is not None and theirs == ours
+    port = _PORTS[theirs["scheme"]]
+    return theirs["name"] == ours["name"] and int(theirs["port"] or port) == int(ours["port"] or port)
 
 
-def _place_of(url: str, default_port: int) -> tuple[str, int] | None:
-    name = _host_of(url)
-    try:
-        return None if name is None else (name, urlsplit(url).port or default_port)
-    except ValueError:
-        return None
-
-
-def _host_of(url: str) -> str | None:
-    """In lower case; None for what no browser would send."""
-    try:
-        parts = urlsplit(url)
-        if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
-            return None
-        return parts.hostname
-    except ValueError:
-        return None
+def _name_in(host: str) -> str | None:
+    """A host without its port; None for what no browser would send."""
+    match = _HOST.fullmatch(host.lower())
+    return None if match is None else match["name"].strip("[]")
