@@ -54,6 +54,8 @@ class LastResort:
         except Exception:
             _log.exception("a request failed", extra={"request_id": scope["state"].get("request_id")})
             error = internal_error()
+        if "access" in scope["state"]:
+            scope["state"]["access"].error = error.code
         if not has_begun:
             await error_answer(error)(scope, receive, send)
 
