@@ -201,11 +201,22 @@ def start(model: Path, **config: Any) -> LLM:
     return LLM(str(model), **{"dtype": "fp32", "max_pass_rows": 32, "max_num_seqs": 8, **config})
 
 
+def assert_plain(value: Any) -> None:
+    """No type of a library's: torch calls its version a TorchVersion, which no encoder takes for a text."""
+    assert type(value) in (dict, list, tuple, str, int, float, bool, type(None)), repr(value)
+    for one in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    ):
+        assert_plain(one)
+
+
 def test_a_certificate_is_made_once_and_read_again(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], auto_llm: LLM
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     first, second = start(tiny_llama), start(tiny_llama)
+    assert first.engine.certificate is not None
+    assert_plain(first.engine.certificate.as_dict())
     assert len(counted) == 1
     assert first.engine.certificate == second.engine.certificate == load_certificate(counted[0])
     assert same_bits(first, second)

@@ -104,7 +104,7 @@ def certificate_subject(
     model = decoder.config
     return {
         "holdfast": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "device": cpu_name(),
         "instructions": device_parts()["instructions"],
         "settings": settings.as_dict(),
