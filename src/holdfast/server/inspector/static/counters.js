@@ -9,7 +9,7 @@ export class Counters {
     this.values = {};
     this.marks = []; // [time, tokens so far], of the last moments
     for (const [name, label, sign] of [
-      ["speed", "Tokens per second", ""],
+      ["speed", "Tokens/s", ""],
       ["requests", "Running", ""],
       ["candidates", "Candidates", "candidate"],
       ["accepted", "Accepted", "committed"],

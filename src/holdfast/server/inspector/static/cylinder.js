@@ -1,7 +1,7 @@
 // A request's KV cache, as the seeds draw it: a cylinder, filled from the top. Blue is the prompt, green what is canonical
 // behind it, yellow what fast passes wrote; grey belongs to ordinary requests. Its height is that of the pages held.
 
-import { draw } from "./dom.js";
+import { draw, plural } from "./dom.js";
 
 const TOP = 11, HEIGHT = 80;
 const ROLLED_MS = 1500;
@@ -29,8 +29,8 @@ export class Cylinder {
 
   show(request, pageSize) {
     const { prompt, cached, canonical, computed, deterministic } = request;
-    const room = Math.max(request.pages * pageSize, computed, 1);
-    const reach = (length) => (length > 0 ? TOP + 1 + (HEIGHT * Math.min(length, room)) / room : -20);
+    this.room = Math.max(request.pages * pageSize, computed, 1);
+    const reach = (length) => (length > 0 ? this.#depth(length) : -20);
     const settled = deterministic ? canonical : computed;
     this.#move("cached", reach(Math.min(cached, prompt, computed)));
     this.#move("prompt", reach(Math.min(prompt, deterministic ? Math.max(canonical, cached) : computed)));
@@ -38,17 +38,20 @@ export class Cylinder {
     this.#move("ordinary", reach(!deterministic && settled > prompt ? settled : 0));
     this.#move("candidate", reach(deterministic && computed > canonical ? computed : 0));
     this.element.classList.toggle("filled", computed > 0);
-    this.label.textContent = request.pages === 1 ? "1 page" : `${request.pages} pages`;
+    this.label.textContent = computed > 0 && request.pages === 0 ? "freed" : plural(request.pages, "page");
     this.element.setAttribute("aria-label",
       `KV cache: ${computed} positions computed, ${canonical} canonical, ${this.label.textContent}`);
   }
 
-  // What a rollback took away flashes red, from where the cache reached before.
-  rollBack(before, pageSize) {
-    const room = Math.max(before.pages * pageSize, before.computed, 1);
-    this.#move("rolled", TOP + 1 + (HEIGHT * Math.min(before.computed + 1, room)) / room);
+  // What a rollback took away flashes red, down to where the cache reached.
+  rollBack(length) {
+    this.#move("rolled", this.#depth(length));
     const end = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1 : 0;
     this.levels.rolled.animate([{ opacity: 1 }, { opacity: 1, offset: 0.45 }, { opacity: end }], ROLLED_MS);
+  }
+
+  #depth(length) {
+    return TOP + 1 + (HEIGHT * Math.min(length, this.room)) / this.room;
   }
 
   #move(name, y) {

@@ -1,5 +1,15 @@
 // What the page knows of the requests: kept from snapshots and steps, read by everything that draws.
 
+const KEPT = 240; // tokens of a request, the last ones
+
+// A request as it stands, with the tokens told before and those told now.
+function merge(before, request) {
+  const keep = request.from - before.from;
+  if (keep < 0 || keep > before.tokens.length) return request;
+  const tokens = before.tokens.slice(0, keep).concat(request.tokens).slice(-KEPT);
+  return { ...request, tokens, from: request.committed - tokens.length, rolled: undefined };
+}
+
 export class Ledger {
   constructor() {
     this.requests = new Map();
@@ -19,11 +29,14 @@ export class Ledger {
     const changed = step.requests.map((request) => {
       const before = this.requests.get(request.id);
       this.#count(request, before);
-      this.requests.set(request.id, request);
+      this.requests.set(request.id, before === undefined ? request : merge(before, request));
       return [request, before];
     });
-    for (const [id] of step.ended) this.requests.delete(id);
     return changed;
+  }
+
+  forget(ended) {
+    for (const [id] of ended) this.requests.delete(id);
   }
 
   #count(request, before) {

@@ -37,6 +37,7 @@ function render(now) {
     } else {
       timeline.push(data);
       strips.update(ledger.takeStep(data), data.ended, ledger);
+      ledger.forget(data.ended);
     }
   }
   strips.settle(ledger);
@@ -44,15 +45,24 @@ function render(now) {
   counters.render(ledger, now);
 }
 
+async function get(path) {
+  const response = await fetch(path);
+  if (!response.ok) throw new Error(`${path}: ${response.status}`);
+  return response.json();
+}
+
+// Which model, which version, which fingerprint. While the engine loads, the last one is not known.
 async function introduce() {
   try {
-    const [models, version] = await Promise.all(["v1/models", "version"].map(async (path) => (await fetch(path)).json()));
+    const [models, version] = await Promise.all([get("v1/models"), get("version")]);
     model = models.data[0].id;
-    byId("model").textContent = [model, version.version && `holdfast ${version.version}`].filter(Boolean).join(" · ");
-    const { fingerprint } = await (await fetch("v1/certificate")).json();
+    const about = `${model} · holdfast ${version.version}`;
+    byId("model").textContent = `${about} · loading`;
+    const { fingerprint } = await get("v1/certificate");
+    byId("model").textContent = about;
     byId("fingerprint").textContent = `fingerprint ${fingerprint.digest}`;
   } catch {
-    setTimeout(introduce, 3000); // the engine is still loading
+    setTimeout(introduce, 3000);
   }
 }
 

@@ -4,7 +4,7 @@
 import { Cylinder } from "./cylinder.js";
 import { make, plural } from "./dom.js";
 
-const SHOWN = 200, CARDS = 24;
+const SHOWN = 200, CARDS = 16;
 const ROLLED_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
 
 const GLYPHS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
@@ -115,7 +115,7 @@ class Card {
     this.rolled += request.rolled?.length ?? 0;
     this.strip.show(request, before === undefined);
     if (request.pages > 0 || before === undefined) this.cylinder.show(request, pageSize);
-    if (request.rolled?.length && before) this.cylinder.rollBack(before, pageSize);
+    if (request.rolled?.length && before) this.cylinder.rollBack(request.rolled_from + request.rolled.length);
     this.phase.textContent = request.phase;
     this.facts.textContent = this.#describe(request);
   }
@@ -130,6 +130,10 @@ class Card {
     }
     if (request.candidates.length) parts.push(plural(request.candidates.length, "candidate"));
     return parts.join(" · ");
+  }
+
+  get hasEnded() {
+    return this.element.classList.contains("ended");
   }
 
   end(reason) {
@@ -173,14 +177,26 @@ export class Strips {
   #show(request, before, ledger) {
     let card = this.cards.get(request.id);
     if (card === undefined) {
-      if (this.cards.size >= CARDS) return;
+      if (this.cards.size >= CARDS && !this.#evict()) return;
       card = new Card(request);
       this.cards.set(request.id, card);
       this.element.append(card.element);
-      // It may have had no card so far: what was told of it before is lost, and the strip says so.
+      request = ledger.requests.get(request.id); // with the tokens that were told while it had no card
       before = undefined;
     }
     card.show(request, before, ledger.totals.page_size);
+  }
+
+  // Room for one that runs, in place of one that ended.
+  #evict() {
+    for (const [id, card] of this.cards) {
+      if (card.hasEnded) {
+        this.cards.delete(id);
+        card.element.remove();
+        return true;
+      }
+    }
+    return false;
   }
 
   #end(id, reason) {
