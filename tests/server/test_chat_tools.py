@@ -1,0 +1,156 @@
+"""Tools through the whole server, with the official client: forced, free, beside a form, and with their results."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from support.serving import Server, serving
+from support.tiny import EOS, tiny_model
+
+
+def function(name: str, **properties: Any) -> Any:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"The {name}.", "parameters": parameters},
+    }
+
+
+CITY = {"type": "string", "enum": ["Paris", "Rome", "Oslo"]}
+TOOLS = [function("weather", city=CITY), function("time", city=CITY)]
+QUESTION: Any = [{"role": "user", "content": "How is the weather in Paris, and what time is it there?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A random model with room for what it is told of tools. Its template knows none."""
+    model = tiny_model(tmp_path_factory.mktemp("tools") / "llama", max_position_embeddings=2048)
+    with serving(model, "--max-num-seqs", "4", "--served-model-name", "tiny") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **settings: Any) -> Any:
+    given = {"model": "tiny", "messages": QUESTION, "tools": TOOLS, "max_tokens": 500, "seed": 3}
+    return client.chat.completions.create(**{**given, "extra_body": {"deterministic": True}, **settings})
+
+
+def streamed(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]], str | None]:
+    """Content, calls (id, name, arguments), and how it ended."""
+    content, reason = "", None
+    calls: list[list[str]] = []
+    for chunk in ask(client, stream=True, **settings):
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        for piece in choice.delta.tool_calls or ():
+            if piece.id is not None:
+                assert piece.index == len(calls)
+                calls.append([piece.id, piece.function.name, ""])
+            calls[piece.index][2] += piece.function.arguments
+        reason = choice.finish_reason or reason
+    return content, calls, reason
+
+
+def whole(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]], str | None]:
+    """The same of a response in one piece."""
+    (choice,) = ask(client, **settings).choices
+    calls = [[one.id, one.function.name, one.function.arguments] for one in choice.message.tool_calls or ()]
+    assert (choice.message.content is None) <= bool(calls)
+    return choice.message.content or "", calls, choice.finish_reason
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("bias", [0, -100])
+def test_a_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> None:
+    """A model that does not want to end goes on to call, if it may."""
+    settings = {"tool_choice": "required", "parallel_tool_calls": parallel, "logit_bias": {str(EOS): bias}}
+    content, calls, reason = whole(client, **settings, max_tokens=500)
+    goes_on = parallel and bias < 0
+    assert (content, reason) == ("", "length" if goes_on else "tool_calls")
+    assert (len(calls) > 2) if goes_on else (len(calls) == 1)
+    for _, name, arguments in calls[:-1] if goes_on else calls:
+        assert name in ("weather", "time") and json.loads(arguments)["city"] in CITY["enum"]
+    assert len({id_ for id_, _, _ in calls}) == len(calls)
+    assert streamed(client, **settings, max_tokens=500) == (content, calls, reason)
+
+
+def test_a_named_call(client: openai.OpenAI) -> None:
+    settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}}
+    content, ((_, name, arguments),), reason = whole(client, **settings)
+    assert (content, name, reason) == ("", "time", "tool_calls")
+    assert json.loads(arguments)["city"] in CITY["enum"]
+
+
+def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+    settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}, "max_tokens": 52}
+    content, ((_, name, arguments),), reason = whole(client, **settings)
+    assert (content, name, reason) == ("", "time", "length")
+    assert not arguments.endswith("}")
+    assert streamed(client, **settings) == (content, [[_, name, arguments]], reason)
+
+
+def test_a_conversation_goes_on_with_the_results(client: openai.OpenAI) -> None:
+    message = ask(client, tool_choice="required").choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "Rain, 12 °C"} for call in message.tool_calls
+    ]
+    answer = ask(client, messages=[*QUESTION, message, *results], max_tokens=24)
+    assert answer.choices[0].message.content
+    dumped = ask(client, messages=[*QUESTION, message.model_dump(), *results], max_tokens=24)
+    assert dumped.choices[0].message == answer.choices[0].message
+    again = ask(client, messages=[*QUESTION, message, *results], tool_choice="required").choices[0].message
+    assert {call.id for call in again.tool_calls}.isdisjoint(call.id for call in message.tool_calls)
+
+
+def test_a_free_answer_is_the_same_in_a_stream(client: openai.OpenAI) -> None:
+    settings = {"max_tokens": 60}
+    assert whole(client, **settings) == streamed(client, **settings)
+
+
+def test_calls_beside_a_form(client: openai.OpenAI) -> None:
+    schema = {
+        **function("a", answer={"type": "boolean"})["function"]["parameters"],
+        "additionalProperties": False,
+    }
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    reasons = set()
+    for seed in range(6):
+        content, calls, reason = whole(client, response_format=response_format, seed=seed)
+        reasons.add(reason)
+        assert reason == ("tool_calls" if calls else "stop")
+        assert (content == "") if calls else (set(json.loads(content)) == {"answer"})
+    assert reasons
+
+
+def test_no_tools_with_none(client: openai.OpenAI) -> None:
+    told = ask(client, tool_choice="none", max_tokens=8)
+    plain = ask(client, tools=openai.NOT_GIVEN, max_tokens=8)
+    assert told.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert told.choices[0].message == plain.choices[0].message
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"tools": [function("a b")]}, "function.name must be"),
+        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "none of the tools"),
+        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice needs tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have another form"),
+        (
+            {"tools": [*TOOLS, function("odd", x={"not": {}})], "tool_choice": "required"},
+            "parameters of tool 'odd' cannot be forced: Unimplemented keys",
+        ),
+    ],
+    ids=["name", "choice", "no tools", "two forms", "schema"],
+)
+def test_what_is_wrong_is_told(client: openai.OpenAI, settings: Any, says: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=says):
+        ask(client, **settings)
