@@ -166,5 +166,13 @@ def test_what_is_not_served_says_what_to_use(tiny_server: Server) -> None:
     assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
 
 
+def test_refusals_are_counted(tiny_server: Server) -> None:
+    before = tiny_server.metric("holdfast_request_errors_total")
+    tiny_server.post("/v1/completions", {"nonsense": 1})
+    tiny_server.post("/v1/completions", {"prompt": "a", "max_tokens": 1 << 20})
+    tiny_server.get("/nothing")
+    assert tiny_server.metric("holdfast_request_errors_total") == before + 3
+
+
 def test_nothing_is_left_behind(tiny_server: Server) -> None:
     tiny_server.wait_idle()

@@ -1,6 +1,10 @@
-"""Every request leaves one line in the access log, however it ends. Routes add to it by `request.state.access`."""
+"""Every request leaves one line in the access log, however it ends. Routes add to it by `request.state.access`.
+
+Refusals that no route saw coming are counted here as well.
+"""
 
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,8 +16,9 @@ _LEFT = 499  # the client was gone before it was told anything; nobody gets this
 class Accounts:
     """Stands outside of whatever answers, so that it knows what the client was told."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, refused: Callable[[str], None] = lambda code: None) -> None:
         self.app = app
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,3 +41,5 @@ class Accounts:
                 access.route = scope["route"].path
             access.total_ms = 1e3 * (time.monotonic() - began)
             access.write()
+            if access.status >= 400 and access.deterministic is None:  # a call counts its own errors
+                self._refused(access.error or str(access.status))

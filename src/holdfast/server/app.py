@@ -31,5 +31,5 @@ def make_app(front: Front, hub: Hub) -> FastAPI:
         app.include_router(routes)
     if front.config.inspector:
         app.include_router(inspector_router(hub))
-    guard(app, front.config)
+    guard(app, front.config, front.metrics.refused)
     return app

@@ -54,6 +54,7 @@ class Call:
         self._error: Exception | None = None  # why nothing more is asked
         self._bell = asyncio.Event()
         self._told_begun = False
+        self._num_choices = 1  # of each prompt
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
     def submit(
@@ -67,6 +68,7 @@ class Call:
         """Ask the engine for the answers to one prompt."""
         self._require_open()
         self.prompts.append(prompt_ids)
+        self._num_choices = params.n
         self._traced(params)
         self.tickets.append(
             self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
@@ -142,14 +144,14 @@ class Call:
         self.finish_reasons = tuple(reasons)
         stats = sum_stats(self.outcomes)
         counts = self.num_prompt_tokens, self.num_completion_tokens
-        self._metrics.finished(reasons[-1], *counts, stats)
+        self._metrics.finished(reasons[-1], *counts, stats, self._num_choices)
         self._traced().finished(reasons, *counts, self.mode, stats)
 
     def aborted(self) -> None:
         """The client went away."""
         self.finish_reasons = self.finish_reasons or ("abort",)
         counts = self.num_prompt_tokens, self.num_completion_tokens
-        self._metrics.finished("abort", *counts, sum_stats(self.outcomes))
+        self._metrics.finished("abort", *counts, sum_stats(self.outcomes), self._num_choices)
         self._traced().failed("client_left", _CLIENT_LEFT)
 
     def failed(self, code: str, status: int) -> None:

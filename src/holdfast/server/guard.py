@@ -11,6 +11,8 @@
 The order is the point: each relies on those around it.
 """
 
+from collections.abc import Callable
+
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
@@ -24,11 +26,11 @@ from holdfast.server.last_resort import LastResort, answer_framework_errors
 from holdfast.server.origins import Origins
 
 
-def guard(app: FastAPI, config: ServerConfig) -> None:
-    """Put all of it in front of the app's routes."""
+def guard(app: FastAPI, config: ServerConfig, refused: Callable[[str], None] = lambda code: None) -> None:
+    """Put all of it in front of the app's routes. refused hears the code of whatever is refused before a route answers."""
     app.user_middleware[:] = [
         Middleware(AnswerHeaders),
-        Middleware(Accounts),
+        Middleware(Accounts, refused),
         Middleware(Origins, config),
         Middleware(LastResort),
         Middleware(Keys, config),

@@ -40,6 +40,9 @@ def set_up_logs(
         theirs.handlers.clear()
         theirs.propagate = name != "uvicorn.access"  # our own access line says more
         theirs.setLevel(logging.NOTSET)
+    logging.getLogger("uvicorn.error").setLevel(
+        max(logging.WARNING, logging.getLogger().level)
+    )  # we say ourselves when we are up
     logging.captureWarnings(True)
     for name in ("asyncio", "urllib3"):  # at debug they tell of every packet
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))

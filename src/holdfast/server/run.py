@@ -9,7 +9,9 @@ too often.
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import os
 import signal
 import socket
 import sys
@@ -68,6 +70,8 @@ def run(
     if server.chat_template is not None:
         engine = replace(engine, chat_template=server.chat_template)
     with _bind(server.host, server.port) as listening:
+        if not server.api_keys and not _is_loopback(listening.getsockname()[0]):
+            _log.warning("everybody who can reach this machine may use this server; give it an --api-key")
         return _runner()(Life(server, engine, listening, progress, command).run())
 
 
@@ -243,7 +247,8 @@ class _Server(uvicorn.Server):
 def say(line: str) -> None:
     """What the person at the terminal, or the script that started this, waits for."""
     with contextlib.suppress(OSError):  # nobody reads it, or the disk is full: no reason to end
-        print(line, file=sys.stdout, flush=True)
+        if sys.stdout is not None:
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())  # what fails must not wait in a buffer
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -254,6 +259,10 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
         ) from error
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
