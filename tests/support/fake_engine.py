@@ -1,10 +1,13 @@
-"""A program that speaks like an engine process, without a model: `fake_engine.py START FD`. It starts at once.
+"""A program that speaks like an engine process, without a model: `fake_engine.py [START] FD`. It starts at once.
 
-START says how it begins: ready, unfit, dies, loads (for ever). A request's first token says what becomes of it (`Prompt`).
+START, or the setting of that name, says how it begins: ready, unfit, dies, loads (for ever). A request's first token says
+what becomes of it (`Prompt`). SIGUSR1 ends every stream, as if its answer were complete.
 """
 
 import contextlib
+import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,6 +20,8 @@ from holdfast.server import messages as m
 from holdfast.server.engine_status import EngineStatus
 
 SEED = 7
+FLOOD_CHARS = 1 << 18
+_TICK_SECONDS = 0.01
 READY = m.Ready(
     vocab_size=100,
     max_model_len=100,
@@ -42,6 +47,8 @@ class Prompt(IntEnum):
     DIE = 9
     SILENCE = 10
     UNASKED_STATUS = 11
+    STREAM = 12  # a piece every few milliseconds, for ever
+    FLOOD = 13  # large ones
 
 
 def answer(number: int) -> list[m.FromEngine]:
@@ -75,10 +82,38 @@ def respond(link: socket.socket, number: int, prompt: Prompt) -> None:
     elif prompt is Prompt.DIE:
         os.kill(os.getpid(), signal.SIGKILL)
     elif prompt is Prompt.UNASKED_STATUS:
-        link.sendall(frames.encode([STATUS]))
+        link.sendall(frames.encode([status(0)]))
 
 
-STATUS = m.Status(EngineStatus(running=0, waiting=0, pages_used=0, pages_cached=0, num_pages=1))
+def status(num_running: int) -> m.Status:
+    return m.Status(
+        EngineStatus(running=num_running, waiting=0, pages_used=num_running, pages_cached=0, num_pages=100)
+    )
+
+
+class Streams:
+    """Answers that go on until they are aborted, or all of them are ended."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.texts: dict[int, str] = {}  # by request, what is said again and again
+        self._link = link
+        self._ending = False
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_ending", True))
+
+    def begin(self, number: int, prompt: Prompt) -> None:
+        self.texts[number] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
+        self._link.sendall(frames.encode([m.Accepted(number, SEED)]))
+
+    def say_more(self) -> None:
+        ending, self._ending = self._ending, False
+        for number, text in self.texts.items():
+            if ending:
+                self._link.sendall(frames.encode([answer(number)[1]]))
+            else:
+                piece = m.Piece(number, 0, text, (5,), None, None)
+                self._link.sendall(frames.encode([m.News((), (piece,), ())]))
+        if ending:
+            self.texts.clear()
 
 
 def live_on() -> None:
@@ -87,7 +122,9 @@ def live_on() -> None:
 
 
 def main() -> None:
-    start, link = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
+    settings = json.loads(os.environ.get("HOLDFAST_TEST_ENGINE", "{}"))
+    start = sys.argv[1] if len(sys.argv) > 2 else settings.get("start", "ready")
+    link = socket.socket(fileno=int(sys.argv[-1]))
     decoder = frames.to_engine()
     decoder.read(link)
     if start == "dies":
@@ -98,13 +135,27 @@ def main() -> None:
     if start == "unfit":
         link.sendall(frames.encode([m.Unfit("this cannot be loaded")]))
         return
+    streams = Streams(link)
     link.sendall(frames.encode([READY, m.Named("abc", {"dtype": "none"})]))
     with contextlib.suppress(frames.ConnectionLost):
-        while not isinstance(message := decoder.read(link), m.Stop):
+        while True:
+            wait = _TICK_SECONDS if streams.texts else None
+            if not select.select([link], [], [], wait)[0]:
+                streams.say_more()
+                continue
+            message = decoder.read(link)
             if isinstance(message, m.Submit):
-                respond(link, message.number, Prompt(message.prompt_ids[0]))
+                prompt = Prompt(message.prompt_ids[0])
+                if prompt in (Prompt.STREAM, Prompt.FLOOD):
+                    streams.begin(message.number, prompt)
+                else:
+                    respond(link, message.number, prompt)
+            elif isinstance(message, m.Abort):
+                streams.texts.pop(message.number, None)
             elif isinstance(message, m.AskStatus):
-                link.sendall(frames.encode([STATUS]))
+                link.sendall(frames.encode([status(len(streams.texts))]))
+            elif isinstance(message, m.Stop):
+                return
 
 
 if __name__ == "__main__":

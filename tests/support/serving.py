@@ -73,8 +73,11 @@ class Server:
                     raise AssertionError(f"{pattern!r} was not said; the server said:\n{self.text}")
                 self._news.wait(min(left, 0.2))
 
-    def wait_ready(self) -> None:
+    def wait_listening(self) -> None:
         self._url = self.wait_for(r"Listening on (http://\S+?);")[1]
+
+    def wait_ready(self) -> None:
+        self.wait_listening()
         self.wait_for("Ready after")
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:

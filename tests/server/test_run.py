@@ -1,0 +1,144 @@
+"""How a server ends: signals, exit codes, and what those under way are told. The engine has no model and starts at once."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError, ModelError
+from holdfast.server.config import ServerConfig
+from holdfast.server.run import run
+from support.fake_engine import Prompt
+from support.serving import Server, serving
+from support.streams import PATIENCE, Client
+
+FAKE = "fake_engine.py"
+
+
+def stream(server: Server) -> Client:
+    """A stream that goes on until the engine ends it."""
+    return Client(server, prompt=[Prompt.STREAM], stream=True).wait_first()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[Server]:
+    with serving(tiny_llama, *getattr(request, "param", ()), engine=FAKE) as server:
+        yield server
+
+
+def test_a_signal_lets_nobody_in_and_those_under_way_finish(server: Server) -> None:
+    streaming, waiting = stream(server), Client(server, prompt=[Prompt.STREAM])
+    engine = server.engine_pid
+    while server.metric("holdfast_num_requests_running") < 2:
+        pass
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("draining: 2 requests")
+    refused = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+    assert int(refused.headers["retry-after"]) > 0 and refused.headers["connection"] == "close"
+    health = server.get("/health")
+    assert health.status_code == 503 and health.json() == {"status": "draining"}
+    assert not streaming.is_over and not waiting.is_over
+    os.kill(engine, signal.SIGUSR1)
+    assert streaming.wait().is_done and not streaming.error and streaming.text.endswith("yes")
+    assert waiting.wait().status == 200 and waiting.text.endswith("yes")
+    assert server.process.wait(PATIENCE) == 0
+    assert not psutil.pid_exists(engine)
+    server.wait_for("Stopped.")
+    assert "Traceback" not in server.text
+
+
+@pytest.mark.parametrize("server", [("--drain-timeout", "0.2")], indirect=True)
+def test_those_who_take_too_long_are_told(server: Server) -> None:
+    streaming, waiting = stream(server), Client(server, prompt=[Prompt.STREAM])
+    while server.metric("holdfast_num_requests_running") < 2:
+        pass
+    assert server.stop(signal.SIGINT) == 0
+    assert streaming.wait().error["code"] == "shutting_down" and streaming.is_done
+    assert waiting.wait().status == 503 and waiting.error["code"] == "shutting_down"
+    assert "Traceback" not in server.text
+
+
+@pytest.mark.parametrize("server", [("--drain-timeout", "600")], indirect=True)
+def test_a_second_signal_ends_at_once(server: Server) -> None:
+    """Even where the engine would not."""
+    streaming = stream(server)
+    engine = server.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for("draining: 1 request")
+    assert server.stop() == 0
+    assert streaming.wait().error["code"] == "shutting_down"
+    assert not psutil.pid_exists(engine)
+
+
+def test_a_signal_while_the_engine_loads(tiny_llama: Path) -> None:
+    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "loads"}, ready=False) as server:
+        server.wait_listening()
+        refused = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_not_ready"
+        assert server.get("/health").json() == {"status": "starting"}
+        engine = server.engine_pid
+        assert server.stop() == 0
+        assert not psutil.pid_exists(engine) and "Traceback" not in server.text
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_server(tiny_llama: Path) -> None:
+    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "dies"}, ready=False) as server:
+        assert server.process.wait(PATIENCE) == 1
+        server.wait_for("exit code 3.*, the 5th time within 120 seconds; giving up")
+        assert server.text.count("starting it again") == 4 and "Traceback" not in server.text
+
+
+def test_a_configuration_the_engine_refuses(tiny_llama: Path) -> None:
+    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "unfit"}, ready=False) as server:
+        assert server.process.wait(PATIENCE) == 2
+        server.wait_for("this cannot be loaded")
+        assert "starting it again" not in server.text and "Traceback" not in server.text
+
+
+def test_what_cannot_be_started_is_said_before_anybody_waits(
+    tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.run.set_up_logs", lambda *_, **__: None)
+    with pytest.raises(ModelError, match="has no tokenizer.json"):
+        run(ServerConfig(port=0), EngineConfig(model=str(tmp_path)))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            run(ServerConfig(port=port), EngineConfig(model=str(tiny_llama)))
+
+
+def test_what_the_server_says_can_get_lost(tiny_llama: Path) -> None:
+    """A disk that is full behind its output, or a terminal that went away, ends nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_with.py")]
+    engine = str(Path(__file__).parents[1] / "support" / FAKE)
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [*program, engine, str(tiny_llama), "--port", str(port)], stdout=full, stderr=full
+        )
+    try:
+        for _ in range(int(PATIENCE / 0.05)):
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.ConnectError:
+                assert process.poll() is None
+            signal.sigtimedwait((), 0.05)
+        body = {"prompt": [Prompt.ANSWER]}
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).status_code == 200
+        process.terminate()
+        assert process.wait(PATIENCE) in (0, 120)  # Python's own, where stderr cannot be flushed
+    finally:
+        process.kill()
+        process.wait()
