@@ -186,7 +186,7 @@ def test_uvicorn_logs_through_it_and_has_no_access_line_of_its_own(lines):
     theirs.addHandler(logging.StreamHandler(io.StringIO()))
     theirs.propagate = False
     read = lines("json")
-    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[1mStarted"})
+    logging.getLogger("uvicorn.error").warning("Started", extra={"color_message": "\x1b[1mStarted"})
     logging.getLogger("uvicorn.access").info("GET /secret?api_key=1")
     (line,) = read()
     found = json.loads(line)
