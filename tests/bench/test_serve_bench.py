@@ -205,6 +205,11 @@ def test_what_interference_is_judged_by(first, between, distinct, good):
     assert finding.ratio("first_text") == first
 
 
+def test_a_wait_of_nothing_has_a_ratio_all_the_same():
+    assert Finding("auto", 1.10, waits(0.0, 1.0), waits(0.0, 1.0), 5, 1).is_good
+    assert not Finding("auto", 1.10, waits(0.0, 1.0), waits(0.1, 1.0), 5, 1).is_good
+
+
 def test_the_offline_engine_runs_the_same_load():
     config = EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_rows=64, kv_memory="4MiB")
     engine = tiny_engine(config)

@@ -38,7 +38,7 @@ def spoken(text="abc", number=0, *, left=False, error=None, mode="certified", se
 def report(*said, alone=(), watched=None, seconds=4.0):
     watched = watched or Watched(idle=IDLE)
     return sum_up(
-        Load(0.0, seconds, list(said)),
+        Load(0.0, seconds, 2 * seconds, list(said)),
         alone,
         machine="a machine",
         model="tiny",
@@ -88,7 +88,7 @@ def test_a_good_load():
     assert (found.num_requests, found.num_left, found.errors) == (3, 1, {})
     assert found.tokens_per_second == 3.0
     assert found.requests_per_second == 0.5
-    assert found.client_cpu_share == 0.25
+    assert found.client_cpu_share == 0.125
     assert set(found.latency) == {"ordinary", "deterministic"}
     assert found.idle == {RUNNING: 0.0, PAGES_USED: 0.0}
     assert sum(speed for _, speed in found.timeline) == 12.0
@@ -136,10 +136,17 @@ def growing(seconds, low, high, fds=20):
 
 
 def test_memory_is_flat_if_the_second_half_adds_nothing():
-    assert is_flat(growing(100, 1e9, 1e9)) is True
-    assert is_flat(growing(100, 1e9, 1.2e9)) is False
-    assert is_flat([Sample(at, int(min(at, 40) * 1e7), 20) for at in range(101)]) is True
-    assert is_flat(growing(30, 1e9, 2e9)) is None
+    assert is_flat(growing(100, 1e9, 1e9), {}) is True
+    assert is_flat(growing(100, 1e9, 1.2e9), {}) is False
+    assert is_flat([Sample(at, int(min(at, 40) * 1e7), 20) for at in range(101)], {}) is True
+    assert is_flat(growing(30, 1e9, 2e9), {}) is None
+
+
+def test_growth_while_the_cache_fills_says_nothing():
+    filling = {"holdfast_kv_pages": 100.0, "holdfast_kv_pages_cached": 60.0}
+    assert is_flat(growing(100, 1e9, 1.2e9), filling) is None
+    assert is_flat(growing(100, 1e9, 1e9), filling) is True
+    assert is_flat(growing(100, 1e9, 1.2e9), filling | {"holdfast_kv_pages_cached": 100.0}) is False
 
 
 def test_samples_are_found_by_their_share_of_the_run():

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from support.fake_server import FakeServer
+from support.serving import serving
 
 CHAT = "/v1/chat/completions"
 
@@ -222,3 +223,18 @@ def test_an_interrupt_leaves_the_server_and_the_talk_goes_on(server):
     assert talk.returncode == 0
     assert said.decode() == "\n3 said\n"
     assert json.dumps(server.completions()[-1].body["messages"][1]) == '{"role": "assistant", "content": "1"}'
+
+
+@pytest.mark.slow
+def test_a_server_says_what_the_model_says_here(holdfast, model, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
+    options = ("-d", "-n", "12", "-t", "0.8", "--seed", "3", "--system", "the quick brown fox")
+    turns = "the lazy dog\nthe fox\n"
+    here = holdfast("chat", model, *options, stdin=turns)
+    with serving(model, "--api-key", "secret") as server:
+        there = holdfast("chat", "--url", server.url, "--api-key", "secret", *options, stdin=turns)
+        ordinary = holdfast("chat", "--url", server.url, "--api-key", "secret", "-n", "3", stdin="the dog\n")
+    assert there.exit_code == 0, there.stderr
+    assert there.stdout == here.stdout
+    assert there.stderr == here.stderr  # modes, counts, seeds
+    assert "ordinary · 3 tokens · seed" in ordinary.stderr

@@ -6,6 +6,7 @@ swap their order, so that a machine that gets slower or faster favours neither.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from holdfast.bench.http_client import Heard
 from holdfast.bench.latency import Latency, Percentiles, cut
@@ -61,7 +62,10 @@ class Finding:
         """How many times as long ordinary requests waited among deterministic ones. what is a field of `Latency`."""
         among: Percentiles = getattr(self.among, what)
         without: Percentiles = getattr(self.without, what)
-        return float(getattr(among, percent) / getattr(without, percent))
+        now, before = float(getattr(among, percent)), float(getattr(without, percent))
+        if before == 0.0:  # pieces that came together: their client was too slow to tell them apart
+            return inf if now else 1.0
+        return now / before
 
     @property
     def is_good(self) -> bool:

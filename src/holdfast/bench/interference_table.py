@@ -16,7 +16,7 @@ def show_interference(report: InterferenceReport, console: Console | None = None
     rounds = report.rounds
     title = (
         f"{report.model} on {report.machine}: {rounds.num_streams} streams of {report.requests},\n"
-        f"{rounds.num_deterministic} of them deterministic or none, {rounds.pairs} rounds of {rounds.seconds:g} s each"
+        f"{rounds.num_deterministic} of them deterministic or none, {rounds.pairs} round{'s' * (rounds.pairs != 1)} of {rounds.seconds:g} s each"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("ordinary requests, ms", "server", "", "alone", "among deterministic", "ratio", "wanted"):
@@ -24,7 +24,7 @@ def show_interference(report: InterferenceReport, console: Console | None = None
             name, justify="right" if name in ("alone", "among deterministic", "ratio", "wanted") else "left"
         )
     for one in report.findings:
-        for field in JUDGED:
+        for field in LATENCIES:
             for percent in _PERCENTS:
                 table.add_row(*_cells(one, field, percent))
     console.print(table)
@@ -38,7 +38,7 @@ def show_interference(report: InterferenceReport, console: Console | None = None
 def _cells(one: Finding, field: str, percent: str) -> tuple[str, ...]:
     without: Percentiles = getattr(one.without, field)
     among: Percentiles = getattr(one.among, field)
-    ratio, judged = one.ratio(field, percent), percent == "p50"
+    ratio, judged = one.ratio(field, percent), percent == "p50" and field in JUDGED
     colour = "[red]" if judged and ratio > one.wanted else ""
     return (
         LATENCIES[field],

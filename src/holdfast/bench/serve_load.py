@@ -54,10 +54,11 @@ class Spoken:
 
 @dataclass
 class Load:
-    """All that was said. The time is up at `ended`: after the duration, or with the last answer."""
+    """All that was said. The time is up at `ended`: after the duration, or with the last answer, which comes at `silent`."""
 
     started: float
     ended: float = 0.0
+    silent: float = 0.0
     spoken: list[Spoken] = field(default_factory=list)
 
     @property
@@ -99,7 +100,8 @@ class Speaker:
                 assert pace.concurrency is not None
                 for kind in kinds or (None,) * pace.concurrency:
                     group.create_task(self._repeat(jobs, kind, quota, load))
-        load.ended = time.perf_counter() if pace.duration is None else load.started + pace.duration
+        load.silent = time.perf_counter()
+        load.ended = load.silent if pace.duration is None else load.started + pace.duration
         return load
 
     async def _repeat(self, jobs: Jobs, kind: bool | None, quota: _Quota, load: Load) -> None:

@@ -64,7 +64,7 @@ def _draw_line(panel: Any, points: list[tuple[float, float]], title: str, colour
     panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.4)
     panel.set_title(title, fontsize=10.5)
     panel.set_xlabel("seconds", fontsize=9)
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, max(value for _, value in points) * _HEADROOM or 1.0)
     panel.set_xlim(left=0)
     panel.tick_params(labelsize=8.5)
     for side in ("top", "right"):

@@ -38,7 +38,7 @@ class Processes:
         shares = {"10 %": 0.1, "50 %": 0.5, "100 %": 1.0}
         return cls(
             {name: at_share(samples, share).resident_bytes for name, share in shares.items()},
-            is_flat(samples),
+            is_flat(samples, watched.idle),
             watched.before.num_fds,
             watched.after.num_fds,
             watched.cpu_seconds,
@@ -48,7 +48,8 @@ class Processes:
 
 @dataclass
 class Report:
-    """One load. Times are seconds; tokens and requests a second are those of the time the load took, tail left out.
+    """One load. Times are seconds; tokens and requests a second are those of `seconds`. CPU times are of seconds_to_silence,
+    in which whoever was still listening heard the end.
 
     idle holds the server's metrics after the load; problems is empty if all was well.
     """
@@ -59,6 +60,7 @@ class Report:
     load: str
     requests: str
     seconds: float
+    seconds_to_silence: float
     num_requests: int
     num_left: int
     errors: dict[str, int]
@@ -84,7 +86,7 @@ class Report:
     @property
     def client_cpu_share(self) -> float:
         """Of one core."""
-        return self.client_cpu_seconds / self.seconds
+        return self.client_cpu_seconds / self.seconds_to_silence
 
     @property
     def offline_ratio(self) -> float | None:
@@ -116,6 +118,7 @@ def sum_up(
         model,
         *names,
         seconds=load.seconds,
+        seconds_to_silence=load.silent - load.started,
         num_requests=len(spoken),
         num_left=sum(one.left for one in heard),
         errors=dict(Counter(one.error or "" for one in failed).most_common()),

@@ -83,9 +83,11 @@ def _process_lines(report: Report) -> Iterator[str]:
     if processes is None:
         return
     held = ", ".join(f"{size / _MB:.0f} MB at {share}" for share, size in processes.resident_bytes.items())
-    verdict = {True: "flat", False: "not flat", None: "too short a run to call it flat"}[processes.flat]
+    verdict = {True: "flat", False: "not flat", None: "too short a run, or too large a KV cache, to tell"}[
+        processes.flat
+    ]
     yield f"server memory: {held} of the run: {verdict}"
     yield (
         f"server handles: {processes.fds_before} before, {processes.fds_after} after; "
-        f"{processes.cpu_seconds:.1f} s of CPU time, {processes.cpu_seconds / report.seconds:.2f} cores"
+        f"{processes.cpu_seconds:.1f} s of CPU time, {processes.cpu_seconds / report.seconds_to_silence:.2f} cores"
     )

@@ -5,7 +5,7 @@ What it holds is flat if it does not grow in the second half of a run; in the fi
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -17,12 +17,14 @@ from holdfast.errors import EngineStopped
 
 RUNNING, WAITING = "holdfast_num_requests_running", "holdfast_num_requests_waiting"
 PAGES_USED, RESTARTS = "holdfast_kv_pages_used", "holdfast_engine_restarts_total"
+_PAGES, _PAGES_CACHED = "holdfast_kv_pages", "holdfast_kv_pages_cached"
 _IDLE_SECONDS = 15.0
 _NUM_SAME = 10  # looks at handles, a tenth of a second apart
 _SAMPLE_SECONDS = 1.0
 _SHORTEST_SECONDS = 60.0  # a shorter run says nothing about memory
 _ALLOWED_GROWTH = 0.02
 _ALLOWED_BYTES = 16 << 20
+_FULL = 0.9  # share of pages
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,17 @@ def at_share(samples: Sequence[Sample], share: float) -> Sample:
     return min(samples, key=lambda one: abs(one.seconds - moment))
 
 
-def is_flat(samples: Sequence[Sample]) -> bool | None:
-    """Whether memory stayed from the middle of the run to its end; None if the run was too short to tell."""
+def is_flat(samples: Sequence[Sample], idle: Mapping[str, float]) -> bool | None:
+    """Whether memory stayed from the middle of the run to its end.
+
+    None if nobody can tell: the run was too short, or memory grew while the KV cache had pages that were never written.
+    """
     if not samples or samples[-1].seconds < _SHORTEST_SECONDS:
         return None
     middle, end = at_share(samples, 0.5).resident_bytes, samples[-1].resident_bytes
-    return end - middle <= max(_ALLOWED_GROWTH * middle, _ALLOWED_BYTES)
+    if end - middle <= max(_ALLOWED_GROWTH * middle, _ALLOWED_BYTES):
+        return True
+    return None if idle.get(_PAGES_CACHED, 0.0) < _FULL * idle.get(_PAGES, 0.0) else False
 
 
 def parse_metrics(text: str) -> dict[str, float]:
