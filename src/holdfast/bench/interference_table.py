@@ -16,7 +16,8 @@ def show_interference(report: InterferenceReport, console: Console | None = None
     rounds = report.rounds
     title = (
         f"{report.model} on {report.machine}: {rounds.num_streams} streams of {report.requests},\n"
-        f"{rounds.num_deterministic} of them deterministic or none, {rounds.pairs} round{'s' * (rounds.pairs != 1)} of {rounds.seconds:g} s each"
+        f"{rounds.num_deterministic} of them deterministic or none, "
+        f"{rounds.pairs} round{'s' * (rounds.pairs != 1)} of {rounds.seconds:g} s each"
     )
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("ordinary requests, ms", "server", "", "alone", "among deterministic", "ratio", "wanted"):
