@@ -12,7 +12,7 @@ export function question({ mode, prompt, maxTokens, temperature, seed, determini
 
 // A seed has up to 64 bits, more than a number holds here. It is kept as text, and written and read as it stands.
 const write = ({ seed, ...body }) => (seed === undefined ? JSON.stringify(body) : `{"seed":${seed},${JSON.stringify(body).slice(1)}`);
-export const read = (text) => JSON.parse(text, (key, value, context) => (key === "seed" && context?.source ? context.source : value));
+export const read = (text) => JSON.parse(text, (key, value, context) => (key === "seed" && typeof value === "number" && context ? context.source : value));
 
 export async function post(path, body, signal) {
   const response = await fetch(path, {

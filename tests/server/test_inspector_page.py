@@ -1,0 +1,398 @@
+"""The page in a real browser, on a real server whose engine lies: what is proposed, committed and rolled back can be seen."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.browsing import browsing
+from support.serving import Server, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ElementHandle, Page
+
+pytestmark = pytest.mark.slow
+SECONDS = 60_000.0  # milliseconds, that is: the longest anything may take
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path) -> Iterator[Server]:
+    """In verify, so that there are candidates; a third of them are wrong, and each step takes long enough to be seen."""
+    settings = {"lies": 0.35, "slow": 0.02}
+    arguments = ("--determinism", "verify", "--served-model-name", "tiny", "--max-num-seqs", "16")
+    with serving(tiny_llama, *arguments, engine="odd_engine.py", engine_settings=settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def endless(server: Server) -> str:
+    """A prompt to which the greedy answer does not end by itself."""
+    for letter in "abcdefghijkl":
+        body = {"messages": [{"role": "user", "content": letter}], "temperature": 0, "max_tokens": 450}
+        if server.post("/v1/chat/completions", body).json()["choices"][0]["finish_reason"] == "length":
+            return letter
+    raise AssertionError("every answer ends by itself")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with browsing() as browser:
+        yield browser
+
+
+class Visit:
+    """One open page, and what it complained of."""
+
+    def __init__(self, browser: "Browser", server: Server, **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
+        self.context.set_default_timeout(SECONDS)
+        self.page: Page = self.context.new_page()
+        self.problems: list[str] = []
+        self.requested: list[str] = []
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on(
+            "console", lambda message: self.problems.append(message.text) if message.type == "error" else None
+        )
+        self.page.on("request", lambda request: self.requested.append(request.url))
+        self.page.goto(server.url)
+        self.page.wait_for_selector("#link[data-state=open]")
+        self.page.wait_for_selector("#fingerprint:not(:empty)")
+
+    def ask(self, prompt: str = "the quick brown fox", **fields: str) -> None:
+        self.page.fill("#prompt", prompt)
+        for name, value in fields.items():
+            self.page.fill(f"#{name.replace('_', '-')}", value)
+        self.page.click("#send")
+
+    def wait_answered(self) -> dict[str, str]:
+        """The facts under the answer."""
+        self.page.wait_for_selector("#facts:visible")
+        terms, values = (self.page.locator(f"#facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
+        return dict(zip(terms, values, strict=True))
+
+    def card(self) -> "ElementHandle":
+        """The first request's card, also when it has left the page."""
+        card = self.page.wait_for_selector(".request")
+        assert card is not None
+        return card
+
+    def colour(self, selector: str, name: str = "background-color") -> str:
+        found: str = self.page.eval_on_selector(selector, f"one => getComputedStyle(one)['{name}']")
+        return found
+
+
+@pytest.fixture
+def visit(browser: "Browser", server: Server) -> Iterator[Visit]:
+    visit = Visit(browser, server)
+    yield visit
+    visit.context.close()
+    assert visit.problems == []
+
+
+def wait_ended(card: "ElementHandle") -> None:
+    card.evaluate(
+        """one => new Promise((resolve) => {
+          const look = () => (one.classList.contains("ended") ? resolve() : setTimeout(look, 20));
+          look();
+        })"""
+    )
+
+
+def count(card: "ElementHandle", selector: str) -> int:
+    return len(card.query_selector_all(selector))
+
+
+def line(card: "ElementHandle", selector: str) -> str:
+    found = card.query_selector(selector)
+    assert found is not None
+    return found.text_content() or ""
+
+
+def is_reddish(colour: str) -> bool:
+    red, green, blue = (int(one) for one in re.findall(r"\d+", colour)[:3])
+    return red > green + 20 and red > blue + 20
+
+
+def test_tokens_appear(visit: Visit, server: Server) -> None:
+    visit.ask(seed="7", max_tokens="60")
+    card = visit.card()
+    visit.page.wait_for_selector(".strip .token.prompt")
+    visit.page.wait_for_selector(".strip .token.candidate")
+    visit.page.wait_for_selector(".strip .token.committed")
+    facts = visit.wait_answered()
+    wait_ended(card)
+    body = {
+        "messages": [{"role": "user", "content": "the quick brown fox"}],
+        "deterministic": True,
+        "seed": 7,
+    }
+    answer = server.post(
+        "/v1/chat/completions", {**body, "temperature": 0.8, "max_completion_tokens": 60}
+    ).json()
+    usage = answer["usage"]
+    assert count(card, ".token.prompt") == usage["prompt_tokens"]
+    assert count(card, ".token.committed") == usage["completion_tokens"]
+    assert visit.page.text_content("#answer") == answer["choices"][0]["message"]["content"]
+    assert (facts["Mode"], facts["Seed"]) == ("verified", "7")
+    assert facts["Tokens"] == f"{usage['prompt_tokens']} in, {usage['completion_tokens']} out"
+    assert facts["Fingerprint"] == answer["system_fingerprint"]
+    assert re.search(r"Step \d+, [\d.]+ ms: ", visit.page.inner_text("#step-note"))
+
+
+def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
+    visit.ask(max_tokens="60")
+    card = visit.card()
+    visit.page.wait_for_selector(".strip .token.rolled")
+    assert is_reddish(visit.colour(".key .token.rolled"))
+    state = visit.page.evaluate(
+        """() => new Promise((resolve) => {
+          const seen = document.querySelector(".strip .token.rolled");
+          const { backgroundColor, textDecorationLine } = getComputedStyle(seen);
+          const started = performance.now();
+          const wait = () => seen.isConnected
+            ? setTimeout(wait, 20)
+            : resolve({ backgroundColor, textDecorationLine, lasted: performance.now() - started });
+          wait();
+        })"""
+    )
+    assert is_reddish(state["backgroundColor"])
+    assert state["textDecorationLine"] == "line-through"
+    facts = visit.wait_answered()
+    rolled_back = int(re.findall(r"(\d+) rolled back", facts["Candidates"])[0])
+    assert rolled_back > 0
+    visit.page.wait_for_selector(".strip .token.rolled", state="detached")
+    wait_ended(card)
+    assert f"{rolled_back} rolled back" in line(card, ".facts-line")
+    shown = int(visit.page.inner_text("[data-counter=rolled] dd").replace(",", ""))
+    assert shown == rolled_back
+
+
+def test_an_ended_request_leaves(visit: Visit) -> None:
+    visit.ask(max_tokens="3")
+    visit.page.wait_for_selector(".request.ended")
+    visit.page.wait_for_selector(".request", state="detached")
+    assert visit.page.is_visible("#empty")
+
+
+def test_ordinary_requests_are_grey(visit: Visit) -> None:
+    visit.page.uncheck("#deterministic")
+    visit.ask(max_tokens="12")
+    card = visit.card()
+    assert visit.wait_answered()["Mode"] == "none"
+    wait_ended(card)
+    assert count(card, ".token.ordinary") == 12
+    assert count(card, ".token.committed") == 0
+
+
+def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
+    visit.page.fill("#max-tokens", "12")
+    visit.page.select_option("#times", "8")
+    visit.page.click("#prove-go")
+    visit.page.wait_for_selector("#prove-go:enabled", timeout=3 * SECONDS)
+    side = visit.page.locator("[data-side=deterministic]")
+    assert side.locator(".verdict").inner_text().startswith("8 of 8 the same: 1 distinct output.")
+    assert side.locator(".verdict").get_attribute("data-outcome") == "same"
+    assert side.locator(".group").count() == 1
+    ordinary = visit.page.locator("[data-side=ordinary]")
+    assert "8 of 8" in ordinary.inner_text() or "8 outputs" in ordinary.inner_text()
+    assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was load"
+    assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
+
+
+def test_raw_text_without_streaming(visit: Visit, server: Server) -> None:
+    visit.page.check("input[value=raw]", force=True)
+    visit.page.uncheck("#stream")
+    visit.ask("abc", seed="18446744073709551615", max_tokens="10")
+    assert visit.wait_answered()["Seed"] == "18446744073709551615"
+    body = {
+        "prompt": "abc",
+        "deterministic": True,
+        "seed": (1 << 64) - 1,
+        "temperature": 0.8,
+        "max_tokens": 10,
+    }
+    answer = server.post("/v1/completions", body).json()
+    assert visit.page.text_content("#answer") == answer["choices"][0]["text"]
+
+
+def test_the_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
+    visit.ask(max_tokens="8")
+    visit.wait_answered()
+    with visit.page.expect_download() as download:
+        visit.page.click("#receipt")
+    file = tmp_path / "receipt.json"
+    download.value.save_as(file)
+    replayed = server.post("/v1/replay", {"receipt": json.loads(file.read_text())})
+    assert replayed.status_code == 200, replayed.text
+
+
+def test_what_the_server_refuses_is_said(browser: "Browser", server: Server) -> None:
+    visit = Visit(browser, server)
+    visit.ask("word " * 600)
+    visit.page.wait_for_selector("#problem:visible")
+    assert "512" in visit.page.inner_text("#problem")
+    assert visit.page.is_enabled("#send")
+    visit.context.close()
+
+
+def test_stopping_frees_the_request(visit: Visit, server: Server, endless: str) -> None:
+    visit.ask(endless, max_tokens="450", temperature="0")
+    visit.page.wait_for_selector(".strip .token.committed")
+    card = visit.card()
+    visit.page.click("#stop")
+    wait_ended(card)
+    assert "abort" in line(card, ".phase")
+    server.wait_idle()
+
+
+def test_text_is_never_markup(visit: Visit) -> None:
+    hostile = "<img src=x onerror=alert(1)><script>alert(2)</script><b>bold</b>"
+    visit.page.on("dialog", lambda dialog: visit.problems.append(dialog.message))
+    visit.ask(hostile, max_tokens="6")
+    card = visit.card()
+    visit.wait_answered()
+    wait_ended(card)
+    strip = line(card, ".strip")
+    assert "script" in strip and "onerror" in strip
+    assert count(card, ".strip img, .strip script, .strip b") == 0
+    assert visit.page.locator("#answer *").count() == 0
+
+
+def test_a_page_that_comes_late_sees_what_is_there(
+    browser: "Browser", visit: Visit, server: Server, endless: str
+) -> None:
+    visit.ask(endless, max_tokens="450", temperature="0")
+    visit.page.wait_for_selector(".strip .token.committed")
+    late = Visit(browser, server)
+    late.page.wait_for_selector(".strip .token.prompt")
+    assert late.page.locator(".request").count() == 1
+    assert (
+        late.page.locator(".strip .token.prompt").count()
+        == visit.page.locator(".strip .token.prompt").count()
+    )
+    late.context.close()
+    visit.page.click("#stop")
+
+
+def test_a_phone_scrolls_one_way_only(browser: "Browser", server: Server) -> None:
+    phone = Visit(
+        browser,
+        server,
+        viewport={"width": 360, "height": 740},
+        is_mobile=True,
+        has_touch=True,
+        device_scale_factor=2,
+    )
+    phone.ask("a rather long prompt, " * 5, max_tokens="80")
+    phone.page.wait_for_selector(".strip .token.committed")
+    phone.wait_answered()
+    phone.page.fill("#max-tokens", "6")
+    phone.page.select_option("#times", "8")
+    phone.page.click("#prove-go")
+    phone.page.wait_for_selector("#prove-go:enabled", timeout=3 * SECONDS)
+    assert phone.page.evaluate("() => document.documentElement.scrollWidth") == 360
+    sizes = phone.page.eval_on_selector_all(
+        "input:not([type=radio], [type=checkbox]), textarea, select",
+        "all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))",
+    )
+    assert sizes and min(sizes) >= 16
+    assert phone.problems == []
+    phone.context.close()
+
+
+def test_dark_as_the_system_has_it_and_by_choice(browser: "Browser", server: Server) -> None:
+    dark = Visit(browser, server, color_scheme="dark")
+    ground = dark.colour("html")
+    light = dark.colour("html", "color")
+    assert (
+        sum(map(int, re.findall(r"\d+", ground)))
+        < 3 * 64
+        < 3 * 160
+        < sum(map(int, re.findall(r"\d+", light)))
+    )
+    dark.page.click("#theme")
+    assert dark.page.inner_text("#theme") == "Theme: light"
+    assert sum(map(int, re.findall(r"\d+", dark.colour("html")))) > 3 * 200
+    dark.page.reload()
+    dark.page.wait_for_selector("#link[data-state=open]")
+    assert dark.page.inner_text("#theme") == "Theme: light", "the choice is kept"
+    dark.page.click("#theme")
+    assert dark.colour("html") == ground
+    assert dark.problems == []
+    dark.context.close()
+
+
+def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server) -> None:
+    calm = Visit(browser, server, reduced_motion="reduce")
+    calm.ask(max_tokens="40")
+    calm.page.wait_for_selector(".strip .token.rolled")
+    assert calm.colour(".strip .token.rolled", "animation-name") == "none"
+    calm.wait_answered()
+    calm.page.wait_for_selector(".strip .token.rolled", state="detached")
+    calm.context.close()
+
+
+def test_it_can_be_used_from_the_keyboard(visit: Visit) -> None:
+    visit.page.fill("#max-tokens", "20")
+    visit.page.focus("#prompt")
+    visit.page.keyboard.press("Control+Enter")
+    visit.wait_answered()
+    visit.page.focus("#timeline")
+    last = visit.page.inner_text("#step-note")
+    visit.page.keyboard.press("ArrowLeft")
+    visit.page.keyboard.press("ArrowLeft")
+    assert visit.page.inner_text("#step-note") != last
+
+
+def test_everything_has_a_name(visit: Visit) -> None:
+    nameless = visit.page.eval_on_selector_all(
+        "input, textarea, select, button, canvas",
+        """all => all.filter((one) => !(one.labels?.length || one.textContent.trim()
+              || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).map((one) => one.outerHTML)""",
+    )
+    assert nameless == []
+
+
+def test_it_works_without_any_other_machine(visit: Visit, server: Server) -> None:
+    visit.ask(max_tokens="4")
+    visit.wait_answered()
+    assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "place"),
+    [
+        ("same", "same", -1),
+        ("one", "two", 0),
+        ("abcd", "abxd", 2),
+        ("ab", "abc", 2),
+        ("a\U0001f600", "a\U0001f601", 1),
+    ],
+)
+def test_the_first_difference(visit: Visit, one: str, other: str, place: int) -> None:
+    program = "async ([one, other]) => (await import('/inspector/compare.js')).firstDifference(one, other)"
+    assert visit.page.evaluate(program, [one, other]) == place
+
+
+@pytest.mark.parametrize(
+    ("texts", "bits", "deterministic", "outcome", "words"),
+    [
+        ("aaaa", "1111", True, "same", "4 of 4 the same: 1 distinct output. Every logprob is the same"),
+        ("aaba", "1121", True, "differ", "4 outputs, 2 of them distinct. This is a bug"),
+        ("aaaa", "1121", True, "differ", "different sets of logprobs: this is a bug"),
+        ("aaaa", "1111", False, "same", "kernels agreed this time; nothing promised it"),
+        ("aaaa", "1121", False, "differ", "2 different sets of logprobs"),
+        ("abca", "1231", False, "differ", "4 outputs, 3 of them distinct."),
+    ],
+)
+def test_the_verdict_is_honest(
+    visit: Visit, texts: str, bits: str, deterministic: bool, outcome: str, words: str
+) -> None:
+    outputs = [{"text": text, "logprobs": bit} for text, bit in zip(texts, bits, strict=True)]
+    program = "async ([outputs, deterministic]) => (await import('/inspector/compare.js')).judge(outputs, deterministic)"
+    found = visit.page.evaluate(program, [outputs, deterministic])
+    assert found["outcome"] == outcome
+    assert words in found["sentence"]

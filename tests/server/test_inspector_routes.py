@@ -1,0 +1,118 @@
+"""Where the page is found, what its files may do, and that everybody can read it."""
+
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse
+from starlette.testclient import TestClient
+
+from holdfast.server.failures import ApiError
+from holdfast.server.inspector.hub import MAX_WATCHERS, Hub
+from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
+
+STATIC = Path(str(resources.files("holdfast.server.inspector") / "static"))
+SCRIPTS = sorted(STATIC.glob("*.js"))
+
+
+@pytest.fixture
+def hub() -> Hub:
+    return Hub(str, lambda on: None)
+
+
+@pytest.fixture
+def client(hub: Hub) -> TestClient:
+    app = FastAPI()
+    app.include_router(inspector_router(hub))
+
+    @app.exception_handler(ApiError)
+    async def tell(_: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    return TestClient(app)
+
+
+def test_every_file_of_the_page_is_served(client: TestClient) -> None:
+    assert {path.name for path in STATIC.iterdir()} == {PAGE, *ASSETS}
+    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+    for name in (PAGE, *ASSETS):
+        response = client.get("/" if name == PAGE else f"/inspector/{name}")
+        assert response.status_code == 200
+        assert response.content == (STATIC / name).read_bytes()
+        assert response.headers["content-type"].startswith(kinds[name.rpartition(".")[2]])
+        assert response.headers["content-security-policy"].startswith("default-src 'self';")
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("hub.py", "index.html", "MAIN.JS", "main.js%00", "%2e%2e/hub.py", "..%2fhub.py"),
+        *("..%5chub.py", "%2fetc%2fpasswd", "....//hub.py", "main.js.map", "static/main.js", ""),
+    ],
+)
+def test_nothing_else_is(client: TestClient, path: str) -> None:
+    assert client.get(f"/inspector/{path}").status_code == 404
+
+
+def test_a_watcher_too_many_is_refused(client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "num_watchers", MAX_WATCHERS)
+    monkeypatch.setattr(hub, "_watchers", [object()] * MAX_WATCHERS)
+    response = client.get("/inspector/events")
+    assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert response.headers["retry-after"] == "10"
+
+
+def test_text_is_never_parsed_as_markup_or_code() -> None:
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc|javascript:"
+    for script in SCRIPTS:
+        assert re.findall(forbidden, script.read_text()) == [], script.name
+    page = (STATIC / PAGE).read_text()
+    assert re.findall(r"\son\w+=|style=|<script(?! type=\"module\" src=)", page) == []
+
+
+def test_nothing_is_fetched_from_elsewhere() -> None:
+    for path in STATIC.iterdir():
+        found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(?m)^\s*//.*$", "", path.read_text()))
+        assert set(found) <= {"http://www.w3.org"}, path.name  # the name of SVG, never fetched
+
+
+def test_scripts_import_only_what_is_served() -> None:
+    imported = {name for script in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', script.read_text())}
+    assert imported | {"main.js"} == {script.name for script in SCRIPTS}
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _colours(theme: int) -> dict[str, str]:
+    style = (STATIC / "style.css").read_text()
+    return {
+        name: (light, dark)[theme]
+        for name, light, dark in re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", style)
+    }
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_everything_can_be_read(theme: int) -> None:
+    """WCAG AA: 4.5 for text, 3 for the borders by which controls and tokens are told apart."""
+    colours = _colours(theme)
+    texts = [(ink, ground) for ink in ("ink", "muted") for ground in ("paper", "surface")]
+    texts += [("on-accent", "accent"), ("green-ink", "surface")]
+    texts += [(f"{hue}-ink", hue) for hue in ("blue", "yellow", "green", "red", "grey")]
+    for ink, ground in texts:
+        assert _contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    marks = [(name, ground) for name in ("field", "focus", "accent") for ground in ("paper", "surface")]
+    marks += [("violet", "surface"), ("red-line", "surface")]
+    for mark, ground in marks:
+        assert _contrast(colours[mark], colours[ground]) >= 3, (mark, ground)
