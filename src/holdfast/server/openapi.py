@@ -41,10 +41,12 @@ _TAGS = {
     "server": "What the server is and how it does.",
 }
 NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
-_STREAM = {
-    "schema": {"type": "string"},
-    "description": "With `stream`: an event for each piece, then `data: [DONE]`.",
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk, as JSON; at the end [DONE]."}},
+    "required": ["data"],
 }
+_STREAM = {"itemSchema": _EVENT, "description": "With `stream`: an event for each piece."}
 
 
 def make_documented_app(*, with_keys: bool = False) -> FastAPI:

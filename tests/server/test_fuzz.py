@@ -1,0 +1,56 @@
+"""The server against its own OpenAPI document: whatever is sent, valid or not, gets one of the answers that are documented.
+
+schemathesis makes the cases: first the edges of every field, then random ones, valid and not. HOLDFAST_FUZZ_CASES says how many
+random ones there are for each operation; CONTRIBUTING.md says how to run thousands. A failure shows the case as a curl command.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.serving import Server
+
+TESTS = Path(__file__).parents[1]
+CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "12")
+SEED = os.environ.get("HOLDFAST_FUZZ_SEED", "1")
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_headers_conformance", "response_schema_conformance", "negative_data_rejection"),
+    *("unsupported_method", "allow_header_conformance", "sound_answer"),
+)
+
+
+def test_whatever_is_sent_gets_a_documented_answer(tiny_server: Server, tmp_path: Path) -> None:
+    report, said = fuzz(tiny_server.url, tmp_path)
+    cases = report["test_cases"]
+    print(f"{cases['generated']} cases in {report['running_time']:.0f} s")
+    assert report["complete"] and report["operations"]["tested"] == report["operations"]["total"] >= 12, said
+    assert not report["failures"] and not report["errors"] and report["exit_code"] == 0, said
+    assert cases["generated"] >= 5 * int(CASES)
+    for operation in ("/v1/chat/completions", "/v1/completions", "/v1/score", "/tokenize", "/detokenize"):
+        rates = report["valid_rates"][f"POST {operation}"].values()
+        assert sum(rate["accepted"] for rate in rates), f"no case of {operation} was ever answered"
+    assert tiny_server.get("/health").status_code == 200
+    tiny_server.wait_idle()
+    assert "Traceback" not in tiny_server.text
+
+
+def fuzz(url: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """schemathesis' report, and what it said."""
+    path = folder / "report.json"
+    options = ["--max-examples", CASES, "--seed", SEED, "--phases", "coverage,fuzzing"]
+    options += ["--checks", ",".join(CHECKS), "--request-timeout", "60", "--report-json-path", str(path)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", *options],
+        cwd=folder,
+        env={**os.environ, "SCHEMATHESIS_HOOKS": "support.fuzz_hooks", "PYTHONPATH": str(TESTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert path.exists(), ended.stdout
+    return json.loads(path.read_text()), ended.stdout

@@ -1,0 +1,82 @@
+"""What schemathesis is told besides the OpenAPI document (SCHEMATHESIS_HOOKS=support.fuzz_hooks).
+
+Valid random bodies are made to get further than the first refusal, and answers are looked at for what no schema says.
+"""
+
+import json
+from typing import Any, NoReturn
+
+import schemathesis
+
+from support.tiny import VOCAB_SIZE
+
+_LONG, _LARGE = 1000, 1 << 24
+INSIDES = ("Traceback", "Error:", "pydantic", "msgspec", "starlette", "holdfast.", "site-packages", " at 0x")
+
+
+@schemathesis.hook
+def before_call(context: Any, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    if case.meta is not None and case.meta.generation.mode.is_positive and isinstance(case.body, dict):
+        case.body = tame(case.body)
+
+
+@schemathesis.check
+def sound_answer(context: Any, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """Numbers that are numbers, errors in one shape, streams that end, nothing of our insides."""
+    kind = response.headers.get("content-type", ["none"])[0]
+    text = response.content.decode()
+    if kind.startswith("text/event-stream"):
+        events = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        contents = [_parse(one) for one in events[:-1]]
+        assert not any("error" in one for one in contents), contents[-1]
+    elif kind.startswith("application/json") and text:
+        content = _parse(text)
+        if response.status_code >= 400:
+            error = content["error"]
+            assert set(error) == {"message", "type", "param", "code"} and error["message"]
+            assert not any(one in error["message"] for one in INSIDES), error
+
+
+def tame(body: dict[str, Any]) -> dict[str, Any]:
+    """A valid body that the model can answer: its own name, a prompt, ids of its vocabulary, lengths of its context.
+
+    Without this most cases would end at one of these faults, and whatever lies behind would never be tried.
+    """
+    tamed = {name: _with_known_ids(value) for name, value in body.items()}
+    if "model" in body and len(tamed["model"] or "") < _LONG:
+        tamed["model"] = "tiny"
+    if tamed.get("prompt") in ("", []):
+        tamed["prompt"] = "a"
+    if tamed.get("completion") in ("", []):
+        tamed["completion"] = [7]
+    if "prompt" in tamed and "messages" in tamed:
+        del tamed["messages" if tamed["prompt"] is not None else "prompt"]
+    for message in tamed.get("messages") or ():
+        if message.get("content") in (None, []) and not message.get("tool_calls"):
+            message["content"] = "a"
+    if "messages" in tamed and tamed.get("max_completion_tokens") is None and tamed.get("max_tokens") is None:
+        tamed["max_tokens"] = 12  # an answer would take what is left of the context
+    for name, most in (("max_tokens", 12), ("max_completion_tokens", 12), ("min_tokens", 1), ("n", 4)):
+        if tamed.get(name) is not None and tamed[name] < _LARGE:
+            tamed[name] = min(tamed[name], most)
+    if tamed.get("logit_bias"):
+        tamed["logit_bias"] = {str(int(id_) % VOCAB_SIZE): bias for id_, bias in tamed["logit_bias"].items()}
+    return tamed
+
+
+def _with_known_ids(value: Any, *, is_id: bool = False) -> Any:
+    """Numbers in lists are token ids. The largest are left as they are: somebody's mistake."""
+    if isinstance(value, list):
+        return [_with_known_ids(one, is_id=True) for one in value]
+    if isinstance(value, float) and value.is_integer():  # to JSON Schema 1.0 is an integer, to us it is not
+        value = int(value)
+    return value % VOCAB_SIZE if is_id and isinstance(value, int) and value < _LARGE else value
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
