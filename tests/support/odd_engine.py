@@ -1,16 +1,20 @@
 """An engine process that misbehaves as its settings say: lies, raises in a pass, is slow, dies.
 
-    lies           chance of a wrong candidate                      slow         seconds added to each step
-    raise_at       raise in every pass with this token in it        die_at       exit when a pass has this token in it
-    raise_always   raise in every pass
+lies           chance of a wrong candidate                      slow         seconds added to each step
+raise_at       raise in every pass with this token in it        die_at       exit when a pass has this token in it
+raise_always   raise in every pass                              max_file     bytes after which a disk is full
+control        a file with more settings, which may change while the engine runs: slow, and
+               raise_once, a number that makes the next pass raise whenever it becomes another
 """
 
 import json
 import os
+import resource
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from holdfast.bench.lies import LyingProposer
@@ -27,19 +31,29 @@ class OddRunner:
     def __init__(self, runner: PlanRunner, settings: dict[str, Any]) -> None:
         self._runner = runner
         self._settings = settings
+        self._raised: int | None = self._now.get("raise_once")
+
+    @property
+    def _now(self) -> dict[str, Any]:
+        control = self._settings.get("control")
+        return {**self._settings, **json.loads(Path(control).read_text())} if control else self._settings
 
     def run(self, plan: Plan) -> Sequence[PassResult]:
+        now = self._now
         tokens = {token for one in plan.passes for span in one.spans for token in span.token_ids}
-        if self._settings.get("die_at") in tokens:
+        if now.get("die_at") in tokens:
             os._exit(9)
-        if self._settings.get("raise_always") or self._settings.get("raise_at") in tokens:
+        raised, self._raised = self._raised, now.get("raise_once", self._raised)
+        if now.get("raise_always") or now.get("raise_at") in tokens or raised != self._raised:
             raise RuntimeError("a secret of the inside: /etc/passwd")
-        time.sleep(self._settings.get("slow", 0.0))
+        time.sleep(now.get("slow", 0.0))
         return self._runner.run(plan)
 
 
 def build_odd(config: EngineConfig, show: ShowProgress) -> Engine:
     settings = json.loads(os.environ.get("HOLDFAST_TEST_ENGINE", "{}"))
+    if "max_file" in settings:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (settings["max_file"],) * 2)
     engine = build(config, show)
     if settings.get("lies"):
         ends = tuple(engine.limits.eos_ids)

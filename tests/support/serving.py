@@ -52,7 +52,7 @@ class Server:
         """The engine process, whichever it is just now."""
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
-                if any("engine" in part for part in child.cmdline()):
+                if any(part.endswith(("engine_process", "_engine.py")) for part in child.cmdline()[:3]):
                     return int(child.pid)
         raise AssertionError("no engine process")
 

@@ -76,8 +76,13 @@ def save_certificate(certificate: Certificate) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(certificate.as_dict(), file, indent=1)
-        os.replace(file.name, path)
+            try:
+                json.dump(certificate.as_dict(), file, indent=1)
+                file.flush()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)  # a full disk is not made fuller
+                raise
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
