@@ -173,9 +173,11 @@ def test_interference_compares_ordinary_requests_only(server, monkeypatch):
     target = Target("fake", Address.parse(server.url))
     rounds = Rounds(num_streams=4, pairs=2, seconds=0.2)
     model, finding = asyncio.run(interfere(target, "verify", shape, rounds, lambda _: None))
-    assert (model, finding.wanted, finding.distinct) == ("fake", 1.25, 1)
+    assert (model, finding.wanted) == ("fake", 1.25)
     asked = [bool(one.body.get("deterministic")) for one in server.completions()]
-    assert 0 < finding.num_deterministic < sum(asked)  # less those of the warm-up
+    assert 0 < finding.modes["certified"] < sum(asked)  # less those of the warm-up
+    prompts = [tuple(one.body["prompt"]) for one in server.completions()]
+    assert len(set(prompts)) > 0.9 * len(prompts)  # no pool; that two are drawn alike is possible
     ordinary = finding.without.end_to_end.count + finding.among.end_to_end.count
     assert 0 < ordinary < len(asked) - sum(asked)
 
@@ -196,18 +198,23 @@ def waits(first, between):
 
 
 @pytest.mark.parametrize(
-    ("first", "between", "distinct", "good"),
-    [(1.09, 1.0, 1, True), (1.11, 1.0, 1, False), (1.0, 1.11, 1, False), (1.0, 1.0, 2, False)],
+    ("first", "between", "mode", "good"),
+    [
+        (1.09, 1.0, "certified", True),
+        (1.11, 1.0, "certified", False),
+        (1.0, 1.11, "certified", False),
+        (1.0, 1.0, "none", False),
+    ],
 )
-def test_what_interference_is_judged_by(first, between, distinct, good):
-    finding = Finding("auto", 1.10, waits(1.0, 1.0), waits(first, between), 5, distinct)
+def test_what_interference_is_judged_by(first, between, mode, good):
+    finding = Finding("auto", 1.10, waits(1.0, 1.0), waits(first, between), {mode: 5})
     assert finding.is_good is good
     assert finding.ratio("first_text") == first
 
 
 def test_a_wait_of_nothing_has_a_ratio_all_the_same():
-    assert Finding("auto", 1.10, waits(0.0, 1.0), waits(0.0, 1.0), 5, 1).is_good
-    assert not Finding("auto", 1.10, waits(0.0, 1.0), waits(0.1, 1.0), 5, 1).is_good
+    assert Finding("auto", 1.10, waits(0.0, 1.0), waits(0.0, 1.0), {}).is_good
+    assert not Finding("auto", 1.10, waits(0.0, 1.0), waits(0.1, 1.0), {}).is_good
 
 
 def test_the_offline_engine_runs_the_same_load():

@@ -66,6 +66,13 @@ def test_a_pool_prompt_is_asked_in_one_way_only():
     assert {job.temperature for job in jobs} == {0.0, 0.8}
 
 
+def test_without_a_pool_deterministic_requests_are_like_ordinary_ones():
+    jobs = draw(200, pool_len=0)
+    assert all(job.pool_number is None for job in jobs)
+    assert 60 < sum(job.deterministic for job in jobs) < 140
+    assert len({job.prompt_ids for job in jobs}) == 200
+
+
 def test_the_body_asks_for_the_guarantee_only_where_it_is_wanted():
     ordinary, deterministic = (Jobs(shape(), CORPUS).draw(kind) for kind in (False, True))
     assert "deterministic" not in ordinary.body("m")
@@ -107,7 +114,9 @@ def test_what_is_no_span(text):
         Span.parse(text, "--prompt-tokens")
 
 
-@pytest.mark.parametrize("wrong", [{"deterministic_share": 1.1}, {"disconnect_share": -0.1}, {"pool_len": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"deterministic_share": 1.1}, {"disconnect_share": -0.1}, {"pool_len": -1}]
+)
 def test_shapes_that_cannot_be(wrong):
     with pytest.raises(ConfigError):
         shape(**wrong)

@@ -18,7 +18,7 @@ IDLE = {RUNNING: 0.0, PAGES_USED: 0.0, "other": 4.0}
 
 def spoken(text="abc", number=0, *, left=False, error=None, mode="certified", sent=0.0):
     """A deterministic answer; an ordinary one without a number."""
-    job = Job((1, 2), 3, 0.0, 0, number, Leaving(1) if left else None)
+    job = Job((1, 2), 3, 0.0, 0, number is not None, number, Leaving(1) if left else None)
     stats = {"candidates": 2, "accepted": 1, "rolled_back": 1}
     heard = Heard(
         sent,

@@ -5,13 +5,13 @@ swap their order, so that a machine that gets slower or faster favours neither.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from holdfast.bench.http_client import Heard
 from holdfast.bench.latency import Latency, Percentiles, cut
 from holdfast.bench.serve import Target, look, reach
-from holdfast.bench.serve_answers import compare_answers
+from holdfast.bench.serve_answers import count_modes
 from holdfast.bench.serve_jobs import Jobs, Shape
 from holdfast.bench.serve_load import Load, Pace, Speaker, Spoken
 from holdfast.errors import EngineStopped
@@ -46,17 +46,16 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Finding:
-    """One server: what its ordinary requests waited, with num_deterministic others among them and without.
+    """One server: what its ordinary requests waited, with deterministic ones among them and without.
 
-    distinct is the most answers any deterministic prompt had.
+    modes counts how those were answered.
     """
 
     mode: DeterminismMode
     wanted: float
     without: Latency
     among: Latency
-    num_deterministic: int
-    distinct: int
+    modes: dict[str, int]
 
     def ratio(self, what: str, percent: str = "p50") -> float:
         """How many times as long ordinary requests waited among deterministic ones. what is a field of `Latency`."""
@@ -70,7 +69,7 @@ class Finding:
     @property
     def is_good(self) -> bool:
         kept = all(self.ratio(what) <= self.wanted for what in JUDGED)
-        return kept and self.distinct <= 1
+        return kept and "none" not in self.modes
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,9 @@ async def interfere(
 ) -> tuple[str, Finding]:
     """The model's name, and what all rounds on one server found.
 
-    A round's prompts are its own, so that nothing is found in the prefix cache.
+    All prompts are new: a deterministic request must cost as much as the ordinary one it stands for.
     """
+    shape = replace(shape, pool_len=0)
     waits: dict[bool, list[Heard]] = {False: [], True: []}
     deterministic: list[Spoken] = []
     async with target.client() as client:
@@ -141,9 +141,8 @@ async def interfere(
             load = await play(number, mixed, rounds.seconds)
             waits[mixed] += [cut(one.heard, load.ended) for one in load.spoken if not one.job.deterministic]
             deterministic += [one for one in load.spoken if one.job.deterministic]
-    distinct = max((one.distinct + one.astray for one in compare_answers(deterministic)), default=0)
     without, among = Latency.of(waits[False]), Latency.of(waits[True])
-    return served.model, Finding(mode, WANTED[mode], without, among, len(deterministic), distinct)
+    return served.model, Finding(mode, WANTED[mode], without, among, count_modes(deterministic))
 
 
 def _require_answers(load: Load) -> None:

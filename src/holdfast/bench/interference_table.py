@@ -30,9 +30,10 @@ def show_interference(report: InterferenceReport, console: Console | None = None
                 table.add_row(*_cells(one, field, percent))
     console.print(table)
     for one in report.findings:
+        modes = ", ".join(f"{count} {mode}" for mode, count in one.modes.items())
         console.print(
-            f"{one.mode}: {one.without.first_text.count} ordinary requests alone, {one.among.first_text.count} among "
-            f"{one.num_deterministic} deterministic ones, of which a prompt had at most {one.distinct} distinct answers"
+            f"{one.mode}: {one.without.first_text.count} ordinary requests alone; {one.among.first_text.count} among "
+            f"deterministic ones, of which {modes or 'none'} answered"
         )
 
 

@@ -1,7 +1,8 @@
 """What a load asks for: requests drawn by a seed, the same ones whoever runs them.
 
 Ordinary requests have prompts of their own. Deterministic ones come from a small pool of prompts with fixed settings, so
-that all answers to one of them must be one text.
+that all answers to one of them must be one text; without a pool they have prompts of their own, too, and cost as much as
+ordinary ones.
 """
 
 import random
@@ -63,24 +64,21 @@ class Shape:
         for name in ("deterministic_share", "disconnect_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
-        if self.pool_len < 1:
-            raise ConfigError(f"the pool needs at least one prompt, not {self.pool_len}")
+        if self.pool_len < 0:
+            raise ConfigError(f"the pool cannot have {self.pool_len} prompts")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One request. pool_number says which of the pool's prompts it is; None for an ordinary one."""
+    """One request. pool_number says which of the pool's prompts it has, if it has one."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     temperature: float
     seed: int
+    deterministic: bool = False
     pool_number: int | None = None
     leaving: Leaving | None = None
-
-    @property
-    def deterministic(self) -> bool:
-        return self.pool_number is not None
 
     def body(self, model: str) -> dict[str, Any]:
         """As a server is asked. ignore_eos: an answer has the length the load wants."""
@@ -114,10 +112,11 @@ class Jobs:
         rng, shape = self._rng, self._shape
         if deterministic is None:
             deterministic = rng.random() < shape.deterministic_share
-        if deterministic:
+        if deterministic and self.pool:
             job = rng.choice(self.pool)
         else:
-            job = Job(self._prompt(rng), shape.output_tokens.draw(rng), _TEMPERATURE, rng.getrandbits(32))
+            num_tokens, seed = shape.output_tokens.draw(rng), rng.getrandbits(32)
+            job = Job(self._prompt(rng), num_tokens, _TEMPERATURE, seed, deterministic)
         if rng.random() < shape.disconnect_share:
             return replace(job, leaving=draw_leaving(rng, job.max_tokens))
         return job
@@ -129,6 +128,7 @@ class Jobs:
             max_tokens=self._shape.output_tokens.draw(rng),
             temperature=_TEMPERATURE * (number % 2),
             seed=number,
+            deterministic=True,
             pool_number=number,
         )
 

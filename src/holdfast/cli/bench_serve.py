@@ -51,7 +51,12 @@ class LoadOptions:
         float, _option("Load", help="Share of requests under the guarantee, from 0 to 1.")
     ] = 0.25
     deterministic_prompts: Annotated[
-        int, _option("Load", help="They share so many prompts; each must have one answer.", min=1)
+        int,
+        _option(
+            "Load",
+            help="They share so many prompts, each of which must have one answer; 0: none is shared.",
+            min=0,
+        ),
     ] = 4
     disconnect_share: Annotated[
         float, _option("Load", help="Share of clients that leave at a random moment, from 0 to 1.")
