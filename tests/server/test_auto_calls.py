@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.server import auto_calls
@@ -46,6 +46,8 @@ CASES = [
     (HERMES, f"Let me see.\n\n<tool_call>{G}</tool_call>\n", "Let me see.", [G_CALL]),
     (HERMES, f"<tool_call>{F}</tool_call>\n<tool_call>{G}</tool_call>", None, [F_CALL, G_CALL]),
     (HERMES, f"a <tool_call>{F}</tool_call> b <tool_call>{G}</tool_call> c ", "a b c", [F_CALL, G_CALL]),
+    (HERMES, f"a\t\r\n<tool_call>\t\r\n{F}\t\r\n</tool_call>\t\r\n", "a", [F_CALL]),
+    (HERMES, f"a\u00a0<tool_call>{F}", "a\u00a0", [F_CALL]),
     (HERMES, f"<tool_call>{F}", None, [F_CALL]),
     (HERMES, f"<tool_call>{F}\n</tool_", None, [F_CALL]),
     (HERMES, f"<tool_call>{F}\n<tool_", "<tool_", [F_CALL]),
@@ -107,6 +109,8 @@ def test_calls_and_content(
     reply = read(text, tool_format)
     assert said(reply) == (content, calls)
     assert read_pieces(list(text), tool_format) == reply
+    for cut in range(1, len(text)):
+        assert read_pieces([text[:cut], text[cut:]], tool_format) == reply
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
@@ -121,6 +125,7 @@ WRITTEN = [F, G, f"[{F}]", '{"name": "f", "arguments": {', "name", "1", "x", "é
 FRAGMENTS = st.lists(st.sampled_from([*MARKERS, *WRITTEN, *'[]{}":,;\\ \n']), max_size=12).map("".join)
 
 
+@settings(deadline=None)
 @given(FRAGMENTS, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(FORMATS))
 def test_cuts_change_nothing(text: str, cuts: list[int], tool_format: ToolFormat) -> None:
     whole = read(text, tool_format)
@@ -136,6 +141,7 @@ OBJECTS = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.te
 CALLS = st.tuples(st.sampled_from(NAMES), OBJECTS.map(json.dumps))
 
 
+@settings(deadline=None)
 @given(PLAIN, st.lists(st.tuples(CALLS, PLAIN), min_size=1, max_size=4))
 def test_nothing_is_lost_and_nothing_said_twice(first: str, rest: list[tuple[tuple[str, str], str]]) -> None:
     text = marked = first

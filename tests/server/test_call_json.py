@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.server.call_json import WrittenCall, may_begin_call, read_calls
@@ -70,6 +70,7 @@ OBJECTS = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(OBJECTS, st.sampled_from([None, 0, 2]), st.booleans(), st.booleans())
 def test_arguments_are_kept_as_they_are_written(
     value: Any, indent: Any, ascii_only: bool, first: bool

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.server.json_scanner import MAX_DEPTH, JsonScanner
@@ -56,6 +56,7 @@ def scan(text: str) -> tuple[JsonScanner, int]:
     return scanner, scanner.feed(text)
 
 
+@settings(deadline=None)
 @given(st.sampled_from("{["), NEAR_JSON)
 def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
     text = bracket + rest
@@ -64,6 +65,7 @@ def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
     assert not (scanner.ended and scanner.broken)
 
 
+@settings(deadline=None)
 @given(
     st.lists(VALUES, max_size=3) | st.dictionaries(st.text(max_size=4), VALUES, max_size=3),
     st.booleans(),
@@ -75,6 +77,7 @@ def test_json_ends_where_it_ends(value: Any, ascii_only: bool, behind: str) -> N
     assert scanner.ended and end == len(text)
 
 
+@settings(deadline=None)
 @given(st.sampled_from("{["), NEAR_JSON, st.lists(st.integers(0, 60)))
 def test_cuts_change_nothing(bracket: str, rest: str, cuts: list[int]) -> None:
     text = bracket + rest
