@@ -76,6 +76,10 @@ class Toy:
         """More than any buffer holds, at once."""
         await self._answer(send, b"x" * (64 << 20))
 
+    async def handful(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Less than a transport keeps before it says so by itself."""
+        await self._answer(send, b"x" * (48 << 10))
+
     async def _answer(self, send: Send, body: bytes) -> None:
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -344,6 +348,16 @@ def test_a_request_longer_than_the_header_time_is_let_be(toy: Toy) -> None:
         assert wire.read().body.startswith(b"ab|")
 
 
+def test_empty_lines_behind_a_request_do_not_end_it(toy: Toy) -> None:
+    with served(toy, config(header_timeout=0.1)) as server, server.connect() as wire:
+        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_running == 1)
+        wire.send(b"\r\n")
+        threading.Event().wait(0.3)  # longer than headers may take
+        toy.may_answer.set()
+        assert wire.read().body == b"waited"
+
+
 def test_an_answer_that_does_not_wait_for_the_body_arrives(toy: Toy, server: Served) -> None:
     """The client is still sending: a connection closed at once would be reset, and the answer lost."""
     with server.connect() as wire:
@@ -390,6 +404,16 @@ def test_who_does_not_read_an_answer_is_cut_off(toy: Toy, loop: str, close: byte
         wait_until(lambda: server.num_connections == 0)
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_even_if_it_is_a_small_one(toy: Toy, loop: str) -> None:
+    with served(toy, config(send_timeout=0.2), loop) as server:
+        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with server.connect(SO_RCVBUF=4096) as wire:
+            wire.send(b"GET /handful HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: toy.num_answered == 1)
+            wait_until(lambda: server.num_connections == 0)
+
+
 def test_a_slow_reader_gets_everything(toy: Toy) -> None:
     with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as wire:
         wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -416,7 +440,10 @@ def test_a_client_that_leaves_amid_its_body_is_noticed(toy: Toy, server: Served)
     wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
 
 
-def test_a_bad_chunk_ends_the_route_that_waits_for_it(toy: Toy, server: Served) -> None:
+def test_a_bad_chunk_ends_the_route_that_waits_for_it(
+    toy: Toy, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.http_protocol._LINGER_SECONDS", LONG)
     with server.connect() as wire:
         wire.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         wait_until(lambda: toy.num_running == 1)

@@ -203,7 +203,6 @@ class TimedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         _stop(self._ending)
         self._ending = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
-        self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
