@@ -1,6 +1,7 @@
 """The official client against what `make run` starts: chat, stream, logprobs, JSON, tools, and the same answer twice."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,8 +23,10 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def client(smollm2_server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="unused", max_retries=0, timeout=120)
+def client(smollm2_server: Server) -> Iterator[openai.OpenAI]:
+    url = f"{smollm2_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client:
+        yield client
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:

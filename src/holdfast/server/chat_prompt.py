@@ -13,7 +13,7 @@ from holdfast.server.tool_calls import AnswerReader
 from holdfast.server.tool_formats import choose_format
 from holdfast.server.tool_plan import ToolPlan, plan_tools
 from holdfast.server.tool_prompt import describe_tools, knows_tools
-from holdfast.server.tools import read_tools
+from holdfast.server.tools import ToolUse, read_tools
 
 
 @dataclass(frozen=True)
@@ -39,29 +39,36 @@ class ChatPrompts:
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
         tokenizer = prompts.tokenizer
-        self._template = tokenizer.chat_templates.get("tool_use") or tokenizer.chat_template or ""
+        plain = tokenizer.chat_template or ""
+        with_tools = tokenizer.chat_templates.get("tool_use", plain)
+        self._templates = {False: plain, True: with_tools}  # by whether there are tools
+        self._know_tools = {has_tools: knows_tools(one) for has_tools, one in self._templates.items()}
         special = [prompts.token_text(one) for one in tokenizer.special_ids]
-        self._format = choose_format(self._template, special)
+        self._format = choose_format(with_tools, special)
 
     async def read(self, body: ChatBody) -> ChatPrompt:
         """Raises what is wrong with it."""
         use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(use, self._format, form_of(body))
-        messages = [_plain(message) for message in body.messages]
-        tools: list[dict[str, Any]] | None = [tool.shown() for tool in use.offered] or None
-        if not knows_tools(self._template):
-            messages = describe_tools(messages, use, self._template)
-            tools = None
+        knows = self._know_tools[bool(use.offered)]
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
         ids = await self._prompts.render(
-            messages,
-            tools=tools,
+            lambda: self._messages(body, use),
+            tools=[tool.shown() for tool in use.offered] if use.offered and knows else None,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=variables,
         )
         return ChatPrompt(ids, plan)
+
+    def _messages(self, body: ChatBody, use: ToolUse) -> list[dict[str, Any]]:
+        """The conversation as its template can show it."""
+        messages = [_plain(message) for message in body.messages]
+        has_tools = bool(use.offered)
+        if self._know_tools[has_tools]:
+            return messages
+        return describe_tools(messages, use, self._templates[has_tools])
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -42,17 +42,18 @@ class Prompts:
 
     async def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Callable[[], Sequence[Mapping[str, Any]]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any],
     ) -> list[int]:
-        """The ids of a conversation. The template writes its own special tokens."""
+        """The ids of a conversation, which is put together beside the event loop, too. The template writes its own special
+        tokens."""
 
         def work() -> list[int]:
             text = self.template.render(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+                messages(), tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
             )
             return self._encode(text, add_special_tokens=False)
 

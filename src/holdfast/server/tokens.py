@@ -60,9 +60,9 @@ async def _encode(front: Front, body: TokenizeBody) -> list[int]:
         return await front.prompts.encode(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
-    assert body.messages is not None
+    messages = body.messages or ()
     return await front.prompts.render(
-        [message.model_dump(exclude_unset=True) for message in body.messages],
+        lambda: [message.model_dump(exclude_unset=True) for message in messages],
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables={},
