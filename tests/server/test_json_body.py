@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.requests import Request
 
-from holdfast.server import json_body
+from holdfast.server import json_body, schemas
 from holdfast.server.failures import ApiError
 from holdfast.server.json_body import (
     MAX_CONTAINERS,
@@ -318,6 +319,22 @@ def test_containers_values_and_keys_are_bounded() -> None:
     assert len(parse(prompt=[7] * (MAX_VALUES - 100)).prompt or "") == MAX_VALUES - 100
 
 
+@pytest.mark.parametrize(
+    "model", [one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, BaseModel)]
+)
+def test_every_array_of_our_own_models_tells_one_fault(model: type[BaseModel]) -> None:
+    def arrays(schema: Any) -> Iterator[Any]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "list" and "items_schema" in schema:
+                yield schema
+            schema = list(schema.values())
+        if isinstance(schema, list | tuple):
+            for one in schema:
+                yield from arrays(one)
+
+    assert all(array.get("fail_fast") for array in arrays(model.__pydantic_core_schema__))
+
+
 def test_one_of_many_wrong_items_is_told() -> None:
     raw = nested(0, '1, "prompt": [' + ",".join(["-1.5"] * 500_000) + "]")
     assert refusal(raw).param == "prompt[0]"
@@ -394,7 +411,10 @@ def test_a_large_body_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch)
     for size in (10, 300_000):
         body = asyncio.run(read_model(request_of(nested(0, '"' + "x" * size + '"')), Chat))
         assert len(body.anything) == size
-    assert seen == [(False, True), (True, False)]
+    for size in (10, 3000):
+        body = asyncio.run(read_model(request_of(nested(1, ",".join(["7"] * size))), Chat))
+        assert len(body.anything) == size
+    assert seen == [(False, True), (True, False), (False, True), (False, False)]
 
 
 def test_the_document_holds_the_models() -> None:

@@ -23,10 +23,11 @@ from holdfast.server.body_errors import explain, wrong_type
 from holdfast.server.failures import ApiError
 
 MAX_DEPTH = 64
-MAX_CONTAINERS = 1 << 16  # arrays and objects
+MAX_CONTAINERS = 1 << 14  # arrays and objects
 MAX_VALUES = 1 << 19
 MAX_KEYS = 1 << 14  # of one object
-_SMALL = 256 << 10  # bytes that are parsed where they arrive; a larger body would hold up every stream
+_SMALL = 256 << 10  # bytes
+_PLAIN = 2048  # arrays, objects, values
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -47,18 +48,19 @@ Many = Annotated[list[T], _FirstFaultOnly()]
 # One thread: large bodies wait for each other, and nobody else waits for them.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-json")
 
-# From one structural character to the next, over strings. Possessive, so that nothing is tried twice.
+# From one structural character to the next, over strings; none where the text ends, or a string does not. Possessive, and
+# matching wherever it is tried, so that no byte is looked at twice.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+([\[\]{}])", re.DOTALL)
-_COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb")*+,", re.DOTALL)
+_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
+_COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
 
 _REF = "#/components/schemas/{model}"
 
 
 async def read_model(request: Request, model: type[M]) -> M:
-    """The request's body. A large one is parsed beside the event loop."""
+    """The request's body. What would hold up every stream for a millisecond or more is parsed beside the event loop."""
     raw = await request.body()
-    if len(raw) <= _SMALL:
+    if len(raw) <= _SMALL and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _PLAIN:
         return parse_body(raw, model)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
 
@@ -104,10 +106,12 @@ def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
 def _bound_nesting(raw: bytes) -> None:
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return
-    depth = num_containers = at = 0
-    while match := _BRACKET.match(raw, at):
-        at = match.end()
-        if match[1] in b"]}":
+    depth = num_containers = 0
+    for match in _BRACKET.finditer(raw):
+        bracket = match[1]
+        if bracket is None:
+            return
+        if bracket in b"]}":
             depth -= 1
             continue
         depth += 1
@@ -123,10 +127,9 @@ def _bound_nesting(raw: bytes) -> None:
 def _bound_values(raw: bytes) -> None:
     if raw.count(b",") < MAX_VALUES:
         return
-    num_commas = at = 0
-    while match := _COMMA.match(raw, at):
-        at = match.end()
-        num_commas += 1
+    for num_commas, match in enumerate(_COMMA.finditer(raw), 1):
+        if match[1] is None:
+            return
         if num_commas >= MAX_VALUES:
             raise _refused(f"The JSON holds too much: at most {MAX_VALUES} values are allowed.")
 
