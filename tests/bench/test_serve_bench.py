@@ -190,9 +190,9 @@ def test_a_request_that_fails_spoils_interference(server, monkeypatch):
         asyncio.run(interfere(target, "auto", SHAPE, Rounds(4, 1, 0.1), lambda _: None))
 
 
-def waits(first, between):
+def waits(first, between, count=20):
     def of(value):
-        return Percentiles(9, value, value, value)
+        return Percentiles(count, value, value, value)
 
     return Latency(of(first), of(between), of(1.0), of(1.0))
 
@@ -215,6 +215,10 @@ def test_what_interference_is_judged_by(first, between, mode, good):
 def test_a_wait_of_nothing_has_a_ratio_all_the_same():
     assert Finding("auto", 1.10, waits(0.0, 1.0), waits(0.0, 1.0), {}).is_good
     assert not Finding("auto", 1.10, waits(0.0, 1.0), waits(0.1, 1.0), {}).is_good
+
+
+def test_too_little_to_measure_is_not_good():
+    assert not Finding("auto", 1.10, waits(1.0, 1.0), waits(1.0, 1.0, count=19), {}).is_good
 
 
 def test_the_offline_engine_runs_the_same_load():

@@ -101,8 +101,8 @@ def test_a_server_is_started_with_what_was_asked_for():
     assert serve_arguments(options) == ["m", "--dtype", "fp32", "--max-num-seqs", "3", "--no-prefix-cache"]
 
 
-def waits(value):
-    one = Percentiles(9, value, value, value)
+def waits(value, count=20):
+    one = Percentiles(count, value, value, value)
     return Latency(one, one, one, one)
 
 
@@ -125,6 +125,17 @@ def test_interference_is_shown_and_judged(holdfast, monkeypatch, tmp_path, among
     ((arguments, modes, rounds),) = seen
     assert (arguments, modes, rounds.pairs, rounds.num_deterministic) == (["m"], ("auto", "verify"), 2, 2)
     assert len(json.loads((tmp_path / "i.json").read_text())["findings"]) == 2
+
+
+def test_interference_of_too_few_requests_says_so(holdfast, monkeypatch):
+    async def measure(arguments, modes, shape, rounds, api_key, tell):
+        finding = interference.Finding("auto", 1.1, waits(0.1), waits(0.0, count=0), {})
+        return interference.InterferenceReport("a machine", "tiny", "4 + 5 tokens", rounds, [finding])
+
+    monkeypatch.setattr(interference, "measure_interference", measure)
+    result = holdfast("bench", "serve", "--interference")
+    assert result.exit_code == 1
+    assert "too little was measured" in result.stdout
 
 
 @pytest.mark.slow

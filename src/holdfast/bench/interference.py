@@ -20,6 +20,7 @@ from holdfast.schedule.policy import DeterminismMode
 JUDGED = ("first_text", "between_pieces")  # fields of `Latency`; their medians decide
 WANTED: dict[DeterminismMode, float] = {"auto": 1.10, "verify": 1.25}
 _WARM_UP_SECONDS = 5.0
+_ENOUGH = 20  # requests of each kind of round
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,14 @@ class Finding:
         return now / before
 
     @property
+    def is_enough(self) -> bool:
+        """Whether enough requests were measured for a median to mean something."""
+        return min(self.without.first_text.count, self.among.first_text.count) >= _ENOUGH
+
+    @property
     def is_good(self) -> bool:
         kept = all(self.ratio(what) <= self.wanted for what in JUDGED)
-        return kept and "none" not in self.modes
+        return kept and self.is_enough and "none" not in self.modes
 
 
 @dataclass(frozen=True)

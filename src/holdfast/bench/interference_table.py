@@ -35,6 +35,8 @@ def show_interference(report: InterferenceReport, console: Console | None = None
             f"{one.mode}: {one.without.first_text.count} ordinary requests alone; {one.among.first_text.count} among "
             f"deterministic ones, of which {modes or 'none'} answered"
         )
+        if not one.is_enough:
+            console.print("[red]too little was measured; give more --rounds or a longer --duration")
 
 
 def _cells(one: Finding, field: str, percent: str) -> tuple[str, ...]:
