@@ -6,7 +6,7 @@ nothing, so no answer depends on it. It may be attached at any moment; its first
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.core.phase import Phase
@@ -87,7 +87,7 @@ class Seen:
         self._candidates = seq.log.candidates
         self._committed_len = seq.log.committed_len
         self._told_len = 0
-        self._last: SequenceTrace | None = None
+        self._told: tuple[object, ...] = ()
         self._accepted = 0
         self._rolled_back_from = 0
         self._rolled_back: tuple[int, ...] = ()
@@ -105,8 +105,14 @@ class Seen:
         self._told_len = min(self._told_len, log.committed_len)  # less, if it started over
 
     def tell(self) -> SequenceTrace | None:
-        """The sequence as it is now, unless that was told already."""
+        """The sequence as it is now, unless nothing changed since it was told."""
         seq, log = self.seq, self.seq.log
+        state = (
+            *(seq.phase, seq.canonical_len, seq.computed_len, len(seq.table)),
+            *(log.committed_len, self._candidates, self._rolled_back),
+        )
+        if state == self._told:
+            return None
         start = max(self._told_len, log.committed_len - MOST_TOLD)
         told = SequenceTrace(
             request_id=seq.request_id,
@@ -121,23 +127,15 @@ class Seen:
             num_pages=len(seq.table),
             committed_from=start,
             committed_ids=log.ids(start, log.committed_len),
-            candidate_ids=log.candidates,
+            candidate_ids=self._candidates,
             accepted=self._accepted,
             rolled_back_from=self._rolled_back_from,
             rolled_back_ids=self._rolled_back,
         )
+        self._told = (*state[:-1], ())
         self._told_len = log.committed_len
         self._accepted, self._rolled_back_from, self._rolled_back = 0, 0, ()
-        before = self._last
-        self._last = replace(
-            told,
-            committed_from=self._told_len,
-            committed_ids=(),
-            accepted=0,
-            rolled_back_from=0,
-            rolled_back_ids=(),
-        )
-        return None if told == before else told
+        return told
 
 
 class Tracer:
