@@ -117,7 +117,9 @@ class Life:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=int(config.keep_alive_timeout),
+                backlog=_BACKLOG,
+                proxy_headers=False,  # anybody could forge the address in the log
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # halves will do
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )
