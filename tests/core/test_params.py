@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.params import (
+    MAX_BAD_CHARS,
     MAX_BAD_WORDS,
     MAX_BIASED,
     MAX_CHOICES,
@@ -71,7 +72,17 @@ BAD: dict[str, list[Any]] = {
     ],
     "allowed_token_ids": ["12", [], [-1], [MAX_TOKEN_ID + 1], [1.0], [True], 7, range(MAX_LISTED_IDS + 1)],
     "bad_token_ids": ["12", [-1], [MAX_TOKEN_ID + 1], [1.0], [None], 7, None, range(MAX_LISTED_IDS + 1)],
-    "bad_words": ["", [""], [1], 3, None, ["a"] * (MAX_BAD_WORDS + 1), ["x" * (MAX_STOP_CHARS + 1)], [b"a"]],
+    "bad_words": [
+        "",
+        [""],
+        [1],
+        3,
+        None,
+        ["a"] * (MAX_BAD_WORDS + 1),
+        ["x" * (MAX_STOP_CHARS + 1)],
+        [b"a"],
+        ["x" * (MAX_BAD_CHARS // 16 + 1)] * 16,
+    ],
     "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5"],
     "echo": [1, None, "true"],
     "structured": ["json", {"regex": "a"}, True, [StructuredOutput(regex="a")]],
@@ -186,6 +197,7 @@ def test_a_setting_is_kept_as_plain_data() -> None:
         {"logit_bias": {0: -100, MAX_TOKEN_ID: 100}},
         {"allowed_token_ids": range(MAX_LISTED_IDS)},
         {"bad_words": ["a"] * MAX_BAD_WORDS},
+        {"bad_words": ["x" * (MAX_BAD_CHARS // 16)] * 16},
         {"prompt_logprobs": MAX_LOGPROBS},
         {"structured": StructuredOutput(json_object=True)},
     ],

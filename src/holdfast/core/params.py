@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 MAX_BIASED = 1024
 MAX_LISTED_IDS = 1 << 20
 MAX_BAD_WORDS = 1024
+MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and looked for at every token
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ class SamplingParams:
         for name in ("ignore_eos", "deterministic", "echo"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
+        if sum(map(len, self.bad_texts)) > MAX_BAD_CHARS:
+            raise InvalidRequest(
+                f"bad_words is too large: more than {MAX_BAD_CHARS} characters in all of its strings"
+            )
         self._check_together()
 
     def _check_together(self) -> None:
@@ -160,6 +165,15 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
+def is_unicode(text: str) -> bool:
+    """Whether it can be written down: half of a surrogate pair cannot."""
+    try:
+        text.encode()  # a hundred times as fast as looking at every letter
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _integer(name: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, not {show(value)}")
@@ -191,12 +205,12 @@ def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
     for one in taken:
         if not isinstance(one, str) or not one:
             raise InvalidRequest(f"every string of {name} must be a non-empty string, not {show(one)}")
-        if any("\ud800" <= letter <= "\udfff" for letter in one):
-            raise InvalidRequest(f"a string of {name} is no valid Unicode: it holds half a surrogate pair")
         if len(one) > MAX_STOP_CHARS:
             raise InvalidRequest(
                 f"a string of {name} has {len(one)} characters; at most {MAX_STOP_CHARS} are allowed"
             )
+        if not is_unicode(one):
+            raise InvalidRequest(f"a string of {name} is no valid Unicode: it holds half a surrogate pair")
     return taken
 
 
@@ -206,6 +220,8 @@ def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
     ids = tuple(islice(value, most + 1))
     if len(ids) > most:
         raise InvalidRequest(f"{name} holds more than {most} ids; at most {most} are allowed")
+    if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
+        return ids  # at once: one by one, a list as long as a vocabulary takes a second
     return tuple(_integer(name, token_id, 0, MAX_TOKEN_ID) for token_id in ids)
 
 

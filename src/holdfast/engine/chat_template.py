@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from holdfast.core.params import is_unicode
 from holdfast.engine.chat_messages import check_json, check_messages
 from holdfast.engine.template_sandbox import TemplateLimits, TemplateSandbox
 from holdfast.engine.tokenizer import Tokenizer
@@ -73,7 +74,7 @@ class ChatTemplate:
             "add_generation_prompt": bool(add_generation_prompt),
         }
         text = self._choose(tools is not None).render(shown, date=(date or FIXED_DATE).isoformat())
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
+        if not is_unicode(text):
             raise TemplateError("the chat template wrote a lone surrogate, which is no valid Unicode")
         return text
 

@@ -13,6 +13,7 @@ import json
 import re
 from typing import Any
 
+from holdfast.core.params import is_unicode
 from holdfast.core.structured import FormKind, StructuredOutput
 from holdfast.errors import InvalidRequest
 
@@ -33,7 +34,7 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 def write_grammar(form: StructuredOutput) -> str:
     """The form in llguidance's notation. Whether it can be compiled is not known yet."""
-    if any("\ud800" <= letter <= "\udfff" for text in form.texts for letter in text):
+    if not all(map(is_unicode, form.texts)):
         raise InvalidRequest(f"the {NOUNS[form.kind]} is no valid Unicode: it holds a lone surrogate")
     if form.kind == "json_schema":
         grammar = _json(json.loads(form.texts[0]))

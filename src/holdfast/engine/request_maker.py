@@ -122,8 +122,9 @@ class RequestMaker:
             *(params.allowed_ids or ()),
             *(id_ for id_, _ in params.biases),
         )
-        for token_id in (*prompt_ids, *named):
-            if not 0 <= token_id < limits.vocab_size:
+        for ids in (prompt_ids, named):
+            if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+                token_id = next(one for one in ids if not 0 <= one < limits.vocab_size)
                 raise InvalidRequest(
                     f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
                 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.core.params import show
+from holdfast.core.params import is_unicode, show
 from holdfast.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -174,7 +174,7 @@ def is_deep(value: object, most: int) -> bool:
 def _check_text(place: str, text: object) -> None:
     if not isinstance(text, str):
         raise InvalidRequest(f"{place} must be a text, not {show(text)}")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if not is_unicode(text):
         raise InvalidRequest(f"{place} is no valid Unicode: it holds a lone surrogate")
 
 
