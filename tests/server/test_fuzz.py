@@ -1,7 +1,8 @@
 """The server against its own OpenAPI document: whatever is sent, valid or not, gets one of the answers that are documented.
 
-schemathesis makes the cases: first the edges of every field, then random ones, valid and not. HOLDFAST_FUZZ_CASES says how many
-random ones there are for each operation; CONTRIBUTING.md says how to run thousands. A failure shows the case as a curl command.
+schemathesis makes the cases: first the edges of every field, then random ones, valid and not. HOLDFAST_FUZZ_CASES says how
+many random ones there are for each operation; CONTRIBUTING.md says how to run thousands. A failure shows the case as a curl
+command.
 """
 
 import json

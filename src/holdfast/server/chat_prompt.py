@@ -48,14 +48,17 @@ class ChatPrompts:
 
     async def read(self, body: ChatBody) -> ChatPrompt:
         """Raises what is wrong with it."""
+        return await self._prompts.apart(lambda: self._read(body))
+
+    def _read(self, body: ChatBody) -> ChatPrompt:
         use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(use, self._format, form_of(body))
         knows = self._know_tools[bool(use.offered)]
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
-        ids = await self._prompts.render(
-            lambda: self._messages(body, use),
+        ids = self._prompts.render(
+            self._messages(body, use),
             tools=[tool.shown() for tool in use.offered] if use.offered and knows else None,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=variables,

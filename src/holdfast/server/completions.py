@@ -45,7 +45,7 @@ def completion_routes(front: Front) -> APIRouter:
         _refuse_unsupported(body)
         prompts = _prompts(body, front.config.max_prompts)
         try:
-            params = _params(body, front)
+            params = await front.prompts.apart(lambda: _params(body, front))
         except HoldfastError as error:
             raise api_error(error) from None
         async with AsyncExitStack() as stack:
@@ -74,6 +74,8 @@ async def _submit(
     frame = body.add_special_tokens is not False
     try:
         for prompt in prompts:
+            if isinstance(prompt, list):
+                front.prompts.require_room(len(prompt))
             text = prompt if isinstance(prompt, str) else None
             ids = (
                 prompt

@@ -1,7 +1,7 @@
 """The engine process's desk: requests of the front, by the front's numbers, as the engine's loop knows them.
 
-They are checked and prepared in the thread that reads them, those with a form in a few threads of their own, because
-compiling takes time. The loop only ever sees valid ones. A request that is left while it is prepared is never begun.
+They are checked and prepared in the thread that reads them, those with a form or with bad words in a few threads of their
+own, because that takes time. The loop only ever sees valid ones. A request that is left while it is prepared is never begun.
 """
 
 import logging
@@ -19,7 +19,7 @@ from holdfast.server import messages as m
 from holdfast.server.engine_status import status_of
 
 _log = logging.getLogger("holdfast.engine")
-_FORM_THREADS = 2
+_FORM_THREADS = 8  # one form is compiled at a time; those that are known already must not wait for that
 
 
 class Desk:
@@ -43,7 +43,7 @@ class Desk:
         """One message, in the reader's thread."""
         if isinstance(message, m.Submit | m.SubmitScore):
             self.worker.post(lambda: self._preparing.add(message.number))
-            if isinstance(message, m.Submit) and message.settings.get("structured") is not None:
+            if isinstance(message, m.Submit) and _takes_time(message):
                 self._forms.submit(self._prepare, message)
             else:
                 self._prepare(message)
@@ -167,3 +167,8 @@ class Desk:
             result.receipt if with_receipt else None,
             result.prompt_logprobs,
         )
+
+
+def _takes_time(message: m.Submit) -> bool:
+    """Whether preparing it would keep those behind it waiting."""
+    return message.settings.get("structured") is not None or bool(message.settings.get("bad_words"))

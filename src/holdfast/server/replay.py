@@ -36,8 +36,8 @@ def replay_routes(front: Front) -> APIRouter:
         """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
         body = await read_model(request, ReplayBody)
         try:
-            receipt = parse_receipt(body.receipt)
-            prompt_ids = require_prompt(receipt, body.prompt_token_ids)
+            receipt, prompt_ids = await front.prompts.apart(lambda: _read(body))
+            front.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
             raise api_error(error) from None
         if receipt.params.n > front.config.max_choices:
@@ -61,6 +61,11 @@ def replay_routes(front: Front) -> APIRouter:
             return JsonAnswer({**answer, **_compared(outcome), "usage": usage(call)})
 
     return router
+
+
+def _read(body: ReplayBody) -> tuple[Receipt, list[int]]:
+    receipt = parse_receipt(body.receipt)
+    return receipt, require_prompt(receipt, body.prompt_token_ids)
 
 
 async def _run(call: Call, num_choices: int) -> Result:

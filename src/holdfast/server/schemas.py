@@ -14,6 +14,8 @@ from holdfast.server.json_body import Many
 
 Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 Ids = Many[Id]
+_MOST_MESSAGES = 2048  # as OpenAI has it
+_MOST_ALLOWED = 1 << 16
 
 
 class Body(BaseModel):
@@ -57,7 +59,7 @@ class Asking(Body):
     logit_bias: Biases | None = Field(
         None, description="Token ids, as text, and what is added to their logits."
     )
-    allowed_token_ids: Ids | None = None
+    allowed_token_ids: Ids | None = Field(None, max_length=_MOST_ALLOWED)
     bad_words: Many[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -107,7 +109,7 @@ class ChatMessage(BaseModel):
 class ChatBody(Asking):
     """/v1/chat/completions"""
 
-    messages: Many[ChatMessage] = Field(min_length=1)
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -133,7 +135,7 @@ class TokenizeBody(Body):
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: Many[ChatMessage] | None = None
+    messages: Many[ChatMessage] | None = Field(None, max_length=_MOST_MESSAGES)
     tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

@@ -60,9 +60,12 @@ async def _encode(front: Front, body: TokenizeBody) -> list[int]:
         return await front.prompts.encode(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
-    messages = body.messages or ()
-    return await front.prompts.render(
-        lambda: [message.model_dump(exclude_unset=True) for message in messages],
+    return await front.prompts.apart(lambda: _render(front, body))
+
+
+def _render(front: Front, body: TokenizeBody) -> list[int]:
+    return front.prompts.render(
+        [message.model_dump(exclude_unset=True) for message in body.messages or ()],
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables={},
