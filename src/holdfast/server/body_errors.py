@@ -95,7 +95,10 @@ def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiErro
 def _explain_one(fault: _Fault) -> ApiError:
     path, kind, context = fault.path, fault.kind, fault.context
     if kind == "json_invalid":
-        return ApiError(400, f"The body is not valid JSON: {context['error']}.", code="invalid_json")
+        why = str(context["error"])
+        if "hex escape" in why:  # the one thing only the model minds
+            why = f"half of a surrogate pair at {why.rpartition(' at ')[2]}"
+        return ApiError(400, f"The body is not valid JSON: {why}.", code="invalid_json")
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter")
     if kind == "missing":

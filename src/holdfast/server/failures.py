@@ -44,8 +44,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _writable(message)
+        self.param = None if param is None else _writable(param)
         self.code = code
         self.headers = dict(headers)
 
@@ -57,6 +57,11 @@ class ApiError(Exception):
     def said(self, message: str) -> "ApiError":
         """The same error in other words."""
         return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
+
+
+def _writable(text: str) -> str:
+    """Messages quote what clients sent, and half of a surrogate pair cannot be sent back."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def api_error(error: HoldfastError) -> ApiError:
