@@ -57,7 +57,7 @@ def about_routes(front: Front) -> APIRouter:
         """What the engine was certified for on this machine, and its fingerprint."""
         link = front.supervisor.link
         assert link.ready is not None
-        named = await link.named()
+        named = await front.named()
         return JsonAnswer(
             {
                 "object": "holdfast.certificate",

@@ -11,7 +11,8 @@ Leaving it frees everything, however it is left: an answer, an error, a client t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 
 from holdfast.core.params import SamplingParams
@@ -70,9 +71,10 @@ class Call:
         self.prompts.append(prompt_ids)
         self._num_choices = params.n
         self._traced(params)
-        self.tickets.append(
-            self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
-        )
+        with _told():
+            self.tickets.append(
+                self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
+            )
 
     def submit_score(
         self,
@@ -86,11 +88,21 @@ class Call:
         self._require_open()
         self.prompts.append([*prompt_ids, *completion_ids])
         self._traced()
-        self.tickets.append(
-            self._link.submit_score(
-                self._bell, prompt_ids, completion_ids, deterministic=deterministic, with_receipt=with_receipt
+        with _told():
+            self.tickets.append(
+                self._link.submit_score(
+                    self._bell,
+                    prompt_ids,
+                    completion_ids,
+                    deterministic=deterministic,
+                    with_receipt=with_receipt,
+                )
             )
-        )
+
+    async def fingerprint(self) -> str:
+        """What a response calls `system_fingerprint`: of the engine that answered, even if it is no more."""
+        with _told():
+            return (await self._link.named()).digest
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -205,6 +217,15 @@ class Call:
                 self._traced().first_token()
             self.num_completion_tokens += len(piece.token_ids)
             self._metrics.tokens(ticket.number << 8 | piece.index, len(piece.token_ids))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """An error of the engine's, as a client is told of it."""
+    try:
+        yield
+    except HoldfastError as error:
+        raise api_error(error) from None
 
 
 def sum_stats(outcomes: Sequence[Outcome]) -> Stats:

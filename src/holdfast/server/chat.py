@@ -55,7 +55,7 @@ def chat_routes(front: Front) -> APIRouter:
             )
             answer = await until_gone(request, _begin(front, prompts, call, body))
             if body.stream:
-                answer.fingerprint = await front.fingerprint()
+                answer.fingerprint = await until_gone(request, call.fingerprint())
                 return EventStream(_events(answer), stack.pop_all())
             return JsonAnswer(await until_gone(request, _collect(answer)))
 
@@ -191,7 +191,7 @@ async def _collect(answer: ChatAnswer) -> dict[str, Any]:
         if piece is not None:
             answer.choices[piece.index].take(piece)
     call.finished([choice.finish_reason or "stop" for choice in answer.choices])
-    answer.fingerprint = await answer.front.fingerprint()
+    answer.fingerprint = await call.fingerprint()
     choices = []
     for index, choice in enumerate(answer.choices):
         written: dict[str, Any] = {

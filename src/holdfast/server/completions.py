@@ -61,7 +61,7 @@ def completion_routes(front: Front) -> APIRouter:
             answer = Completion(front, call, body, params)
             await until_gone(request, _submit(front, call, prompts, body, params))
             if body.stream:
-                answer.fingerprint = await front.fingerprint()
+                answer.fingerprint = await until_gone(request, call.fingerprint())
                 return EventStream(_events(answer), stack.pop_all())
             return JsonAnswer(await until_gone(request, _collect(answer)))
 
@@ -177,7 +177,7 @@ async def _collect(answer: Completion) -> dict[str, Any]:
             choice.logprobs.extend(piece.logprobs or ())
             choice.finish_reason = piece.finish_reason or choice.finish_reason
     call.finished([choice.finish_reason or "stop" for choice in choices])
-    answer.fingerprint = await answer.front.fingerprint()
+    answer.fingerprint = await call.fingerprint()
     written = [
         _written(answer, index, choice, call.outcomes[index // params.n])
         for index, choice in enumerate(choices)

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from starlette.requests import Request
 
+from holdfast.errors import EngineStopped
 from holdfast.server.access_log import Access
 from holdfast.server.admission import Admission
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.failures import ApiError
+from holdfast.server.failures import ApiError, api_error
+from holdfast.server.messages import Named
 from holdfast.server.metrics import Metrics
 from holdfast.server.presence import ClientLeft
 from holdfast.server.prompts import Prompts
@@ -103,9 +105,12 @@ class Front:
                 self._note(call, access)
                 call.close()
 
-    async def fingerprint(self) -> str:
-        """What a response calls `system_fingerprint`. Waits for it where the weights are still being hashed."""
-        return (await self.supervisor.link.named()).digest
+    async def named(self) -> Named:
+        """The engine's fingerprint. Waits for it where the weights are still being hashed."""
+        try:
+            return await self.supervisor.link.named()
+        except EngineStopped as error:
+            raise api_error(error) from None
 
     def end_calls(self, error: ApiError) -> None:
         """Give up whatever still runs."""

@@ -42,7 +42,7 @@ def replay_routes(front: Front) -> APIRouter:
             raise api_error(error) from None
         if receipt.params.n > front.config.max_choices:
             raise ApiError(400, f"n must be at most {front.config.max_choices}", param="receipt")
-        named = await front.supervisor.link.named()
+        named = await front.named()
         differences = Fingerprint(named.parts).differences(receipt.fingerprint, here="here")
         answer = _answer(receipt, differences)
         if differences and not body.force:

@@ -34,7 +34,7 @@ def score_routes(front: Front) -> APIRouter:
                 {
                     "object": "holdfast.score",
                     "model": front.model,
-                    "system_fingerprint": await front.fingerprint(),
+                    "system_fingerprint": await call.fingerprint(),
                     "token_ids": completion_ids,
                     "tokens": [front.prompts.token_text(one) for one in completion_ids],
                     "logprobs": [finite(one.logprob) for one in logprobs],
