@@ -1,7 +1,7 @@
 """A program that speaks like an engine process, without a model: `fake_engine.py [START] FD`. It starts at once.
 
-START, or the setting of that name, says how it begins: ready, unfit, dies, loads (for ever). A request's first token says
-what becomes of it (`Prompt`). SIGUSR1 ends every stream, as if its answer were complete.
+START, or the setting of that name, says how it begins: ready, nameless (it never tells its fingerprint), unfit, dies, loads
+(for ever). A request's first token says what becomes of it (`Prompt`). SIGUSR1 ends every stream, as if it were complete.
 """
 
 import contextlib
@@ -136,7 +136,8 @@ def main() -> None:
         link.sendall(frames.encode([m.Unfit("this cannot be loaded")]))
         return
     streams = Streams(link)
-    link.sendall(frames.encode([READY, m.Named("abc", {"dtype": "none"})]))
+    named = [m.Named("abc", {"dtype": "none"})] if start != "nameless" else []
+    link.sendall(frames.encode([READY, *named]))
     with contextlib.suppress(frames.ConnectionLost):
         while True:
             wait = _TICK_SECONDS if streams.texts else None

@@ -1,0 +1,108 @@
+"""One HTTP request's dealings with the engine, where the engine or the clock lets it down."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from holdfast.core.params import SamplingParams
+from holdfast.server.call import Call
+from holdfast.server.engine_link import EngineLink
+from holdfast.server.failures import ApiError
+from holdfast.server.metrics import Metrics
+from holdfast.server.traces import Asked, NoTraces
+from support.engine_links import PATIENCE, linked, run
+from support.fake_engine import Prompt
+
+PARAMS = SamplingParams()
+
+
+@asynccontextmanager
+async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, EngineLink]]:
+    async with linked(start) as link:
+        asked = Asked("chat", "model", "id")
+        call = Call("id", link, Metrics().request(False), lambda params: NoTraces().begin({}, asked), timeout)
+        try:
+            yield call, link
+        finally:
+            call.close()
+            assert link.num_requests == 0
+
+
+async def text_of(call: Call) -> str:
+    await call.accepted()
+    return "".join([piece.text async for _, piece in call.pieces() if piece is not None])
+
+
+def test_an_answer_outlives_its_engine() -> None:
+    async def work() -> None:
+        async with calling() as (call, link):
+            call.submit([Prompt.ANSWER], PARAMS)
+            await call.accepted()
+            while not call.outcomes:
+                await asyncio.sleep(0.01)
+            link.kill()
+            await link.ended()
+            assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
+
+    run(work)
+
+
+@pytest.mark.parametrize("moment", ["before", "while", "unnamed"])
+def test_an_engine_that_dies_is_told_as_503(moment: str) -> None:
+    async def work() -> None:
+        async with calling("nameless") as (call, link):
+            if moment == "before":
+                link.kill()
+                await link.ended()
+                with pytest.raises(ApiError) as told:
+                    call.submit([Prompt.ANSWER], PARAMS)
+            elif moment == "while":
+                call.submit([Prompt.STREAM], PARAMS)
+                await call.accepted()
+                link.kill()
+                with pytest.raises(ApiError) as told:
+                    await text_of(call)
+            else:
+                asking = asyncio.create_task(call.fingerprint())
+                await asyncio.sleep(0)
+                link.kill()
+                with pytest.raises(ApiError) as told:
+                    await asking
+            assert (told.value.status, told.value.code) == (503, "engine_stopped")
+            assert "Retry-After" in told.value.headers
+
+    run(work)
+
+
+def test_one_prompt_that_is_refused_ends_them_all() -> None:
+    async def work() -> None:
+        async with calling() as (call, _):
+            call.submit([Prompt.STREAM], PARAMS)
+            call.submit([Prompt.REFUSE], PARAMS)
+            with pytest.raises(ApiError) as told:
+                await call.accepted()
+            assert told.value.code == "context_length_exceeded"
+
+    run(work)
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_the_time_is_up(is_asked: bool) -> None:
+    """Also for one who has not even asked the engine yet: its prompt may be long in the making."""
+
+    async def work() -> None:
+        async with calling(timeout=0.05) as (call, link):
+            if is_asked:
+                call.submit([Prompt.SILENCE], PARAMS)
+                with pytest.raises(ApiError) as told:
+                    await call.accepted()
+            else:
+                await asyncio.sleep(0.1)
+                with pytest.raises(ApiError) as told:
+                    call.submit([Prompt.ANSWER], PARAMS)
+            assert (told.value.status, told.value.code) == (504, "timeout")
+            assert link.num_requests == 0
+
+    run(work)
