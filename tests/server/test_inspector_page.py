@@ -29,12 +29,12 @@ def server(tiny_llama: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def endless(server: Server) -> str:
-    """A prompt to which the greedy answer does not end by itself."""
-    for letter in "abcdefghijkl":
-        body = {"messages": [{"role": "user", "content": letter}], "temperature": 0, "max_tokens": 450}
-        if server.post("/v1/chat/completions", body).json()["choices"][0]["finish_reason"] == "length":
-            return letter
-    raise AssertionError("every answer ends by itself")
+    """A raw prompt to which the greedy answer does not end by itself."""
+    letters = list("abcdefghijkl")
+    choices = server.post("/v1/completions", {"prompt": letters, "temperature": 0, "max_tokens": 450}).json()[
+        "choices"
+    ]
+    return next(letters[one["index"]] for one in choices if one["finish_reason"] == "length")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,8 @@ class Visit:
 
     def wait_answered(self) -> dict[str, str]:
         """The facts under the answer."""
-        self.page.wait_for_selector("#facts:visible")
+        self.page.wait_for_selector("#facts:visible, #problem:visible")
+        assert not self.page.is_visible("#problem"), self.page.inner_text("#problem")
         terms, values = (self.page.locator(f"#facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
         return dict(zip(terms, values, strict=True))
 
@@ -239,6 +240,7 @@ def test_what_the_server_refuses_is_said(browser: "Browser", server: Server) -> 
 
 
 def test_stopping_frees_the_request(visit: Visit, server: Server, endless: str) -> None:
+    visit.page.check("input[value=raw]", force=True)
     visit.ask(endless, max_tokens="450", temperature="0")
     visit.page.wait_for_selector(".strip .token.committed")
     card = visit.card()
@@ -264,6 +266,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
 def test_a_page_that_comes_late_sees_what_is_there(
     browser: "Browser", visit: Visit, server: Server, endless: str
 ) -> None:
+    visit.page.check("input[value=raw]", force=True)
     visit.ask(endless, max_tokens="450", temperature="0")
     visit.page.wait_for_selector(".strip .token.committed")
     late = Visit(browser, server)
@@ -360,6 +363,17 @@ def test_it_works_without_any_other_machine(visit: Visit, server: Server) -> Non
     visit.ask(max_tokens="4")
     visit.wait_answered()
     assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
+
+
+def test_with_a_key_the_browser_asks_for_it_once(browser: "Browser", tiny_llama: Path) -> None:
+    with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
+        assert guarded.get("/").status_code == 401
+        visit = Visit(browser, guarded, http_credentials={"username": "anybody", "password": "open-sesame"})
+        visit.ask(max_tokens="4")
+        visit.wait_answered()
+        visit.card()
+        visit.context.close()
+        assert visit.problems == []
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ export async function* chunks(response) {
       }
     }
   } finally {
-    await reader.cancel().catch(() => {});
+    reader.cancel().catch(() => {}); // not waited for: there may be nobody left to end it
   }
 }
 
