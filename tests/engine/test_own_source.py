@@ -16,7 +16,15 @@ from holdfast.engine.own_source import ENGINE_FILES, FOLDERS, digest_source, own
 HERE = Path(holdfast.__file__).parent
 # What schedules, serves, configures or reports.
 DECIDES_NOTHING = {
-    *("__init__.py", "build.py", "config.py", "fingerprint.py", "fingerprint_parts.py", "fingerprinter.py", "handle.py"),
+    *(
+        "__init__.py",
+        "build.py",
+        "config.py",
+        "fingerprint.py",
+        "fingerprint_parts.py",
+        "fingerprinter.py",
+        "handle.py",
+    ),
     *("llm.py", "loop.py", "own_source.py", "receipt.py", "receipt_reader.py", "replay.py", "reply.py"),
     *("tracer.py", "worker.py"),
 }

@@ -109,7 +109,7 @@ def test_what_cannot_be_started_is_said_before_anybody_waits(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.run.set_up_logs", lambda *_, **__: None)
-    with pytest.raises(ModelError, match="has no tokenizer.json"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         run(ServerConfig(port=0), EngineConfig(model=str(tmp_path)))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
