@@ -92,6 +92,21 @@ def test_a_receipt_without_its_prompt_needs_it(tiny_server: Server) -> None:
     assert tiny_server.post("/v1/replay", {"receipt": receipt, "prompt_token_ids": ids}).json()["same"]
 
 
+def test_tokenize_counts_what_a_chat_reads(tiny_server: Server) -> None:
+    function = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
+    conversation = {
+        "messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    tokens = tiny_server.post("/tokenize", {"messages": conversation["messages"]}).json()["tokens"]
+    asked = {"messages": conversation["messages"], "max_tokens": 1, "return_token_ids": True}
+    assert tiny_server.post("/v1/chat/completions", asked).json()["prompt_token_ids"] == tokens
+    # With a tool the prompt is longer than this model's context, so there is only its text to look at.
+    with_tools = tiny_server.post("/tokenize", conversation).json()["tokens"]
+    shown = tiny_server.post("/detokenize", {"tokens": with_tools}).json()["prompt"]
+    assert "look_up" in shown and "<|im_start|>system\na" in shown
+
+
 def test_tokens_there_and_back(tiny_server: Server) -> None:
     there = tiny_server.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}).json()
     assert there["count"] == len(there["tokens"]) and "".join(there["token_strs"]) == PROMPT

@@ -174,6 +174,7 @@ def forms() -> Iterator[Hostile]:
         tool_choice="required",
     )
     yield chat("tools: a description of 5 MB", "too large", tools=[tool("f", description="a" * 5_000_000)])
+    yield Hostile("tools: of a prompt", "/tokenize", b'{"prompt": "a", "tools": [{}]}', 400, "tools")
     yield chat("tool_choice without tools", "tool_choice", tool_choice="required")
     yield chat(
         "tool_choice of another",

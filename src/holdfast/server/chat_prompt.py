@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.structured import StructuredOutput
 from holdfast.server.prompts import Prompts
 from holdfast.server.response_format import form_of
-from holdfast.server.schemas import ChatBody, ChatMessage
+from holdfast.server.schemas import ChatBody, ChatMessage, TokenizeBody
 from holdfast.server.tool_calls import AnswerReader
 from holdfast.server.tool_formats import choose_format
 from holdfast.server.tool_plan import ToolPlan, plan_tools
@@ -50,28 +51,49 @@ class ChatPrompts:
         """Raises what is wrong with it."""
         return await self._prompts.apart(lambda: self._read(body))
 
+    async def tokenize(self, body: TokenizeBody) -> list[int]:
+        """The ids of a conversation, as `read` would make them."""
+        return await self._prompts.apart(
+            lambda: self._render(
+                body.messages or (),
+                read_tools(body.tools),
+                add_generation_prompt=body.add_generation_prompt is not False,
+                variables={},
+            )
+        )
+
     def _read(self, body: ChatBody) -> ChatPrompt:
         use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(use, self._format, form_of(body))
-        knows = self._know_tools[bool(use.offered)]
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", body.reasoning_effort)
-        ids = self._prompts.render(
-            self._messages(body, use),
-            tools=[tool.shown() for tool in use.offered] if use.offered and knows else None,
+        ids = self._render(
+            body.messages,
+            use,
             add_generation_prompt=body.add_generation_prompt is not False,
             variables=variables,
         )
         return ChatPrompt(ids, plan)
 
-    def _messages(self, body: ChatBody, use: ToolUse) -> list[dict[str, Any]]:
-        """The conversation as its template can show it."""
-        messages = [_plain(message) for message in body.messages]
+    def _render(
+        self,
+        messages: Sequence[ChatMessage],
+        use: ToolUse,
+        *,
+        add_generation_prompt: bool,
+        variables: dict[str, Any],
+    ) -> list[int]:
+        """A template that does not know tools is shown a conversation that tells of them."""
+        plain = [_plain(message) for message in messages]
         has_tools = bool(use.offered)
-        if self._know_tools[has_tools]:
-            return messages
-        return describe_tools(messages, use, self._templates[has_tools])
+        knows = self._know_tools[has_tools]
+        return self._prompts.render(
+            plain if knows else describe_tools(plain, use, self._templates[has_tools]),
+            tools=[tool.shown() for tool in use.offered] if has_tools and knows else None,
+            add_generation_prompt=add_generation_prompt,
+            variables=variables,
+        )
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.answers import Detokenized, Tokens
+from holdfast.server.chat_prompt import ChatPrompts
 from holdfast.server.failures import api_error
 from holdfast.server.front import Front
 from holdfast.server.json_answer import JsonAnswer
@@ -18,6 +19,7 @@ from holdfast.server.schemas import DetokenizeBody, TokenizeBody
 
 def token_routes(front: Front) -> APIRouter:
     router = APIRouter(tags=["tokens"])
+    chats = ChatPrompts(front.prompts)
 
     @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody), responses=responses(Tokens, WRITTEN))
     async def tokenize(request: Request) -> Response:
@@ -25,7 +27,7 @@ def token_routes(front: Front) -> APIRouter:
         body = await read_model(request, TokenizeBody)
         front.require_model(body.model)
         try:
-            ids = await _encode(front, body)
+            ids = await _encode(front, chats, body)
         except HoldfastError as error:
             raise api_error(error) from None
         answer: dict[str, Any] = {
@@ -53,20 +55,11 @@ def token_routes(front: Front) -> APIRouter:
     return router
 
 
-async def _encode(front: Front, body: TokenizeBody) -> list[int]:
+async def _encode(front: Front, chats: ChatPrompts, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either a prompt or messages")
-    if body.prompt is not None:
-        return await front.prompts.encode(
-            body.prompt, add_special_tokens=body.add_special_tokens is not False
-        )
-    return await front.prompts.apart(lambda: _render(front, body))
-
-
-def _render(front: Front, body: TokenizeBody) -> list[int]:
-    return front.prompts.render(
-        [message.model_dump(exclude_unset=True) for message in body.messages or ()],
-        tools=body.tools,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        variables={},
-    )
+    if body.prompt is None:
+        return await chats.tokenize(body)
+    if body.tools is not None:
+        raise InvalidRequest("tools need messages; a prompt is tokenised as it is")
+    return await front.prompts.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
