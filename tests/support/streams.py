@@ -88,8 +88,12 @@ def open_request(
     if receive_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
     connection.settimeout(PATIENCE)
-    connection.connect((host, int(port)))
-    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    try:
+        connection.connect((host, int(port)))
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
