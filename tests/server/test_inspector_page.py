@@ -306,6 +306,21 @@ def test_a_phone_scrolls_one_way_only(browser: "Browser", server: Server) -> Non
     phone.context.close()
 
 
+def test_nothing_covers_anything(browser: "Browser", server: Server) -> None:
+    tall = Visit(browser, server, viewport={"width": 1280, "height": 900})
+    tall.ask(max_tokens="20")
+    tall.wait_answered()
+    bottom, top = tall.page.evaluate(
+        """() => {
+          scrollTo(0, 1e6);
+          return [".playground", ".prove"].map((name) => document.querySelector(name).getBoundingClientRect())
+            .map((box, index) => (index === 0 ? box.bottom : box.top));
+        }"""
+    )
+    assert bottom <= top
+    tall.context.close()
+
+
 def test_dark_as_the_system_has_it_and_by_choice(browser: "Browser", server: Server) -> None:
     dark = Visit(browser, server, color_scheme="dark")
     ground = dark.colour("html")

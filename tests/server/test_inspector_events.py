@@ -1,0 +1,74 @@
+"""The event stream of a real server: what the engine process commits arrives at whoever watches, and at nobody else."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+
+from holdfast.server.inspector.hub import MAX_WATCHERS
+from support.serving import Server
+
+
+@contextmanager
+def watching(server: Server) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+    with httpx.stream("GET", server.url + "/inspector/events", timeout=60) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield _events(response.iter_lines())
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    kind = ""
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield kind, json.loads(line.removeprefix("data: "))
+
+
+def test_what_is_committed_arrives(tiny_server: Server) -> None:
+    body = {"prompt": "the quick fox", "max_tokens": 30, "deterministic": True, "ignore_eos": True, "n": 2}
+    answers: list[Any] = []
+    with watching(tiny_server) as events:
+        assert next(events)[0] == "snapshot"
+        asking = threading.Thread(
+            target=lambda: answers.append(tiny_server.post("/v1/completions", body).json())
+        )
+        asking.start()
+        lengths: dict[int, int] = {}
+        ended: dict[int, str] = {}
+        steps = []
+        while len(ended) < 2:
+            kind, data = next(events)
+            if kind == "step":
+                steps.append(data)
+            for one in data["requests"]:
+                assert one["from"] <= lengths.get(one["id"], 0), "nothing is left out"
+                lengths[one["id"]] = one["from"] + len(one["tokens"])
+                assert lengths[one["id"]] == one["committed"]
+            ended.update(data.get("ended", ()))
+        asking.join()
+    prompt = answers[0]["usage"]["prompt_tokens"]
+    assert list(lengths.values()) == [prompt + 30] * 2
+    assert set(ended.values()) == {"length"}
+    assert all(one["passes"] for one in steps if one["ms"])
+
+
+def test_watchers_come_and_go(tiny_server: Server) -> None:
+    with ExitStack() as stack:
+        watchers = [stack.enter_context(watching(tiny_server)) for _ in range(MAX_WATCHERS)]
+        assert [next(events)[0] for events in watchers] == ["snapshot"] * MAX_WATCHERS
+        refused = tiny_server.get("/inspector/events")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_watchers")
+        assert tiny_server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
+    until = time.monotonic() + 30
+    while True:  # who left is noticed, though nothing is sent
+        with httpx.stream("GET", tiny_server.url + "/inspector/events", timeout=30) as response:
+            if response.status_code == 200:
+                break
+        assert time.monotonic() < until, "the places are not given back"
+        time.sleep(0.05)

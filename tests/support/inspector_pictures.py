@@ -1,0 +1,122 @@
+"""The pictures of the inspector in the docs: `python tests/support/inspector_pictures.py docs`, with the default model.
+
+light, phone    in verify, with an engine that lies, so that a rollback can be seen
+dark            in auto, while "prove it" runs
+prove           what "prove it" found
+"""
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from support.browsing import browsing
+from support.serving import Server, serving
+
+WIDE = {"viewport": {"width": 1280, "height": 950}}
+PHONE = {
+    "viewport": {"width": 390, "height": 844},
+    "device_scale_factor": 2,
+    "is_mobile": True,
+    "has_touch": True,
+}
+NEIGHBOURS = (
+    ("Name three rivers of Portugal.", True),
+    ("Write one line about a lighthouse keeper.", False),
+    ("What would happen without the tide?", True),
+)
+STEPS = 85
+PATIENCE = 600_000.0
+
+
+@contextmanager
+def neighbours(server: Server, count: int) -> Iterator[None]:
+    """Other requests, for as long as it takes."""
+    asking = True
+
+    def ask(prompt: str, deterministic: bool) -> None:
+        while asking:
+            body = {
+                "messages": [{"role": "user", "content": prompt}],
+                "deterministic": deterministic,
+                "max_tokens": 40,
+            }
+            server.post("/v1/chat/completions", body)
+
+    threads = [threading.Thread(target=ask, args=one) for one in NEIGHBOURS[:count]]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        asking = False
+        for thread in threads:
+            thread.join()
+
+
+def visit(browser: Any, server: Server, **context: Any) -> Any:
+    page = browser.new_context(**context).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(server.url)
+    page.wait_for_selector("#fingerprint:not(:empty)")
+    return page
+
+
+def wait_steps(page: Any) -> None:
+    """Until the timeline has something to show."""
+    while int((re.search(r"Step (\d+)", page.inner_text("#step-note")) or ["", "0"])[1]) < STEPS:
+        time.sleep(0.5)
+
+
+def show_rollback(page: Any, file: Path) -> None:
+    """Ask, let it run for a while, then press the button while something is red."""
+    page.fill("#max-tokens", "120")
+    page.click("#send")
+    page.wait_for_selector(".request:nth-of-type(n + 2) .token.committed")
+    wait_steps(page)
+    is_red = True
+    while is_red:  # until a picture was taken in time
+        page.wait_for_selector(".deterministic .strip .token.rolled")
+        page.eval_on_selector("#requests-title", "one => { if (innerWidth < 500) one.scrollIntoView(); }")
+        page.screenshot(path=file)
+        faded = "all => !all.some((one) => Number(getComputedStyle(one).opacity) > 0.9)"
+        is_red = page.eval_on_selector_all(".deterministic .strip .token.rolled", faded)
+    page.click("#stop")
+
+
+def show_proof(page: Any, file: Path) -> None:
+    page.fill("#seed", "7")
+    page.click("#prove-go")
+    page.wait_for_selector("#prove-go:enabled")
+    page.wait_for_selector(".request", state="detached")
+    page.locator(".prove").screenshot(path=file)
+
+
+def main(folder: Path) -> None:
+    settings = {"lies": 0.2, "slow": 0.01}
+    with browsing() as browser:
+        with serving(
+            None, "--determinism", "verify", engine="odd_engine.py", engine_settings=settings
+        ) as server:
+            with neighbours(server, 3):
+                show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
+            with neighbours(server, 1):
+                show_rollback(visit(browser, server, **PHONE), folder / "inspector-phone.png")
+        with serving(None) as server:
+            page = visit(browser, server, color_scheme="dark", **WIDE)
+            page.click("#prove-go")
+            wait_steps(page)
+            page.screenshot(path=folder / "inspector-dark.png")
+            page.context.close()
+        with serving(None, "--determinism", "verify", "--kernels", "library") as server:
+            show_proof(visit(browser, server, **WIDE), folder / "inspector-prove.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
