@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -171,26 +172,29 @@ def test_who_leaves_frees_its_pages(process: Process) -> None:
 def test_who_leaves_while_its_form_is_compiled_is_never_begun(
     engine: Engine, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiling, go_on = threading.Event(), threading.Event()
-    prepare = engine.prepare
+    compiling, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    prepare, begin = engine.prepare, Desk._begin
 
-    def prepare_slowly(*settings: Any) -> Any:
+    def prepare_slowly(prompt: Any, params: SamplingParams, echo_text: str | None) -> Any:
         compiling.set()
         assert go_on.wait(PATIENCE)
-        return prepare(*settings)
+        return prepare(prompt, replace(params, structured=None, ignore_eos=True), echo_text)
+
+    def begin_and_tell(*parts: Any) -> None:
+        begin(*parts)
+        done.set()
 
     monkeypatch.setattr(engine, "prepare", prepare_slowly)
-    form = SamplingParams(max_tokens=5, structured=StructuredOutput(regex="a+"))
-    process.say(submit(1, form))
+    monkeypatch.setattr(Desk, "_begin", begin_and_tell)
+    process.say(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
     assert compiling.wait(PATIENCE)
     assert process.status().running == 0  # the loop does not wait for it
     process.say(m.Abort(1))
     process.status()
     go_on.set()
-    monkeypatch.undo()
-    process.say(submit(2))
-    assert process.hear(m.Accepted).number == 2
-    assert process.hear_outcomes()[1].keys() == {2}
+    assert done.wait(PATIENCE)
+    status = process.status()
+    assert (status.running, status.waiting) == (0, 0)
 
 
 def test_aborting_what_is_not_there_is_nothing(process: Process) -> None:
@@ -200,12 +204,13 @@ def test_aborting_what_is_not_there_is_nothing(process: Process) -> None:
     assert process.status().running == 0
 
 
-def test_it_ends_when_its_front_is_gone(engine: Engine) -> None:
+@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
+def test_it_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable[[Process], None]) -> None:
     process = Process(lambda config, show: engine, EngineConfig())
     process.hear(m.Ready)
     process.say(submit(1, LONG))
     process.hear(m.News)
-    process.hang_up()
+    leave(process)
     assert process.end() == 0
     for number in list(engine._replies):
         engine.abort(number)

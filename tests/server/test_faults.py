@@ -93,10 +93,8 @@ def test_an_engine_that_is_killed(server: Server, odd: Odd, undisturbed: str) ->
     front = psutil.Process(server.pid)
     num_descriptors, num_restarts = front.num_fds(), server.metric("holdfast_engine_restarts_total")
     odd.tell(slow=SLOW)
-    streaming = [long_request(server, stream=True) for _ in range(2)]
+    streaming = [long_request(server, stream=True).wait_first() for _ in range(2)]
     waiting = [long_request(server, deterministic=True) for _ in range(4)]
-    for one in streaming:
-        one.wait_first()
     wait_until(lambda: count(server, "running") + count(server, "waiting") == 6)
     os.kill(server.engine_pid, signal.SIGKILL)
     for one in streaming:
@@ -209,6 +207,23 @@ def test_clients_that_leave_at_any_moment(server: Server, undisturbed: str) -> N
     assert server.post("/v1/completions", FIXED).json()["choices"][0]["text"] == undisturbed
     answer = server.post("/v1/chat/completions", {**chat, "response_format": form})
     assert answer.status_code == 200, answer.text
+
+
+def test_sigterm_under_load(odd: Odd, undisturbed: str) -> None:
+    """The end of this server: requests that run or wait are answered, nobody else is, and nothing stays behind."""
+    server = odd.server
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    odd.tell(slow=SLOW)
+    asked = [Client(server, **FIXED, stream=at % 2 == 0) for at in range(2 * MAX_RUNNING)]
+    wait_until(lambda: count(server, "running") + count(server, "waiting") == len(asked))
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(f"draining: {len(asked)} requests")
+    refused = server.post("/v1/completions", FIXED)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+    odd.tell()
+    assert {one.wait().text for one in asked} == {undisturbed}
+    assert server.process.wait(PATIENCE) == 0
+    assert psutil.wait_procs(processes, PATIENCE)[1] == []
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,13 @@ class Server:
                 stream.close()
         return code
 
+    def close(self) -> None:
+        """Read what it still said; it has ended."""
+        for reader, stream in zip(self._readers, (self.process.stdout, self.process.stderr), strict=True):
+            reader.join(5)
+            if stream is not None and not reader.is_alive():
+                stream.close()
+
     def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=120, **settings)
 
@@ -156,3 +163,4 @@ def serving(
         if process.poll() is None:
             process.kill()
             process.wait()
+        server.close()
