@@ -1,4 +1,4 @@
-"""The pictures of the inspector in the docs: `python tests/support/inspector_pictures.py docs`, with the default model.
+"""The pictures of the inspector in the docs, with the default model: `inspector_pictures.py docs [dark] [prove] ...`.
 
 light, phone    in verify, with an engine that lies, so that a rollback can be seen
 dark            in auto, while "prove it" runs
@@ -32,7 +32,7 @@ NEIGHBOURS = (
     ("What would happen without the tide?", True),
 )
 STEPS = 85
-PATIENCE = 600_000.0
+PATIENCE = 1_500_000.0
 
 
 @contextmanager
@@ -80,14 +80,14 @@ def show_rollback(page: Any, file: Path) -> None:
     page.click("#send")
     page.wait_for_selector(".request:nth-of-type(n + 2) .token.committed")
     wait_steps(page)
-    is_red = True
-    while is_red:  # until a picture was taken in time
-        page.wait_for_selector(".deterministic .strip .token.rolled")
+    in_time = False
+    while not in_time:
+        page.wait_for_selector(".deterministic .strip:has(.rolled):has(.candidate)")
         page.eval_on_selector("#requests-title", "one => { if (innerWidth < 500) one.scrollIntoView(); }")
         page.screenshot(path=file)
-        faded = "all => !all.some((one) => Number(getComputedStyle(one).opacity) > 0.9)"
-        is_red = page.eval_on_selector_all(".deterministic .strip .token.rolled", faded)
-    page.click("#stop")
+        still_red = "all => all.some((one) => Number(getComputedStyle(one).opacity) > 0.9)"
+        in_time = page.eval_on_selector_all(".deterministic .strip .token.rolled", still_red)
+    page.context.close()
 
 
 def show_proof(page: Any, file: Path) -> None:
@@ -98,25 +98,31 @@ def show_proof(page: Any, file: Path) -> None:
     page.locator(".prove").screenshot(path=file)
 
 
-def main(folder: Path) -> None:
+def light_and_phone(browser: Any, folder: Path) -> None:
     settings = {"lies": 0.2, "slow": 0.01}
-    with browsing() as browser:
-        with serving(
-            None, "--determinism", "verify", engine="odd_engine.py", engine_settings=settings
-        ) as server:
-            with neighbours(server, 3):
-                show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
-            with neighbours(server, 1):
-                show_rollback(visit(browser, server, **PHONE), folder / "inspector-phone.png")
-        with serving(None) as server:
-            page = visit(browser, server, color_scheme="dark", **WIDE)
-            page.click("#prove-go")
-            wait_steps(page)
-            page.screenshot(path=folder / "inspector-dark.png")
-            page.context.close()
-        with serving(None, "--determinism", "verify", "--kernels", "library") as server:
-            show_proof(visit(browser, server, **WIDE), folder / "inspector-prove.png")
+    with serving(None, "--determinism", "verify", engine="odd_engine.py", engine_settings=settings) as server:
+        with neighbours(server, 3):
+            show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
+        with neighbours(server, 1):
+            show_rollback(visit(browser, server, **PHONE), folder / "inspector-phone.png")
+
+
+def dark(browser: Any, folder: Path) -> None:
+    with serving(None) as server:
+        page = visit(browser, server, color_scheme="dark", **WIDE)
+        page.click("#prove-go")
+        wait_steps(page)
+        page.screenshot(path=folder / "inspector-dark.png")
+        page.context.close()
+
+
+def prove(browser: Any, folder: Path) -> None:
+    with serving(None, "--determinism", "verify", "--kernels", "library") as server:
+        show_proof(visit(browser, server, **WIDE), folder / "inspector-prove.png")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    chosen = sys.argv[2:] or ["light_and_phone", "dark", "prove"]
+    with browsing() as browser:
+        for name in chosen:
+            globals()[name](browser, Path(sys.argv[1]))
