@@ -61,7 +61,7 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
     )
-    document_bodies(app, _BODIES)
+    document_bodies(app, [*_BODIES, ErrorAnswer])
     if with_keys:
         _document_keys(app)
     return app
@@ -76,10 +76,14 @@ def responses(
         good["model"] = answer
     if streams:
         good["content"] = {"text/event-stream": _STREAM}
-    told: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer, "description": _ERRORS[status]} for status in errors
-    }
-    return {200: good, **told, "default": {"model": ErrorAnswer, "description": "Any other error."}}
+    told: dict[int | str, dict[str, Any]] = {status: _error(_ERRORS[status]) for status in errors}
+    return {200: good, **told, "default": _error("Any other error.")}
+
+
+def _error(description: str) -> dict[str, Any]:
+    """In JSON, whatever the route gives otherwise."""
+    schema = {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _document_keys(app: FastAPI) -> None:

@@ -1,0 +1,75 @@
+"""The OpenAPI document is complete: whoever makes a client of it misses nothing."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.server.openapi import make_documented_app
+from support.serving import Server
+
+
+@pytest.fixture(scope="module")
+def document(tiny_server: Server) -> dict[str, Any]:
+    answer = tiny_server.get("/openapi.json")
+    assert answer.status_code == 200
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, one) for path, item in document["paths"].items() for method, one in item.items()]
+
+
+def test_every_route_is_in_it(document: dict[str, Any]) -> None:
+    assert {(path, method) for path, method, _ in operations(document)} == {
+        *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
+        *(("/tokenize", "post"), ("/detokenize", "post"), ("/health", "get"), ("/version", "get")),
+        *(
+            ("/metrics", "get"),
+            ("/v1/models", "get"),
+            ("/v1/models/{name}", "get"),
+            ("/v1/certificate", "get"),
+        ),
+    }
+
+
+def test_every_operation_says_what_it_takes_and_gives(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    known_tags = {tag["name"] for tag in document["tags"]}
+    names = [one["operationId"] for _, _, one in operations(document)]
+    assert len(set(names)) == len(names)
+    for path, method, one in operations(document):
+        assert one["description"] and set(one["tags"]) <= known_tags and len(one["tags"]) == 1, path
+        for status, response in one["responses"].items():
+            assert response["description"] and response["content"], (path, status)
+            if status not in ("200", "503"):
+                schema = response["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
+        assert "default" in one["responses"] and "422" not in one["responses"], path
+        if method == "post":
+            reference = one["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+            body = schemas[reference.rpartition("/")[2]]
+            assert body["additionalProperties"] is False and body["properties"], path
+            assert {"400", "413", "415"} <= set(one["responses"]), path
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    left: list[Any] = [document]
+    num_references = 0
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("$ref"), str):
+                num_references += 1
+                assert one["$ref"].rpartition("/")[2] in document["components"]["schemas"]
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    assert num_references > 50
+
+
+def test_a_server_with_keys_says_so() -> None:
+    assert "security" not in make_documented_app().openapi()
+    document = make_documented_app(with_keys=True).openapi()
+    assert document["security"] == [{"key": []}]
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
