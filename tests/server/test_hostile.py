@@ -6,6 +6,7 @@ The bodies are in `support/hostile_*`; here are also hostile heads, paths and te
 import gzip
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -234,6 +235,21 @@ def test_an_id_that_could_do_harm_is_replaced(tiny_server: Server, given: str) -
     answer = ask(tiny_server, post(body, JSON_TYPE, f"X-Request-Id: {given}"))
     assert answer.status_code == 200 and answer.headers["x-request-id"] != given
     assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+
+
+def test_many_requests_may_have_one_id(client: httpx.Client) -> None:
+    """Servers that kept requests by the client's id mixed up their answers, or died of the second."""
+    prompts = [f"{one} the quick" for one in range(12)]
+
+    def answer(prompt: str, headers: dict[str, str]) -> str:
+        body = {"prompt": prompt, "max_tokens": 24, "seed": 3, "deterministic": True}
+        choice = client.post("/v1/completions", json=body, headers=headers).json()["choices"][0]
+        return str(choice["text"])
+
+    alone = [answer(prompt, {}) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: answer(prompt, {"x-request-id": "mine"}), prompts))
+    assert together == alone and len(set(alone)) > 1
 
 
 # Text that a template engine would run (CVE-2025-61620; SGLang and llama.cpp render what clients send, too).

@@ -21,6 +21,8 @@ def conversations() -> Iterator[Hostile]:
     yield said("a part without a text", [{"type": "text"}], "content")
     yield said("tool_calls a text", "a", "tool_calls", tool_calls="f")
     yield said("a call null", "a", "tool_calls", tool_calls=[None])
+    call = {"id": "same", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    yield said("two calls of one id", "a", "", status=200, tool_calls=[call, call])
     yield said(
         "arguments deep",
         "a",
