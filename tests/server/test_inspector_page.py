@@ -198,7 +198,7 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     assert side.locator(".verdict").get_attribute("data-outcome") == "same"
     assert side.locator(".group").count() == 1
     ordinary = visit.page.locator("[data-side=ordinary]")
-    assert "8 of 8" in ordinary.inner_text() or "8 outputs" in ordinary.inner_text()
+    assert "8 of 8" in ordinary.inner_text() or "8 answers" in ordinary.inner_text()
     assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was load"
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
 
@@ -410,11 +410,11 @@ def test_the_first_difference(visit: Visit, one: str, other: str, place: int) ->
     ("texts", "bits", "deterministic", "outcome", "words"),
     [
         ("aaaa", "1111", True, "same", "4 of 4 the same: 1 distinct output. Every logprob is the same"),
-        ("aaba", "1121", True, "differ", "4 outputs, 2 of them distinct. This is a bug"),
+        ("aaba", "1121", True, "differ", "4 answers, 2 distinct outputs. This is a bug"),
         ("aaaa", "1121", True, "differ", "different sets of logprobs: this is a bug"),
         ("aaaa", "1111", False, "same", "kernels agreed this time; nothing promised it"),
         ("aaaa", "1121", False, "differ", "2 different sets of logprobs"),
-        ("abca", "1231", False, "differ", "4 outputs, 3 of them distinct."),
+        ("abca", "1231", False, "differ", "4 answers, 3 distinct outputs."),
     ],
 )
 def test_the_verdict_is_honest(

@@ -38,6 +38,6 @@ export function judge(outputs, deterministic) {
       ? { outcome: "same", sentence: `${words} This machine’s kernels agreed this time; nothing promised it.` }
       : { outcome: "differ", sentence: `${words} The words agreed this time, but with ${bits} different sets of logprobs.` };
   }
-  const sentence = `${total} outputs, ${distinct} of them distinct.`;
+  const sentence = `${total} answers, ${distinct} distinct outputs.`;
   return { outcome: "differ", sentence: deterministic ? `${sentence} This is a bug in Holdfast, please report it.` : sentence };
 }
