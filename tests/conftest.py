@@ -5,7 +5,14 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no finding.
+hypothesis.settings.register_profile(
+    "holdfast", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("holdfast")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.core.params import SamplingParams
 from holdfast.server.call import Call
-from holdfast.server.engine_link import EngineLink
+from holdfast.server.channel.engine_link import EngineLink
 from holdfast.server.failures import ApiError
-from holdfast.server.metrics import Metrics
-from holdfast.server.traces import Asked, NoTraces
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import Asked, NoTraces
 from support.engine_links import PATIENCE, linked, run
 from support.fake_engine import Prompt
 

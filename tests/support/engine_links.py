@@ -10,8 +10,8 @@ import psutil
 
 from holdfast.core.params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.server.engine_link import EngineLink, Listener
-from holdfast.server.ticket import Ticket
+from holdfast.server.channel.engine_link import EngineLink, Listener
+from holdfast.server.channel.ticket import Ticket
 from support.fake_engine import Prompt
 from support.serving import HERE
 

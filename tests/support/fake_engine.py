@@ -15,9 +15,9 @@ import time
 from enum import IntEnum
 
 from holdfast.core.result import Stats
-from holdfast.server import frames
-from holdfast.server import messages as m
-from holdfast.server.engine_status import EngineStatus
+from holdfast.server.channel import frames
+from holdfast.server.channel import messages as m
+from holdfast.server.channel.engine_status import EngineStatus
 
 SEED = 7
 FLOOD_CHARS = 1 << 18

@@ -22,7 +22,7 @@ from holdfast.core.plan import PassResult, Plan
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine, PlanRunner
-from holdfast.server.engine_process import serve
+from holdfast.server.channel.engine_process import serve
 
 
 class OddRunner:

@@ -1,1 +1,1 @@
-"""HTTP as OpenAI clients expect it. One process answers clients, another runs the engine; `messages` is what they say."""
+"""HTTP as OpenAI clients expect it. One process answers clients, another runs the engine; `channel` is between them."""

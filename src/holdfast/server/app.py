@@ -2,18 +2,18 @@
 
 from fastapi import FastAPI
 
-from holdfast.server.about import about_routes
-from holdfast.server.chat import chat_routes
-from holdfast.server.completions import completion_routes
 from holdfast.server.front import Front
-from holdfast.server.guard import guard
+from holdfast.server.gate.guard import guard
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
-from holdfast.server.openapi import make_documented_app
-from holdfast.server.replay import replay_routes
-from holdfast.server.score import score_routes
-from holdfast.server.tokens import token_routes
-from holdfast.server.unserved import unserved_routes
+from holdfast.server.routes.about import about_routes
+from holdfast.server.routes.chat import chat_routes
+from holdfast.server.routes.completions import completion_routes
+from holdfast.server.routes.replay import replay_routes
+from holdfast.server.routes.score import score_routes
+from holdfast.server.routes.tokens import token_routes
+from holdfast.server.routes.unserved import unserved_routes
+from holdfast.server.schema.openapi import make_documented_app
 
 
 def make_app(front: Front, hub: Hub) -> FastAPI:

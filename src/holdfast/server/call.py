@@ -18,12 +18,12 @@ from dataclasses import fields
 from holdfast.core.params import SamplingParams
 from holdfast.core.result import Determinism, Stats
 from holdfast.errors import EngineStopped, HoldfastError
-from holdfast.server.engine_link import EngineLink
+from holdfast.server.channel.engine_link import EngineLink
+from holdfast.server.channel.messages import Outcome, Piece
+from holdfast.server.channel.ticket import Ticket
 from holdfast.server.failures import ApiError, api_error, failed_answer
-from holdfast.server.messages import Outcome, Piece
-from holdfast.server.request_metrics import RequestMetrics
-from holdfast.server.ticket import Ticket
-from holdfast.server.traces import Span
+from holdfast.server.telemetry.request_metrics import RequestMetrics
+from holdfast.server.telemetry.traces import Span
 
 _QUIET_SECONDS = 15.0
 _CLIENT_LEFT = 499  # as the access log says

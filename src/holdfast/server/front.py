@@ -9,17 +9,17 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from holdfast.errors import EngineStopped
-from holdfast.server.access_log import Access
 from holdfast.server.admission import Admission
 from holdfast.server.call import Call
+from holdfast.server.channel.messages import Named
+from holdfast.server.channel.supervisor import Supervisor
 from holdfast.server.config import ServerConfig
 from holdfast.server.failures import ApiError, api_error
-from holdfast.server.messages import Named
-from holdfast.server.metrics import Metrics
-from holdfast.server.presence import ClientLeft
+from holdfast.server.gate.presence import ClientLeft
 from holdfast.server.prompts import Prompts
-from holdfast.server.supervisor import Supervisor
-from holdfast.server.traces import Asked, Operation, Traces
+from holdfast.server.telemetry.access_log import Access
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import Asked, Operation, Traces
 
 
 class Front:

@@ -28,18 +28,18 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.locate import locate
 from holdfast.server.admission import Admission
 from holdfast.server.app import make_app
+from holdfast.server.channel.engine_link import COMMAND, EngineLink, Listener
+from holdfast.server.channel.supervisor import Supervisor
 from holdfast.server.config import ServerConfig
-from holdfast.server.descriptors import raise_descriptor_limit
-from holdfast.server.engine_link import COMMAND, EngineLink, Listener
 from holdfast.server.failures import ApiError
 from holdfast.server.front import Front
-from holdfast.server.http_protocol import timed_protocol
+from holdfast.server.gate.descriptors import raise_descriptor_limit
+from holdfast.server.gate.http_protocol import timed_protocol
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.logs import set_up_logs
-from holdfast.server.metrics import Metrics
 from holdfast.server.prompts import Prompts
-from holdfast.server.supervisor import Supervisor
-from holdfast.server.traces import open_traces
+from holdfast.server.telemetry.logs import set_up_logs
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import open_traces
 from holdfast.version import __version__
 
 _log = logging.getLogger("holdfast.server")

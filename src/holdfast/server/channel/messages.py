@@ -1,0 +1,181 @@
+"""What the two processes of a server say to each other: typed, checked when it arrives, and never code.
+
+    to the engine     Start, Submit, SubmitScore, Abort, Watch, AskStatus, Stop
+    from the engine   Progress, Ready, Unfit; Named; Accepted, Refused, News; Status, Revoked, Traced
+
+Each request has a number the front gave it. After `Accepted` come pieces of its answers and one `Outcome`, inside `News`;
+after `Refused` nothing. Messages are msgpack with the message's name inside; one that does not fit its type is our error.
+"""
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.plan import TokenLogprob
+from holdfast.core.result import Determinism, Stats
+from holdfast.core.stop import FinishReason
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.tracer import StepTrace
+from holdfast.server.channel.engine_status import EngineStatus
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Anything said."""
+
+
+# To the engine
+
+
+class Start(Message, frozen=True):
+    """The first message: what to load, and how to log."""
+
+    config: EngineConfig
+    log_format: str
+    log_level: str
+
+
+class Submit(Message, frozen=True):
+    """Answer this prompt. settings are those of `SamplingParams`, as a receipt writes them."""
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    settings: dict[str, Any]
+    echo_text: str | None = None
+    with_receipt: bool = False
+
+
+class SubmitScore(Message, frozen=True):
+    """The logprobs of a completion behind a prompt."""
+
+    number: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    deterministic: bool
+    with_receipt: bool = False
+
+
+class Abort(Message, frozen=True):
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+class Watch(Message, frozen=True):
+    """Tell of every step, or stop telling."""
+
+    on: bool
+
+
+class AskStatus(Message, frozen=True):
+    """How are you?"""
+
+
+class Stop(Message, frozen=True):
+    """End. What still runs is given up."""
+
+
+# From the engine
+
+
+class Progress(Message, frozen=True):
+    """How far the engine is with starting."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Ready(Message, frozen=True):
+    """The engine can answer. certificate is None where determinism is off."""
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_kv_positions: int
+    determinism: str
+    refusal: str | None  # why deterministic requests are refused
+    certificate: dict[str, Any] | None
+
+
+class Unfit(Message, frozen=True):
+    """The engine cannot be started with this configuration; trying again would not help."""
+
+    reason: str
+
+
+class Named(Message, frozen=True):
+    """The engine's fingerprint, once its weights are hashed."""
+
+    digest: str
+    parts: dict[str, Any]
+
+
+class Accepted(Message, frozen=True):
+    number: int
+    seed: int
+
+
+class Refused(Message, frozen=True):
+    """kind is the name of an error in `holdfast.errors`."""
+
+    number: int
+    kind: str
+    reason: str
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """What came since the last piece of one choice of one request."""
+
+    number: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How a request ended. Its choices were told in pieces."""
+
+    number: int
+    seed: int
+    determinism: Determinism
+    stats: Stats
+    error: str | None
+    receipt: dict[str, Any] | None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """A request left the queue."""
+
+    number: int
+    queue_seconds: float
+
+
+class News(Message, frozen=True):
+    """What one step gave, of all requests, in order: begun, then pieces, then outcomes."""
+
+    begun: tuple[Begun, ...]
+    pieces: tuple[Piece, ...]
+    outcomes: tuple[Outcome, ...]
+
+
+class Status(Message, frozen=True):
+    status: EngineStatus
+
+
+class Revoked(Message, frozen=True):
+    """A spot check found the certificate wrong; deterministic answers are verified from now on."""
+
+    reason: str
+
+
+class Traced(Message, frozen=True):
+    """A step, as a watcher sees it."""
+
+    step: StepTrace
+
+
+ToEngine = Start | Submit | SubmitScore | Abort | Watch | AskStatus | Stop
+FromEngine = Progress | Ready | Unfit | Named | Accepted | Refused | News | Status | Revoked | Traced

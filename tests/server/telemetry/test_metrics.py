@@ -1,0 +1,318 @@
+"""Metrics in the names people know; counters never go backwards; what is measured is what happened."""
+
+from dataclasses import asdict, fields, replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.core.result import Stats
+from holdfast.engine.loop import Counters
+from holdfast.server.channel.engine_status import EngineStatus
+from holdfast.server.telemetry.metrics import Metrics
+
+IDLE = EngineStatus(running=0, waiting=0, pages_used=0, pages_cached=0, num_pages=100)
+
+
+class Clock:
+    """Time that goes on when told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def metrics(clock):
+    return Metrics(clock)
+
+
+def read(metrics, name, **labels):
+    """One sample of the rendered text; None if it is not there."""
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(metrics.render()[0].decode())
+        for sample in family.samples
+        if sample.name == f"holdfast_{name}" and sample.labels == labels
+    ]
+    assert len(found) < 2, f"{name} is there twice"
+    return found[0] if found else None
+
+
+def of_request(metrics, name, deterministic="false", **labels):
+    return read(metrics, name, deterministic=deterministic, **labels)
+
+
+HISTOGRAMS = (
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+)
+REQUEST_COUNTERS = (
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "num_preemptions_total",
+    "candidates_total",
+    "accepted_total",
+    "rolled_back_total",
+    "rollbacks_total",
+    "windows_total",
+)
+ENGINE = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "kv_pages_used",
+    "kv_pages_cached",
+    "kv_pages",
+    "engine_steps_total",
+    "fast_passes_total",
+    "canonical_passes_total",
+    "certified_passes_total",
+    "spot_checks_total",
+    "spot_checked_rows_total",
+    "revocations_total",
+    "engine_restarts_total",
+)
+
+
+@pytest.mark.parametrize("label", ["true", "false"])
+def test_every_series_of_requests_is_there_from_the_start(metrics, label):
+    for name in HISTOGRAMS:
+        assert of_request(metrics, f"{name}_count", label) == 0, name
+    for name in REQUEST_COUNTERS:
+        assert of_request(metrics, name, label) == 0, name
+    assert of_request(metrics, "request_success_total", label, finished_reason="stop") == 0
+
+
+def test_every_series_of_the_engine_is_there_from_the_start(metrics):
+    for name in ENGINE:
+        assert read(metrics, name) == 0, name
+
+
+def test_the_engine_s_numbers_are_all_told():
+    """A counter the engine gains must be sent and shown."""
+    assert {one.name for one in fields(Counters)} < {one.name for one in fields(EngineStatus)}
+    metrics = Metrics()
+    before = metrics.render()[0]
+    for one in fields(EngineStatus):
+        metrics.take(replace(IDLE, **{one.name: 7}))
+        after = metrics.render()[0]
+        assert after != before, one.name
+        before = after
+
+
+def test_two_servers_share_nothing():
+    one, other = Metrics(), Metrics()
+    one.request(True).failed("boom")
+    assert of_request(one, "request_errors_total", "true", code="boom") == 1
+    assert of_request(other, "request_errors_total", "true", code="boom") is None
+
+
+# One request
+
+
+def test_the_life_of_a_request(metrics, clock):
+    watch = metrics.request(True)
+    clock.now += 0.5
+    watch.started(0.4)
+    watch.tokens(0, 1)
+    clock.now += 0.25
+    watch.tokens(0, 2)
+    clock.now += 0.25
+    watch.finished("stop", 10, 3, Stats())
+
+    assert watch.first_token_seconds == 0.5
+    for name, count, total in (
+        ("time_to_first_token_seconds", 1, 0.5),
+        ("inter_token_latency_seconds", 2, 0.25),
+        ("e2e_request_latency_seconds", 1, 1.0),
+        ("request_queue_time_seconds", 1, 0.4),
+        ("request_prompt_tokens", 1, 10),
+        ("request_generation_tokens", 1, 3),
+    ):
+        assert of_request(metrics, f"{name}_count", "true") == count, name
+        assert of_request(metrics, f"{name}_sum", "true") == total, name
+        assert of_request(metrics, f"{name}_count", "false") == 0, name
+    assert of_request(metrics, "prompt_tokens_total", "true") == 10
+    assert of_request(metrics, "generation_tokens_total", "true") == 3
+    assert of_request(metrics, "request_success_total", "true", finished_reason="stop") == 1
+
+
+def test_a_piece_of_several_tokens_is_as_many_intervals(metrics, clock):
+    watch = metrics.request(False)
+    watch.tokens(0, 1)
+    clock.now += 0.008
+    watch.tokens(0, 8)
+    assert of_request(metrics, "inter_token_latency_seconds_count") == 8
+    assert of_request(metrics, "inter_token_latency_seconds_sum") == pytest.approx(0.008)
+    assert of_request(metrics, "inter_token_latency_seconds_bucket", le="0.0025") == 8
+
+
+def test_choices_have_intervals_of_their_own(metrics, clock):
+    watch = metrics.request(False)
+    for index in (0, 1):
+        clock.now += 1
+        watch.tokens(index, 3)  # the first piece of each: a first token for the request, no interval
+    assert of_request(metrics, "time_to_first_token_seconds_count") == 1
+    assert of_request(metrics, "inter_token_latency_seconds_count") == 0
+    clock.now += 1
+    watch.tokens(0, 1)
+    assert of_request(metrics, "inter_token_latency_seconds_sum") == 2
+
+
+def test_a_piece_without_tokens_changes_nothing(metrics, clock):
+    watch = metrics.request(False)
+    watch.tokens(0, 0)
+    assert of_request(metrics, "time_to_first_token_seconds_count") == 0
+    clock.now += 1
+    watch.tokens(0, 1)
+    assert of_request(metrics, "time_to_first_token_seconds_sum") == 1
+
+
+def test_tokens_are_counted_once_whether_told_piece_by_piece_or_at_the_end(metrics):
+    streamed = metrics.request(False)
+    streamed.tokens(0, 2)
+    assert of_request(metrics, "generation_tokens_total") == 2  # already while it runs
+    streamed.finished("length", 1, 3, Stats())
+    metrics.request(False).finished("length", 1, 4, Stats())
+    assert of_request(metrics, "generation_tokens_total") == 7
+
+
+def test_a_request_ends_once(metrics):
+    for first, then in (("finished", "failed"), ("failed", "finished")):
+        watch = metrics.request(False)
+        for end in (first, then, first):
+            if end == "failed":
+                watch.failed("timeout")
+            else:
+                watch.finished("stop", 1, 0, Stats())
+        watch.tokens(0, 5)
+    assert of_request(metrics, "request_errors_total", code="timeout") == 1
+    assert of_request(metrics, "request_success_total", finished_reason="stop") == 1
+    assert of_request(metrics, "generation_tokens_total") == 0
+
+
+def test_a_failed_request_has_no_latency_in_all(metrics):
+    metrics.request(False).failed("internal_error")
+    assert of_request(metrics, "e2e_request_latency_seconds_count") == 0
+
+
+def test_a_request_refused_before_it_was_read(metrics):
+    metrics.refused("invalid_api_key")
+    assert of_request(metrics, "request_errors_total", "unknown", code="invalid_api_key") == 1
+
+
+def test_what_a_request_cost_is_added_up(metrics):
+    stats = Stats(candidates=10, accepted=7, rolled_back=3, rollbacks=1, windows=2, preemptions=1)
+    for _ in range(2):
+        metrics.request(True).finished("stop", 5, 9, stats)
+    for name, value in (
+        ("candidates", 20),
+        ("accepted", 14),
+        ("rolled_back", 6),
+        ("rollbacks", 2),
+        ("windows", 4),
+        ("num_preemptions", 2),
+    ):
+        assert of_request(metrics, f"{name}_total", "true") == value, name
+
+
+def test_prefix_hits_are_never_more_than_queries(metrics):
+    metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=16))
+    assert of_request(metrics, "prefix_cache_queries_total") == 32
+    assert of_request(metrics, "prefix_cache_hits_total") == 16
+    metrics.request(False).finished("stop", 32, 2, Stats(cached_tokens=32), num_choices=2)  # each looks
+    assert of_request(metrics, "prefix_cache_queries_total") == 96
+    metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=500, preemptions=1))
+    assert of_request(metrics, "prefix_cache_hits_total") == 548
+    assert of_request(metrics, "prefix_cache_queries_total") == 596
+
+
+# The engine
+
+
+def test_the_engine_s_gauges(metrics):
+    metrics.take(EngineStatus(running=3, waiting=2, pages_used=25, pages_cached=50, num_pages=100))
+    for name, value in (
+        ("num_requests_running", 3),
+        ("num_requests_waiting", 2),
+        ("kv_cache_usage_perc", 0.25),
+        ("kv_pages_used", 25),
+        ("kv_pages_cached", 50),
+        ("kv_pages", 100),
+    ):
+        assert read(metrics, name) == value, name
+
+
+def test_the_engine_s_counters_are_not_added_twice(metrics):
+    for steps in (3, 3, 8):
+        metrics.take(replace(IDLE, steps=steps))
+    assert read(metrics, "engine_steps_total") == 8
+
+
+def test_a_restart_starts_from_0_again_and_nothing_goes_backwards(metrics):
+    metrics.take(replace(IDLE, steps=8, running=4, pages_used=9))
+    metrics.engine_restarted()
+    assert read(metrics, "num_requests_running") == 0
+    assert read(metrics, "kv_pages_used") == 0
+    assert read(metrics, "kv_pages") == 100
+    metrics.take(replace(IDLE, steps=10))  # further than the old one ever was
+    assert read(metrics, "engine_steps_total") == 18
+    assert read(metrics, "engine_restarts_total") == 1
+
+
+def test_an_engine_that_counts_less_than_before_has_begun_anew(metrics):
+    for steps in (8, 2, 5):
+        metrics.take(replace(IDLE, steps=steps))
+    assert read(metrics, "engine_steps_total") == 13
+
+
+def test_what_is_served(metrics):
+    labels = {
+        "version": "1.2",
+        "model": 'a "model"\n',
+        "fingerprint": "f",
+        "dtype": "bf16",
+        "determinism": "auto",
+    }
+    metrics.describe(**labels)
+    assert read(metrics, "info", **labels) == 1
+
+
+# The text
+
+
+def test_the_plain_text_has_no_times_of_creation(metrics):
+    text, kind = metrics.render("text/plain;version=0.0.4, */*")
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert b"_created" not in text
+    assert b"# TYPE holdfast_generation_tokens_total counter" in text
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "0.0.1", "abc", "999.1"])
+def test_openmetrics_if_it_is_asked_for(metrics, version):
+    text, kind = metrics.render(f"text/html, application/openmetrics-text;version={version};q=0.9, */*;q=0.1")
+    assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert text.endswith(b"# EOF\n")
+    assert b"# TYPE holdfast_generation_tokens counter" in text
+
+
+def test_numbers_survive_being_rendered_twice(metrics):
+    metrics.request(True).finished("stop", 3, 4, Stats())
+    assert metrics.render() == metrics.render()
+
+
+def test_a_status_is_plain_numbers():
+    assert all(type(value) is int for value in asdict(IDLE).values())

@@ -1,0 +1,256 @@
+"""One span a request, in the words of the conventions; nothing at all where nobody asked for traces."""
+
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from holdfast.core.params import MAX_SEED, SamplingParams
+from holdfast.core.result import Stats
+from holdfast.errors import ConfigError
+from holdfast.server.telemetry.traces import Asked, NoTraces, open_traces
+
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT_ID = "00f067aa0ba902b7"
+STATS = Stats(candidates=9, accepted=7, rolled_back=2, rollbacks=1, windows=3, cached_tokens=16)
+
+
+def asked(**changes):
+    params = changes.pop("params", SamplingParams(max_tokens=64, temperature=0.8, seed=7, n=2))
+    return Asked("chat", "smollm2", "chatcmpl-1", params, **changes)
+
+
+@pytest.fixture
+def otel():
+    """Traces that keep their spans, and a function that gives those that ended."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry is not installed")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from holdfast.server.telemetry.otel import OtelTraces
+
+    exporter = InMemorySpanExporter()
+    traces = OtelTraces(SimpleSpanProcessor(exporter))
+    yield traces, exporter.get_finished_spans
+    traces.close()
+
+
+def test_the_span_of_a_request(otel):
+    traces, ended = otel
+    span = traces.begin({}, asked(stream=True, deterministic=True))
+    span.started(0.25)
+    span.first_token()
+    assert ended() == ()
+    span.finished(["stop", "length"], 20, 30, "certified", STATS)
+    (done,) = ended()
+    assert done.name == "chat smollm2"
+    assert done.kind.name == "SERVER"
+    assert done.status.status_code.name == "UNSET"
+    assert done.parent is None
+    said = dict(done.attributes)
+    assert said.pop("gen_ai.response.time_to_first_chunk") >= 0
+    assert said == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "holdfast",
+        "gen_ai.request.model": "smollm2",
+        "gen_ai.request.max_tokens": 64,
+        "gen_ai.request.temperature": 0.8,
+        "gen_ai.request.top_p": 1.0,
+        "gen_ai.request.top_k": 0,
+        "gen_ai.request.frequency_penalty": 0.0,
+        "gen_ai.request.presence_penalty": 0.0,
+        "gen_ai.request.seed": 7,
+        "gen_ai.request.choice.count": 2,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.id": "chatcmpl-1",
+        "gen_ai.response.model": "smollm2",
+        "gen_ai.response.finish_reasons": ("stop", "length"),
+        "gen_ai.usage.input_tokens": 20,
+        "gen_ai.usage.output_tokens": 30,
+        "gen_ai.usage.cache_read.input_tokens": 16,
+        "holdfast.deterministic": True,
+        "holdfast.mode": "certified",
+        "holdfast.queue_seconds": 0.25,
+        "holdfast.candidates": 9,
+        "holdfast.accepted": 7,
+        "holdfast.rolled_back": 2,
+        "holdfast.rollbacks": 1,
+        "holdfast.windows": 3,
+        "holdfast.preemptions": 0,
+    }
+
+
+def test_the_caller_s_trace_goes_on(otel):
+    traces, ended = otel
+    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}, asked())
+    span.finished(["stop"], 1, 1, "none", Stats())
+    (done,) = ended()
+    assert f"{done.context.trace_id:032x}" == TRACE_ID
+    assert f"{done.parent.span_id:016x}" == PARENT_ID
+
+
+def test_a_caller_who_does_not_sample_is_not_sampled(otel):
+    traces, ended = otel
+    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}, asked())
+    span.finished(["stop"], 1, 1, "none", Stats())
+    assert ended() == ()
+
+
+@pytest.mark.parametrize(
+    "header", ["", "00", "00-0-0-01", f"ff-{TRACE_ID}-{PARENT_ID}-01", "x" * 8000, "\x00"]
+)
+def test_a_traceparent_that_is_none_begins_a_new_trace(otel, header):
+    traces, ended = otel
+    traces.begin({"traceparent": header, "tracestate": "a=b," * 200}, asked()).failed("x", 400)
+    assert ended()[0].parent is None
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(400, "UNSET"), (429, "UNSET"), (500, "ERROR"), (504, "ERROR")]
+)
+def test_a_request_that_failed(otel, status, verdict):
+    traces, ended = otel
+    traces.begin({}, asked()).failed("some_code", status)
+    (done,) = ended()
+    assert done.attributes["error.type"] == "some_code"
+    assert done.attributes["http.response.status_code"] == status
+    assert done.status.status_code.name == verdict
+
+
+def test_a_span_ends_once(otel):
+    traces, ended = otel
+    span = traces.begin({}, asked())
+    span.finished(["stop"], 1, 1, "none", Stats())
+    span.failed("late", 500)
+    (done,) = ended()
+    assert "error.type" not in done.attributes
+    assert done.status.status_code.name == "UNSET"
+
+
+def test_a_request_without_settings(otel):
+    traces, ended = otel
+    traces.begin({}, Asked("score", "m", "score-1")).finished([], 5, 0, "verified", Stats())
+    (done,) = ended()
+    assert "gen_ai.request.max_tokens" not in done.attributes
+
+
+def test_nothing_a_client_sent_keeps_a_span_from_being_encoded(otel):
+    traces, ended = otel
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    params = SamplingParams(seed=MAX_SEED, stop=["secret"])
+    traces.begin({}, Asked("chat", "m", "id-\ud800\x00", params)).finished(["stop"], 1, 1, "none", Stats())
+    sent = encode_spans(ended()).SerializeToString()
+    assert b"chat m" in sent
+    assert b"secret" not in sent
+
+
+def test_two_traces_share_nothing(otel):
+    from opentelemetry import trace
+
+    _, ended = otel
+    with trace.get_tracer("somebody else's").start_as_current_span("x"):
+        pass
+    assert ended() == ()
+
+
+def test_the_service_has_our_name_unless_the_environment_names_it(otel, monkeypatch):
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from holdfast.server.telemetry.otel import OtelTraces
+
+    traces, ended = otel
+    traces.begin({}, asked()).failed("x", 400)
+    assert ended()[0].resource.attributes["service.name"] == "holdfast"
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    exporter = InMemorySpanExporter()
+    OtelTraces(SimpleSpanProcessor(exporter)).begin({}, asked()).failed("x", 400)
+    assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "mine"
+
+
+# Where they go
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Keeps what it is sent."""
+
+    received: list
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.received.append((self.path, body))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_spans_reach_a_collector():
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry is not installed")
+    received = []
+    handler = type("Kept", (Collector,), {"received": received})
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        traces = open_traces(f"http://127.0.0.1:{server.server_port}")
+        traces.begin({}, asked()).finished(["stop"], 1, 1, "certified", Stats())
+        traces.close()  # sends what is left
+        server.shutdown()
+    ((path, body),) = received
+    assert path == "/v1/traces"
+    assert b"chat smollm2" in body
+    assert b"holdfast.mode" in body
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector:4318/otlp/v1/traces", "http://collector:4318/otlp/v1/traces"),
+        ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
+    ],
+)
+def test_a_collector_s_address(otel, given, url):
+    from holdfast.server.telemetry.otel import collector_url
+
+    assert collector_url(given) == url
+
+
+@pytest.mark.parametrize(
+    "given", ["", "localhost:4318", "ftp://x", "http://", "grpc://x:1", "http://u:hidden@[", "http://x:99999"]
+)
+def test_what_is_no_address(otel, given):
+    with pytest.raises(ConfigError, match="http or https") as caught:
+        open_traces(given)
+    assert "hidden" not in str(caught.value)
+
+
+def test_without_the_packages_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "holdfast.server.telemetry.otel", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'holdfast\[otel\]'"):
+        open_traces("http://localhost:4318")
+
+
+# Nowhere
+
+
+def test_without_an_endpoint_nothing_happens_and_nothing_is_imported():
+    code = (
+        "import sys; from holdfast.server.telemetry.traces import Asked, open_traces; from holdfast.core.result import Stats;"
+        "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, Asked('chat', 'm', 'id'));"
+        "span.started(1); span.first_token(); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
+        "traces.close(); print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_span_of_no_traces_is_one_object():
+    traces = NoTraces()
+    assert traces.begin({}, asked()) is traces.begin({}, asked())

@@ -1,0 +1,245 @@
+"""Calls found in what a model wrote: the same however the text is cut, nothing lost, nothing twice, and in linear time."""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.server.tools import auto_calls
+from holdfast.server.tools.auto_calls import AutoReader
+from holdfast.server.tools.calls import CallIds, CallPiece, Content, Reply, add_up, read_whole
+from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat
+from holdfast.server.tools.json_scanner import JsonScanner
+
+NAMES = ("f", "get_weather")
+FORMATS = [HERMES, LLAMA3, MISTRAL]
+F = '{"name": "f", "arguments": {"a": 1}}'
+G = '{"name": "get_weather", "parameters": {"city": "<tool_call>{\\"x\\"} [TOOL_CALLS] </tool_call>"}}'
+F_CALL = ("f", '{"a": 1}')
+G_CALL = ("get_weather", '{"city": "<tool_call>{\\"x\\"} [TOOL_CALLS] </tool_call>"}')
+
+
+def open_reader(tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> AutoReader:
+    return AutoReader(tool_format, NAMES, CallIds(b"key"), parallel=parallel)
+
+
+def read(text: str, tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> Reply:
+    return read_whole(open_reader(tool_format, parallel=parallel), text)
+
+
+def read_pieces(pieces: Sequence[str], tool_format: ToolFormat = HERMES) -> Reply:
+    reader = open_reader(tool_format)
+    fed = [delta for piece in pieces for delta in reader.feed(piece)]
+    return add_up([*fed, *reader.finish()])
+
+
+def said(reply: Reply) -> tuple[str | None, list[tuple[str, str]]]:
+    return reply.content, [(call.name, call.arguments) for call in reply.calls]
+
+
+CASES = [
+    (HERMES, f"<tool_call>\n{F}\n</tool_call>", None, [F_CALL]),
+    (HERMES, f"Let me see.\n\n<tool_call>{G}</tool_call>\n", "Let me see.", [G_CALL]),
+    (HERMES, f"<tool_call>{F}</tool_call>\n<tool_call>{G}</tool_call>", None, [F_CALL, G_CALL]),
+    (HERMES, f"a <tool_call>{F}</tool_call> b <tool_call>{G}</tool_call> c ", "a b c", [F_CALL, G_CALL]),
+    (HERMES, f"a\t\r\n<tool_call>\t\r\n{F}\t\r\n</tool_call>\t\r\n", "a", [F_CALL]),
+    (HERMES, f"a\u00a0<tool_call>{F}", "a\u00a0", [F_CALL]),
+    (HERMES, f"<tool_call>{F}", None, [F_CALL]),
+    (HERMES, f"<tool_call>{F}\n</tool_", None, [F_CALL]),
+    (HERMES, f"<tool_call>{F}\n<tool_", "<tool_", [F_CALL]),
+    (HERMES, f"<tool_call>{F}<tool_call>{G}", None, [F_CALL, G_CALL]),
+    (HERMES, f"<tool_call>{F}<tool_call>{G}x", f"<tool_call>{G}x", [F_CALL]),
+    (HERMES, f"<tool_call>[{F}, {G}]</tool_call>", None, [F_CALL, G_CALL]),
+    (HERMES, f"<tool_call><tool_call>{F}</tool_call>", "<tool_call>", [F_CALL]),
+    (HERMES, f'<tool_call>{{"name": <tool_call>{F}</tool_call>', '<tool_call>{"name":', [F_CALL]),
+    (HERMES, f"{F}\n{G}", None, [F_CALL, G_CALL]),
+    (HERMES, f"[TOOL_CALLS][{F}]", f"[TOOL_CALLS][{F}]", []),
+    (LLAMA3, F, None, [F_CALL]),
+    (LLAMA3, f"\n {F}; {G}", None, [F_CALL, G_CALL]),
+    (LLAMA3, f"<|python_tag|>{F}", None, [F_CALL]),
+    (LLAMA3, f"Well <|python_tag|>{F}", "Well", [F_CALL]),
+    (LLAMA3, f"{F} and that is it", " and that is it", [F_CALL]),
+    (LLAMA3, f"{F};; {G}", f";; {G}", [F_CALL]),
+    (LLAMA3, f"{F}; no", "; no", [F_CALL]),
+    (LLAMA3, f"; {F}", f"; {F}", []),
+    (LLAMA3, f"It is {F}", f"It is {F}", []),
+    (MISTRAL, f"[TOOL_CALLS][{F}, {G}]", None, [F_CALL, G_CALL]),
+    (MISTRAL, f"[TOOL_CALLS] {F}", None, [F_CALL]),
+    (MISTRAL, f"[{F}]", None, [F_CALL]),
+    (MISTRAL, f"I think[TOOL_CALLS][{F}]", "I think", [F_CALL]),
+    (MISTRAL, f"[TOOL_CALLS][[TOOL_CALLS][{F}]", "[TOOL_CALLS][", [F_CALL]),
+]
+NO_CALLS = [
+    "",
+    " \n ",
+    "Hello",
+    "\n\n Hello \n",
+    "<tool_call>",
+    "<tool_call>{",
+    "<tool_call></tool_call>",
+    "<tool_call>f(a=1)</tool_call>",
+    '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": 1,}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": "\n"}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": {"a": "\\u12"}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 200 + "1" + "}" * 200 + "}</tool_call>",
+    f"<tool_call>{F} oops</tool_call>",
+    f"<tool_call>[{F}, 1]</tool_call>",
+    "[TOOL_CALLS][]",
+    '{"answer": 42, "name": "f", "arguments": {}}',
+    '{"name": "Alice", "arguments": {}}',
+    '{"name": "f"}',
+    "[1, 2, 3]",
+    "{",
+    "<|python_tag|>print(1)",
+    "<<<tool_call<tool_call",
+    "lone \ud800 surrogate <tool_call>{\ud800",
+]
+
+
+@pytest.mark.parametrize(("tool_format", "text", "content", "calls"), CASES)
+def test_calls_and_content(
+    tool_format: ToolFormat, text: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    reply = read(text, tool_format)
+    assert said(reply) == (content, calls)
+    assert read_pieces(list(text), tool_format) == reply
+    for cut in range(1, len(text)):
+        assert read_pieces([text[:cut], text[cut:]], tool_format) == reply
+
+
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("text", NO_CALLS, ids=range(len(NO_CALLS)))
+def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
+    assert said(read(text, tool_format)) == (text, [])
+    assert said(read_pieces(list(text), tool_format)) == (text, [])
+
+
+MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<", "<tool", "_call>", "</"]
+WRITTEN = [F, G, f"[{F}]", '{"name": "f", "arguments": {', "name", "1", "x", "é"]
+FRAGMENTS = st.lists(st.sampled_from([*MARKERS, *WRITTEN, *'[]{}":,;\\ \n']), max_size=12).map("".join)
+
+
+@settings(deadline=None)
+@given(FRAGMENTS, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(FORMATS))
+def test_cuts_change_nothing(text: str, cuts: list[int], tool_format: ToolFormat) -> None:
+    whole = read(text, tool_format)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
+    assert read_pieces(pieces, tool_format) == read_pieces(list(text), tool_format) == whole
+    if not whole.calls:
+        assert whole.content == text
+
+
+PLAIN = st.text("ab .,\n<>/_tool", max_size=12).filter(lambda text: "<tool_call>" not in text)
+OBJECTS = st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=5), max_size=3)
+CALLS = st.tuples(st.sampled_from(NAMES), OBJECTS.map(json.dumps))
+
+
+@settings(deadline=None)
+@given(PLAIN, st.lists(st.tuples(CALLS, PLAIN), min_size=1, max_size=4))
+def test_nothing_is_lost_and_nothing_said_twice(first: str, rest: list[tuple[tuple[str, str], str]]) -> None:
+    text = marked = first
+    for (name, arguments), behind in rest:
+        text += f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{behind}'
+        marked += f"\0{behind}"
+    reply = read(text)
+    assert [(call.name, call.arguments) for call in reply.calls] == [call for call, _ in rest]
+    assert (reply.content or "") == re.sub("[ \n]*\0", "", marked).rstrip(" \n")
+
+
+def test_content_is_not_kept_waiting() -> None:
+    reader = open_reader()
+    assert reader.feed("Hello") == [Content("Hello")]
+    assert reader.feed(" ") == []  # a call may follow
+    assert reader.feed("you <") == [Content(" you")]
+    assert reader.feed("b>") == [Content(" <b>")]
+    assert reader.feed(" <tool_") == []
+    assert reader.feed(f"call>{F}</tool_call") == []
+    (call,) = reader.feed(">")
+    assert isinstance(call, CallPiece) and (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
+    assert reader.feed("\n") == reader.finish() == []
+
+
+def test_a_json_answer_is_not_kept_waiting() -> None:
+    reader = open_reader(LLAMA3)
+    assert reader.feed('{"an') == [Content('{"an')]
+    assert open_reader(LLAMA3).feed("[1") == [Content("[1")]
+    assert open_reader(LLAMA3).feed('{"name": "Al') == []
+
+
+def test_a_call_without_a_closing_marker_is_told_at_once() -> None:
+    assert [type(delta) for delta in open_reader(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [CallPiece]
+
+
+@pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
+def test_one_call_where_only_one_was_asked_for(text: str) -> None:
+    assert said(read(text, parallel=False)) == (None, [F_CALL])
+
+
+def test_deltas_have_openai_s_shape() -> None:
+    first, second = read(f"[{F}, {G}]").calls
+    deltas = open_reader().feed(f"[{F}, {G}]")
+    assert [delta.body() for delta in deltas] == [
+        {"tool_calls": [{"index": index, **call.body()}]} for index, call in enumerate((first, second))
+    ]
+    assert first.id != second.id
+
+
+HOSTILE = [
+    '<tool_call>{"' * 8000,
+    '<tool_call>{"":"' * 6000,
+    '<tool_call>{"a":"\\"' * 5000,
+    '<tool_call>{":":"' * 6000,
+    '<tool_call>{"a":["' * 5000,
+    '<tool_call>{":":":",' * 5000,
+    "<tool_call>" * 9000,
+    "<tool_call> " * 8000,
+    '<tool_call>{"name":"x","arguments":{"a":"' * 3000,
+    f"<tool_call>{F}" * 2000,
+    f"<tool_call>{F} x" * 2000,
+    f"<tool_call>{F}\n</tool_cal" * 2000,
+    "[TOOL_CALLS][" * 8000,
+    '[TOOL_CALLS][{"' * 6000,
+    "<|python_tag|>{" * 6000,
+    "{" * 100_000,
+    '{"name":' * 12_000,
+    '[{"name":"f","arguments":{"a":"' + "x" * 100_000,
+    "<" * 100_000,
+    " " * 100_000,
+    "\n<tool_call>" + " " * 100_000 + "x",
+    '<tool_call>{"a":' + "1" * 100_000,
+    f"<tool_call>{F}" + " " * 100_000 + "x",
+]
+
+
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_time_is_linear(monkeypatch: pytest.MonkeyPatch, tool_format: ToolFormat, text: str) -> None:
+    """Counted in letters looked at, not in seconds: scanned as JSON, and given back to be looked through again."""
+    looked_at = 0
+
+    class Counting(JsonScanner):
+        def feed(self, text: str, start: int = 0) -> int:
+            nonlocal looked_at
+            end = super().feed(text, start)
+            looked_at += end - start + 1
+            return end
+
+    class Capture(auto_calls._Capture):
+        def text(self) -> str:
+            nonlocal looked_at
+            looked_at += len(super().text())
+            return super().text()
+
+    monkeypatch.setattr(auto_calls, "JsonScanner", Counting)
+    monkeypatch.setattr(auto_calls, "_Capture", Capture)
+    reply = read(text, tool_format)
+    assert looked_at <= 5 * len(text)
+    if not reply.calls:
+        assert reply.content == text

@@ -1,0 +1,331 @@
+"""Calls a client insists on: whatever a model without any sense writes, it is calls with valid arguments."""
+
+import itertools
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from holdfast.core.structured import StructuredOutput
+from holdfast.errors import InvalidRequest
+from holdfast.server.tools.auto_calls import AutoReader
+from holdfast.server.tools.calls import CallIds, CallPiece, Reply, add_up, read_whole
+from holdfast.server.tools.forced_calls import (
+    MAX_FORCED_CALLS,
+    ForcedReader,
+    explain_refusal,
+    write_either,
+    write_forced,
+)
+from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat, choose_format
+from holdfast.server.tools.offer import ToolUse, read_tools
+from support.grammar_walks import BENCHES, Bench, BenchMaker, byte_bench, needs_llguidance
+
+jsonschema = pytest.importorskip("jsonschema")
+
+HIDDEN = choose_format("<tool_call>", ["<tool_call>"])
+FORMATS = [
+    pytest.param(one, id=name)
+    for name, one in {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "hidden": HIDDEN}.items()
+]
+IDS = CallIds(b"key")
+TREE = {
+    "type": "object",
+    "properties": {"leaf": {"$ref": "#/$defs/small"}, "below": {"$ref": "#"}},
+    "required": ["leaf"],
+    "additionalProperties": False,
+    "$defs": {"small": {"type": "integer", "minimum": 0, "maximum": 99}},
+}
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8, "description": '<tool_call> %json " start: /x/ }'},
+        "unit": {"$ref": "#/definitions/small"},
+        "days": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["city"],
+    "definitions": {"small": {"enum": ["°C", "°F", '"quoted" \\ }']}},
+}
+PARAMETERS: dict[str, Any] = {
+    "weather": CITY,
+    "weather_2": TREE,
+    "now": None,
+    "-": {"properties": {"x": {"const": 1}}},
+}
+
+
+def tools(*names: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": one, "parameters": PARAMETERS[one]}}
+        for one in names or PARAMETERS
+    ]
+
+
+def use_of(choice: str, *, parallel: bool = True) -> ToolUse:
+    said: Any = (
+        choice if choice in ("auto", "required") else {"type": "function", "function": {"name": choice}}
+    )
+    return read_tools(tools(), said, parallel)
+
+
+def walk(bench: Bench, form: StructuredOutput, seed: int) -> tuple[str, bool]:
+    """A random answer, and whether it came to its end. It goes on as often as it ends where it may do either."""
+    chance, ids = random.Random(seed), []
+    grammar = bench.compiler.compile(form)
+    ends = sum(1 << id_ for id_ in bench.eos_ids)
+    for _ in range(1500):
+        (mask,) = grammar.masks((), 1)
+        assert mask is not None
+        bits = int.from_bytes(mask, "little")
+        if bits & ends and (not bits & ~ends or chance.random() < 0.5):
+            return bench.tokenizer.decode(ids), True
+        ids.append(bench.choose(bits & ~ends, chance))
+        grammar.commit(ids[-1])
+    return bench.tokenizer.decode(ids), False
+
+
+def read(text: str, tool_format: ToolFormat, use: ToolUse) -> Reply:
+    return read_whole(ForcedReader(tool_format, use.callable, IDS), text)
+
+
+def check(reply: Reply, use: ToolUse) -> None:
+    schemas = {tool.name: tool.schema for tool in use.callable}
+    for call in reply.calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+
+
+@needs_llguidance
+@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize("choice", ["required", "required, one", *PARAMETERS])
+def test_every_answer_is_valid_calls(make: BenchMaker, tool_format: ToolFormat, choice: str) -> None:
+    use = use_of(choice.removesuffix(", one"), parallel=choice == "required")
+    form, num_calls, num_ended = write_forced(use, tool_format), [], 0
+    for seed in range(16):
+        text, ended = walk(make(), form, seed)
+        reply = read(text, tool_format, use)
+        num_ended += ended
+        if ended:
+            assert reply.content is None
+            check(reply, use)
+            num_calls.append(len(reply.calls))
+            chance = random.Random(seed)
+            places = sorted({0, len(text), *(chance.randrange(len(text)) for _ in range(9))})
+            reader = ForcedReader(tool_format, use.callable, IDS)
+            pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
+            assert add_up(delta for piece in pieces for delta in reader.feed(piece)) == reply
+            # the parser of free text finds the same calls
+            names = [tool.name for tool in use.callable]
+            assert read_whole(AutoReader(tool_format, names, IDS), text) == reply
+    assert num_ended >= 8
+    assert min(num_calls) >= 1
+    if choice != "required" or not tool_format.many:
+        assert max(num_calls) == 1
+    else:
+        assert max(num_calls) > 1
+
+
+def allows(form: StructuredOutput, text: str) -> bool:
+    """Whether all of this may be written and the answer may end there."""
+    bench = byte_bench()
+    ids = [*bench.encode(text), min(bench.eos_ids)]
+    return bench.compiler.compile(form).count_valid(ids) == len(ids)
+
+
+NOW = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "mistral": '{"name": "now", "arguments": {}}',
+}
+
+
+@needs_llguidance
+def test_what_is_written_in_each_format() -> None:
+    one, many = use_of("now"), use_of("required")
+    assert allows(write_forced(one, HERMES), NOW["hermes"])
+    assert not allows(write_forced(one, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
+    assert allows(write_forced(many, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
+    assert allows(write_forced(one, LLAMA3), '{"name": "now", "parameters": {}}')
+    assert allows(write_forced(one, MISTRAL), f"[{NOW['mistral']}]")
+    assert allows(write_forced(many, MISTRAL), f"[{NOW['mistral']}, {NOW['mistral']}]")
+    assert allows(write_forced(many, HIDDEN), f"[{NOW['mistral']}]")
+    assert not allows(write_forced(many, MISTRAL), "[]")
+    assert not allows(write_forced(use_of("weather"), MISTRAL), f"[{NOW['mistral']}]")
+
+
+@needs_llguidance
+def test_calls_come_to_an_end() -> None:
+    form = write_forced(use_of("required"), MISTRAL)
+    most = ", ".join([NOW["mistral"]] * MAX_FORCED_CALLS)
+    assert allows(form, f"[{most}]")
+    assert not allows(form, f"[{most}, {NOW['mistral']}]")
+
+
+def parameters(schema: Any) -> tuple[ToolUse, StructuredOutput]:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    use = read_tools([tool], "required", False)
+    return use, write_forced(use, LLAMA3)
+
+
+@needs_llguidance
+@pytest.mark.parametrize(
+    ("schema", "arguments", "allowed"),
+    [
+        (None, "{}", True),
+        (None, '{"a": 1}', False),
+        ({}, '{"a": 1}', True),
+        ({"type": "object"}, '{"a": 1}', True),
+        ({"properties": {}}, '{"a": 1}', False),
+        ({"properties": {"b": {}}, "title": "t"}, '{"a": 1}', False),
+        ({"properties": {"b": {}}}, '{"b": [null]}', True),
+        ({"properties": {"b": {}}, "additionalProperties": True}, '{"a": 1}', True),
+        ({"properties": {"b": {}}, "additionalProperties": {"type": "integer"}}, '{"a": 1}', True),
+        ({"properties": {"b": {}}, "required": ["a"]}, '{"a": 1}', True),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {"type": "null"}}}}}, '{"b": null}', True),
+        (TREE, '{"leaf": 1, "below": {"leaf": 2, "below": {"leaf": 99}}}', True),
+        (TREE, '{"leaf": 1, "below": {"leaf": 100}}', False),
+        (
+            {"properties": {"x": {}}, "x-guidance": {"lenient": True, "whitespace_pattern": " *"}},
+            '{   "x": 1}',
+            False,
+        ),
+    ],
+)
+def test_which_arguments_are_allowed(schema: Any, arguments: str, allowed: bool) -> None:
+    _, form = parameters(schema)
+    assert allows(form, f'{{"name": "f", "parameters": {arguments}}}') == allowed
+
+
+@needs_llguidance
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"a": {"not": {}}}}, "'bad' cannot be forced: Unimplemented keys"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/none"}}},
+            "'bad' cannot be forced: Pointer '/\\$defs/none' does not exist$",
+        ),
+        ({"properties": {"a": {"$ref": "http://localhost/"}}}, "'bad' cannot be forced: Resource"),
+        ({"properties": {"a": {"type": "text"}}}, "'bad' cannot be forced: Invalid type: text$"),
+        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "cannot be forced: unclosed group$"),
+    ],
+    ids=range(5),
+)
+def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
+    sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]
+    use = read_tools(sent, "required")
+    with pytest.raises(InvalidRequest) as refusal:
+        byte_bench().compiler.compile(write_forced(use, HERMES))
+    with pytest.raises(InvalidRequest, match=says):
+        raise InvalidRequest(explain_refusal(str(refusal.value), use))
+
+
+@needs_llguidance
+def test_tools_can_be_too_large_together() -> None:
+    schema = {
+        "properties": {f"p{one}": {"$ref": "#/$defs/x"} for one in range(20)},
+        "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}},
+    }
+    sent = [{"type": "function", "function": {"name": f"t{one}", "parameters": schema}} for one in range(128)]
+    use = read_tools(sent, "required")
+    with pytest.raises(InvalidRequest) as refusal:
+        byte_bench().compiler.compile(write_forced(use, HERMES))
+    assert re.fullmatch(
+        r"the parameters of tool 't\d+' cannot be forced: grammar size .* too big .*",
+        explain_refusal(str(refusal.value), use),
+    )
+
+
+@needs_llguidance
+def test_a_refusal_of_the_answer_s_form() -> None:
+    use = use_of("auto")
+    form = write_either(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
+    with pytest.raises(InvalidRequest) as refusal:
+        byte_bench().compiler.compile(form)
+    assert (
+        explain_refusal(str(refusal.value), use)
+        == "the form of the answer cannot be used: Invalid type: text"
+    )
+
+
+@needs_llguidance
+def test_as_many_tools_as_may_be() -> None:
+    sent = [
+        {"type": "function", "function": {"name": f"tool_{one}", "parameters": TREE}} for one in range(128)
+    ]
+    use = read_tools(sent, "required")
+    for tool_format in (HERMES, MISTRAL):
+        text, _ = walk(byte_bench(), write_forced(use, tool_format), 0)
+        assert read(text, tool_format, use).calls
+
+
+@needs_llguidance
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize(
+    "form", [{"json_object": True}, {"json_schema": {"type": "array", "items": {"type": "integer"}}}], ids=str
+)
+def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> None:
+    use, answer = use_of("auto"), StructuredOutput(**form)
+    either = write_either(use, tool_format, answer)
+    replies = []
+    for seed in range(12):
+        text, ended = walk(byte_bench(), either, seed)
+        if ended:
+            replies.append(read_whole(AutoReader(tool_format, PARAMETERS, IDS), text))
+    for reply in replies:
+        check(reply, use)
+        if not reply.calls:
+            jsonschema.validate(json.loads(reply.content or ""), form.get("json_schema", {"type": "object"}))
+    assert replies
+    frame, name = tool_format.frame, "now"
+    call = f"{frame.before}{frame.opening}{name}{frame.middle}{{}}{frame.closing}{frame.behind}"
+    assert allows(either, call)
+    assert allows(either, "[1, 2]") == ("json_schema" in form)
+
+
+def test_arguments_are_streamed_as_they_are_written() -> None:
+    reader = ForcedReader(HERMES, use_of("required").callable, IDS)
+    assert reader.feed('<tool_call>\n{"name": "weather", "argu') == []
+    (first,) = reader.feed('ments": ')
+    assert first == CallPiece(0, "", IDS.make(0, "weather"), "weather")
+    assert reader.feed('{"city": "P') == [CallPiece(0, '{"city": "P')]
+    assert reader.feed('aris"}}\n</tool') == [CallPiece(0, 'aris"}')]
+    assert reader.feed('_call>\n<tool_call>\n{"name": "now", "arguments": {}') == [
+        CallPiece(1, "", IDS.make(1, "now"), "now"),
+        CallPiece(1, "{}"),
+    ]
+    assert reader.finish() == []
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_an_answer_may_be_cut_off_anywhere(tool_format: ToolFormat) -> None:
+    use, frame = use_of("required"), tool_format.frame
+    written = [("weather", '{"city": "}]\\"\\\\"}'), ("weather_2", '{"leaf": 1}')][
+        : 2 if tool_format.many else 1
+    ]
+    calls = [frame.opening + name + frame.middle + arguments + frame.closing for name, arguments in written]
+    text = frame.before + frame.between.join(calls) + frame.behind
+    for end in range(len(text) + 1):
+        found = read(text[:end], tool_format, use).calls
+        for call, (name, arguments) in zip(found, written, strict=False):
+            assert call.name == name and arguments.startswith(call.arguments)
+    assert [(call.name, call.arguments) for call in found] == written
+
+
+def test_arguments_may_be_deeper_than_any_stack() -> None:
+    use = use_of("weather_2")
+    arguments = '{"below":' * 50_000 + "{}" + "}" * 50_000
+    reply = read(f'{{"name": "weather_2", "parameters": {arguments}}}', LLAMA3, use)
+    assert reply.calls[0].arguments == arguments
+
+
+def test_what_no_grammar_allows_is_our_fault() -> None:
+    for text in (
+        "Hello",
+        '{"name": "none"',
+        '{"name": "now", "parameters": {} }',
+        '{"name": "now", "parameters": {]',
+    ):
+        with pytest.raises(AssertionError):
+            read(text, LLAMA3, use_of("required"))

@@ -1,0 +1,115 @@
+"""The scanner agrees with Python's own JSON reader on everything, and does not care how a text is cut."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.server.tools.json_scanner import MAX_DEPTH, JsonScanner
+
+NEAR_JSON = st.lists(
+    st.sampled_from(
+        [
+            *'{}[]",:\\ \n\t-+.eE019ué',
+            '"a"',
+            '"a":',
+            "true",
+            "false",
+            "null",
+            "\\u00e9",
+            "NaN",
+            "nul",
+            "-0.5e+1",
+            "\x1f",
+        ]
+    ),
+    max_size=24,
+).map("".join)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refuse(name: str) -> None:
+    raise ValueError(name)
+
+
+def end_of(text: str) -> int | None:
+    """Where Python's reader says the value ends."""
+    try:
+        return json.JSONDecoder(parse_constant=refuse).raw_decode(text)[1]
+    except ValueError:
+        return None
+
+
+def scan(text: str) -> tuple[JsonScanner, int]:
+    scanner = JsonScanner()
+    return scanner, scanner.feed(text)
+
+
+@settings(deadline=None)
+@given(st.sampled_from("{["), NEAR_JSON)
+def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
+    text = bracket + rest
+    scanner, end = scan(text)
+    assert (end if scanner.ended else None) == end_of(text)
+    assert not (scanner.ended and scanner.broken)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(VALUES, max_size=3) | st.dictionaries(st.text(max_size=4), VALUES, max_size=3),
+    st.booleans(),
+    st.text(),
+)
+def test_json_ends_where_it_ends(value: Any, ascii_only: bool, behind: str) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=1 if ascii_only else None)
+    scanner, end = scan(text + behind)
+    assert scanner.ended and end == len(text)
+
+
+@settings(deadline=None)
+@given(st.sampled_from("{["), NEAR_JSON, st.lists(st.integers(0, 60)))
+def test_cuts_change_nothing(bracket: str, rest: str, cuts: list[int]) -> None:
+    text = bracket + rest
+    whole, end = scan(text)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    scanner, taken = JsonScanner(), 0
+    for begin, stop in itertools.pairwise(places):
+        taken += scanner.feed(text[begin:stop])
+        if scanner.ended or scanner.broken:
+            break
+    assert (scanner.ended, scanner.broken, taken) == (whole.ended, whole.broken, end)
+
+
+@pytest.mark.parametrize("text", ["", " ", "1", '"a"', "}", "true", " {}"])
+def test_anything_but_an_object_or_a_list_is_broken(text: str) -> None:
+    scanner, end = scan(text)
+    assert end == 0 and scanner.broken == bool(text)
+
+
+def test_depth_is_bounded_where_it_is_asked_for() -> None:
+    assert scan("[" * MAX_DEPTH + "]" * MAX_DEPTH)[0].ended
+    assert scan("[" * (MAX_DEPTH + 1))[0].broken
+    scanner = JsonScanner(max_depth=None)
+    scanner.feed('{"a":[' * 100_000 + "]}" * 100_000)
+    assert scanner.ended
+
+
+NO_NUMBERS = ["NaN", "-Infinity", "01", "1.", "+1", ".5", "1e", "--1"]
+NO_TEXTS = ['"\n"', '"\\x"', '"\\u12g4"', "'a'", "truE", "nulll"]
+NO_LISTS = ["[1,]", "[1 2]", "[}", "{]", "{1: 2}", "{'a': 1}", '{"a" 1}', '{"a": 1,}', '{"a", 1}', "[,]"]
+
+
+@pytest.mark.parametrize("text", [*(f'{{"a": {one}}}' for one in NO_NUMBERS + NO_TEXTS), *NO_LISTS])
+def test_what_is_no_json_breaks(text: str) -> None:
+    assert scan(text)[0].broken

@@ -1,0 +1,143 @@
+"""What clients say about tools: what is understood, and what each mistake is told."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from holdfast.errors import InvalidRequest
+from holdfast.server.tools.offer import MAX_SCHEMA_DEPTH, Tool, ToolUse, read_tools
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: Any = "weather", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_nothing_said_is_nothing_asked() -> None:
+    assert read_tools() == read_tools([], None, None) == ToolUse((), "none", None, True)
+    assert read_tools(None, "none", False) == ToolUse((), "none", None, False)
+
+
+def test_tools_are_offered_unless_the_choice_is_none() -> None:
+    sent = [tool("a-1", description="d", parameters=CITY, strict=True), tool("b_2", strict=None)]
+    use = read_tools(sent)
+    assert use.choice == "auto" and not use.is_forced and use.parallel
+    assert use.tools == use.offered == use.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
+    none = read_tools(sent, "none")
+    assert none.offered == none.callable == () and len(none.tools) == 2
+    required = read_tools(sent, "required", False)
+    assert required.is_forced and not required.parallel and required.callable == required.tools
+    named = read_tools(sent, {"type": "function", "function": {"name": "b_2"}})
+    assert named.is_forced and named.callable == (Tool("b_2"),) and len(named.offered) == 2
+
+
+def test_a_tool_is_shown_as_templates_expect_it() -> None:
+    (one, two) = read_tools([tool("a", description="é", parameters=CITY, strict=True), tool("b")]).tools
+    assert one.shown() == {
+        "type": "function",
+        "function": {"name": "a", "description": "é", "parameters": CITY},
+    }
+    assert two.shown() == {
+        "type": "function",
+        "function": {"name": "b", "parameters": {"type": "object", "properties": {}}},
+    }
+
+
+def test_a_schema_is_always_of_an_object() -> None:
+    assert Tool("a").schema == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert Tool("a", parameters="{}").schema == {"type": "object"}
+    assert Tool("a", parameters=json.dumps(CITY)).schema == CITY
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        ("weather", "tools must be a list"),
+        ({"weather": 1}, "tools must be a list"),
+        (7, "tools must be a list"),
+        ([tool(str(number)) for number in range(129)], "at most 128"),
+        (["weather"], r"tools\[0\] must be an object"),
+        ([{"function": {"name": "a"}}], r'tools\[0\].type must be "function", not None'),
+        ([{"type": "custom", "custom": {"name": "a"}}], "must be \"function\", not 'custom'"),
+        ([{"type": "function"}], r"tools\[0\].function must be an object"),
+        ([tool("a"), tool(None)], r"tools\[1\].function.name"),
+        ([tool("")], "1 to 64 letters"),
+        ([tool("x" * 65)], "1 to 64 letters"),
+        ([tool("a b")], "1 to 64 letters"),
+        ([tool("a\n")], "1 to 64 letters"),
+        ([tool("é")], "1 to 64 letters"),
+        ([tool("a"), tool("b"), tool("a")], r"tools\[2\].function.name 'a' is taken"),
+        ([tool(description=3)], "description must be a text"),
+        ([tool(description="\ud800")], "lone surrogate"),
+        ([tool(strict="yes")], "strict must be true or false"),
+        ([tool(parameters=[])], "must be a JSON schema that is an object, not list"),
+        ([tool(parameters="{}")], "must be a JSON schema that is an object, not str"),
+        ([tool(parameters=True)], "must be a JSON schema that is an object, not bool"),
+        ([tool(parameters={"type": "array"})], "type must be \"object\", not 'array'"),
+        ([tool(parameters={"type": ["object", "null"]})], 'type must be "object"'),
+        ([tool(parameters={"properties": []})], "properties must be an object"),
+        ([tool(parameters={"required": "city"})], "required must be a list"),
+        ([tool(parameters={"required": [1]})], "required must be a list"),
+        ([tool(parameters={"default": math.nan})], "cannot be written as JSON"),
+        ([tool(parameters={"default": math.inf})], "cannot be written as JSON"),
+        ([tool(parameters={"default": 10**5000})], "cannot be written as JSON"),
+        ([tool(parameters={"default": {1, 2}})], "cannot be written as JSON"),
+        ([tool(parameters={"title": "\udfff"})], "lone surrogate"),
+        ([tool(parameters=deep(MAX_SCHEMA_DEPTH))], "nested deeper"),
+        ([tool(parameters=deep(100_000))], "nested deeper"),
+        ([tool(parameters={"title": "x" * (1 << 17)})], "too large"),
+        ([tool(str(number), description="x" * 2000) for number in range(100)], "too large"),
+    ],
+    ids=range(35),
+)
+def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        read_tools(sent)
+    assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ("any", "tool_choice must be"),
+        (1, "tool_choice must be"),
+        ([], "tool_choice must be"),
+        ({}, "tool_choice must be"),
+        ({"type": "function"}, "tool_choice must be"),
+        ({"type": "function", "name": "weather"}, "tool_choice must be"),
+        ({"type": "function", "function": {"name": 1}}, "tool_choice must be"),
+        ({"type": "function", "function": {"name": "rain"}}, "names 'rain', which is none of the tools"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "send only the tools"),
+        ({"type": "custom", "custom": {"name": "weather"}}, "tool_choice must be"),
+    ],
+)
+def test_what_is_wrong_with_a_choice(choice: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read_tools([tool()], choice)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
+def test_a_choice_needs_tools(choice: Any) -> None:
+    for tools in (None, []):
+        with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
+            read_tools(tools, choice)
+
+
+@pytest.mark.parametrize("parallel", ["false", 0, 1, []])
+def test_parallel_is_true_or_false(parallel: Any) -> None:
+    with pytest.raises(InvalidRequest, match="parallel_tool_calls must be true or false"):
+        read_tools([tool()], None, parallel)
+
+
+def test_a_deep_schema_that_is_allowed() -> None:
+    assert read_tools([tool(parameters=deep(MAX_SCHEMA_DEPTH // 2 - 1))]).tools[0].parameters is not None

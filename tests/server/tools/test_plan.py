@@ -1,0 +1,70 @@
+"""Tools and forms together: what an answer is held to, and who reads it."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.core.structured import StructuredOutput
+from holdfast.errors import InvalidRequest
+from holdfast.server.tools.auto_calls import AutoReader
+from holdfast.server.tools.calls import PlainReader, read_whole
+from holdfast.server.tools.forced_calls import ForcedReader, write_either, write_forced
+from holdfast.server.tools.formats import HERMES, MISTRAL
+from holdfast.server.tools.offer import read_tools
+from holdfast.server.tools.plan import plan_tools
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+NAMED = {"type": "function", "function": {"name": "g"}}
+JSON = StructuredOutput(json_object=True)
+CALL = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("form", [None, JSON, StructuredOutput(regex="a")])
+def test_without_tools_the_form_is_the_client_s(form: StructuredOutput | None) -> None:
+    for use in (read_tools(), read_tools(TOOLS, "none")):
+        plan = plan_tools(use, HERMES, form)
+        assert plan.form == form and not plan.has_tool_form
+        assert isinstance(plan.reader(b""), PlainReader)
+        assert plan.explain("the JSON object cannot be used: x") == "the JSON object cannot be used: x"
+
+
+def test_auto_is_free_or_one_of_two() -> None:
+    use = read_tools(TOOLS)
+    assert plan_tools(use, HERMES, None).form is None
+    plan = plan_tools(use, HERMES, JSON)
+    assert plan.form == write_either(use, HERMES, JSON)
+    assert isinstance(plan.reader(b""), AutoReader)
+    assert plan.explain("the Lark grammar cannot be used: x").startswith("the parameters of the tools cannot")
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_is_the_only_form(choice: Any) -> None:
+    use = read_tools(TOOLS, choice)
+    plan = plan_tools(use, HERMES, None)
+    assert plan.form == write_forced(use, HERMES)
+    assert isinstance(plan.reader(b""), ForcedReader)
+    with pytest.raises(InvalidRequest, match="cannot have another form"):
+        plan_tools(use, HERMES, JSON)
+
+
+@pytest.mark.parametrize("form", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
+def test_tools_stand_beside_json_only(form: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="only beside JSON"):
+        plan_tools(read_tools(TOOLS), HERMES, StructuredOutput(**form))
+
+
+def test_readers_have_the_request_s_ids() -> None:
+    made = [
+        read_whole(plan_tools(read_tools(TOOLS, choice), HERMES, None).reader(key, place), CALL).calls[0].id
+        for choice in ("auto", "required")
+        for key, place in ((b"one", 0), (b"one", 1), (b"two", 0))
+    ]
+    assert made[:3] == made[3:] and len(set(made)) == 3
+    auto = plan_tools(read_tools(TOOLS), MISTRAL, None)
+    (call,) = read_whole(auto.reader(b"one"), '[TOOL_CALLS][{"name": "f", "arguments": {}}]').calls
+    assert len(call.id) == 9
+
+
+def test_one_call_where_only_one_was_asked_for() -> None:
+    reader = plan_tools(read_tools(TOOLS, "auto", False), HERMES, None).reader(b"")
+    assert len(read_whole(reader, CALL + CALL).calls) == 1

@@ -1,0 +1,227 @@
+"""Conversations with tools in front of templates that know nothing of tools."""
+
+import json
+from typing import Any
+
+import pytest
+
+from holdfast.engine.chat_template import ChatTemplate
+from holdfast.errors import InvalidRequest
+from holdfast.server.tools.auto_calls import AutoReader
+from holdfast.server.tools.calls import CallIds, read_whole
+from holdfast.server.tools.formats import HERMES
+from holdfast.server.tools.offer import ToolUse, read_tools
+from holdfast.server.tools.prompt import describe_tools, knows_tools, takes_system
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+ALTERNATING = (
+    "{% if messages[0]['role'] == 'system' %}{{ '<<SYS>>' + messages[0]['content'] + '<</SYS>>' }}"
+    "{% set messages = messages[1:] %}{% endif %}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('users and assistants alternate') }}"
+    "{% endif %}{{ '[' + message['role'] + ']' + message['content'] }}{% endfor %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + ALTERNATING[ALTERNATING.index("{% for") :]
+)
+TWO_ROLES = (
+    "{% for message in messages %}{% if message['role'] not in ['user', 'assistant'] %}"
+    "{{ raise_exception('Unknown role') }}{% endif %}{{ '[' + message['role'] + ']' + message['content'] }}{% endfor %}"
+)
+TEMPLATES = {"chatml": CHATML, "alternating": ALTERNATING, "no system": NO_SYSTEM, "two roles": TWO_ROLES}
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather in a città.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "strict": True,
+    },
+}
+USE = read_tools([WEATHER, {"type": "function", "function": {"name": "now"}}])
+QUESTION = {"role": "user", "content": "Rome and Oslo?"}
+
+
+def call(id_: str, city: str) -> dict[str, Any]:
+    return {
+        "id": id_,
+        "type": "function",
+        "function": {"name": "weather", "arguments": f'{{"city":  "{city}"}}'},
+    }
+
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    QUESTION,
+    # as the official client sends back what it got
+    {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [call("call_1", "Rome"), call("call_2", "Oslo")],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "28 °C"},
+    {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": '{"celsius": 3}'}]},
+    {"role": "assistant", "content": "28 and 3."},
+    {"role": "user", "content": "And now?"},
+    {"role": "assistant", "content": "I look.", "tool_calls": [call("call_3", "Rome")]},
+    {"role": "tool", "tool_call_id": "call_3", "content": "29 °C"},
+    {"role": "user", "content": "Quick!"},
+]
+TOLD = [
+    ("user", "Rome and Oslo?"),
+    (
+        "assistant",
+        '<tool_call>\n{"name": "weather", "arguments": {"city":  "Rome"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "weather", "arguments": {"city":  "Oslo"}}\n</tool_call>',
+    ),
+    ("user", '<tool_response>\n28 °C\n</tool_response>\n<tool_response>\n{"celsius": 3}\n</tool_response>'),
+    ("assistant", "28 and 3."),
+    ("user", "And now?"),
+    ("assistant", 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city":  "Rome"}}\n</tool_call>'),
+    ("user", "<tool_response>\n29 °C\n</tool_response>\nQuick!"),
+]
+
+
+def pairs(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_calls_and_results_become_what_people_say() -> None:
+    told = describe_tools(TALK, USE, CHATML)
+    assert pairs(told)[1:] == TOLD
+    assert not any("tool_calls" in message or "tool_call_id" in message for message in told)
+    assert pairs(describe_tools(TALK, ToolUse(), CHATML)) == [("system", "Be brief."), *TOLD]
+
+
+def test_what_the_client_sent_is_not_changed() -> None:
+    before = json.dumps(TALK)
+    describe_tools(TALK, USE, CHATML)
+    assert json.dumps(TALK) == before
+
+
+def test_tools_are_told_in_the_system_message() -> None:
+    (system, question) = describe_tools([QUESTION], USE, CHATML)
+    assert (system["role"], question) == ("system", QUESTION)
+    for tool in USE.tools:
+        assert json.dumps(tool.shown()["function"], ensure_ascii=False) in system["content"]
+    assert "strict" not in system["content"]
+    (extended, _) = describe_tools([{"role": "system", "content": "Be brief."}, QUESTION], USE, CHATML)
+    assert extended["content"] == f"Be brief.\n\n{system['content']}"
+
+
+def test_tools_that_are_not_offered_are_not_told() -> None:
+    assert describe_tools([QUESTION], read_tools([WEATHER], "none"), CHATML) == [QUESTION]
+    named = read_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
+    assert "weather" in describe_tools([QUESTION], named, CHATML)[0]["content"]
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, TWO_ROLES])
+def test_without_a_system_message_the_user_tells_of_tools(template: str) -> None:
+    (question,) = describe_tools([QUESTION], USE, template)
+    assert question["role"] == "user"
+    assert question["content"].startswith("You can call functions")
+    assert question["content"].endswith("\n\nRome and Oslo?")
+    (first, _) = describe_tools([{"role": "assistant", "content": "Hello"}], USE, template)
+    assert first["role"] == "user"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_any_template_shows_the_conversation(name: str) -> None:
+    source = TEMPLATES[name]
+    talk = TALK if takes_system(source) else TALK[1:]
+    template = ChatTemplate(source)
+    try:
+        text = template.render(describe_tools(talk, USE, source))
+    finally:
+        template.close()
+    for shown in ("28 °C", '{"celsius": 3}', '"arguments": {"city":  "Oslo"}', "città", "<tools>", "Quick!"):
+        assert shown in text
+
+
+def test_the_example_is_a_call_only_of_what_is_no_tool() -> None:
+    """What the model is told to write is what the reader reads; the example itself calls nothing."""
+    told = describe_tools(TALK, USE, CHATML)
+    reader = AutoReader(HERMES, ["weather"], CallIds(b""))
+    assert [one.arguments for one in read_whole(reader, told[2]["content"]).calls] == [
+        '{"city":  "Rome"}',
+        '{"city":  "Oslo"}',
+    ]
+    reader = AutoReader(HERMES, ["weather", "now"], CallIds(b""))
+    assert not read_whole(reader, told[0]["content"]).calls
+    reader = AutoReader(HERMES, ["the function's name"], CallIds(b""))
+    assert len(read_whole(reader, told[0]["content"]).calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("calls", "says"),
+    [
+        (
+            [{"id": "1", "type": "custom", "custom": {"name": "f"}}],
+            r"messages\[1\].tool_calls must have a function",
+        ),
+        ([{"function": {"name": 1}}], r"messages\[1\].tool_calls must have a function"),
+        (
+            [{"function": {"name": "f", "arguments": 1}}],
+            r"arguments of a call of messages\[1\] must be JSON text",
+        ),
+        ([1], r"messages\[1\].tool_calls must be a list of objects"),
+        ("f", r"messages\[1\].tool_calls must be a list of objects"),
+    ],
+)
+def test_calls_of_the_wrong_shape(calls: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        describe_tools([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}], USE)
+
+
+def test_arguments_may_be_an_object_or_left_out() -> None:
+    calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
+    (told,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolUse())
+    assert '{"name": "f", "arguments": {"a": "é"}}' in told["content"]
+    assert '{"name": "g", "arguments": {}}' in told["content"]
+
+
+@pytest.mark.parametrize(
+    ("template", "knows"),
+    [
+        ("{%- if tools %}x{% endif %}", True),
+        ("{% if messages %}{{ tools | tojson }}{% endif %}", True),
+        ("{%- if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}", True),
+        ("{{ 'a' }}{{ \"it's\" }}{% for tool in tools %}{% endfor %}", True),
+        (CHATML, False),
+        (ALTERNATING, False),
+        ("You have tools. {{ messages }}", False),
+        ("{{ 'You have tools.' }}{{ \"tools\" }}{{ 'it\\'s tools' }}", False),
+        ("{# tools #}{{ message.tools }}{{ builtin_tools }}", False),
+        ("{% if tools", False),
+        ("", False),
+        ("{%" * 200_000, False),
+        ("{{ '" * 200_000, False),
+        ("{{ '\" }}" * 100_000, False),
+    ],
+    ids=range(14),
+)
+def test_which_templates_know_tools(template: str, knows: bool) -> None:
+    assert knows_tools(template) == knows
+
+
+@pytest.mark.parametrize(
+    ("template", "takes"),
+    [
+        (CHATML, True),
+        (ALTERNATING, True),
+        ("", True),
+        (NO_SYSTEM, False),
+        (TWO_ROLES, False),
+        ("{{ raise_exception('Only user and assistant roles are supported!') }} system", False),
+    ],
+)
+def test_which_templates_take_a_system_message(template: str, takes: bool) -> None:
+    assert takes_system(template) == takes
