@@ -38,7 +38,7 @@ async def text_of(call: Call) -> str:
 def test_an_answer_outlives_its_engine() -> None:
     async def work() -> None:
         async with calling() as (call, link):
-            call.submit([Prompt.ANSWER], PARAMS)
+            await call.submit([Prompt.ANSWER], PARAMS)
             await call.accepted()
             while not call.outcomes:
                 await asyncio.sleep(0.01)
@@ -57,9 +57,9 @@ def test_an_engine_that_dies_is_told_as_503(moment: str) -> None:
                 link.kill()
                 await link.ended()
                 with pytest.raises(ApiError) as told:
-                    call.submit([Prompt.ANSWER], PARAMS)
+                    await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":
-                call.submit([Prompt.STREAM], PARAMS)
+                await call.submit([Prompt.STREAM], PARAMS)
                 await call.accepted()
                 link.kill()
                 with pytest.raises(ApiError) as told:
@@ -79,8 +79,8 @@ def test_an_engine_that_dies_is_told_as_503(moment: str) -> None:
 def test_one_prompt_that_is_refused_ends_them_all() -> None:
     async def work() -> None:
         async with calling() as (call, _):
-            call.submit([Prompt.STREAM], PARAMS)
-            call.submit([Prompt.REFUSE], PARAMS)
+            await call.submit([Prompt.STREAM], PARAMS)
+            await call.submit([Prompt.REFUSE], PARAMS)
             with pytest.raises(ApiError) as told:
                 await call.accepted()
             assert told.value.code == "context_length_exceeded"
@@ -95,13 +95,13 @@ def test_the_time_is_up(is_asked: bool) -> None:
     async def work() -> None:
         async with calling(timeout=0.05) as (call, link):
             if is_asked:
-                call.submit([Prompt.SILENCE], PARAMS)
+                await call.submit([Prompt.SILENCE], PARAMS)
                 with pytest.raises(ApiError) as told:
                     await call.accepted()
             else:
                 await asyncio.sleep(0.1)
                 with pytest.raises(ApiError) as told:
-                    call.submit([Prompt.ANSWER], PARAMS)
+                    await call.submit([Prompt.ANSWER], PARAMS)
             assert (told.value.status, told.value.code) == (504, "timeout")
             assert link.num_requests == 0
 

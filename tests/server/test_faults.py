@@ -216,7 +216,8 @@ def test_sigterm_under_load(odd: Odd, undisturbed: str) -> None:
     odd.tell(slow=SLOW)
     asked = [Client(server, **FIXED, stream=at % 2 == 0) for at in range(2 * MAX_RUNNING)]
     wait_until(lambda: count(server, "running") + count(server, "waiting") == len(asked))
-    server.process.send_signal(signal.SIGTERM)
+    for pid in (server.engine_pid, server.pid):  # as a supervisor does that stops all of a unit
+        os.kill(pid, signal.SIGTERM)
     server.wait_for(f"draining: {len(asked)} requests")
     refused = server.post("/v1/completions", FIXED)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"

@@ -149,6 +149,37 @@ def test_choices_of_a_batch_are_numbered_through(tiny_server: Server) -> None:
     assert streamed[-1]["holdfast"]["mode"] == whole["holdfast"]["mode"]
 
 
+def test_fields_openai_knows_are_taken_where_they_ask_for_nothing(tiny_server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    ignored = {"user": "me", "store": True, "metadata": {"a": "b"}, "verbosity": "low", "functions": None}
+    assert (
+        tiny_server.post("/v1/chat/completions", {**body, **ignored, "prediction": None}).status_code == 200
+    )
+    refused = tiny_server.post("/v1/chat/completions", {**body, "functions": []})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "functions"
+
+
+def test_a_stream_tells_the_ids_of_its_prompt(tiny_server: Server) -> None:
+    body: dict[str, Any] = {
+        "prompt": [[5, 6, 7], [8, 9]],
+        "max_tokens": 3,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    chunks = events(tiny_server.post("/v1/completions", body).text)
+    told = [choice for chunk in chunks for choice in chunk["choices"] if "prompt_token_ids" in choice]
+    assert {choice["index"]: choice["prompt_token_ids"] for choice in told} == {0: [5, 6, 7], 1: [8, 9]}
+    assert len(told) == 2
+    chat = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 2,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    first = events(tiny_server.post("/v1/chat/completions", chat).text)[0]
+    assert first["prompt_token_ids"]
+
+
 def test_usage_comes_in_a_chunk_of_its_own(tiny_server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
     chunks = events(tiny_server.post("/v1/completions", body).text)

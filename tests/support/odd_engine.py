@@ -22,7 +22,7 @@ from holdfast.core.plan import PassResult, Plan
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine, PlanRunner
-from holdfast.server.channel.engine_process import serve
+from holdfast.server.channel.engine_process import leave_signals_to_the_front, serve
 
 
 class OddRunner:
@@ -63,4 +63,5 @@ def build_odd(config: EngineConfig, show: ShowProgress) -> Engine:
 
 
 if __name__ == "__main__":
+    leave_signals_to_the_front()
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), build_odd))

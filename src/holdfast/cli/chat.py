@@ -71,7 +71,8 @@ def chat(
         from holdfast.cli.chat_server import ChatServer
         from holdfast.cli.remote_chat import RemoteConversation
 
-        _begin(RemoteConversation(ChatServer(url, api_key), model_name, sampling.params(), system))
+        server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
+        _begin(RemoteConversation(server, model_name, sampling.params(), system))
         return
     _refuse(
         given_options(context, ("api_key", "model_name")), "is for a server; give its --url, or MODEL alone"

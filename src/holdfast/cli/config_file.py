@@ -1,6 +1,6 @@
 """A command's options from a YAML file: the same names, and values as one would type them.
 
-    model: smollm2-135m
+    model: smollm2
     max-model-len: 4096          # or max_model_len
     api-key: [one, two]
     determinism: off             # the word off: values are taken as they are written

@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError
 
 PREFIX = "HOLDFAST"
 CONTEXT = {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}
-_PACKAGES = ("fastapi", "uvicorn", "msgspec", "prometheus_client")
+_PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 _SERVER = ServerOptions()
 _LOGS = LogOptions()
 

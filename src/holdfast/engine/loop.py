@@ -85,6 +85,9 @@ class Engine:
         self.counters = Counters()
         self.tracer: Tracer | None = None  # while somebody watches
         self.revocation: str | None = None  # why the certificate is void, once it is
+        self.wants_receipt: Callable[[int], bool] = lambda request_id: (
+            True
+        )  # a server is asked for few of them
         self._replies: dict[int, Reply] = {}  # by the request ids of their branches
         self._maker = RequestMaker(tokenizer, limits, grammars, scheduler.require_room)
 
@@ -211,11 +214,12 @@ class Engine:
         """All answers of a request are there."""
         assert reply.result is not None
         certificate = self.certificate.digest if self.certificate is not None else None
+        receipt = None
         try:
-            receipt = self.receipts(reply.request, reply.result, reply.logprobs, certificate)
+            if self.wants_receipt(reply.request.request_id):
+                receipt = self.receipts(reply.request, reply.result, reply.logprobs, certificate)
         except Exception:  # the answer is worth more than its receipt
             _log.exception("the receipt of request %d could not be made", reply.request.request_id)
-            receipt = None
         reply.result = replace(reply.result, receipt=receipt)
         for branch in reply.answers:
             del self._replies[branch]

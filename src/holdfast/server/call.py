@@ -58,7 +58,7 @@ class Call:
         self._num_choices = 1  # of each prompt
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
-    def submit(
+    async def submit(
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
@@ -66,7 +66,9 @@ class Call:
         *,
         with_receipt: bool = False,
     ) -> None:
-        """Ask the engine for the answers to one prompt."""
+        """Ask the engine for the answers to one prompt. The engine's loop must not wait for the fingerprint of a receipt."""
+        if with_receipt:
+            await self.fingerprint()
         self._require_open()
         self.prompts.append(prompt_ids)
         self._num_choices = params.n
@@ -76,7 +78,7 @@ class Call:
                 self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
             )
 
-    def submit_score(
+    async def submit_score(
         self,
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
@@ -85,6 +87,8 @@ class Call:
         with_receipt: bool,
     ) -> None:
         """Ask for the logprobs of a completion."""
+        if with_receipt:
+            await self.fingerprint()
         self._require_open()
         self.prompts.append([*prompt_ids, *completion_ids])
         self._traced()

@@ -36,6 +36,7 @@ class Desk:
         self._preparing: set[int] = set()
         self._arrived: dict[int, float] = {}  # when, of those that still wait
         self._with_receipt: set[int] = set()
+        engine.wants_receipt = self._wants_receipt
         self._stepped = 0.0  # when the last step ended, and so the next one began
         self._revoked = False
 
@@ -150,13 +151,15 @@ class Desk:
             for request_id in begun
         )
 
+    def _wants_receipt(self, request_id: int) -> bool:
+        return self._numbers.get(request_id) in self._with_receipt
+
     def _close(self, update: Update) -> m.Outcome:
         result = update.result
         assert result is not None
         number = self._numbers.pop(update.request_id)
         del self._running[number]
         self._arrived.pop(update.request_id, None)
-        with_receipt = number in self._with_receipt
         self._with_receipt.discard(number)
         return m.Outcome(
             number,
@@ -164,7 +167,7 @@ class Desk:
             result.determinism,
             result.stats,
             result.error,
-            result.receipt if with_receipt else None,
+            result.receipt,
             result.prompt_logprobs,
         )
 

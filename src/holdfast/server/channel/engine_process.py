@@ -146,10 +146,15 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
     )
 
 
+def leave_signals_to_the_front() -> None:
+    """A terminal or a supervisor may signal both processes. The front drains, and then says stop or closes the socket."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to hear
-    link = socket.socket(fileno=int(sys.argv[1]))
-    sys.exit(serve(link))
+    leave_signals_to_the_front()
+    sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -90,11 +90,11 @@ class Origins:
 
 _PRIVATE = {"true": {"Access-Control-Allow-Private-Network": "true"}}
 _FOREIGN = ApiError(
-    403, "Pages of this origin may not use this server; see --allowed-origins.", code="origin_not_allowed"
+    403, "Pages of this origin may not use this server; see --allowed-origin.", code="origin_not_allowed"
 )
 _STRANGE_NAME = ApiError(
     403,
-    "This server does not go by that name. Use its address or localhost, or name it in --allowed-origins.",
+    "This server does not go by that name. Use its address or localhost, or name it in an --allowed-origin.",
     code="host_not_allowed",
 )
 

@@ -67,7 +67,7 @@ async def _begin(front: Front, prompts: ChatPrompts, call: Call, body: ChatBody)
     try:
         prompt = await prompts.read(body)
         params = _params(front, body, prompt)
-        call.submit(prompt.ids, params, with_receipt=bool(body.return_receipt))
+        await call.submit(prompt.ids, params, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise api_error(error) from None
     try:
@@ -140,13 +140,16 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
             "logprobs": None,
             "finish_reason": None,
         }
-        yield event({**head, "choices": [first], **open_ended})
+        ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
+        yield event({**head, "choices": [first], **open_ended, **ids})
     num_open = len(answer.choices)
     last: dict[str, Any] = {}
     async for _, piece in call.pieces():
         if piece is None:
             yield QUIET
             continue
+        if piece.finish_reason == "error":
+            continue  # told as an event of its own, with the outcome
         for choice in _chunks(answer, piece):
             num_open -= choice["finish_reason"] is not None
             if num_open == 0:

@@ -82,7 +82,7 @@ async def _submit(
                 if isinstance(prompt, list)
                 else await front.prompts.encode(prompt, add_special_tokens=frame)
             )
-            call.submit(ids, params, text, with_receipt=bool(body.return_receipt))
+            await call.submit(ids, params, text, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise api_error(error) from None
     await call.accepted()
@@ -131,12 +131,15 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
     head = answer.head()
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     offsets: dict[int, TextLogprobs] = {}
+    begun: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
     async for at, piece in call.pieces():
         if piece is None:
             yield QUIET
             continue
+        if piece.finish_reason == "error":
+            continue  # told as an event of its own, with the outcome
         index = answer.index(at, piece)
         choice: dict[str, Any] = {
             "index": index,
@@ -149,6 +152,9 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
             choice["logprobs"] = writer.write(piece.logprobs)
         if body.return_token_ids:
             choice["token_ids"] = piece.token_ids
+            if index not in begun:
+                choice["prompt_token_ids"] = call.prompts[at]
+            begun.add(index)
         if piece.finish_reason is not None:
             reasons[index] = piece.finish_reason
         if len(reasons) == len(call.tickets) * answer.params.n:

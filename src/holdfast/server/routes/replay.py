@@ -51,7 +51,7 @@ def replay_routes(front: Front) -> APIRouter:
         async with front.call(
             request, "replay", deterministic=params.deterministic, num_places=params.n
         ) as call:
-            call.submit(prompt_ids, params, with_receipt=True)
+            await call.submit(prompt_ids, params, with_receipt=True)
             result = await until_gone(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
             try:

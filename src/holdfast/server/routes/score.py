@@ -55,7 +55,7 @@ async def _run(front: Front, call: Call, body: ScoreBody, deterministic: bool) -
         if isinstance(completion_ids, str):
             completion_ids = await front.prompts.encode(completion_ids, add_special_tokens=False)
         front.prompts.require_room(len(prompt_ids) + len(completion_ids))
-        call.submit_score(
+        await call.submit_score(
             prompt_ids, completion_ids, deterministic=deterministic, with_receipt=bool(body.return_receipt)
         )
     except HoldfastError as error:

@@ -134,6 +134,12 @@ class ChatBody(Asking):
     )
     prompt_cache_retention: str | None = Field(None, description="Taken and ignored.")
     reasoning_effort: str | None = Field(None, description="Shown to the chat template.")
+    verbosity: str | None = Field(None, description="Taken and ignored.")
+    prediction: None = Field(None, description="Not supported: null only.")
+    audio: None = Field(None, description="Not supported: null only.")
+    web_search_options: None = Field(None, description="Not supported: null only.")
+    functions: None = Field(None, description="Not supported: null only; use tools.")
+    function_call: None = Field(None, description="Not supported: null only; use tool_choice.")
 
 
 class TokenizeBody(Body):
