@@ -162,7 +162,8 @@ def test_what_can_never_fit(server: Server) -> None:
 def test_a_client_that_leaves_while_it_is_answered(server: Server, odd: Odd, stream: bool) -> None:
     aborted = server.metric("holdfast_request_success_total{.*abort.*}")
     odd.tell(slow=SLOW)
-    connection = open_request(server, {"prompt": PROMPT, "max_tokens": 300, "n": 3, "stream": stream})
+    body = {"prompt": PROMPT, "max_tokens": 300, "n": 3, "stream": stream, "ignore_eos": True}
+    connection = open_request(server, body)
     wait_until(lambda: server.metric("holdfast_num_requests_running") == 3)
     drop(connection)
     server.wait_idle()

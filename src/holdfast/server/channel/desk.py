@@ -117,6 +117,7 @@ class Desk:
 
     def _watch(self, on: bool) -> None:
         self._engine.tracer = Tracer(self._engine) if on else None
+        self._deliver(())  # a page sees at once what there is, also of an engine that rests
 
     def _deliver(self, updates: Sequence[Update]) -> None:
         """What a step gave, as one message."""
