@@ -181,7 +181,8 @@ def test_a_stream_tells_the_ids_of_its_prompt(tiny_server: Server) -> None:
 
 
 def test_usage_comes_in_a_chunk_of_its_own(tiny_server: Server) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
     chunks = events(tiny_server.post("/v1/completions", body).text)
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 4
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
