@@ -25,6 +25,10 @@ class Rows:
         Tensor  # int32 [spans + 1], first row of each span; the last entry is the number of real rows
     )
     page_table: Tensor  # int32 [spans, max_pages], pages of each span's sequence in order, 0 behind the last
+    # For paths that attend in tiles, int32 [tiles, 3]: a tile's first row, how many rows it has (0: nothing to do), and
+    # where its sequence's pages begin in the flat page_table.
+    tiles: Tensor | None = None
+    tile_rows: int = 0  # rows a tile may hold
 
     @property
     def num_rows(self) -> int:
@@ -33,7 +37,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class KVLayer:
-    """The keys and values of one layer, in pages. Keys lie position-last, so that a score is a row of products.
+    """The keys and values of one layer, in pages. How they lie in memory is up to the path of the arithmetic.
 
     keys    [pages, kv_heads, head_dim, page_size]
     values  [pages, kv_heads, page_size, head_dim]
