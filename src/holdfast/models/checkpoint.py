@@ -38,8 +38,8 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor on the CPU, rounded once to `dtype`; without one, as stored, or fp32 if stored
-        quantised.
+        """The tensor, rounded once to `dtype`; without one, as stored, or fp32 if stored quantised. What is read from a file
+        is on the CPU.
 
         It may share memory with the file: read it, never write to it.
         """

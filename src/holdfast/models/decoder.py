@@ -5,6 +5,7 @@ numbers go through one `Arithmetic`, so what is canonical is decided there and n
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -53,8 +54,9 @@ class Decoder:
         self._first_norm = first_norm
         self._layers = tuple(layers)
         self._head = head
-        inv_freq, scaling = rope_frequencies(config)
-        self._cos, self._sin = rope_tables(inv_freq, scaling, max_len)  # fp32 [max_len, head_dim / 2]
+        # Made on the CPU wherever they are used: the same bits on every device.
+        cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, head_dim / 2]
+        self._cos, self._sin = cos.to(_device(arithmetic)), sin.to(_device(arithmetic))
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._shape = LayerShape(heads, kv_heads, dim, config.rms_norm_eps, scale=dim**-0.5)
 
@@ -62,15 +64,25 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
+    def with_arithmetic(self, arithmetic: Arithmetic) -> "Decoder":
+        """The same weights under another arithmetic of the same path and device; nothing is copied."""
+        other = copy(self)
+        other.arithmetic = arithmetic
+        return other
+
     def forward(self, rows: Rows, kv: Sequence[KVLayer], wanted: Tensor, *, canonical: bool) -> Tensor:
         """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden]."""
+        return self.hidden(rows, kv, canonical=canonical)[wanted]
+
+    def hidden(self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool) -> Tensor:
+        """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
         ops = self.arithmetic
         at = Positions(self._cos[rows.positions], self._sin[rows.positions])  # [rows, head_dim / 2]
         residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
         x = ops.rms_norm(residual, self._first_norm, self._shape.eps)
         for weights, layer in zip(self._layers, kv, strict=True):
             ops.layer(residual, x, weights, self._shape, layer, rows, at, canonical=canonical)
-        return x[wanted]
+        return x
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
         """The head over what `forward` returned: a new fp32 [rows, vocab].
@@ -104,14 +116,18 @@ def load_decoder(
     max_len: int,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read every weight once, round it to dtype, and pack it for the arithmetic."""
+    """Read every weight once, round it to dtype, bring it to the arithmetic's device and pack it there.
+
+    On the host there is never more than one tensor; on the device never more than the weights and one tensor. A path whose
+    `pack` keeps the weight as it is shares a tied head with the embedding.
+    """
     loader = _Loader(checkpoint, arithmetic, dtype, progress)
     config = checkpoint.config
-    embedding = loader.tensor("model.embed_tokens.weight").clone()
+    embedding = loader.tensor("model.embed_tokens.weight")
     norms = [
-        loader.norm(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
+        loader.tensor(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
     ]
-    norms.append(loader.norm("model.norm.weight"))
+    norms.append(loader.tensor("model.norm.weight"))
     layers = [loader.layer(index, norms[index + 1]) for index in range(config.num_layers)]
     head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
     return Decoder(config, arithmetic, embedding, norms[0], layers, arithmetic.pack(head, None), max_len)
@@ -125,20 +141,17 @@ class _Loader:
     ) -> None:
         self._checkpoint = checkpoint
         self._arithmetic = arithmetic
+        self._device = _device(arithmetic)
         self._dtype = dtype
         self._progress = progress
         self._done = 0
         self._names = frozenset(checkpoint.names())
 
     def tensor(self, name: str) -> Tensor:
-        tensor = self._checkpoint.tensor(name, self._dtype)
-        self._done += 1
-        if self._progress is not None:
-            self._progress(self._done, len(self._names))
-        return tensor
-
-    def norm(self, name: str) -> Tensor:
-        return self.tensor(name).clone()
+        """A tensor on the device that shares no memory with the file."""
+        found = self._read(name)
+        here = found.to(self._device)
+        return here.clone() if here is found and self._device.type == "cpu" else here
 
     def layer(self, index: int, next_norm: Tensor) -> LayerWeights:
         at = f"model.layers.{index}."
@@ -147,7 +160,7 @@ class _Loader:
             q_norm=self._optional(f"{at}self_attn.q_norm.weight"),
             k_norm=self._optional(f"{at}self_attn.k_norm.weight"),
             o=self._linear(f"{at}self_attn.o_proj"),
-            post_norm=self.norm(f"{at}post_attention_layernorm.weight"),
+            post_norm=self.tensor(f"{at}post_attention_layernorm.weight"),
             gate_up=self._linear(f"{at}mlp.gate_proj", f"{at}mlp.up_proj"),
             down=self._linear(f"{at}mlp.down_proj"),
             next_norm=next_norm,
@@ -156,10 +169,35 @@ class _Loader:
 
     def _linear(self, *names: str) -> Linear:
         """Several projections of the same input as one product."""
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])  # [sum of outputs, inputs]
-        biases = [self._optional(f"{name}.bias") for name in names]
-        present = [bias for bias in biases if bias is not None]
-        return self._arithmetic.pack(weight, torch.cat(present) if len(present) == len(names) else None)
+        weight = self._fused([f"{name}.weight" for name in names])  # [sum of outputs, inputs]
+        biases = [f"{name}.bias" for name in names]
+        bias = self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
+        return self._arithmetic.pack(weight, bias)
+
+    def _fused(self, names: Sequence[str]) -> Tensor:
+        """Tensors below one another, each read into its place."""
+        if len(names) == 1:
+            return self.tensor(names[0])
+        shapes = [self._checkpoint.shape(name) for name in names]
+        num_rows = sum(shape[0] for shape in shapes)
+        whole = torch.empty((num_rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        start = 0
+        for name, shape in zip(names, shapes, strict=True):
+            whole[start : start + shape[0]].copy_(self._read(name))
+            start += shape[0]
+        return whole
 
     def _optional(self, name: str) -> Tensor | None:
-        return self.tensor(name).clone() if name in self._names else None
+        return self.tensor(name) if name in self._names else None
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._checkpoint.tensor(name, self._dtype)
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, len(self._names))
+        return tensor
+
+
+def _device(arithmetic: Arithmetic) -> torch.device:
+    device: torch.device = getattr(arithmetic, "device", torch.device("cpu"))
+    return device

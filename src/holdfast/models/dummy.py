@@ -19,15 +19,25 @@ _TWIN = 1e-7
 
 
 class DummyCheckpoint:
-    """Normal weights of the given deviation; norms are ones. The same seed gives the same weights everywhere."""
+    """Normal weights of the given deviation; norms are ones. On the CPU the same seed gives the same weights everywhere.
+
+    On another device they are made there, in the dtype asked for: billions in seconds, with bits of that device's own.
+    """
 
     def __init__(
-        self, config: DecoderConfig, *, seed: int = 0, deviation: float = 0.02, twins: bool = False
+        self,
+        config: DecoderConfig,
+        *,
+        seed: int = 0,
+        deviation: float = 0.02,
+        twins: bool = False,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._config = config
         self._seed = seed
         self._deviation = deviation
         self._twins = twins
+        self._device = torch.device(device)
         self._shapes = expected_tensors(config)
 
     @property
@@ -45,11 +55,15 @@ class DummyCheckpoint:
         return self._shapes[name]
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        shape = self._shapes[name]
+        shape, device = self._shapes[name], self._device
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype)
-        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        tensor = torch.randn(shape, generator=generator) * self._deviation
+            return torch.ones(shape, dtype=dtype, device=device)
+        generator = torch.Generator(device).manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        if device.type == "cpu":
+            tensor = torch.randn(shape, generator=generator) * self._deviation
+        else:
+            tensor = torch.empty(shape, dtype=dtype, device=device)
+            tensor.normal_(0.0, self._deviation, generator=generator)
         if self._twins and name == "lm_head.weight":
             tensor[1::2] = tensor[: len(tensor) // 2 * 2 : 2] * (1 + _TWIN)
         return tensor.to(dtype) if dtype is not None else tensor
@@ -57,4 +71,6 @@ class DummyCheckpoint:
     def raw(self, name: str) -> RawTensor:
         """What the numbers are made from: nothing is stored."""
         made_from = [self._shapes[name], self._seed, self._deviation, self._twins]
+        if self._device.type != "cpu":
+            made_from.append(self._device.type)
         return RawTensor("RANDOM", memoryview(json.dumps(made_from).encode()))

@@ -1,0 +1,111 @@
+"""Shapes of published models, by name: for random weights to measure on, and for certificates of products without weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.errors import ModelNotFound
+from holdfast.models.config import DecoderConfig, parse_config
+
+_LLAMA_31: Mapping[str, Any] = {
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+
+_PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": {
+        **_LLAMA_31,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "llama-3.1-70b": {
+        **_LLAMA_31,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+    "qwen3-0.6b": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+    },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2",
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+    },
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+
+SHAPE_NAMES = tuple(_PUBLISHED)
+
+
+def named_config(name: str) -> DecoderConfig:
+    """The shape of a published model, such as llama-3.1-8b, in bf16."""
+    if name not in _PUBLISHED:
+        raise ModelNotFound(f"there is no shape called {name!r}; known are {', '.join(SHAPE_NAMES)}")
+    return parse_config({**_PUBLISHED[name], "torch_dtype": "bfloat16"})
+
+
+def product_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
+    """Every kind of product: its name, outputs N, inputs K, and whether a bias is added."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return [
+        ("qkv", queries + 2 * keys, hidden, config.qkv_bias),
+        ("o", hidden, queries, config.o_bias),
+        ("gate_up", 2 * inner, hidden, config.mlp_bias),
+        ("down", hidden, inner, config.mlp_bias),
+        ("head", config.vocab_size, hidden, False),
+    ]

@@ -1,0 +1,66 @@
+"""Loading: every tensor once, in its place, and sharing nothing with the file it came from."""
+
+import torch
+
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.bench.tiny import tiny_config
+from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.dummy import DummyCheckpoint
+
+
+def make(**changes: object) -> tuple[DummyCheckpoint, Decoder, list[tuple[int, int]]]:
+    checkpoint = DummyCheckpoint(tiny_config(**changes), deviation=0.25)
+    told: list[tuple[int, int]] = []
+    arithmetic = open_arithmetic(torch.float32, path="library", num_threads=1)
+    decoder = load_decoder(checkpoint, arithmetic, torch.float32, 64, lambda *at: told.append(at))
+    return checkpoint, decoder, told
+
+
+def test_progress_counts_every_tensor_once() -> None:
+    checkpoint, _, told = make(attention_bias=True)
+    total = len(checkpoint.names())
+    assert told == [(number + 1, total) for number in range(total)]
+
+
+def test_fused_weights_stand_below_one_another() -> None:
+    checkpoint, decoder, _ = make(attention_bias=True)
+    qkv = decoder.layers[1].qkv
+    names = [f"model.layers.1.self_attn.{one}_proj" for one in "qkv"]
+    assert torch.equal(qkv.data, torch.cat([checkpoint.tensor(f"{name}.weight") for name in names]))
+    assert qkv.bias is not None
+    assert torch.equal(qkv.bias, torch.cat([checkpoint.tensor(f"{name}.bias") for name in names]))
+    gate_up = [checkpoint.tensor(f"model.layers.0.mlp.{one}_proj.weight") for one in ("gate", "up")]
+    assert torch.equal(decoder.layers[0].gate_up.data, torch.cat(gate_up))
+
+
+def test_a_tied_head_shares_the_embedding_where_the_path_packs_without_a_copy() -> None:
+    _, decoder, _ = make(tie_word_embeddings=True)
+    head = list(decoder.products())[-1]
+    assert head.is_head
+    assert head.linear.data.data_ptr() == decoder._embedding.data_ptr()
+
+
+def test_forward_selects_of_hidden() -> None:
+    _, decoder, _ = make()
+    rows = Rows(
+        token_ids=torch.tensor([5, 6, 7]),
+        positions=torch.arange(3),
+        slots=torch.arange(3),
+        span_starts=torch.tensor([0, 3], dtype=torch.int32),
+        page_table=torch.zeros((1, 1), dtype=torch.int32),
+    )
+    kv = [KVLayer(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)) for _ in decoder.layers]
+    whole = decoder.hidden(rows, kv, canonical=True)
+    assert whole.shape == (3, 64)
+    wanted = torch.tensor([2, 0])
+    assert torch.equal(decoder.forward(rows, kv, wanted, canonical=True), whole[wanted])
+
+
+def test_another_arithmetic_takes_the_same_weights() -> None:
+    _, decoder, _ = make()
+    other = open_arithmetic(torch.float32, path="library", num_threads=1)
+    second = decoder.with_arithmetic(other)
+    assert second.arithmetic is other
+    assert decoder.arithmetic is not other
+    assert all(a is b for a, b in zip(second.layers, decoder.layers, strict=True))

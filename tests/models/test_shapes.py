@@ -1,0 +1,49 @@
+"""Published shapes: as large as their names say, and the products a decoder of that shape really has."""
+
+import pytest
+import torch
+
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.bench.tiny import tiny_config
+from holdfast.errors import ModelNotFound
+from holdfast.models.decoder import load_decoder
+from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.families import expected_tensors
+from holdfast.models.shapes import SHAPE_NAMES, named_config, product_shapes
+
+# As published, embeddings included and tied ones counted once.
+PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "qwen3-0.6b": 596_049_920,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "smollm2-135m": 134_515_008,
+}
+
+
+@pytest.mark.parametrize("name", SHAPE_NAMES)
+def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
+    shapes = expected_tensors(named_config(name)).values()
+    assert sum(torch.Size(shape).numel() for shape in shapes) == PARAMETERS[name]
+
+
+def test_an_unknown_shape_is_refused() -> None:
+    with pytest.raises(ModelNotFound, match="known are llama"):
+        named_config("llama-9b")
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}])
+def test_products_are_those_of_the_decoder(changes: dict[str, bool]) -> None:
+    config = tiny_config(**changes)
+    arithmetic = open_arithmetic(torch.float32, num_threads=1)
+    decoder = load_decoder(DummyCheckpoint(config), arithmetic, torch.float32, 32)
+    found = {
+        (
+            one.name.split(".")[-1],
+            one.linear.out_features,
+            one.linear.in_features,
+            one.linear.bias is not None,
+        )
+        for one in decoder.products()
+    }
+    assert found == set(product_shapes(config))
