@@ -29,6 +29,7 @@ class Rows:
     # where its sequence's pages begin in the flat page_table.
     tiles: Tensor | None = None
     tile_rows: int = 0  # rows a tile may hold
+    max_pages: int = 0  # pages of the longest sequence the pass may ever hold; 0: page_table is as wide as needed
 
     @property
     def num_rows(self) -> int:

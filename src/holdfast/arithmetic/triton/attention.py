@@ -47,7 +47,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     if not len(tiles):
         return out
     programs = _programs(len(tiles), kv_heads, tall)
-    max_splits = -(-rows.page_table.shape[-1] * PAGE_SIZE // SPLIT) if programs > 1 else 1
+    max_splits = -(-(rows.max_pages or rows.page_table.shape[1]) * PAGE_SIZE // SPLIT) if programs > 1 else 1
     sums = q.new_empty((num_rows, heads, max_splits, width) if programs > 1 else (1,), dtype=torch.float32)
     marks = q.new_empty((num_rows, heads, max_splits, 2) if programs > 1 else (1,), dtype=torch.float32)
     keys, values = layer.keys, layer.values
@@ -179,7 +179,7 @@ def _attend_tiles(
             tl.store(marks + entry * 2, split_best, mask=real)
             tl.store(marks + entry * 2 + 1, split_mass, mask=real)
     if PROGRAMS == 1:
-        found = mixed / mass[:, None] + 0.0  # a zero has one sign
+        found = mixed / tl.where(real, mass, 1.0)[:, None] + 0.0  # a zero has one sign
         tl.store(out + row[:, None] * WIDTH + lane[None, :], found.to(out.dtype.element_ty),
                  mask=real[:, None] & has_lane[None, :])  # fmt: skip
 

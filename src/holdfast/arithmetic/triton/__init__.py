@@ -1,0 +1,1 @@
+"""Kernels in Triton, and the arithmetic made of them and of the library's products. Only this package imports triton."""
