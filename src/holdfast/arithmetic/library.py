@@ -19,6 +19,7 @@ from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, run_layer
 from holdfast.arithmetic.library_attention import KV_BLOCK, QUERY_TILE, attend_tiles
 from holdfast.arithmetic.ops import Linear
+from holdfast.arithmetic.pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.rows import KVLayer, Rows
 
@@ -46,6 +47,9 @@ def _source_digest() -> str:
 class LibraryArithmetic:
     """Implements `Arithmetic` with torch operations."""
 
+    device = torch.device("cpu")
+    page_size = CPU_PAGE_SIZE
+
     def __init__(self, dtype: torch.dtype, *, k_slices: int = 1) -> None:
         self.dtype = dtype
         self._native = multiplies_natively(dtype)
@@ -59,6 +63,12 @@ class LibraryArithmetic:
             variant="torch" if self._native else "torch-fp32",
             source=_source_digest(),
         )
+
+    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
+
+    def tile_rows(self, longest_span: int, group: int) -> int:
+        return 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -141,10 +151,14 @@ class LibraryArithmetic:
         run_layer(self, residual, x, weights, shape, kv, rows, at, canonical=canonical)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return table.index_select(0, token_ids)
+        return table.index_select(0, token_ids.clamp(min=0))
 
     def choose(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         return library_choice.choose(logits, batch)
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        ids = library_choice.best(logits)
+        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         return library_choice.logsumexp(logits)

@@ -92,6 +92,12 @@ def _choose_row(
     return int(kept[np.argmax(z[kept] + noise(*key, kept))])
 
 
+def best(logits: Tensor) -> Tensor:
+    """logits fp32 [n, V] -> int64 [n]: the argmax, ties to the lowest id."""
+    rows = np.where(np.isnan(logits.numpy()), np.float32(-np.inf), logits.numpy())
+    return torch.from_numpy(np.argmax(rows, axis=1))
+
+
 def choose(logits: Tensor, batch: ChoiceBatch) -> Tensor:
     """logits fp32 [n, V] -> int64 [n]."""
     rows = logits.numpy()

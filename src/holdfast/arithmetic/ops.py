@@ -29,6 +29,9 @@ class Linear:
     in_features: int
     out_features: int
     dtype: torch.dtype
+    # For paths that cut K: 0, the library's own product, rounded by the library; S >= 1, S slices whose fp32 sums are
+    # added in order, then the bias, then rounded once.
+    slices: int = 0
 
 
 class Arithmetic(Protocol):
@@ -36,6 +39,25 @@ class Arithmetic(Protocol):
 
     @property
     def recipe(self) -> Recipe: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def page_size(self) -> int:
+        """Positions a KV page of this path holds."""
+        ...
+
+    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        """Pages of zeros, laid out as this path likes them; the shapes are those of `KVLayer`."""
+        ...
+
+    def tile_rows(self, longest_span: int, group: int) -> int:
+        """Rows one attention tile takes in a pass whose longest span has so many, with `group` query heads a kv head.
+
+        0: this path reads no tiles.
+        """
+        ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [N, K] laid out for `linear`. The compiled path copies and does not keep `weight` alive."""
@@ -96,11 +118,15 @@ class Arithmetic(Protocol):
         ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        """table [V, D], token_ids int64 [rows] -> [rows, D]."""
+        """table [V, D], token_ids int64 [rows] -> [rows, D]; an id below 0 reads as 0."""
         ...
 
     def choose(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         """logits fp32 [n, V] -> token ids int64 [n], by the rule of `choice.py`."""
+        ...
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The best of each row: ids int64 [n], as `choose` at temperature 0, and its logprobs fp32 [n]."""
         ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:

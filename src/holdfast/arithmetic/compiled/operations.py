@@ -10,6 +10,7 @@ from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.compiled.kernels import Kernels
 from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
 from holdfast.arithmetic.ops import Linear
+from holdfast.arithmetic.pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.rows import KVLayer, Rows
 
@@ -21,6 +22,9 @@ MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 
 class CompiledArithmetic:
     """Implements `Arithmetic` with the kernels built for this CPU."""
+
+    device = torch.device("cpu")
+    page_size = CPU_PAGE_SIZE
 
     def __init__(self, dtype: torch.dtype, kernels: Kernels, num_threads: int) -> None:
         self.dtype = dtype
@@ -37,6 +41,12 @@ class CompiledArithmetic:
             variant="amx-bf16" if kernels.has_amx and dtype == torch.bfloat16 else kernels.variant,
             source=kernels.built.digest,
         )
+
+    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
+
+    def tile_rows(self, longest_span: int, group: int) -> int:
+        return 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
@@ -211,7 +221,7 @@ class CompiledArithmetic:
         )
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return table.index_select(0, token_ids)
+        return table.index_select(0, token_ids.clamp(min=0))
 
     def choose(self, logits: Tensor, batch: ChoiceBatch) -> Tensor:
         rows, vocabulary = _check_logits(logits)
@@ -227,6 +237,12 @@ class CompiledArithmetic:
             self._threads,
         )
         return out
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows = logits.shape[0]
+        ones, zeros = torch.ones(rows), torch.zeros(rows)
+        ids = self.choose(logits, ChoiceBatch(zeros, zeros.int(), ones, zeros, zeros.long(), zeros.long()))
+        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         rows, vocabulary = _check_logits(logits)
