@@ -2,6 +2,12 @@
 
 A plan is a short list of passes, run in order. A pass is a list of spans: consecutive positions of one sequence, with
 the pages that hold its KV slots. The scheduler knows no tensors and the runner knows no requests.
+
+A row's token is an id, or UNKNOWN: what an earlier pass, of this plan or of one that is still running, sampled for this
+position of this sequence. So planning needs not wait for the device. What is sampled is kept by lane and position:
+
+    a sampled row at position p of lane l writes   lanes[l, (p + 1) % LANE_WIDTH]
+    a row at position q with an UNKNOWN token reads lanes[l, q % LANE_WIDTH]
 """
 
 from dataclasses import dataclass
@@ -9,8 +15,11 @@ from enum import Enum
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.params import SamplingParams
+from holdfast.core.record_class import record_class
 
 NO_TOKEN = -1  # what a row gives whose request allows nothing to come next
+UNKNOWN = -1  # the token of a row whose id only the device knows so far
+LANE_WIDTH = 64  # positions of a sequence whose sampled tokens are kept
 
 
 class PassKind(Enum):
@@ -40,13 +49,13 @@ class Sampling:
         return self.params.penalises or bool(self.bad_words)
 
 
-@dataclass(frozen=True, slots=True)
+@record_class
 class Span:
     """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each.
 
     given are known tokens whose logprobs are asked for: each stands behind one of the len(given) rows before sample_from.
     history is what stands before start, for whom it matters (`Sampling.looks_back`); with watched, the logits' bits are
-    reported as well.
+    reported as well. lane is the sequence's place in the table of sampled tokens, -1 where nobody will ask for them there.
     """
 
     request_id: int
@@ -60,6 +69,7 @@ class Span:
     history: tuple[int, ...] = ()
     constraint: Constraint | None = None
     watched: bool = False
+    lane: int = -1
 
     @property
     def num_rows(self) -> int:
@@ -102,7 +112,7 @@ class Plan:
         return bool(self.passes)
 
 
-@dataclass(frozen=True, slots=True)
+@record_class
 class TokenLogprob:
     """A token's logprob: the exact fp32 value. top holds the best (id, logprob) pairs, ties to the lowest id."""
 
@@ -111,7 +121,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record_class
 class Sampled:
     """What one row gave: a token, or NO_TOKEN. logprob is there if the span asked for it, logit_bits if it is watched."""
 

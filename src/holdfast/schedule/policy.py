@@ -18,7 +18,8 @@ class SchedulerConfig:
     """The limits a schedule keeps to. None of them decides a bit of a deterministic answer.
 
     reference_rows is the recipe's row count; certified_sizes are the row totals the certificate vouches for, and
-    spot_check_rate the share of their deterministic rows that is computed again to see whether it is right.
+    spot_check_rate the share of their deterministic rows that is computed again to see whether it is right. run_ahead is
+    how many plans may be in flight when the next is made: 0 where a pass is computed when it is asked for, 1 for a device.
     """
 
     max_num_seqs: int
@@ -29,6 +30,7 @@ class SchedulerConfig:
     prefix_cache: bool = True
     speculation: Speculation = "ngram"
     spot_check_rate: float = 0.0
+    run_ahead: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
