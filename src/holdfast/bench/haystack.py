@@ -13,6 +13,9 @@ from holdfast.core.params import SamplingParams
 from holdfast.engine.loop import Engine
 from holdfast.schedule.policy import DeterminismMode, SchedulerConfig, Speculation
 
+_PASS_ROWS = (32, 48, 64, 128, 512)
+_REFERENCE_PASSES = (2, 2, 2, 3, 4)  # a pass holds two of them at least
+
 
 @dataclass(frozen=True)
 class Needle:
@@ -97,10 +100,11 @@ def draw(
 
 def _schedule(rng: random.Random, engine: Engine, needle: Needle, mode: DeterminismMode) -> SchedulerConfig:
     speculation: Speculation = rng.choice(["off", "ngram"])
-    return SchedulerConfig(
-        max_num_seqs=rng.randint(2, 32),
-        max_pass_rows=rng.choice([32, 48, 64, 128, 512]),
-        reference_rows=engine.scheduler.config.reference_rows,
+    usual = engine.scheduler.config
+    return replace(
+        usual,
+        max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
+        max_pass_rows=max(rng.choice(_PASS_ROWS), rng.choice(_REFERENCE_PASSES) * usual.reference_rows),
         determinism=mode,
         certified_sizes=engine.certificate.sizes if engine.certificate is not None else (),
         prefix_cache=rng.random() < 0.8,

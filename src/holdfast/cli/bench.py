@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli import options as o
+from holdfast.cli.bench_gpu import gpu
 from holdfast.cli.bench_serve import serve
 from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.cli.show import note
@@ -63,7 +64,7 @@ def lookup(
     from holdfast.models.locate import locate
 
     require_folder(save)
-    llm = o.EngineOptions(model, dtype, num_threads=num_threads).open()
+    llm = o.EngineOptions(model, dtype=dtype, num_threads=num_threads).open()
     report = guesses.run(llm, locate(model).name, rounds, num_tokens, note)
     guesses.show(report)
     if save is not None:
@@ -86,7 +87,7 @@ def forms(
     from holdfast.bench import forms as structured
 
     require_packages("llguidance", extra="structured")
-    engine = o.EngineOptions(model, dtype, num_threads=num_threads).open().engine
+    engine = o.EngineOptions(model, dtype=dtype, num_threads=num_threads).open().engine
     report = structured.run(engine, requests, repeats, note)
     structured.show(report)
     raise typer.Exit(0 if report.is_good else 1)
@@ -109,9 +110,10 @@ def needle(
     from holdfast.bench.survey_table import show_survey
     from holdfast.models.locate import locate
 
-    engine = o.EngineOptions(model, dtype, num_threads=num_threads, kernels=kernels).open().engine
+    engine = o.EngineOptions(model, dtype=dtype, num_threads=num_threads, kernels=kernels).open().engine
     findings = list(survey(engine, locate(model).name, num_threads, Loads(runs, seed, note)))
     raise typer.Exit(0 if show_survey(findings) else 1)
 
 
+bench.command()(gpu)
 bench.command()(serve)

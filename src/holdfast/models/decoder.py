@@ -56,7 +56,7 @@ class Decoder:
         self._head = head
         # Made on the CPU wherever they are used: the same bits on every device.
         cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, head_dim / 2]
-        self._cos, self._sin = cos.to(_device(arithmetic)), sin.to(_device(arithmetic))
+        self._cos, self._sin = cos.to(arithmetic.device), sin.to(arithmetic.device)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._shape = LayerShape(heads, kv_heads, dim, config.rms_norm_eps, scale=dim**-0.5)
 
@@ -141,7 +141,7 @@ class _Loader:
     ) -> None:
         self._checkpoint = checkpoint
         self._arithmetic = arithmetic
-        self._device = _device(arithmetic)
+        self._device = arithmetic.device
         self._dtype = dtype
         self._progress = progress
         self._done = 0
@@ -196,8 +196,3 @@ class _Loader:
         if self._progress is not None:
             self._progress(self._done, len(self._names))
         return tensor
-
-
-def _device(arithmetic: Arithmetic) -> torch.device:
-    device: torch.device = getattr(arithmetic, "device", torch.device("cpu"))
-    return device

@@ -1,0 +1,124 @@
+"""What `bench gpu` measures and how long it may take. The tiny one is the same in all but size, for a CPU and for tests."""
+
+from dataclasses import dataclass, replace
+
+from holdfast.errors import ConfigError
+
+TINY = "tiny"
+SECTIONS = ("speed", "small", "verify", "certificate", "needle", "breakdown")
+
+
+@dataclass(frozen=True)
+class GpuSettings:
+    """Lengths are tokens, streams are requests at once. The best of `rounds` counts, all of them are kept.
+
+    A section that has taken `section_seconds` starts nothing new.
+    """
+
+    model: str = "llama-3.1-8b"
+    small_model: str = "qwen3-0.6b"
+    certified_models: tuple[str, ...] = (
+        "llama-3.1-8b",
+        "qwen3-0.6b",
+        "qwen2.5-1.5b",
+        "llama-3.1-70b",
+        "smollm2-135m",
+    )
+    dtype: str = "bf16"
+    streams: tuple[int, ...] = (1, 8, 32, 128, 256)
+    small_streams: tuple[int, ...] = (1, 32, 256)
+    prompt_len: int = 512
+    num_tokens: int = 256
+    warm_tokens: int = 8
+    prefill_streams: int = 8
+    rounds: int = 2
+    verify_streams: int = 64
+    verify_prompt_len: int = 1024
+    verify_tokens: int = 1024
+    breakdown_streams: tuple[int, ...] = (1, 32, 256)
+    breakdown_steps: int = 24
+    needle_model: str | None = None
+    needle_shape: str = "qwen2.5-1.5b"
+    needle_runs: int = 300
+    needle_tokens: int = 64
+    sizes: tuple[int, ...] = (*range(1, 513), 1024, 2048, 4096)
+    section_seconds: float = 240.0
+    kernels: str = "auto"
+
+    @property
+    def max_streams(self) -> int:
+        return max(*self.streams, *self.small_streams, *self.breakdown_streams, self.verify_streams)
+
+    @property
+    def max_len(self) -> int:
+        decoded = max(self.num_tokens, self.breakdown_tokens)
+        return max(self.prompt_len + decoded, self.verify_prompt_len + self.verify_tokens)
+
+    @property
+    def breakdown_tokens(self) -> int:
+        """Of an answer that is still being decoded when all steps are timed and profiled."""
+        return 4 * self.breakdown_steps + 8
+
+    @property
+    def num_positions(self) -> int:
+        """The most the KV cache must hold at once."""
+        streams = max(*self.streams, *self.small_streams, *self.breakdown_streams)
+        decoded = max(self.num_tokens, self.breakdown_tokens)
+        return max(
+            streams * (self.prompt_len + decoded),
+            self.verify_streams * (self.verify_prompt_len + self.verify_tokens),
+        )
+
+
+def settings_for(model: str | None) -> GpuSettings:
+    """Of a named shape; of the tiny model, everything tiny."""
+    if model is None:
+        return GpuSettings()
+    if model != TINY:
+        return replace(GpuSettings(), model=model)
+    return GpuSettings(
+        model=TINY,
+        small_model=TINY,
+        certified_models=(TINY,),
+        streams=(1, 3),
+        small_streams=(2,),
+        prompt_len=24,
+        num_tokens=6,
+        warm_tokens=2,
+        prefill_streams=2,
+        rounds=1,
+        verify_streams=3,
+        verify_prompt_len=24,
+        verify_tokens=12,
+        breakdown_streams=(2,),
+        breakdown_steps=4,
+        needle_shape=TINY,
+        needle_runs=6,
+        needle_tokens=8,
+        sizes=(1, 2, 3, 8, 32, 64),
+        section_seconds=60.0,
+    )
+
+
+def parse_sections(only: str | None) -> tuple[str, ...]:
+    """Of "speed,needle": what is to be measured, in the order of `SECTIONS`."""
+    if only is None:
+        return SECTIONS
+    wanted = {name.strip() for name in only.split(",") if name.strip()}
+    unknown = wanted - set(SECTIONS)
+    if unknown or not wanted:
+        raise ConfigError(
+            f"there is no section {', '.join(sorted(unknown)) or 'without a name'}; known are {', '.join(SECTIONS)}"
+        )
+    return tuple(name for name in SECTIONS if name in wanted)
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Of "1,8,32"."""
+    try:
+        numbers = tuple(int(one) for one in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"expected whole numbers such as 1,8,32, not {text!r}")
+    return numbers

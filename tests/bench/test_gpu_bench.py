@@ -1,0 +1,217 @@
+"""`bench gpu` on a tiny model and a CPU: every section runs, counts what it says it counts, and leaves its figures behind."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from holdfast.bench import gpu as gpu_bench
+from holdfast.bench.gpu import REPORT_FILE, GpuBench
+from holdfast.bench.gpu_breakdown import Kernel, busy_ns, floor_ms, kind_of, times_by_kind
+from holdfast.bench.gpu_engines import open_twins
+from holdfast.bench.gpu_report import Report, Speed, SpeedRow
+from holdfast.bench.gpu_settings import SECTIONS, GpuSettings, parse_numbers, parse_sections, settings_for
+from holdfast.bench.gpu_speed import AUTO, OFF, ORDINARY
+from holdfast.bench.gpu_table import show_report
+from holdfast.bench.gpu_timing import median_ms, require_all, run_once
+from holdfast.bench.peers import GOALS, VLLM
+from holdfast.cli.main import app
+from holdfast.core.result import Choice, Result, Stats
+from holdfast.errors import ConfigError, EngineStopped
+from holdfast.models.shapes import named_config
+
+TINY = replace(settings_for("tiny"), dtype="fp32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench") / "new"
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> Report:
+    return GpuBench(TINY, folder, lambda text: None).run(SECTIONS)
+
+
+def test_every_section_runs(report: Report) -> None:
+    assert not report.errors
+    assert set(report.sections) == set(SECTIONS)
+    assert report.is_good
+
+
+def test_speed_has_every_cell(report: Report) -> None:
+    speed = report.sections["speed"]
+    for streams in TINY.streams:
+        for variant in (AUTO, ORDINARY, OFF):
+            row = speed.row(variant.name, streams)
+            assert row is not None
+            assert len(row.rounds) == TINY.rounds
+            assert row.speed > 0
+            assert row.step_ms is not None
+    assert set(speed.prefill) == {AUTO.name, ORDINARY.name, OFF.name}
+    assert speed.prefill_tokens == TINY.prefill_streams * TINY.prompt_len
+
+
+def test_verified_answers_have_candidates(report: Report) -> None:
+    verified = report.sections["verify"].rows[0]
+    assert verified.candidates > 0
+
+
+def test_the_needle_gives_one_answer_in_both_modes(report: Report) -> None:
+    needles = report.sections["needle"]
+    assert all(needles.one_answer.values())
+    assert {(one.mode, one.asked) for one in needles.pricks} == {
+        (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled")
+    }
+    assert all(one.runs == TINY.needle_runs // 2 for one in needles.pricks)
+
+
+def test_figures_are_kept_as_json(report: Report, folder: Path) -> None:
+    kept = json.loads((folder / REPORT_FILE).read_text())
+    assert set(kept["sections"]) == set(SECTIONS)
+    assert len(kept["sections"]["speed"]["rows"]) == len(TINY.streams) * 3
+    assert kept["sections"]["breakdown"]["steps"][0]["busy_ms"] > 0
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_tables_show_every_section(report: Report) -> None:
+    console = Console(width=200, record=True)
+    show_report(report, console)
+    text = console.export_text()
+    for words in ("tok/s (tiny", "verify (tiny", "K-slices", "inside random loads", "a decode step"):
+        assert words in text
+
+
+def test_plots_are_drawn(report: Report, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from holdfast.bench.gpu_plot import plot_report
+
+    written = plot_report(report, tmp_path)
+    assert {path.name for path in written} == {
+        f"bench-gpu-{name}.png" for name in ("speed", "small", "breakdown")
+    }
+    assert all(path.stat().st_size > 1000 for path in written)
+
+
+def test_a_section_that_fails_is_recorded_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(gpu_bench, "open_twins", fail)
+    told: list[str] = []
+    report = GpuBench(TINY, tmp_path, told.append).run(("speed", "certificate"))
+    assert report.errors == {"speed": "RuntimeError: no device"}
+    assert "certificate" in report.sections
+    assert not report.is_good
+    assert json.loads((tmp_path / REPORT_FILE).read_text())["errors"] == report.errors
+    assert any("no device" in line for line in told)
+
+
+def test_a_section_whose_time_is_over_starts_nothing_new(tmp_path: Path) -> None:
+    report = GpuBench(replace(TINY, section_seconds=-1.0), None, lambda text: None).run(("speed", "needle"))
+    assert report.sections["speed"].cut_off
+    assert report.sections["speed"].rows == []
+    assert report.sections["needle"].cut_off
+
+
+def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:
+    engine = open_twins("tiny", "fp32", "auto", 4, 400, 100).engine("auto")
+    timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
+    assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
+    assert 0 < timing.first_seconds <= timing.seconds
+    short = Result((1,), (Choice("", (1, 2), "length"),), 0, "none", Stats())
+    with pytest.raises(EngineStopped, match="2 tokens instead of 3"):
+        require_all([short], 3)
+    with pytest.raises(EngineStopped, match="out of memory"):
+        require_all([replace(short, error="out of memory")], 2)
+
+
+def test_twins_share_weights_and_pages() -> None:
+    twins = open_twins("tiny", "fp32", "auto", 4, 400, 100)
+    exact, plain = twins.exact.runner, twins.plain.runner
+    assert exact._store is plain._store  # type: ignore[attr-defined]
+    assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]
+    ordinary = [run_once(twins.engine(mode), [[5, 6, 7]], 4, deterministic=False) for mode in ("auto", "off")]
+    assert all(timing.num_tokens == 4 for timing in ordinary)
+
+
+def test_step_times_leave_out_the_first_interval() -> None:
+    assert median_ms([0.0, 5.0, 5.1, 5.2]) == pytest.approx(100.0)
+    assert median_ms([0.0, 1.0]) is None
+
+
+def test_overlapping_kernels_are_busy_once() -> None:
+    kernels = [Kernel("a", 0, 10), Kernel("b", 5, 12), Kernel("c", 20, 21), Kernel("d", 6, 8)]
+    assert busy_ns(kernels) == 13
+
+
+def test_the_longest_product_of_each_step_is_the_head() -> None:
+    step = [("nvjet_small", 2), ("nvjet_large", 9), ("rms_norm_kernel", 1), ("mystery", 3)]
+    kernels, now = [], 0
+    for _ in range(2):
+        for name, length in step:
+            kernels.append(Kernel(name, now, now + length * 1_000_000))
+            now += length * 1_000_000
+    assert times_by_kind(kernels, 2) == {"head": 9.0, "other": 3.0, "products": 2.0, "norms": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", "products"),
+        ("void cutlass::Kernel2<cutlass_80_wmma>", "products"),
+        ("_attend_kernel", "attention"),
+        ("_add_rms_norm", "norms"),
+        ("_rope_store_kernel", "rope and store"),
+        ("_silu_mul_kernel", "activation"),
+        ("Memcpy DtoH (Device -> Pinned)", "copies"),
+        ("void at::native::index_elementwise_kernel", "copies"),
+    ],
+)
+def test_kernels_are_told_apart_by_name(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_the_floor_of_a_step_is_its_weights_and_its_keys() -> None:
+    config = named_config("llama-3.1-8b")
+    assert floor_ms(config, 1, 0, 2) == pytest.approx(3.5, abs=0.1)
+    per_sequence = floor_ms(config, 1, 640, 2) - floor_ms(config, 0, 640, 2)
+    assert per_sequence == pytest.approx(0.0195, abs=0.001)
+
+
+def test_peers_and_goals_are_of_the_same_cells() -> None:
+    settings = GpuSettings()
+    assert tuple(VLLM["llama-3.1-8b"]) == settings.streams == tuple(GOALS["llama-3.1-8b"])
+    assert tuple(VLLM["qwen3-0.6b"]) == settings.small_streams == tuple(GOALS["qwen3-0.6b"])
+
+
+def test_ratios_are_of_the_same_number_of_streams() -> None:
+    speed = Speed(
+        "tiny", "bf16", 8, 8, [SpeedRow(AUTO.name, 1, 90.0, None), SpeedRow(ORDINARY.name, 1, 100.0, None)]
+    )
+    assert speed.ratio(AUTO.name, ORDINARY.name, 1) == pytest.approx(0.9)
+    assert speed.ratio(AUTO.name, ORDINARY.name, 8) is None
+
+
+def test_sections_and_numbers_are_read() -> None:
+    assert parse_sections("needle, speed") == ("speed", "needle")
+    assert parse_sections(None) == SECTIONS
+    with pytest.raises(ConfigError, match="no section"):
+        parse_sections("speed,sped")
+    assert parse_numbers("1,8") == (1, 8)
+    with pytest.raises(ConfigError, match="whole numbers"):
+        parse_numbers("1,x")
+
+
+def test_the_command_writes_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = ["bench", "gpu", "--model", "tiny", "--dtype", "fp32", "--only", "speed", "--streams", "1"]
+    done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "tok/s (tiny" in done.output
+    assert {path.name for path in tmp_path.iterdir()} == {REPORT_FILE, "bench-gpu-speed.png"}
