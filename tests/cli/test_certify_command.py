@@ -36,13 +36,13 @@ def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
 
 
 def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
-    from holdfast.engine import build
+    from holdfast.engine import certifying
 
-    certify = build.certify
-    monkeypatch.setattr(build, "load_certificate", lambda key: None)
-    monkeypatch.setattr(build, "save_certificate", lambda made: None)
+    certify = certifying.certify
+    monkeypatch.setattr(certifying, "load_certificate", lambda key: None)
+    monkeypatch.setattr(certifying, "save_certificate", lambda made: None)
     monkeypatch.setattr(
-        build,
+        certifying,
         "certify",
         lambda *given: replace(certify(*given), sizes=(), refusal="the reference does not repeat"),
     )

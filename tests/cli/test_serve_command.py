@@ -103,7 +103,7 @@ def test_every_setting_of_the_server_is_an_option_with_the_same_default():
 
 def test_every_setting_of_the_engine_is_an_option():
     offered = {one.name for one in fields(EngineOptions)}
-    assert offered | {"device", "chat_template"} == {one.name for one in fields(EngineConfig)}
+    assert offered | {"chat_template"} == {one.name for one in fields(EngineConfig)}
 
 
 def test_options_of_the_command_line(holdfast, served, tmp_path):

@@ -13,7 +13,7 @@ from holdfast import SamplingParams
 from holdfast.arithmetic.certificate import certificate_key, load_certificate
 from holdfast.arithmetic.layer import run_layer
 from holdfast.arithmetic.open import open_arithmetic
-from holdfast.engine import build
+from holdfast.engine import build, certifying
 from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused
 
@@ -84,7 +84,8 @@ def open_bent(
 ) -> LLM:
     open_arithmetic(torch.float32, num_threads=1)  # kernels are built in the session's own cache
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
-    monkeypatch.setattr(build, "open_arithmetic", lambda *a, **k: kind(open_arithmetic(*a, **k), bend))
+    for module in (build, certifying):
+        monkeypatch.setattr(module, "open_arithmetic", lambda *a, **k: kind(open_arithmetic(*a, **k), bend))
     return LLM(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=8, **config)
 
 
@@ -186,14 +187,14 @@ def test_without_a_certified_size_every_token_is_verified_and_rollbacks_happen(
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the certificates that were made, not read."""
     made: list[str] = []
-    original = build.certify
+    original = certifying.certify
 
     def certify(*args: Any, **kwargs: Any) -> Any:
         certificate = original(*args, **kwargs)
         made.append(certificate.key)
         return certificate
 
-    monkeypatch.setattr(build, "certify", certify)
+    monkeypatch.setattr(certifying, "certify", certify)
     return made
 
 

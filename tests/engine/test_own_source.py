@@ -19,13 +19,25 @@ DECIDES_NOTHING = {
     *(
         "__init__.py",
         "build.py",
+        "certifying.py",
         "config.py",
+        "device.py",
+        "dummy_model.py",
         "fingerprint.py",
         "fingerprint_parts.py",
         "fingerprinter.py",
         "handle.py",
     ),
-    *("llm.py", "loop.py", "own_source.py", "receipt.py", "receipt_reader.py", "replay.py", "reply.py"),
+    *(
+        "llm.py",
+        "loop.py",
+        "own_source.py",
+        "receipt.py",
+        "receipt_reader.py",
+        "recipes.py",
+        "replay.py",
+        "reply.py",
+    ),
     *("tracer.py", "worker.py"),
 }
 

@@ -7,17 +7,16 @@ answer canonical by itself: it names the shapes whose bits were seen to be the r
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
 from holdfast.arithmetic.cache import cache_folder
+from holdfast.arithmetic.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class Certificate:
     checks: tuple[OperationCheck, ...]
     refusal: str | None
     seconds: float
+    kernels: tuple[str, ...] = ()  # of a GPU: the kernels that ran in a pass
 
     @cached_property
     def digest(self) -> str:
@@ -72,17 +72,8 @@ def load_certificate(key: str) -> Certificate | None:
 
 def save_certificate(certificate: Certificate) -> None:
     """Keep it for the next start. A disk that does not take it costs time at the next start, nothing else."""
-    path = _path(certificate.key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            try:
-                json.dump(certificate.as_dict(), file, indent=1)
-                file.flush()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)  # a full disk is not made fuller
-                raise
+        write_whole(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
@@ -109,11 +100,13 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
     if content["format"] != FORMAT or content["key"] != key:
         raise ValueError("another format or another key")
     checks, sizes, subject = content["checks"], content["sizes"], content["subject"]
-    refusal, seconds = content["refusal"], content["seconds"]
+    refusal, seconds, kernels = content["refusal"], content["seconds"], content["kernels"]
     if not (isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)):
         raise ValueError("checks, sizes or subject of another kind")
     if not isinstance(refusal, str | None) or not isinstance(seconds, int | float):
         raise ValueError("refusal or seconds of another kind")
+    if not isinstance(kernels, list):
+        raise ValueError("kernels of another kind")
     if certificate_key(subject) != key:
         raise ValueError("the subject is not the key's")
     return Certificate(
@@ -132,4 +125,5 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         ),
         refusal=refusal,
         seconds=float(seconds),
+        kernels=tuple(str(kernel) for kernel in kernels),
     )

@@ -5,7 +5,9 @@ other total is compared with that, never with itself: probe rows are planted at 
 among neighbours that are huge or tiny, and their bits are compared, without tolerance.
 
 Rounding hides differences: two sums that differ in fp32 are mostly the same bf16. So products are compared as fp32 sums
-where the arithmetic can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`).
+where the arithmetic can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`). On a GPU
+fp32 is another instruction and says nothing of bf16; there the recipes are chosen with probes that cancel (`slices`), and
+whole passes are compared as they run (`more`).
 """
 
 import time
@@ -14,7 +16,7 @@ from functools import partial
 
 import torch
 
-from holdfast.arithmetic.attention_check import check_attention
+from holdfast.arithmetic.attention_check import check_attention, check_long_attention
 from holdfast.arithmetic.certificate import Certificate, OperationCheck, certificate_key
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.probe import MANY_ROWS, forget_neighbours
@@ -23,6 +25,7 @@ from holdfast.arithmetic.row_checks import (
     Subject,
     WholeLayer,
     check_choice,
+    check_fast_head,
     check_head,
     check_layer,
     check_product,
@@ -30,15 +33,13 @@ from holdfast.arithmetic.row_checks import (
     choice_operations,
     row_operations,
 )
+from holdfast.arithmetic.totals import MAX_HEAD_ROWS, is_interpreted, totals_to_try
 
 Progress = Callable[[int, int], None]
+Job = Callable[[], OperationCheck]
 
-
-def candidate_sizes(max_rows: int) -> tuple[int, ...]:
-    """The row totals an engine pads its passes to: every small one, then steps of at most a quarter."""
-    steps = [*range(1, 9), *range(12, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
-    steps += range(320, max(max_rows, 320) + 1, 64)
-    return (*(size for size in steps if size < max_rows), max_rows)
+_SAMPLED = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
+_LAYER_TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
 
 
 def certify(
@@ -50,15 +51,18 @@ def certify(
     max_rows: int,
     about: Mapping[str, object],
     progress: Progress | None = None,
+    more: Sequence[Job] = (),
+    kernels: Callable[[], tuple[str, ...]] = tuple,
 ) -> Certificate:
     """Test every operation and say which totals agree everywhere.
 
-    `wide` is the same arithmetic for fp32; `about` is what the certificate is filed under.
+    `wide` is the same arithmetic for fp32; `about` is what the certificate is filed under; `more` are checks of whole
+    passes, and `kernels` names those a pass runs, for who has passes and is not known here.
     """
     started = time.monotonic()
-    sizes = candidate_sizes(max_rows)
+    sizes = totals_to_try(arithmetic, max_rows)
     checks: list[OperationCheck] = []
-    jobs = _jobs(arithmetic, wide, subjects, layers, geometry, sizes)
+    jobs = [*_jobs(arithmetic, wide, subjects, layers, geometry, sizes), *more]
     with torch.inference_mode():
         for number, job in enumerate(jobs):
             checks.append(job())
@@ -81,6 +85,7 @@ def certify(
         checks=tuple(checks),
         refusal=refusal,
         seconds=round(time.monotonic() - started, 3),
+        kernels=kernels(),
     )
 
 
@@ -91,17 +96,22 @@ def _jobs(
     layers: Sequence[WholeLayer],
     geometry: Geometry,
     sizes: tuple[int, ...],
-) -> list[Callable[[], OperationCheck]]:
+) -> list[Job]:
     rows = arithmetic.recipe.rows
     edges = tuple(size for size in sizes if size in (1, 2, rows, 2 * rows))
     few = tuple(size for size in sizes if size <= MANY_ROWS)
-    jobs: list[Callable[[], OperationCheck]] = [
-        partial(check_head, arithmetic, subject, (*few, 2 * MANY_ROWS, sizes[-1]))
-        if subject.is_head
-        else partial(check_product, arithmetic, subject, sizes if subject.thorough else edges)
-        for subject in subjects
-    ]
-    jobs += [partial(check_layer, arithmetic, layer, geometry, (*edges, sizes[-1])) for layer in layers]
+    on_gpu = arithmetic.recipe.path == "triton"
+    jobs: list[Job] = []
+    for subject in subjects:
+        if not subject.is_head:
+            jobs.append(partial(check_product, arithmetic, subject, sizes if subject.thorough else edges))
+        elif on_gpu:
+            sampled = tuple(size for size in sizes if size <= MAX_HEAD_ROWS)
+            jobs.append(partial(check_fast_head, arithmetic, subject, sampled, sizes))
+        else:
+            jobs.append(partial(check_head, arithmetic, subject, (*few, 2 * MANY_ROWS, sizes[-1])))
+    whole = (*(size for size in sizes if size in _LAYER_TOTALS), sizes[-1]) if on_gpu else (*edges, sizes[-1])
+    jobs += [partial(check_layer, arithmetic, layer, geometry, whole) for layer in layers]
     for one in dict.fromkeys((arithmetic, wide)):
         suffix = "" if one is arithmetic else " (fp32)"
         jobs += [
@@ -109,8 +119,20 @@ def _jobs(
             for name, width, operation in row_operations(one, geometry)
         ]
         jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
+    if arithmetic.device.type == "cuda":
+        jobs.append(partial(check_long_attention, arithmetic, geometry, name="attention, longest context"))
+    sampled = _sampled(arithmetic, few, sizes[-1])
     jobs += [
-        partial(check_choice, name, operation, geometry.vocab, arithmetic, (*range(1, 33), *few[-4:]))
+        partial(check_choice, name, operation, geometry.vocab, arithmetic, sampled)
         for name, operation in choice_operations(arithmetic)
     ]
     return jobs
+
+
+def _sampled(arithmetic: Arithmetic, few: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Numbers of rows the sampler is tried with."""
+    if is_interpreted(arithmetic):
+        return few
+    if arithmetic.recipe.path == "triton":
+        return tuple(size for size in _SAMPLED if size <= most)
+    return (*range(1, 33), *few[-4:])

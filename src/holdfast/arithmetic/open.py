@@ -60,11 +60,15 @@ def open_arithmetic(
 def uses_triton(path: Path, device: torch.device) -> bool:
     """Whether the arithmetic is Triton's; raises where path and device do not go together."""
     if device.type == "cuda" and path in ("compiled", "library"):
-        raise ConfigError(f"kernels {path} are for a CPU, and the device is {device}; use kernels auto or triton")
+        raise ConfigError(
+            f"kernels {path} are for a CPU, and the device is {device}; use kernels auto or triton"
+        )
     if device.type != "cuda" and path != "triton":
         return False
     if find_spec("triton") is None:
-        raise ConfigError("kernels triton need triton, which is not installed; install it with: pip install triton")
+        raise ConfigError(
+            "kernels triton need triton, which is not installed; install it with: pip install triton"
+        )
     if device.type != "cuda" and not triton_is_interpreted():
         raise ConfigError(
             "kernels triton need a CUDA device; on a CPU they run only under Triton's interpreter, for tests "
@@ -81,6 +85,8 @@ def triton_is_interpreted() -> bool:
 def _open_triton(
     dtype: torch.dtype, device: torch.device, plain: bool, slices: Mapping[tuple[int, int], int]
 ) -> Arithmetic:
-    from holdfast.arithmetic.triton.operations import TritonArithmetic  # triton is imported only where it is used
+    from holdfast.arithmetic.triton.operations import (
+        TritonArithmetic,
+    )  # triton is imported only where it is used
 
     return TritonArithmetic(dtype, device, slices, plain)

@@ -14,7 +14,9 @@ class Recipe:
     """A canonical pass follows it to the letter; a fast pass of the library path may leave `rows` and
     `k_slices`."""
 
-    path: str  # "compiled": our kernels; "library": torch operations; "triton": our kernels and a GPU's library
+    path: (
+        str  # "compiled": our kernels; "library": torch operations; "triton": our kernels and a GPU's library
+    )
     rows: int  # rows of the reference pass; the library path multiplies in slabs of exactly so many
     k_slices: int  # slices along K, summed in order in fp32
     kv_block: int  # positions the running softmax takes at a time, from position 0
@@ -22,7 +24,9 @@ class Recipe:
     dtype: str  # "bfloat16", "float16", "float32"
     variant: str  # "neon", "avx2", "avx512", "amx-bf16"; "torch" or "torch-fp32" for the library path
     source: str = ""  # digest of the sources, and for the compiled path of flags and compiler
-    products: str = ""  # of the triton path, "NxK/S ...": the slices of K of each shape; 0: the library's own product
+    products: str = (
+        ""  # of the triton path, "NxK/S ...": the slices of K of each shape; 0: the library's own product
+    )
 
     def as_dict(self) -> dict[str, str | int]:
         """Every field; `products` only where there are any, so that a CPU's recipe is what it always was."""

@@ -5,7 +5,7 @@ after would not be comparable. What concerns a GPU is set when the first engine 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -39,9 +39,9 @@ class NumericSettings:
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "environment": dict(self.environment), "cuda": dict(self.cuda)}
 
-    def deciding(self) -> dict[str, str | int | bool | dict[str, str] | dict[str, bool]]:
+    def deciding(self) -> dict[str, "int | str | Mapping[str, str] | Mapping[str, bool]"]:
         """What of them decides bits. On a GPU no sum is taken by the CPU's threads."""
-        common = {
+        common: dict[str, str | Mapping[str, str]] = {
             "matmul_precision": self.matmul_precision,
             "cpu_capability": self.cpu_capability,
             "environment": dict(self.environment),
@@ -51,12 +51,15 @@ class NumericSettings:
 
 _applied: NumericSettings | None = None
 _applied_on_cuda: NumericSettings | None = None
+_device = torch.device("cpu")
 
 
-def apply_numeric_settings(num_threads: int | None = None, *, cuda: bool = False) -> NumericSettings:
-    """Sets torch's threads (None: as many as torch finds) and fp32 precision, with cuda the GPU library's; returns the
+def apply_numeric_settings(
+    num_threads: int | None = None, *, device: torch.device = _device
+) -> NumericSettings:
+    """Sets torch's threads (None: as many as torch finds) and fp32 precision, for a GPU also its library's; returns the
     record."""
-    global _applied, _applied_on_cuda
+    global _applied, _applied_on_cuda, _device
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
     if _applied is None:
@@ -66,15 +69,22 @@ def apply_numeric_settings(num_threads: int | None = None, *, cuda: bool = False
             f"numeric settings were made for {_applied.threads} threads and cannot change to "
             f"{num_threads} in one process; start a new process, or ask for the same number"
         )
-    if cuda and _applied_on_cuda is None:
+    if device.type != "cuda":
+        return _applied
+    if _applied_on_cuda is None:
         _applied_on_cuda = _apply_on_cuda(_applied)
-    return _applied_on_cuda if cuda and _applied_on_cuda is not None else _applied
+    _device = device
+    torch.cuda.set_device(device)
+    return _applied_on_cuda
 
 
 def pin_threads() -> None:
-    """Make the settings hold in this thread: OpenMP keeps the number of threads for each calling thread by itself."""
+    """Make the settings hold in this thread: OpenMP keeps the number of threads for each calling thread by itself, and a
+    thread begins on the first GPU."""
     if _applied is not None:
         torch.set_num_threads(_applied.threads)
+    if _device.type == "cuda":
+        torch.cuda.set_device(_device)
 
 
 def _apply(num_threads: int | None) -> NumericSettings:

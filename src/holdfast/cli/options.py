@@ -32,6 +32,13 @@ ModelArgument = Annotated[
     ),
 ]
 
+Device = Annotated[
+    str,
+    typer.Option(
+        help="cpu, cuda, cuda:N, or auto: a GPU where there is one and triton is installed.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Dtype = Annotated[
     str, typer.Option(help="bf16, fp16, fp32, or auto: the checkpoint's.", rich_help_panel=_ENGINE)
 ]
@@ -51,20 +58,48 @@ MaxModelLen = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-MaxNumSeqs = Annotated[int, typer.Option(help="Requests running at once.", rich_help_panel=_ENGINE)]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(
+        help="Requests running at once; without it 64 on a CPU, 256 on a GPU.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
 KVMemory = Annotated[
     str | None,
     typer.Option(
-        help="Memory for keys and values, such as 512MiB.", show_default=False, rich_help_panel=_ENGINE
+        help="Memory for keys and values, such as 512MiB; without it a quarter of a CPU's memory and at most 2GiB, or "
+        "nine tenths of what a GPU has left behind the weights, less 4GiB.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
     ),
 ]
-MaxPassRows = Annotated[int, typer.Option(help="Rows of the largest pass.", rich_help_panel=_ENGINE)]
+MaxPassRows = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of the largest pass; without it 512 on a CPU, 4096 on a GPU.",
+        show_default=False,
+        rich_help_panel=_ENGINE,
+    ),
+]
 NumThreads = Annotated[
     int | None, typer.Option(help="CPU threads.", show_default=False, rich_help_panel=_ENGINE)
 ]
 KernelsOption = Annotated[
-    Literal["auto", "compiled", "library"],
-    typer.Option(help="Our own C kernels, or torch operations alone.", rich_help_panel=_ENGINE),
+    Literal["auto", "compiled", "library", "triton"],
+    typer.Option(
+        help="On a CPU our own C kernels (compiled), or torch operations alone (library); on a GPU triton.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+LoadFormatOption = Annotated[
+    Literal["auto", "dummy"],
+    typer.Option(
+        help="dummy: random weights of the model's shape, for measurements; MODEL is then a folder with a config.json, or "
+        "a name such as llama-3.1-8b.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 PrefixCache = Annotated[
     bool,
@@ -92,17 +127,19 @@ class EngineOptions:
     """What `LLM` is opened with; the names are its own. A group of options (`groups`), but for the model."""
 
     model: str | None = None
+    device: Device = "auto"
     dtype: Dtype = "auto"
     determinism: DeterminismOption = "auto"
     max_model_len: MaxModelLen = None
-    max_num_seqs: MaxNumSeqs = 64
+    max_num_seqs: MaxNumSeqs = None
     kv_memory: KVMemory = None
-    max_pass_rows: MaxPassRows = 512
+    max_pass_rows: MaxPassRows = None
     num_threads: NumThreads = None
     kernels: KernelsOption = "auto"
     prefix_cache: PrefixCache = True
     speculation: SpeculationOption = "ngram"
     spot_check_rate: SpotCheckRate = 0.01
+    load_format: LoadFormatOption = "auto"
 
     def open(self, bars: "StageBars | None" = None) -> "LLM":
         """The engine, with a progress bar while it loads."""

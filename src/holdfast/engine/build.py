@@ -1,49 +1,64 @@
-"""From settings to a running engine: find the model, load it, certify the machine, size the KV cache."""
+"""From settings to a running engine: choose the device, ask it for recipes, load the model, size the KV cache, capture
+graphs, certify the machine."""
 
-import hashlib
 import logging
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from holdfast.arithmetic.certificate import Certificate, certificate_key, load_certificate, save_certificate
-from holdfast.arithmetic.certify import certify
-from holdfast.arithmetic.compiled.build import cpu_flags
+from holdfast.arithmetic.certificate import Certificate
 from holdfast.arithmetic.compiled.operations import MAX_HEAD_DIM
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
+from holdfast.arithmetic.open import open_arithmetic, uses_triton
+from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
-from holdfast.engine.config import DTYPES, EngineConfig, Kernels, default_kv_bytes, parse_bytes
+from holdfast.arithmetic.slices import slices_of
+from holdfast.arithmetic.totals import graph_totals, padded_totals
+from holdfast.engine.certifying import obtain_certificate
+from holdfast.engine.config import (
+    DTYPES,
+    EngineConfig,
+    Kernels,
+    RowLimits,
+    default_gpu_kv_bytes,
+    default_kv_bytes,
+    parse_bytes,
+)
+from holdfast.engine.device import choose_device, device_parts, free_memory
+from holdfast.engine.device import cpu_name as cpu_name
+from holdfast.engine.dummy_model import dummy_tokenizer, open_dummy
 from holdfast.engine.fingerprint_parts import engine_parts
 from holdfast.engine.fingerprinter import Fingerprinter
 from holdfast.engine.grammar_compiler import GrammarCompiler
 from holdfast.engine.loop import Engine
 from holdfast.engine.receipt import Receipts
+from holdfast.engine.recipes import choose_recipes
 from holdfast.engine.request_maker import Limits
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
 from holdfast.kv.pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import load_decoder
 from holdfast.models.locate import locate
 from holdfast.run.runner import Runner
 from holdfast.run.store import PAGE_SIZE, KVStore, num_pages_in, page_bytes
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
-from holdfast.version import __version__
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_REFERENCE_PASSES = 2  # a canonical pass in a captured graph has at most so many reference passes
 
 ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 
 
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
     """Find the model, load it and everything around it."""
+    if config.load_format == "dummy":
+        device = choose_device(config.device, config.kernels)
+        tokenizer = dummy_tokenizer(config.model, config.chat_template)
+        return assemble(config, open_dummy(config.model, device), tokenizer, show)
     checkpoint = open_checkpoint(locate(config.model).path)
     return assemble(
         config, checkpoint, open_tokenizer(checkpoint.path, chat_template=config.chat_template), show
@@ -54,41 +69,52 @@ def assemble(
     config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
 ) -> Engine:
     """An engine over an open checkpoint."""
-    settings = apply_numeric_settings(config.num_threads)
+    device = choose_device(config.device, config.kernels)
+    settings = apply_numeric_settings(config.num_threads, device=device)
     model = checkpoint.config
     max_len = _max_len(config, model)
     dtype = torch_dtype(config, model.torch_dtype)
-    num_pages = _num_pages(config, model, dtype, max_len)
-    arithmetic = open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
+    limits = config.row_limits(device.type)
+    arithmetic = _open_arithmetic(config, model, dtype, device, settings, show)
     schedule = SchedulerConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_pass_rows=config.max_pass_rows,
+        max_num_seqs=limits.max_num_seqs,
+        max_pass_rows=limits.max_pass_rows,
         reference_rows=arithmetic.recipe.rows,
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
         spot_check_rate=config.spot_check_rate,
+        run_ahead=1 if device.type == "cuda" else 0,
     )
+    if config.kv_memory is not None:  # too little is said before anything is loaded
+        num_pages_in(parse_bytes(config.kv_memory), model, dtype)
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
     fingerprinter = Fingerprinter(
         checkpoint,
-        lambda: engine_parts(model, eos_ids, tokenizer, arithmetic.recipe, settings, device_parts()),
+        lambda: engine_parts(model, eos_ids, tokenizer, arithmetic.recipe, settings, device_parts(device)),
     )
     decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
-    certificate = _certificate(config, decoder, settings, max_len, show)
+    num_pages = _num_pages(config, model, arithmetic, limits, max_len)
+    store = KVStore(num_pages, model, dtype)
+    runner = Runner(decoder, store)
+    if device.type == "cuda":
+        _capture(runner, schedule, _stage(show, "Capturing graphs"))
+    certifying = _stage(show, "Certifying")
+    certificate = obtain_certificate(
+        config, decoder, runner, store, settings, limits.max_pass_rows, max_len, certifying
+    )
     if certificate is not None:
-        schedule = replace(schedule, certified_sizes=certificate.sizes)
-    limits = Limits(
+        schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, arithmetic, limits))
+    scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
+    asked = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         eos_ids=eos_ids,
         refusal=_refusal(config, certificate),
     )
-    runner = Runner(decoder, KVStore(num_pages, model, dtype))
-    scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
-    return Engine(scheduler, runner, tokenizer, limits, certificate, grammars, receipts)
+    return Engine(scheduler, runner, tokenizer, asked, certificate, grammars, receipts)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
@@ -97,87 +123,42 @@ def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
     return _DTYPES[DTYPES.get(name or "", "bfloat16")]
 
 
-def certificate_subject(
-    config: EngineConfig, decoder: Decoder, settings: NumericSettings, max_len: int
-) -> Mapping[str, object]:
-    """Everything the outcome of a certification can depend on."""
-    model = decoder.config
-    return {
-        "holdfast": __version__,
-        "torch": str(torch.__version__),
-        "device": cpu_name(),
-        "instructions": device_parts()["instructions"],
-        "settings": settings.as_dict(),
-        "recipe": decoder.arithmetic.recipe.as_dict(),
-        "shapes": {
-            "family": model.family,
-            "hidden": model.hidden_size,
-            "intermediate": model.intermediate_size,
-            "layers": model.num_layers,
-            "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
-            "vocab": model.vocab_size,
-            "windows": sorted({window for window in model.layer_windows if window is not None}),
-        },
-        "rows": config.max_pass_rows,
-        "context": max_len,
-    }
-
-
-def cpu_name() -> str:
-    """The processor, as the system names it."""
-    names: list[str] = []
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("model name", "CPU implementer", "CPU part")):
-                names.append(line.split(":", 1)[1].strip())
-    except OSError:
-        pass
-    return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
-
-
-def device_parts() -> dict[str, str]:
-    """What of the device decides bits: its kind, its name, and which instructions it has."""
-    instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
-    return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
-
-
-def _certificate(
-    config: EngineConfig, decoder: Decoder, settings: NumericSettings, max_len: int, show: ShowProgress | None
-) -> Certificate | None:
-    """From the cache, or made now. An engine without determinism needs none."""
-    if config.determinism == "off":
-        return None
-    about = certificate_subject(config, decoder, settings, max_len)
-    known = load_certificate(certificate_key(about))
-    if known is not None:
-        return known
-    model = decoder.config
-    thorough = sorted({0, model.num_layers // 2, model.num_layers - 1})
-    layers = [WholeLayer(f"layers.{index}", decoder.layers[index], decoder.layer_shape) for index in thorough]
-    subjects = [
-        Subject(product.name, product.linear, product.layer in thorough, product.is_head)
-        for product in decoder.products()
-    ]
-    geometry = Geometry(
-        hidden=model.hidden_size,
-        heads=model.num_heads,
-        kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        intermediate=model.intermediate_size,
-        vocab=model.vocab_size,
-        page_size=PAGE_SIZE,
-        max_context=max_len,
-        window=next((window for window in model.layer_windows if window is not None), None),
+def _open_arithmetic(
+    config: EngineConfig,
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: NumericSettings,
+    show: ShowProgress | None,
+) -> Arithmetic:
+    """On a GPU with the recipes it asks for."""
+    if not uses_triton(config.kernels, device):
+        return open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
+    choices = choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"))
+    return open_arithmetic(
+        dtype,
+        path="triton",
+        num_threads=settings.threads,
+        device=device,
+        plain=config.determinism != "auto",
+        slices=slices_of(choices),
     )
-    arithmetic = decoder.arithmetic
-    wide = arithmetic
-    if decoder.dtype is not torch.float32:
-        path: Kernels = "compiled" if arithmetic.recipe.path == "compiled" else "library"
-        wide = open_arithmetic(torch.float32, path=path, num_threads=settings.threads)
-    progress = _stage(show, "Certifying")
-    made = certify(arithmetic, wide, subjects, layers, geometry, config.max_pass_rows, about, progress)
-    save_certificate(made)
-    return made
+
+
+def _capture(runner: Runner, schedule: SchedulerConfig, progress: Callable[[int, int], None] | None) -> None:
+    """Graphs of the passes that decode; to verify, also of those that decide."""
+    sizes = graph_totals(schedule.max_num_seqs)
+    rows = schedule.reference_rows
+    canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
+    runner.capture(sizes, canonical if schedule.determinism == "verify" else (), progress)
+
+
+def _padded_sizes(certified: Sequence[int], arithmetic: Arithmetic, limits: RowLimits) -> tuple[int, ...]:
+    """Of the certified totals those that passes are padded to: on a GPU those with a graph, and steps above."""
+    if arithmetic.device.type != "cuda":
+        return tuple(certified)
+    wanted = frozenset(padded_totals(limits.max_pass_rows))
+    return tuple(size for size in certified if size in wanted)
 
 
 def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
@@ -206,12 +187,17 @@ def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
     return config.max_model_len
 
 
-def _num_pages(config: EngineConfig, model: DecoderConfig, dtype: torch.dtype, max_len: int) -> int:
+def _num_pages(
+    config: EngineConfig, model: DecoderConfig, arithmetic: Arithmetic, limits: RowLimits, max_len: int
+) -> int:
     """As many pages as the budget holds; without one, at most what every request at full length would need."""
+    dtype = _DTYPES[arithmetic.recipe.dtype]
     if config.kv_memory is not None:
         return num_pages_in(parse_bytes(config.kv_memory), model, dtype)
-    most = config.max_num_seqs * -(-max_len // PAGE_SIZE)
-    return min(num_pages_in(max(default_kv_bytes(), page_bytes(model, dtype)), model, dtype), most)
+    on_gpu = arithmetic.device.type == "cuda"
+    budget = default_gpu_kv_bytes(free_memory(arithmetic.device)) if on_gpu else default_kv_bytes()
+    most = limits.max_num_seqs * -(-max_len // arithmetic.page_size)
+    return min(num_pages_in(max(budget, page_bytes(model, dtype)), model, dtype), most)
 
 
 def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:

@@ -8,7 +8,8 @@ from typing import Literal
 from holdfast.errors import ConfigError
 from holdfast.schedule.policy import DeterminismMode, Speculation
 
-Kernels = Literal["auto", "compiled", "library"]
+Kernels = Literal["auto", "compiled", "library", "triton"]
+LoadFormat = Literal["auto", "dummy"]
 DEFAULT_SPOT_CHECK_RATE = 0.01
 
 # What a dtype may be called, and its own name.
@@ -25,8 +26,23 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 
 @dataclass(frozen=True)
+class RowLimits:
+    """How many requests run at once, and how many rows a pass has at most."""
+
+    max_num_seqs: int
+    max_pass_rows: int
+
+
+_ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 4096)}
+
+
+@dataclass(frozen=True)
 class EngineConfig:
-    """Settings of one engine. None of max_num_seqs, max_pass_rows, kv_memory and speculation decides a bit of an answer.
+    """Settings of one engine. None of max_num_seqs, max_pass_rows, kv_memory and speculation decides a bit of an answer;
+    without them the device says how large they are.
+
+    load_format dummy makes random weights of the model's shape: model is then a folder with a config.json, or the name of
+    a published shape.
 
     spot_check_rate is the share of certified rows that are computed again and compared, to watch over the certificate;
     chat_template is a template's text, instead of the model's own.
@@ -36,26 +52,29 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     determinism: DeterminismMode = "auto"
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
     max_model_len: int | None = None
     kv_memory: int | str | None = None
-    max_pass_rows: int = 512
+    max_pass_rows: int | None = None
     num_threads: int | None = None
     kernels: Kernels = "auto"
     prefix_cache: bool = True
     speculation: Speculation = "ngram"
     spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE
     chat_template: str | None = None
+    load_format: LoadFormat = "auto"
 
     def __post_init__(self) -> None:
-        if self.device not in ("auto", "cpu"):
-            raise ConfigError(f"device must be auto or cpu, not {self.device!r}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
+            raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.determinism not in ("auto", "verify", "off"):
             raise ConfigError(f"determinism must be auto, verify or off, not {self.determinism!r}")
-        if self.kernels not in ("auto", "compiled", "library"):
-            raise ConfigError(f"kernels must be auto, compiled or library, not {self.kernels!r}")
+        if self.kernels not in ("auto", "compiled", "library", "triton"):
+            raise ConfigError(f"kernels must be auto, compiled, library or triton, not {self.kernels!r}")
+        if self.load_format not in ("auto", "dummy"):
+            raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
         if self.speculation not in ("off", "ngram"):
             raise ConfigError(f"speculation must be off or ngram, not {self.speculation!r}")
         rate = self.spot_check_rate
@@ -65,10 +84,18 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if self.max_num_seqs > 4096 or self.max_pass_rows > 65536:
+        if (self.max_num_seqs or 0) > 4096 or (self.max_pass_rows or 0) > 65536:
             raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65536")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
+
+    def row_limits(self, device_kind: str) -> RowLimits:
+        """As asked for; what is not is the device's, as far as it fits the other."""
+        usual = _ROW_LIMITS[device_kind]
+        seqs, rows = self.max_num_seqs, self.max_pass_rows
+        if rows is None:
+            rows = max(usual.max_pass_rows, seqs or 0)
+        return RowLimits(min(usual.max_num_seqs, rows) if seqs is None else seqs, rows)
 
 
 def parse_bytes(value: int | str) -> int:
@@ -88,6 +115,14 @@ def parse_bytes(value: int | str) -> int:
 
 
 def default_kv_bytes() -> int:
-    """A quarter of the machine's memory, at most 2 GiB: pages cost nothing until they are written."""
+    """On a CPU: a quarter of the machine's memory, at most 2 GiB; pages cost nothing until they are written."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4, 2 << 30)
+
+
+_GPU_RESERVE = 4 << 30  # for logits, captured graphs and what a large pass needs beside the KV
+
+
+def default_gpu_kv_bytes(free: int) -> int:
+    """On a GPU: of what is free behind the weights nine tenths, less a reserve; on a small one a half."""
+    return max(free * 9 // 10 - _GPU_RESERVE, free // 2)

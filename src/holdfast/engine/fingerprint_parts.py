@@ -43,7 +43,7 @@ def engine_parts(
         "dtype": recipe.dtype,
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "device": dict(device),
-        "settings": {**asdict(settings), "environment": dict(settings.environment)},
+        "settings": settings.deciding(),
         "libraries": library_parts(recipe),
     }
 
@@ -64,8 +64,9 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, P
 
 def library_parts(recipe: Recipe) -> dict[str, Part]:
     """Versions of the code that decides prompts, logits and tokens, and a digest of our own. numpy's logarithms serve the
-    library path only."""
-    names = ("tokenizers", "jinja2", "llguidance", *(("numpy",) if recipe.path == "library" else ()))
+    library path only, triton's compiler the path named after it."""
+    of_path = {"library": ("numpy",), "triton": ("triton",)}
+    names = ("tokenizers", "jinja2", "llguidance", *of_path.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
         "holdfast": __version__,

@@ -8,7 +8,7 @@ from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.chat_template import ChatTemplate
-from holdfast.engine.config import DEFAULT_SPOT_CHECK_RATE, EngineConfig, Kernels
+from holdfast.engine.config import DEFAULT_SPOT_CHECK_RATE, EngineConfig, Kernels, LoadFormat
 from holdfast.engine.loop import Engine
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.schedule.policy import DeterminismMode, Speculation
@@ -26,24 +26,26 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         determinism: DeterminismMode = "auto",
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
-        max_pass_rows: int = 512,
+        max_pass_rows: int | None = None,
         num_threads: int | None = None,
         kernels: Kernels = "auto",
         prefix_cache: bool = True,
         speculation: Speculation = "ngram",
         spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE,
+        load_format: LoadFormat = "auto",
         progress: ShowProgress | None = None,
     ) -> None:
         """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
 
+        max_num_seqs and max_pass_rows are the device's without a value: 64 and 512 on a CPU, 256 and 4096 on a GPU.
         Raises `ModelError` if it cannot be loaded, `ConfigError` if the settings do not fit it.
         """
         self.config = EngineConfig(
             model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_rows, num_threads,
-            kernels, prefix_cache, speculation, spot_check_rate,
+            kernels, prefix_cache, speculation, spot_check_rate, None, load_format,
         )  # fmt: skip
         self.engine: Engine = build(self.config, progress)
         self._template: ChatTemplate | None = None

@@ -1,0 +1,290 @@
+"""How many slices K has in each product of a model: the fewest with which every row total gives the same bits.
+
+A library splits K by the number of rows. Where it does not, its own product is the recipe (0 slices); where it does, K is cut
+in 1, 2, 4 or 8 slices whose fp32 sums are added in order. Which is asked of the machine, with random weights of the shape,
+before any weights are loaded: fewest first and never by time, so that the same machine always makes the same choice.
+
+Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and what is left is nothing but
+the rounding of the order in which it was summed.
+
+    weight  [ A | A in another order ]        probe  [ x | -x in the same other order ]
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.cache import cache_folder
+from holdfast.arithmetic.probe import NUM_PROBES, bits_of
+from holdfast.arithmetic.product_times import TIMED_ROWS, time_products
+from holdfast.arithmetic.totals import MAX_HEAD_ROWS, gpu_totals
+from holdfast.arithmetic.whole_file import write_whole
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1
+_SLICES = (0, 1, 2, 4, 8)
+# The same list whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
+TOTALS = gpu_totals(4096)
+_DEVIATION = 0.02
+_LEAST_WIDTH = 16  # of a slice
+
+Multiply = Callable[[Tensor, Tensor, int], Tensor]
+"""x [rows, K], weight [N, K], slices -> [rows, N], or with slices fp32 [slices, rows, N]."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """y = x W^T with W [N, K]. wide: its sums are wanted in fp32, for a bias or as logits, so K has at least one slice."""
+
+    name: str
+    out_features: int
+    in_features: int
+    wide: bool = False
+    is_head: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the machine said of one shape: the slices, the totals that gave the reference's bits with them, how many different
+    answers the library's own product has over all totals, and what the recipe costs against it at some."""
+
+    name: str
+    out_features: int
+    in_features: int
+    slices: int
+    totals: tuple[int, ...]
+    num_tried: int
+    plain_classes: int
+    costs: tuple[tuple[int, float], ...] = field(
+        default=()
+    )  # (rows, time of the recipe / time of the plain call)
+
+    @property
+    def agrees(self) -> bool:
+        return len(self.totals) == self.num_tried
+
+
+def choose_slices(
+    shapes: Sequence[ProductShape],
+    multiply: Multiply,
+    dtype: torch.dtype,
+    device: torch.device,
+    about: Mapping[str, object],
+    *,
+    reference_rows: int,
+    totals: Sequence[int] = TOTALS,
+    progress: Progress | None = None,
+) -> tuple[Choice, ...]:
+    """A choice for every shape, from the cache or made now. `about` is all else the answer depends on: device, libraries,
+    settings."""
+    merged = _merged(shapes)
+    subject = {
+        "format": _FORMAT,
+        "dtype": str(dtype),
+        "shapes": [[one.name, *one.key, one.wide, one.is_head] for one in merged],
+        "rows": reference_rows,
+        "totals": list(totals),
+        **about,
+    }
+    key = hashlib.sha256(json.dumps(subject, sort_keys=True).encode()).hexdigest()
+    known = _load(key)
+    if known is not None:
+        return known
+    found = []
+    with torch.inference_mode():
+        for number, shape in enumerate(merged):
+            tried = [total for total in totals if total <= MAX_HEAD_ROWS] if shape.is_head else list(totals)
+            found.append(_choose(shape, multiply, dtype, device, tried, reference_rows))
+            if progress is not None:
+                progress(number + 1, len(merged))
+    _save(key, found)
+    return tuple(found)
+
+
+def slices_of(choices: Sequence[Choice]) -> dict[tuple[int, int], int]:
+    return {(one.out_features, one.in_features): one.slices for one in choices}
+
+
+def library_multiply(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    """The products as the triton path makes them."""
+    from holdfast.arithmetic.ops import Linear
+    from holdfast.arithmetic.triton.linear import multiply
+
+    out_features, in_features = weight.shape
+    return multiply(x, Linear(weight, None, in_features, out_features, weight.dtype, slices=slices))
+
+
+def _merged(shapes: Sequence[ProductShape]) -> list[ProductShape]:
+    """One entry a shape: products that share it share the recipe."""
+    found: dict[tuple[int, int], ProductShape] = {}
+    for one in shapes:
+        before = found.get(one.key)
+        if before is None:
+            found[one.key] = one
+        else:
+            name = before.name if one.name in before.name.split("+") else f"{before.name}+{one.name}"
+            wide, is_head = before.wide or one.wide, before.is_head and one.is_head
+            found[one.key] = ProductShape(name, *one.key, wide, is_head)
+    return list(found.values())
+
+
+def _choose(
+    shape: ProductShape,
+    multiply: Multiply,
+    dtype: torch.dtype,
+    device: torch.device,
+    totals: list[int],
+    reference_rows: int,
+) -> Choice:
+    bench = _Bench(shape, multiply, dtype, device, totals, reference_rows)
+    agreeing, classes = bench.ask(0)
+    best = None if shape.wide else (0, agreeing)
+    if best is None or len(best[1]) < len(totals):
+        for slices in _SLICES[1:]:
+            if shape.in_features % slices or shape.in_features // slices < _LEAST_WIDTH:
+                continue
+            agreeing, _ = bench.ask(slices)
+            if best is None or len(agreeing) > len(best[1]):
+                best = slices, agreeing
+            if len(agreeing) == len(totals):
+                break
+    assert best is not None, f"K is {shape.in_features}: too short to be multiplied"
+    slices, agreeing = best
+    costs = time_products(multiply, bench.weight, slices, [rows for rows in TIMED_ROWS if rows <= totals[-1]])
+    return Choice(shape.name, *shape.key, slices, tuple(agreeing), len(totals), classes, costs)
+
+
+class _Bench:
+    """Random weights of one shape, probes for them, and neighbours that are huge and tiny in turn."""
+
+    def __init__(
+        self,
+        shape: ProductShape,
+        multiply: Multiply,
+        dtype: torch.dtype,
+        device: torch.device,
+        totals: list[int],
+        reference_rows: int,
+    ) -> None:
+        generator = torch.Generator(device).manual_seed(shape.in_features)
+
+        def random(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device).normal_(generator=generator)
+
+        width, half = shape.in_features, shape.in_features // 2
+        order = torch.randperm(half, generator=generator, device=device)
+        self.weight = random(*shape.key).mul_(_DEVIATION)
+        self.weight[:, half : 2 * half] = self.weight[:, :half].index_select(1, order)
+        probes = random(NUM_PROBES, width, dtype=torch.float32)
+        probes[1::2] *= torch.exp2(
+            random(NUM_PROBES // 2, width, dtype=torch.float32) * 2
+        )  # of very different size
+        probes = probes.to(dtype)
+        cancelling = slice(NUM_PROBES // 2, None)
+        probes[cancelling, half:] = 0
+        probes[cancelling, half : 2 * half] = -probes[cancelling, :half].index_select(1, order)
+        self._probes = probes
+        most = max(*totals, reference_rows)
+        self._neighbours = random(most, width)
+        self._neighbours[::2] *= 1e3
+        self._neighbours[1::2] *= 1e-3
+        self._mix = torch.randint(1, 1 << 62, (shape.out_features,), generator=generator, device=device)
+        self._multiply, self._totals, self._reference_rows = multiply, totals, reference_rows
+
+    def ask(self, slices: int) -> tuple[list[int], int]:
+        """The totals that give the reference's bits, and how many different answers there are. Read from the device once."""
+        device, totals = self.weight.device, self._totals
+        calls = [(number, *seating) for number, total in enumerate(totals) for seating in _seatings(total)]
+        seats = torch.tensor([_filled(one) for _, one, _ in calls], device=device)  # [calls, probes]
+        probes = torch.tensor([_filled(one) for _, _, one in calls], device=device)
+        differs = torch.zeros(len(totals), dtype=torch.bool, device=device)
+        digests = torch.zeros(len(totals), NUM_PROBES, dtype=torch.int64, device=device)
+        _, seated, planted = 0, *_seatings(self._reference_rows)[0]
+        here = torch.tensor([seated, planted], device=device)
+        reference = self._product(
+            self._reference_rows, here[0], here[1], slices
+        )  # [.., probes, N], planted's order
+        reference = torch.empty_like(reference).index_copy_(-2, here[1], reference)
+        for call, (number, sat, _) in enumerate(calls):
+            at, which = seats[call, : len(sat)], probes[call, : len(sat)]
+            found = self._product(totals[number], at, which, slices)
+            differs[number] |= (found != reference.index_select(-2, which)).any()
+            digests[number].index_copy_(0, which, self._digest(found))
+        agreeing = [total for total, other in zip(totals, differs.tolist(), strict=True) if not other]
+        return agreeing, len({tuple(digest) for digest in digests.tolist()})
+
+    def _product(self, total: int, at: Tensor, which: Tensor, slices: int) -> Tensor:
+        """The probes' rows of a product of so many, as integers."""
+        x = self._neighbours[:total].clone()
+        x.index_copy_(0, at, self._probes.index_select(0, which))
+        return bits_of(self._multiply(x, self.weight, slices).index_select(-2, at))
+
+    def _digest(self, bits: Tensor) -> Tensor:
+        """One number a probe: [.., probes, N] -> [probes]."""
+        mixed = (bits.to(torch.int64) * self._mix).sum(-1)
+        return mixed if mixed.dim() == 1 else mixed.sum(0)
+
+
+def _seatings(total: int) -> list[tuple[list[int], list[int]]]:
+    """(rows, probes) of each call: all probes, spread from the first row to the last; in turns where they do not fit. Who
+    sits where depends on the total."""
+    turned = [(total + probe) % NUM_PROBES for probe in range(NUM_PROBES)]
+    if total >= NUM_PROBES:
+        return [([seat * (total - 1) // (NUM_PROBES - 1) for seat in range(NUM_PROBES)], turned)]
+    groups = [turned[start : start + total] for start in range(0, NUM_PROBES, total)]
+    return [(list(range(len(group))), group) for group in groups]
+
+
+def _filled(seats: list[int]) -> list[int]:
+    return seats + [0] * (NUM_PROBES - len(seats))
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "recipes" / f"{key}.json"
+
+
+def _load(key: str) -> tuple[Choice, ...] | None:
+    try:
+        content = json.loads(_path(key).read_text())
+        if content["key"] != key:
+            return None
+        return tuple(_choice_of(one) for one in content["choices"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _choice_of(one: Mapping[str, object]) -> Choice:
+    totals, costs, slices = one["totals"], one["costs"], one["slices"]
+    if not isinstance(totals, list) or not isinstance(costs, list) or slices not in _SLICES:
+        raise ValueError("a choice of another kind")
+    return Choice(
+        name=str(one["name"]),
+        out_features=int(str(one["out_features"])),
+        in_features=int(str(one["in_features"])),
+        slices=int(str(slices)),
+        totals=tuple(int(total) for total in totals),
+        num_tried=int(str(one["num_tried"])),
+        plain_classes=int(str(one["plain_classes"])),
+        costs=tuple((int(rows), float(ratio)) for rows, ratio in costs),
+    )
+
+
+def _save(key: str, choices: Sequence[Choice]) -> None:
+    """Keep them for the next start. A disk that does not take them costs time at the next start, nothing else."""
+    try:
+        write_whole(
+            _path(key), json.dumps({"key": key, "choices": [asdict(one) for one in choices]}, indent=1)
+        )
+    except OSError as error:
+        _log.warning("the recipes could not be kept: %s", error)

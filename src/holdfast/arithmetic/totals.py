@@ -1,0 +1,57 @@
+"""The row totals an engine pads its passes to, and those a machine is asked about.
+
+On a GPU every total up to 512 is asked about, because any number of rows may be sampled; passes are padded to fewer, so that
+a captured graph serves each of them.
+
+    padded to   1 2 4 8 16 .. (every 8) .. 256 .. (every 16) .. 512 .. (every 64) .. 1024 .. (every 128) .. max_rows
+"""
+
+from holdfast.arithmetic.ops import Arithmetic
+
+_DENSE = 512  # every total up to here is asked about
+MAX_GRAPH_ROWS = 512
+MAX_HEAD_ROWS = 512  # rows of logits at a time
+
+
+def is_interpreted(arithmetic: Arithmetic) -> bool:
+    """Whether Triton's interpreter computes: every total costs seconds, so few are tried."""
+    return arithmetic.recipe.path == "triton" and arithmetic.device.type != "cuda"
+
+
+def totals_to_try(arithmetic: Arithmetic, max_rows: int) -> tuple[int, ...]:
+    """What a certificate asks about."""
+    if is_interpreted(arithmetic):
+        rows = arithmetic.recipe.rows
+        return tuple(sorted({1, 2, 8, rows, 2 * rows, max_rows}))
+    return gpu_totals(max_rows) if arithmetic.recipe.path == "triton" else candidate_sizes(max_rows)
+
+
+def candidate_sizes(max_rows: int) -> tuple[int, ...]:
+    """On a CPU: every small one, then steps of at most a quarter."""
+    steps = [*range(1, 9), *range(12, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
+    steps += range(320, max(max_rows, 320) + 1, 64)
+    return (*(size for size in steps if size < max_rows), max_rows)
+
+
+def gpu_totals(max_rows: int) -> tuple[int, ...]:
+    """On a GPU: every total a pass or a head may have."""
+    return (*range(1, min(_DENSE, max_rows) + 1), *_large(max_rows))
+
+
+def padded_totals(max_rows: int) -> tuple[int, ...]:
+    """On a GPU: what passes are padded to."""
+    small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
+    return (*(total for total in small if total <= max_rows), *_large(max_rows))
+
+
+def graph_totals(max_num_seqs: int) -> tuple[int, ...]:
+    """On a GPU: totals of captured passes, up to one that holds a row of every running request."""
+    totals = [total for total in padded_totals(MAX_GRAPH_ROWS) if total <= MAX_GRAPH_ROWS]
+    enough = next((total for total in totals if total >= max_num_seqs), MAX_GRAPH_ROWS)
+    return tuple(total for total in totals if total <= enough)
+
+
+def _large(max_rows: int) -> tuple[int, ...]:
+    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, max_rows + 1, 128))
+    found = [total for total in steps if total <= max_rows]
+    return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)

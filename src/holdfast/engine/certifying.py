@@ -1,0 +1,115 @@
+"""The certificate of an engine: kept from an earlier start, or made now, with the model's weights, pages and graphs."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from holdfast.arithmetic.certificate import Certificate, certificate_key, load_certificate, save_certificate
+from holdfast.arithmetic.certify import Progress, certify
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.ops import Arithmetic
+from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
+from holdfast.arithmetic.settings import NumericSettings
+from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.device import device_name, device_parts
+from holdfast.models.decoder import Decoder
+from holdfast.run.pass_check import Stage, check_passes, kernels_of_a_pass
+from holdfast.run.runner import Runner
+from holdfast.run.store import KVStore
+from holdfast.version import __version__
+
+
+def certificate_subject(
+    config: EngineConfig, decoder: Decoder, settings: NumericSettings, max_rows: int, max_len: int
+) -> Mapping[str, object]:
+    """Everything the outcome of a certification can depend on."""
+    model, device = decoder.config, decoder.arithmetic.device
+    parts = device_parts(device)
+    return {
+        "holdfast": __version__,
+        "torch": str(torch.__version__),
+        "device": device_name(device),
+        **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
+        "settings": settings.as_dict(),
+        "recipe": decoder.arithmetic.recipe.as_dict(),
+        "plain": is_plain(config, decoder.arithmetic),
+        "shapes": {
+            "family": model.family,
+            "hidden": model.hidden_size,
+            "intermediate": model.intermediate_size,
+            "layers": model.num_layers,
+            "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
+            "vocab": model.vocab_size,
+            "windows": sorted({window for window in model.layer_windows if window is not None}),
+        },
+        "rows": max_rows,
+        "context": max_len,
+    }
+
+
+def is_plain(config: EngineConfig, arithmetic: Arithmetic) -> bool:
+    """Whether passes that are not canonical use a GPU library's own products, whatever the recipe."""
+    return arithmetic.recipe.path == "triton" and config.determinism != "auto"
+
+
+def obtain_certificate(
+    config: EngineConfig,
+    decoder: Decoder,
+    runner: Runner,
+    store: KVStore,
+    settings: NumericSettings,
+    max_rows: int,
+    max_len: int,
+    progress: Progress | None,
+) -> Certificate | None:
+    """From the cache, or made now. An engine without determinism needs none."""
+    if config.determinism == "off":
+        return None
+    about = certificate_subject(config, decoder, settings, max_rows, max_len)
+    known = load_certificate(certificate_key(about))
+    if known is not None:
+        return known
+    arithmetic = decoder.arithmetic
+    geometry = _geometry(decoder, max_len)
+    thorough = sorted({0, decoder.config.num_layers // 2, decoder.config.num_layers - 1})
+    layers = [WholeLayer(f"layers.{index}", decoder.layers[index], decoder.layer_shape) for index in thorough]
+    subjects = [
+        Subject(product.name, product.linear, product.layer in thorough, product.is_head)
+        for product in decoder.products()
+    ]
+    on_gpu = arithmetic.device.type == "cuda"
+    rows, model = arithmetic.recipe.rows, decoder.config
+    stage = Stage(runner, store.layers, arithmetic.page_size, model.vocab_size, rows)
+    canonical = (rows, 2 * rows) if config.determinism == "verify" else ()
+    more = [partial(check_passes, stage, max_rows, max_len, canonical)] if on_gpu else []
+    kernels: Callable[[], tuple[str, ...]] = partial(kernels_of_a_pass, stage) if on_gpu else tuple
+    made = certify(
+        arithmetic, _wide(arithmetic, settings), subjects, layers, geometry, max_rows, about, progress, more, kernels
+    )  # fmt: skip
+    save_certificate(made)
+    return made
+
+
+def _geometry(decoder: Decoder, max_len: int) -> Geometry:
+    model = decoder.config
+    return Geometry(
+        hidden=model.hidden_size,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate=model.intermediate_size,
+        vocab=model.vocab_size,
+        page_size=decoder.arithmetic.page_size,
+        max_context=max_len,
+        window=next((window for window in model.layer_windows if window is not None), None),
+    )
+
+
+def _wide(arithmetic: Arithmetic, settings: NumericSettings) -> Arithmetic:
+    """The same arithmetic in fp32, where that says something of this one."""
+    recipe = arithmetic.recipe
+    if recipe.path == "triton" or recipe.dtype == "float32":
+        return arithmetic
+    path: Kernels = "compiled" if recipe.path == "compiled" else "library"
+    return open_arithmetic(torch.float32, path=path, num_threads=settings.threads)

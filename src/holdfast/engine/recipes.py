@@ -1,0 +1,38 @@
+"""The recipes of a model's products on a GPU, by the machine's own answers, before any weights are loaded."""
+
+import torch
+
+from holdfast.arithmetic.settings import NumericSettings
+from holdfast.arithmetic.slices import Choice, ProductShape, Progress, choose_slices, library_multiply
+from holdfast.engine.device import device_parts
+from holdfast.models.config import DecoderConfig
+from holdfast.models.shapes import product_shapes
+from holdfast.version import __version__
+
+REFERENCE_ROWS = 256
+
+
+def choose_recipes(
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: NumericSettings,
+    progress: Progress | None = None,
+) -> tuple[Choice, ...]:
+    """How K is cut in every product of a model of this shape; asked once and kept."""
+    shapes = [
+        ProductShape(name, rows, width, wide=has_bias or name == "head", is_head=name == "head")
+        for name, rows, width, has_bias in product_shapes(model)
+    ]
+    about = {
+        "holdfast": __version__,
+        "torch": str(torch.__version__),
+        "device": device_parts(device),
+        "settings": settings.deciding(),
+    }
+    found = choose_slices(
+        shapes, library_multiply, dtype, device, about, reference_rows=REFERENCE_ROWS, progress=progress
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
