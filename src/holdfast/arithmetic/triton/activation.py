@@ -1,0 +1,40 @@
+"""SiLU of one half of a product times the other: rounded(silu(gate)) * up."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from holdfast.arithmetic.triton.parts import parts_of, summed
+
+_BLOCK = 1024
+
+
+def silu_mul(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The product [rows, 2 I], gate beside up -> [rows, I]."""
+    parts = parts_of(data, bias)
+    assert parts.width % 2 == 0
+    out = torch.empty((parts.rows, parts.width // 2), dtype=dtype, device=data.device)
+    if out.numel():
+        _silu_mul[(parts.rows, triton.cdiv(parts.width // 2, _BLOCK))](
+            *(out, parts.data, parts.bias, parts.part_rows),
+            WIDTH=parts.width // 2, SLICES=parts.slices, HAS_BIAS=parts.has_bias, BLOCK=_BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["part_rows"])
+def _silu_mul(
+    out, data, bias, part_rows,
+    WIDTH: tl.constexpr, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    dtype = out.dtype.element_ty
+    gate = summed(data, bias, row, column, mask, part_rows, 2 * WIDTH, SLICES, HAS_BIAS)
+    up = summed(data, bias, row, WIDTH + column, mask, part_rows, 2 * WIDTH, SLICES, HAS_BIAS)
+    gate = gate.to(dtype).to(tl.float32)
+    active = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    product = active * up.to(dtype).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, product.to(dtype), mask=mask)

@@ -1,0 +1,58 @@
+"""Gumbel noise on the device: the function of (seed, position, token id) that `compiled/choice.c` writes down.
+
+Its logarithm is ours, because the device's quick one is coarse near 1, where the large noises come from.
+"""
+
+import triton
+import triton.language as tl
+
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_STREAM = tl.constexpr(0xD1B54A32D192ED03)
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
+_SECOND = tl.constexpr(0x94D049BB133111EB)
+_MOST = tl.constexpr(1.0 - 2.0**-24)
+_ROOT = tl.constexpr(0x3F3504F3)  # sqrt(1/2): mantissas go to [sqrt(1/2), sqrt(2))
+
+
+@triton.jit
+def _mix(z):
+    """The finaliser of splitmix64."""
+    z = (z ^ (z >> 30)) * _FIRST
+    z = (z ^ (z >> 27)) * _SECOND
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def noise_key(seed, position):
+    return _mix(_mix(seed.to(tl.uint64) + _GOLDEN) ^ _mix(position.to(tl.uint64) * _GOLDEN + _STREAM))
+
+
+@triton.jit
+def _log(x):
+    """Natural logarithm of a positive normal number, to about the last bit."""
+    bits = x.to(tl.int32, bitcast=True) - _ROOT
+    exponent = (bits >> 23).to(tl.float32)
+    m = ((bits & 0x007FFFFF) + _ROOT).to(tl.float32, bitcast=True) - 1.0
+    p = tl.fma(m, 7.0376836292e-2, -1.1514610310e-1)
+    p = tl.fma(p, m, 1.1676998740e-1)
+    p = tl.fma(p, m, -1.2420140846e-1)
+    p = tl.fma(p, m, 1.4249322787e-1)
+    p = tl.fma(p, m, -1.6668057665e-1)
+    p = tl.fma(p, m, 2.0000714765e-1)
+    p = tl.fma(p, m, -2.4999993993e-1)
+    p = tl.fma(p, m, 3.3333331174e-1)
+    square = m * m
+    y = tl.fma(exponent, -2.12194440e-4, p * m * square)
+    y = tl.fma(square, -0.5, y)
+    return tl.fma(exponent, 0.693359375, m + y)
+
+
+@triton.jit
+def gumbel(key, ids):
+    """-log(-log(1 - w)) with w uniform in (0, 1), fine near 0."""
+    h = _mix(key + (ids.to(tl.uint64) + 1) * _GOLDEN)
+    w = tl.minimum(((h >> 32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, _MOST)
+    y = 1.0 - w
+    # the quotient gives back what rounding 1 - w took away
+    e = tl.where(y == 1.0, w, -_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y)))
+    return -_log(e)
