@@ -38,6 +38,11 @@ class TokenLog:
     def candidates(self) -> tuple[int, ...]:
         return tuple(self._ids[self.committed_len :])
 
+    @property
+    def last(self) -> int:
+        """The last token, candidate or not."""
+        return self._ids[-1]
+
     def ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions start .. stop - 1, candidates included."""
         return tuple(self._ids[start:stop])
@@ -48,7 +53,8 @@ class TokenLog:
     def drop_candidates(self) -> int:
         """Forget every candidate; how many there were."""
         dropped = self.num_candidates
-        del self._ids[self.committed_len :]
+        if dropped:
+            del self._ids[self.committed_len :]
         return dropped
 
     def forget_output(self) -> None:
@@ -61,3 +67,11 @@ class TokenLog:
         assert self.num_candidates == 0, "candidates must be judged before anything is committed behind them"
         self._ids.extend(token_ids)
         self.committed_len = len(self._ids)
+
+    def commit_one(self, token_id: int) -> None:
+        ids = self._ids
+        assert len(ids) == self.committed_len, (
+            "candidates must be judged before anything is committed behind them"
+        )
+        ids.append(token_id)
+        self.committed_len += 1

@@ -12,6 +12,13 @@ NGRAM = 3  # tokens that must repeat before what followed them is guessed
 MAX_GUESSES = 31
 ROW_COST = 0.32  # what a further row adds to a pass, as a share of a pass of one row; measured, see docs/benchmarks.md
 _DECAY = 0.8  # what an earlier guess still counts for after each newer one
+_TOKEN_BITS = 31
+_GRAM_MASK = (1 << NGRAM * _TOKEN_BITS) - 1
+
+
+def row_share(num_rows: int) -> float:
+    """What one more row costs in a pass of so many, as a share of the pass."""
+    return ROW_COST * num_rows / (1 + ROW_COST * (num_rows - 1))
 
 
 def num_worthwhile(chance: float, num_rows: int) -> int:
@@ -20,10 +27,20 @@ def num_worthwhile(chance: float, num_rows: int) -> int:
     The k-th stands with chance^k. It is worth its row if that is more than the row's share of the pass, which is small where
     one more row is cheap and nearly 1 in a pass that is full of rows already.
     """
-    share = ROW_COST * num_rows / (1 + ROW_COST * (num_rows - 1))
+    share = row_share(num_rows)
     if chance <= share:
         return 0
     return MAX_GUESSES if chance >= 1 else min(MAX_GUESSES, int(log(share) / log(chance)))
+
+
+def is_worth_waiting(chance: float, num_guesses: int) -> bool:
+    """Whether a pass with so many guesses is expected to give more than the two tokens that two passes without them do.
+
+    Guesses need known tokens, so a sequence with a token in flight is left out of one pass before it can propose some.
+    """
+    if chance >= 1:
+        return num_guesses > 1
+    return (1 - chance ** (num_guesses + 1)) / (1 - chance) > 2
 
 
 class Lookup:
@@ -31,12 +48,18 @@ class Lookup:
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._ids: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}  # an n-gram -> the position behind its last occurrence
+        self._gram = 0  # the last tokens in one number
+        self._behind: dict[int, int] = {}  # an n-gram -> the position behind its last occurrence
         self._guess: int | None = None  # the position of the token that is guessed to come next
         self._hits = 0.5
         self._misses = 0.5
         for token_id in token_ids:
             self._append(token_id)
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether the last tokens stood here before."""
+        return self._guess is not None
 
     @property
     def chance(self) -> float:
@@ -46,12 +69,14 @@ class Lookup:
     def commit(self, token_id: int) -> None:
         """One more committed token. Says in passing whether it was guessed."""
         guess = self._guess
-        if guess is not None:
-            hit = self._ids[guess] == token_id
-            self._hits = self._hits * _DECAY + hit
-            self._misses = self._misses * _DECAY + (not hit)
+        if guess is None:
+            self._append(token_id)
+            return
+        hit = self._ids[guess] == token_id
+        self._hits = self._hits * _DECAY + hit
+        self._misses = self._misses * _DECAY + (not hit)
         self._append(token_id)
-        if guess is not None and self._ids[guess] == token_id:
+        if hit:
             self._guess = guess + 1  # go on in the run that is being repeated
 
     def guesses(self, most: int) -> tuple[int, ...]:
@@ -64,8 +89,9 @@ class Lookup:
         return tuple(expected)
 
     def _append(self, token_id: int) -> None:
-        self._ids.append(token_id)
-        if len(self._ids) >= NGRAM:
-            gram = tuple(self._ids[-NGRAM:])
+        ids = self._ids
+        ids.append(token_id)
+        self._gram = gram = ((self._gram << _TOKEN_BITS) | token_id) & _GRAM_MASK
+        if len(ids) >= NGRAM:
             self._guess = self._behind.get(gram)
-            self._behind[gram] = len(self._ids)
+            self._behind[gram] = len(ids)

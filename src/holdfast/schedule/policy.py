@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from holdfast.core.plan import LANE_WIDTH
 from holdfast.errors import ConfigError
 
 DeterminismMode = Literal["auto", "verify", "off"]
@@ -61,6 +62,13 @@ class PendingWindow:
     num_rows: int
     due: bool
     last_judged: int
+
+
+def choose_burst(num_windows: int, reference_rows: int) -> int:
+    """How many candidates each of so many windows shall have, so that together they fill a reference pass."""
+    if not num_windows:
+        return 1
+    return min(LANE_WIDTH - 2, max(1, reference_rows // num_windows - 1))
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:

@@ -1,27 +1,43 @@
 """The protocol's state machine: requests come, passes are planned, what they said is taken in.
 
-One step is `plan`, then the runner, then `absorb`. A sequence is in at most one pass of a step, so between a window
-and its verdict nothing else touches it. Now and then a pass checks the certificate (`watch.py`) in front of the others. If it
-finds it wrong, every deterministic request starts over from its prompt, and from then on everything is verified.
+One step is `plan`, then the runner, then `absorb`. With `run_ahead` the next plan may be made before the last is absorbed:
+then it counts on what is in flight (`Sequence.flying`), and is empty where that cannot be done. Plans are absorbed in the
+order they were made. Between a window and its verdict nothing else touches a sequence.
+
+Now and then a pass checks the certificate (`watch.py`) in front of the others. If it finds it wrong, every deterministic
+request starts over from its prompt, and from then on everything is verified.
 """
 
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
-from holdfast.core.phase import Phase
+from holdfast.core.phase import LIVE, Phase
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.stop import FinishReason
 from holdfast.errors import PromptTooLong
 from holdfast.kv.pool import PagePool
 from holdfast.kv.prefix import PrefixIndex
+from holdfast.kv.table import PageTable
 from holdfast.schedule.packing import Packing
 from holdfast.schedule.policy import SchedulerConfig
-from holdfast.schedule.roster import Roster
+from holdfast.schedule.roster import PagesLack, Roster
 from holdfast.schedule.sequence import Sequence
-from holdfast.schedule.watch import Watch
+from holdfast.schedule.watch import Check, Watch
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan in flight, its checks, and what sequences that ended or started over meanwhile leave behind: a table, a lane."""
+
+    plan: Plan
+    checks: list[Check]
+    leftovers: list[tuple[PageTable, int]] = field(default_factory=list)
+    is_stale: bool = False  # made before the certificate was revoked
 
 
 class Scheduler:
@@ -31,8 +47,7 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.index = PrefixIndex(pool)
-        self._in_flight: frozenset[int] = frozenset()
-        self._ended_in_flight: dict[int, Sequence] = {}
+        self._flights: deque[Flight] = deque()
         self._step = 0
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
         self._watch = Watch(rate, config.reference_rows, pool)
@@ -49,6 +64,16 @@ class Scheduler:
         return len(self._roster.running)
 
     @property
+    def num_lanes(self) -> int:
+        """Lanes a plan may name: 0 .. num_lanes - 1."""
+        return self._roster.num_lanes
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans that are not absorbed yet."""
+        return len(self._flights)
+
+    @property
     def waiting_ids(self) -> frozenset[int]:
         """The requests that hold no pages yet, or not any more."""
         return frozenset(seq.request_id for seq in self._roster.queue)
@@ -62,7 +87,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._roster.queue or self._roster.running) or self._watch.is_due
+        return bool(self._roster.queue or self._roster.running or self._flights) or self._watch.is_due
 
     def require_room(self, max_len: int) -> None:
         """Refuse what could never fit the pool now, instead of finding out later. Changes nothing."""
@@ -91,12 +116,12 @@ class Scheduler:
         return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
 
     def fail(self, plan: Plan, message: str) -> list[Event]:
-        """A pass of this plan raised: every request in it ends, the others go on."""
-        self._in_flight = frozenset()
-        ids = {span.request_id for one in plan.passes for span in one.spans}
-        self._watch.close()
-        self._reap()
-        failed = [seq for seq in self._roster.by_arrival() if seq.request_id in ids]
+        """A pass of this plan raised: every request in flight ends, the others go on."""
+        assert any(flight.plan is plan for flight in self._flights), "this plan is not in flight"
+        checked = {check.seq.request_id for flight in self._flights for check in flight.checks}
+        failed = [seq for seq in self._roster.by_arrival() if seq.flying or seq.request_id in checked]
+        while self._flights:
+            self._land(self._flights.popleft())
         for seq in failed:
             seq.failure = message
         return [self._end(seq, Phase.FAILED, "error", message) for seq in failed]
@@ -104,87 +129,118 @@ class Scheduler:
     # One step: plan
 
     def plan(self) -> Plan:
-        """The passes of the next step; empty if there is nothing to do."""
-        assert not self._in_flight, "the last plan was not absorbed"
+        """The passes of the next step; empty if there is nothing to do, or if a result must be known first."""
+        in_flight = bool(self._flights)
+        assert len(self._flights) <= self.config.run_ahead, "the last plan was not absorbed"
+        packing = Packing(
+            self.config, self.pool, self._roster, self._watch, self._step + 1, in_flight=in_flight
+        )
+        if in_flight and (packing.must_wait or self._flights[-1].is_stale):
+            return Plan(())
         self._step += 1
-        checks = self._watch.plan_checks(self.num_running)
-        self._roster.admit()
-        passes = Packing(self.config, self.pool, self._roster, self._watch, self._step).passes()
-        plan = Plan(tuple(one for one in [*checks, *passes] if one.spans))
-        self._in_flight = frozenset(span.request_id for one in plan.passes for span in one.spans)
+        check_passes, checks = self._watch.plan_checks(self.num_running)
+        self._roster.admit(in_flight=in_flight or bool(checks))
+        try:
+            passes = packing.passes()
+        except PagesLack:
+            passes = []
+        plan = Plan(tuple(one for one in [*check_passes, *passes] if one.spans))
+        if plan:
+            self._flights.append(Flight(plan, checks))
         return plan
 
     # One step: absorb
 
-    def absorb(self, plan: Plan, results: Ordered[PassResult]) -> list[Event]:
-        """Take in what the passes gave: commit, roll back, finish, make pages known."""
-        self._in_flight = frozenset()
-        self._watch.close()
-        self._reap()
+    def absorb(
+        self, plan: Plan, results: Ordered[PassResult], between: Callable[[], None] | None = None
+    ) -> list[Event]:
+        """Take in what the passes gave: commit, roll back, finish, make pages known. `between` is called between passes."""
+        if not plan:
+            return []
+        flight = self._flights.popleft()
+        assert flight.plan is plan, "plans are absorbed in the order they were made"
+        self._land(flight)
         events: list[Event] = []
-        for one, result in zip(plan.passes, results, strict=True):
+        for number, (one, result) in enumerate(zip(plan.passes, results, strict=True)):
+            if number and between is not None:
+                between()
             if one.kind is PassKind.CHECK:
-                events.append(CertificateChecked(one.num_rows, result.mismatch))
-                if result.mismatch is not None:
-                    self._revoke()
-                    break  # what the other passes of this step gave is not to be trusted either
-                continue
-            for number, span in enumerate(one.spans):
-                seq = self._roster.running.get(span.request_id)
-                if seq is not None:  # else it ended while the pass ran
-                    scores = result.scores[number] if result.scores else ()
-                    events.extend(self._absorb_span(seq, one, span, result.samples[number], scores))
+                self._absorb_check(flight, one, result, events)
+            else:
+                self._absorb_pass(one, result, events)
         return events
 
-    def _absorb_span(
-        self,
-        seq: Sequence,
-        one: Pass,
-        span: Span,
-        samples: Ordered[Sampled],
-        scores: Ordered[TokenLogprob],
-    ) -> list[Event]:
-        events: list[Event] = []
+    def _absorb_check(self, flight: Flight, one: Pass, result: PassResult, events: list[Event]) -> None:
+        if flight.is_stale:
+            return  # the certificate is void already
+        events.append(CertificateChecked(one.num_rows, result.mismatch))
+        if result.mismatch is not None:
+            self._revoke()
+            flight.is_stale = True
+
+    def _absorb_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
+        running, scores = self._roster.running, result.scores
+        for number, (span, samples) in enumerate(zip(one.spans, result.samples, strict=True)):
+            seq = running.get(span.request_id)
+            if seq is not None and seq.land(span):  # else it ended or started over while the pass ran
+                if scores and scores[number]:
+                    self._absorb_scores(seq, scores[number], events)
+                self._absorb_span(seq, one, span, samples, events)
+
+    def _absorb_scores(self, seq: Sequence, scores: Ordered[TokenLogprob], events: list[Event]) -> None:
         new_scores = seq.absorb_scores(scores)
         if new_scores:
             events.append(PromptScored(seq.request_id, new_scores))
-        committed: tuple[Sampled, ...] = ()
+
+    def _absorb_span(
+        self, seq: Sequence, one: Pass, span: Span, samples: Ordered[Sampled], events: list[Event]
+    ) -> None:
         if seq.failure is None:
             if one.kind is PassKind.CANONICAL:
                 committed = seq.absorb_canonical(span, samples, one.certified)
             else:
                 committed = seq.absorb_fast(span, samples)
-            seq.finish_scoring()
+            if seq.only_scored:
+                seq.finish_scoring()
+            if committed:
+                events.append(TokensCommitted(seq.request_id, committed))
         if span.watched:
             self._watch.note(span, samples)
-        return events + self._settle(seq, committed, sampled=bool(samples))
-
-    def _settle(self, seq: Sequence, committed: tuple[Sampled, ...], *, sampled: bool) -> list[Event]:
-        events: list[Event] = []
         if self.config.prefix_cache:
             seq.index_pages()
-        if committed:
-            events.append(TokensCommitted(seq.request_id, committed))
-        self._watch.settle(seq, ended=not seq.is_live)
+        self._settle(seq, events, sampled=bool(samples))
+
+    def _settle(self, seq: Sequence, events: list[Event], *, sampled: bool) -> None:
+        phase = seq.phase
+        if phase is Phase.DECODE:
+            self._watch.settle(seq)
+            return
+        self._watch.settle(seq, ended=phase not in LIVE)
         if seq.failure is not None:
             events.append(self._retire(seq, "error", seq.failure))
-        elif seq.phase is Phase.FINISHED:
+        elif phase is Phase.FINISHED:
             assert seq.finish_reason is not None
             events.append(self._retire(seq, seq.finish_reason))
-        elif seq.phase is Phase.VERIFY or (seq.phase is Phase.PREFILL and not seq.needs_prefill and sampled):
+        elif phase is Phase.VERIFY:
+            if not seq.flying:  # else these are the candidates, and their window follows
+                seq.move(Phase.DECODE)
+        elif phase is Phase.PREFILL and sampled and not seq.needs_prefill:
             seq.move(Phase.DECODE)
-        return events
 
     def _revoke(self) -> None:
         """The certificate is wrong: forget all pages, verify from now on, and every answer again from its prompt."""
         self.config = replace(self.config, certified_sizes=())
         self.index.clear()
+        self._watch.forget_due()
+        for flight in self._flights:
+            flight.is_stale = True
         for seq in (*self._roster.queue, *self._roster.by_arrival()):
             self._watch.forget(seq)
             if not seq.deterministic:
                 seq.distrust_pages()
                 continue
-            was_running = self._roster.running.pop(seq.request_id, None) is not None
+            was_running = self._roster.is_running(seq)
+            self._leave(seq)
             seq.start_over()
             if was_running:
                 self._roster.enqueue(seq)
@@ -196,43 +252,57 @@ class Scheduler:
         return self._retire(seq, reason, error)
 
     def _retire(self, seq: Sequence, reason: FinishReason, error: str | None = None) -> RequestEnded:
-        self._roster.running.pop(seq.request_id, None)
+        self._leave(seq)
         seq.drop_candidates()
         self._watch.forget(seq)
-        if seq.request_id in self._in_flight:
-            self._ended_in_flight[seq.request_id] = seq
-        elif not self._watch.holds(seq):
-            seq.release()
+        seq.give_up_pages()
         return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error)
 
-    def _reap(self) -> None:
-        for seq in self._ended_in_flight.values():
-            if not self._watch.holds(seq):
-                seq.release()
-        self._ended_in_flight.clear()
+    def _leave(self, seq: Sequence) -> None:
+        """The sequence runs no more. Its lane and its pages stay until no plan in flight names them."""
+        lane = self._roster.remove(seq)
+        if self._flights and seq.flying:
+            seq.table.pin()
+            self._flights[-1].leftovers.append((seq.table, lane))
+        else:
+            self._roster.free_lane(lane)
+
+    def _land(self, flight: Flight) -> None:
+        """Nothing computes for this plan any more."""
+        self._watch.close(flight.checks)
+        for table, lane in flight.leftovers:
+            table.unpin()
+            self._roster.free_lane(lane)
 
     # Integrity
 
     def check(self) -> None:
         """Raise if a page leaked, is held twice by mistake, or a length contradicts another."""
+        checks = [*self._watch.due, *(check for flight in self._flights for check in flight.checks)]
+        leftovers = [one for flight in self._flights for one in flight.leftovers]
+        tables = [seq.table for seq in (*self._roster.queue, *self._roster.running.values())]
+        tables += [check.table for check in checks] + [table for table, _ in leftovers]
         holders: dict[int, int] = {}
-        live = [*self._roster.queue, *self._roster.running.values()]
-        ended = [*self._ended_in_flight.values(), *self._watch.sequences]
-        for seq in {seq.request_id: seq for seq in [*live, *ended]}.values():
-            for page in seq.table.pages:
+        for pages in (
+            *(table.pages for table in {id(table): table for table in tables}.values()),
+            *(check.scratch for check in checks),
+        ):
+            for page in pages:
                 holders[page] = holders.get(page, 0) + 1
-        for page in self._watch.scratch_pages:
-            holders[page] = holders.get(page, 0) + 1
         self.pool.check(holders)
         self.index.check()
+        self._roster.check_lanes([lane for _, lane in leftovers])
         for seq in self._roster.running.values():
-            assert seq.canonical_len <= seq.computed_len <= seq.log.total_len
-            written_from = seq.canonical_len if seq.deterministic else seq.computed_len
-            for page in seq.table.pages[written_from // self.pool.page_size :]:
-                assert holders[page] == 1, (
-                    f"page {page} is shared and still to be written by {seq.request_id}"
-                )
-            if seq.deterministic and seq.phase is not Phase.PREFILL and not self._in_flight:
-                assert seq.canonical_len == seq.log.committed_len - 1, (
-                    "the last committed token opens the next window"
-                )
+            self._check_lengths(seq, holders)
+
+    def _check_lengths(self, seq: Sequence, holders: dict[int, int]) -> None:
+        assert seq.canonical_len <= seq.computed_len <= seq.log.total_len
+        written_from = seq.canonical_len if seq.deterministic else seq.computed_len
+        for page in seq.table.pages[written_from // self.pool.page_size :]:
+            assert holders[page] == 1, f"page {page} is shared and still to be written by {seq.request_id}"
+        if seq.flying:
+            assert seq.flying[-1].stop <= min(seq.table.capacity, seq.expected_len)
+        elif seq.deterministic and seq.phase is not Phase.PREFILL:
+            assert seq.canonical_len == seq.log.committed_len - 1, (
+                "the last committed token opens the next window"
+            )

@@ -6,6 +6,9 @@
 
 For a deterministic sequence behind its prefill canonical_len == committed_len - 1: the last committed token has no
 canonical KV yet, it is the first row of the next window.
+
+These lengths say what was taken in. What is planned behind them is in flight: `flying` holds its spans, oldest first, and a
+result is taken in only if it is that of the oldest. So a sequence that ended or started over need only forget them.
 """
 
 from collections.abc import Sequence as Ordered
@@ -42,9 +45,17 @@ class Sequence:
         grammar: Grammar | None = None,
         speculates: bool = False,
     ) -> None:
+        params = request.params
         self.request = request
+        self.request_id = request.request_id
+        self.deterministic = params.deterministic
+        self.logprobs = params.logprobs
+        self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
         self.log = TokenLog(request.prompt_ids)
         self.table = PageTable(pool)
+        self.lane = -1  # its place in the runner's table of sampled tokens, while it runs
+        self.flying: list[Span] = []
+        self.ahead = 0  # tokens that spans in flight will give, one each
         self.phase = Phase.QUEUED
         self.stats = Stats()
         self.canonical_len = 0
@@ -57,17 +68,20 @@ class Sequence:
         self.failure: str | None = None
         self.certified_only = True  # no canonical pass of this sequence was uncertified so far
         self.grammar = grammar
+        self._grammar_restarts = False  # when it is admitted: a pass in flight may still use it
         self.lookup = Lookup(request.prompt_ids) if speculates else None
-        self._looked_up = False  # the candidates come from the look-up: no pass has seen them yet
+        self._looked_up = False
         self._record = Record(request.params.deterministic)
         self._text = text
         self._index = index
         self._indexed_node: Node = index.root
         self._num_indexed = 0
         self._may_index = True
+        self._pool = pool
         self._page_size = pool.page_size
-        params = request.params
-        forbidden = params.stop_ids + (() if params.ignore_eos else tuple(sorted(request.eos_ids)))
+        eos_ids = () if params.ignore_eos else tuple(sorted(request.eos_ids))
+        forbidden = params.stop_ids + eos_ids
+        self._stop_ids = frozenset(forbidden)
         self.sampling = Sampling(
             params,
             request.seed,
@@ -76,14 +90,8 @@ class Sequence:
             request.bad_words,
             tuple(sorted(request.eos_ids)),
         )
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def deterministic(self) -> bool:
-        return self.request.params.deterministic
+        # Its next row needs the tokens before it, not only their KV.
+        self.is_synchronous = grammar is not None or self.sampling.looks_back
 
     @property
     def is_live(self) -> bool:
@@ -98,6 +106,43 @@ class Sequence:
     def prefill_len(self) -> int:
         """How far KV must reach before a token can be chosen; for a prompt that is only scored, before it is done."""
         return max(1, self.log.prompt_len - 1) if self.only_scored else self.log.committed_len - 1
+
+    @property
+    def expected_len(self) -> int:
+        """Tokens there will be once all in flight is taken in, if nothing ends before."""
+        return self.log.total_len + self.ahead
+
+    @property
+    def next_start(self) -> int:
+        """Behind what is in flight, or else where the KV ends that this sequence's answers stand on."""
+        if self.flying:
+            return self.flying[-1].stop
+        return self.canonical_len if self.deterministic else self.computed_len
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens it may still say behind what is in flight."""
+        return self.request.params.max_tokens - self.log.num_output - self.ahead
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Its candidates come from the look-up: no pass has seen them yet."""
+        return self._looked_up
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Its next row is still one of its prompt, or of what is computed again."""
+        return self.phase is Phase.PREFILL and not self.ahead
+
+    @property
+    def waits(self) -> bool:
+        """Nothing can be planned behind what is in flight: nobody knows how a window ends, and behind an end there is nothing."""
+        last = self.flying[-1]
+        if last.num_sampled > 1:
+            return True
+        if self.only_scored:
+            return last.stop >= self.prefill_len
+        return self.tokens_left <= 0
 
     @property
     def needs_prefill(self) -> bool:
@@ -116,9 +161,8 @@ class Sequence:
         log = self.log
         if log.num_candidates == 0:
             return False
-        last = log.ids(log.total_len - 1, log.total_len)[0]
         num_output = log.total_len - log.prompt_len
-        final = looks_final(last, num_output, self.request.params, self.request.eos_ids)
+        final = looks_final(log.last, num_output, self.request.params, self.request.eos_ids)
         return final or self._looked_up or log.num_candidates >= self.window_cap
 
     @property
@@ -129,6 +173,28 @@ class Sequence:
 
     def move(self, phase: Phase) -> None:
         self.phase = advance(self.phase, phase)
+
+    # What is in flight
+
+    def fly(self, span: Span) -> None:
+        """The span is planned: what follows counts on it."""
+        self.flying.append(span)
+        if span.sample_from < len(span.token_ids):
+            self.ahead += 1
+
+    def land(self, span: Span) -> bool:
+        """Whether the span is the oldest in flight, which it is no longer; else its result means nothing any more."""
+        if not self.flying or self.flying[0] is not span:
+            return False
+        del self.flying[0]
+        if span.sample_from < len(span.token_ids):
+            self.ahead -= 1
+        return True
+
+    def forget_flying(self) -> None:
+        """Whatever is in flight, its results are not taken in."""
+        self.flying.clear()
+        self.ahead = 0
 
     # Candidates from elsewhere than a pass
 
@@ -198,10 +264,12 @@ class Sequence:
 
         A fast pass's own token is a candidate that nobody has to verify.
         """
+        if not self.log.num_candidates:
+            return self._take_one(samples, fast=fast)
         candidates = self.log.candidates
         verdict = judge(candidates, [sample.token_id for sample in samples])
-        self.stats.windows += bool(candidates)
-        if candidates and not self._looked_up:
+        self.stats.windows += 1
+        if not self._looked_up:
             self._adapt_window(verdict.accepted, verdict.dropped)
         self.log.drop_candidates()
         self._looked_up = False
@@ -216,40 +284,57 @@ class Sequence:
         self.roll_back()
         return new
 
+    def _take_one(self, samples: Ordered[Sampled], *, fast: bool) -> tuple[Sampled, ...]:
+        """The verdict where there is no candidate: the one token stands."""
+        assert len(samples) == 1, "a row without candidates behind it gives one token"
+        taken, new = self._commit(samples)
+        stats = self.stats
+        if fast:
+            stats.accepted += taken
+            stats.candidates += taken
+        else:
+            stats.canonical_tokens += taken
+        self.roll_back()
+        return new
+
     def _commit(self, samples: Ordered[Sampled]) -> tuple[int, tuple[Sampled, ...]]:
         """Commit token by token until one of them ends the answer; what lies behind the end never was.
 
         Returns how many were taken, and those of them the client does not have yet.
         """
-        taken, new = 0, []
+        log, record, taken = self.log, self._record, 0
+        new: list[Sampled] = []
         for sample in samples:
-            if sample.token_id == NO_TOKEN:
+            token_id = sample.token_id
+            if token_id == NO_TOKEN:
                 problem = self.grammar.problem if self.grammar is not None else None
                 self._fail(
                     problem or "no token is left to choose: what is allowed and what is forbidden leave none"
                 )
                 break
-            self.log.commit((sample.token_id,))
+            log.commit_one(token_id)
             taken += 1
             if self.lookup is not None:
-                self.lookup.commit(sample.token_id)
+                self.lookup.commit(token_id)
             if self.grammar is not None:
-                self.grammar.commit(sample.token_id)
-            if self._record.is_new(self.log.num_output):
-                self._record.add(sample)
+                self.grammar.commit(token_id)
+            if record.is_new(log.committed_len - log.prompt_len):
+                record.add(sample)
                 new.append(sample)
-                if self._ends_with(sample.token_id):
+                if self._ends_with(token_id):
                     break
-            elif not self._record.confirms(self.log.num_output, sample):
+            elif not record.confirms(log.num_output, sample):
                 self._lose()
                 break
         return taken, tuple(new)
 
     def _ends_with(self, token_id: int) -> bool:
         stopped = self._text.push(token_id)
-        self.finish_reason = finish_reason(
-            token_id, self.log.num_output, stopped, self.request.params, self.request.eos_ids
-        )
+        num_output = self.log.committed_len - self.log.prompt_len
+        params = self.request.params
+        if not stopped and token_id not in self._stop_ids and num_output < params.max_tokens:
+            return False
+        self.finish_reason = finish_reason(token_id, num_output, stopped, params, self.request.eos_ids)
         if self.finish_reason is not None:
             self.move(Phase.FINISHED)
         return self.finish_reason is not None
@@ -270,11 +355,15 @@ class Sequence:
         self.window_cap = max(1, accepted) if dropped else longer
 
     def roll_back(self) -> None:
-        """Truncate KV and pages to the last committed token, which is still to be computed."""
+        """Truncate KV and pages to the last committed token, which is still to be computed, or is in flight."""
         last = self.log.committed_len - 1
-        self.canonical_len = min(self.canonical_len, last)
-        self.computed_len = min(self.computed_len, last)
-        self.table.truncate(self.log.committed_len)
+        if self.canonical_len > last:
+            self.canonical_len = last
+        if self.computed_len > last:
+            self.computed_len = last
+        keep = self.flying[-1].stop if self.flying else last + 1
+        if self.table.capacity >= keep + self._page_size:
+            self.table.truncate(keep)
 
     # Pages
 
@@ -285,10 +374,14 @@ class Sequence:
         self.canonical_len = num_canonical * self._page_size
         self._indexed_node, self._num_indexed = node, len(cached_pages)
         self.stats.cached_tokens += self.computed_len
+        if self._grammar_restarts and self.grammar is not None:
+            self.grammar.restart()
+            self._grammar_restarts = False
         self.move(Phase.PREFILL)
 
     def preempt(self) -> None:
-        """Give up every page and candidate; the committed tokens stay."""
+        """Give up every page and candidate; the committed tokens stay. Nothing is in flight."""
+        assert not self.flying
         self.drop_candidates()
         self.release()
         self.canonical_len = self.computed_len = 0
@@ -297,9 +390,13 @@ class Sequence:
         self.move(Phase.QUEUED)
 
     def start_over(self) -> None:
-        """Trust nothing computed so far: back to the prompt. What was sent must be confirmed token by token."""
+        """Trust nothing computed so far: back to the prompt. What was sent must be confirmed token by token.
+
+        The old pages may be written to until what is in flight is over; the new ones are others.
+        """
         self.drop_candidates()
-        self.release()
+        self.give_up_pages()
+        self.table = PageTable(self._pool)
         self.canonical_len = self.computed_len = 0
         self.scored_len = self.request.score_from or 0
         self._record.doubt()
@@ -308,20 +405,16 @@ class Sequence:
         self.certified_only = False
         self.stats.rolled_back += self.stats.accepted
         self.stats.accepted = self.stats.canonical_tokens = 0
-        if self.grammar is not None:
-            self.grammar.restart()
+        self._grammar_restarts = self.grammar is not None
         if self.lookup is not None:
             self.lookup = Lookup(self.request.prompt_ids)
         if self.phase is not Phase.QUEUED:
             self.move(Phase.QUEUED)
 
     def distrust_pages(self) -> None:
-        """An ordinary sequence goes on with the pages it has, but nobody else shall read them."""
-        self.drop_candidates()
+        """An ordinary sequence goes on with the pages it has, and what is in flight, but nobody else shall read them."""
         self.canonical_len = 0
         self._may_index = False
-        if self.phase is Phase.VERIFY:
-            self.move(Phase.DECODE)
 
     def final_stats(self) -> Stats:
         """The counts of an answer that ended. What was sent and never confirmed came from canonical passes, too."""
@@ -337,6 +430,12 @@ class Sequence:
 
     def release(self) -> None:
         self.table.release()
+        self._indexed_node, self._num_indexed = self._index.root, 0
+
+    def give_up_pages(self) -> None:
+        """For good; those that are still computed with are given back behind that."""
+        self.forget_flying()
+        self.table.give_up()
         self._indexed_node, self._num_indexed = self._index.root, 0
 
     def index_pages(self) -> None:

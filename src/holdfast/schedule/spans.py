@@ -1,14 +1,42 @@
-"""The next rows of a sequence, as spans of a pass."""
+"""The next rows of a sequence, as spans of a pass. What is in flight counts as done; its tokens are UNKNOWN so far."""
 
 from holdfast.core.grammar import Constraint
-from holdfast.core.plan import Span
+from holdfast.core.plan import UNKNOWN, Span
+from holdfast.kv.table import PageTable
 from holdfast.schedule.sequence import Sequence
+
+_UNKNOWN_ROW = (UNKNOWN,)
+
+
+def row_span(seq: Sequence, logprobs: int | None) -> Span:
+    """One sampled row behind everything known or in flight, for a sequence whose rows need nothing but their token."""
+    flying = seq.flying
+    if flying:
+        start, ids = flying[-1].stop, _UNKNOWN_ROW
+    else:
+        start = seq.log.total_len - 1
+        ids = (seq.log.last,)
+    return Span(
+        seq.request_id,
+        start,
+        ids,
+        seq.table.pages,
+        0,
+        seq.sampling,
+        logprobs,
+        (),
+        (),
+        None,
+        False,
+        seq.lane,
+    )
 
 
 def decode_span(seq: Sequence) -> Span:
     """One fast row behind everything known, candidates included."""
-    assert seq.computed_len == seq.log.total_len - 1
-    want = None if seq.deterministic else seq.request.params.logprobs
+    want = None if seq.deterministic else seq.logprobs
+    if not seq.is_synchronous:
+        return row_span(seq, want)
     return _span(seq, seq.computed_len, seq.log.total_len, want)
 
 
@@ -17,13 +45,14 @@ def canonical_span(seq: Sequence, max_rows: int) -> Span:
 
     Every canonical token has its logprob computed, asked for or not: the receipt holds its bits.
     """
-    want = seq.request.params.logprobs
-    return _span(seq, seq.canonical_len, seq.canonical_len + max_rows, 0 if want is None else want)
+    start = seq.flying[-1].stop if seq.flying else seq.canonical_len
+    return _span(seq, start, start + max_rows, seq.canonical_logprobs)
 
 
 def ordinary_span(seq: Sequence, max_rows: int) -> Span:
     """Rows an ordinary sequence still has to compute, candidates included."""
-    return _span(seq, seq.computed_len, seq.computed_len + max_rows, seq.request.params.logprobs)
+    start = seq.flying[-1].stop if seq.flying else seq.computed_len
+    return _span(seq, start, start + max_rows, seq.logprobs)
 
 
 def wanted_span(seq: Sequence, max_rows: int) -> Span:
@@ -31,36 +60,55 @@ def wanted_span(seq: Sequence, max_rows: int) -> Span:
     return canonical_span(seq, max_rows) if seq.deterministic else ordinary_span(seq, max_rows)
 
 
-def check_span(seq: Sequence, start: int, stop: int, scratch: tuple[int, ...], num_sampled: int) -> Span:
+def window_span(seq: Sequence, start: int) -> Span:
+    """From the last committed token, at start, over all candidates: those that are known and those in flight."""
+    return _span(seq, start, seq.expected_len, seq.canonical_logprobs)
+
+
+def check_span(
+    seq: Sequence, table: PageTable, start: int, stop: int, scratch: tuple[int, ...], num_sampled: int
+) -> Span:
     """Rows that were computed before, again, into scratch pages at the end of the table."""
-    num_pages = seq.table.pages_for(stop)
-    pages = seq.table.pages[: num_pages - len(scratch)] + scratch
+    num_pages = table.pages_for(stop)
+    pages = table.pages[: num_pages - len(scratch)] + scratch
     ids = seq.log.ids(start, stop)
     return Span(seq.request_id, start, ids, pages, len(ids) - num_sampled, seq.sampling)
 
 
 def _span(seq: Sequence, start: int, stop: int, logprobs: int | None) -> Span:
-    log, request = seq.log, seq.request
+    log = seq.log
     if seq.only_scored:
         stop = min(stop, seq.prefill_len)
         sample_from = stop - start
     else:
-        stop = min(stop, log.total_len)
+        stop = min(stop, seq.expected_len)
         sample_from = max(0, min(stop, log.committed_len - 1) - start)
+    ids = log.ids(start, stop)
+    if stop > log.total_len:
+        ids += _UNKNOWN_ROW * (stop - max(start, log.total_len))
     samples = sample_from < stop - start
     constraint = None
     if seq.grammar is not None and samples:
         constraint = Constraint(seq.grammar, log.ids(log.committed_len, stop))
-    given = log.ids(seq.scored_len, min(stop + 1, log.prompt_len)) if request.score_from is not None else ()
     return Span(
         seq.request_id,
         start,
-        log.ids(start, stop),
+        ids,
         seq.table.pages,
         sample_from,
         seq.sampling,
         logprobs,
-        given,
+        _given(seq, stop),
         log.ids(0, start) if samples and seq.sampling.looks_back else (),
         constraint,
+        False,
+        seq.lane,
     )
+
+
+def _given(seq: Sequence, stop: int) -> tuple[int, ...]:
+    """The prompt's tokens behind these rows whose logprobs are asked for and are not in flight yet."""
+    if seq.request.score_from is None:
+        return ()
+    scored_len = seq.scored_len + sum(len(span.given) for span in seq.flying)
+    return seq.log.ids(scored_len, min(stop + 1, seq.log.prompt_len))

@@ -5,6 +5,9 @@ checked by a pass of its own, into scratch pages, beside which everything goes o
 that are checked, spent evenly; the requests take turns. No chance is involved and no clock.
 
     mark: open on a span -> note: what it gave -> settle: full, or the request ended -> plan_checks -> close
+
+Checks are planned as soon as they are due. From then until their plan is taken in they belong to that plan, and the pages
+they read stay where they are.
 """
 
 from collections.abc import Sequence as Ordered
@@ -12,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.plan import Pass, PassKind, Sampled, Span
 from holdfast.kv.pool import PagePool
+from holdfast.kv.table import PageTable
 from holdfast.schedule.policy import round_up
 from holdfast.schedule.sequence import Sequence
 from holdfast.schedule.spans import check_span
@@ -28,10 +32,11 @@ class Window:
 
 
 @dataclass(slots=True)
-class DueCheck:
-    """A window to be checked in the next step. Until it is, the sequence's pages must stay."""
+class Check:
+    """A window to be checked. Until it is, the pages of its rows are pinned."""
 
     seq: Sequence
+    table: PageTable
     window: Window
     scratch: tuple[int, ...] = ()
 
@@ -46,7 +51,7 @@ class Watch:
         self._credit = 0.0
         self._last_id = -1
         self._open: dict[int, Window] = {}
-        self._due: list[DueCheck] = []
+        self._due: list[Check] = []
 
     @property
     def is_due(self) -> bool:
@@ -54,21 +59,25 @@ class Watch:
 
     def mark(self, spans: Ordered[Span], deterministic: frozenset[int]) -> tuple[Span, ...]:
         """The spans of a certified pass, those with a window marked; new windows are opened if it is time for them."""
-        theirs = sorted(
-            (span for span in spans if span.request_id in deterministic),
-            key=lambda span: (span.request_id <= self._last_id, span.request_id),
-        )
+        if self._rate <= 0:
+            return tuple(spans)
+        theirs = [span for span in spans if span.request_id in deterministic]
         self._credit += self._rate * sum(span.num_rows for span in theirs)
-        for span in theirs:
-            if (self._credit >= self._rows or self._rate >= 1) and span.request_id not in self._open:
-                most = span.num_rows if self._rate >= 1 else min(span.num_rows, int(self._credit))
-                size = max(self._rows, most)
-                self._open[span.request_id] = Window(max(span.start, span.stop - size), 0, {}, size)
-                self._credit -= size
-                self._last_id = span.request_id
+        if self._credit >= self._rows or self._rate >= 1:
+            theirs.sort(key=lambda span: (span.request_id <= self._last_id, span.request_id))
+            for span in theirs:
+                if (self._credit >= self._rows or self._rate >= 1) and span.request_id not in self._open:
+                    self._open_on(span)
         if not self._open:
             return tuple(spans)
         return tuple(replace(span, watched=True) if span.request_id in self._open else span for span in spans)
+
+    def _open_on(self, span: Span) -> None:
+        most = span.num_rows if self._rate >= 1 else min(span.num_rows, int(self._credit))
+        size = max(self._rows, most)
+        self._open[span.request_id] = Window(max(span.start, span.stop - size), 0, {}, size)
+        self._credit -= size
+        self._last_id = span.request_id
 
     def note(self, span: Span, samples: Ordered[Sampled]) -> None:
         """What a watched span gave."""
@@ -87,64 +96,58 @@ class Watch:
         window.stop = seq.canonical_len
         size = window.stop - window.start
         if size >= self._rows or (ended and size > 0):
-            self._due.append(DueCheck(seq, window))
+            self._due.append(Check(seq, seq.table, window))
+            seq.table.pin()
         elif not ended:
             return
         self._credit += window.cost - max(0, size)
         del self._open[seq.request_id]
+        if self._rate >= 1 and not ended and seq.flying:  # these rows are watched, too
+            self._open[seq.request_id] = Window(window.stop, 0, {}, self._rows)
+            self._credit -= self._rows
 
-    def plan_checks(self, num_running: int) -> list[Pass]:
-        """A pass for each window that is due. Where pages are short they are given up, for others later."""
-        planned, given_up = [], []
-        for check in self._due:
+    def plan_checks(self, num_running: int) -> tuple[list[Pass], list[Check]]:
+        """A pass for each window that is due, and these checks. Where pages are short they are given up, for others later."""
+        due, self._due = self._due, []
+        passes, planned = [], []
+        for check in due:
             window = check.window
             num_scratch = self._pool.pages_for(window.stop) - window.start // self._pool.page_size
             if self._pool.num_available < num_scratch + num_running:
-                given_up.append(check)
                 self._credit += window.stop - window.start
+                self.close([check])
                 continue
             check.scratch = tuple(self._pool.take() for _ in range(num_scratch))
-            planned.append(self._check_pass(check))
-        for check in given_up:
-            self._due.remove(check)
-            self._let_go(check)
-        return planned
+            passes.append(self._check_pass(check))
+            planned.append(check)
+        return passes, planned
 
-    def _check_pass(self, check: DueCheck) -> Pass:
+    def _check_pass(self, check: Check) -> Pass:
         window, num_scratch = check.window, len(check.scratch)
         places = range(window.start, window.stop)
         bits = tuple(window.bits[position] for position in places if position in window.bits)
-        span = check_span(check.seq, window.start, window.stop, check.scratch, len(bits))
-        originals = check.seq.table.pages[len(span.pages) - num_scratch : len(span.pages)]
+        span = check_span(check.seq, check.table, window.start, window.stop, check.scratch, len(bits))
+        originals = check.table.pages[len(span.pages) - num_scratch : len(span.pages)]
         rows = round_up(span.num_rows, self._rows)
         return Pass(PassKind.CHECK, (span,), rows, originals=originals, logit_bits=bits)
-
-    def holds(self, seq: Sequence) -> bool:
-        """Whether the sequence's pages must stay although it ended."""
-        return any(check.seq is seq for check in self._due)
 
     def forget(self, seq: Sequence) -> None:
         """The sequence gives up its pages, or its answer."""
         window = self._open.pop(seq.request_id, None)
         self._credit += window.cost if window is not None else 0
 
-    def close(self) -> None:
-        """The checks are done, or will never be."""
+    def close(self, checks: Ordered[Check]) -> None:
+        """These are done, or will never be."""
+        for check in checks:
+            for page in check.scratch:
+                self._pool.drop(page)
+            check.table.unpin()
+
+    def forget_due(self) -> None:
+        """Nothing that is due will be checked."""
         due, self._due = self._due, []
-        for check in due:
-            self._let_go(check)
-
-    def _let_go(self, check: DueCheck) -> None:
-        for page in check.scratch:
-            self._pool.drop(page)
-        if not check.seq.is_live and not self.holds(check.seq):
-            check.seq.release()
+        self.close(due)
 
     @property
-    def scratch_pages(self) -> list[int]:
-        return [page for check in self._due for page in check.scratch]
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """Those with a check that is due; some may have ended."""
-        return [check.seq for check in self._due]
+    def due(self) -> tuple[Check, ...]:
+        return tuple(self._due)
