@@ -16,7 +16,7 @@ from holdfast.core.plan import Pass, PassKind, Sampling, Span
 from holdfast.core.result import Result
 from holdfast.engine.llm import LLM
 from holdfast.run.batch import rows_of
-from holdfast.run.store import PAGE_SIZE, KVStore
+from holdfast.run.store import KVStore
 
 TOLERANCE = 1e-4
 
@@ -39,8 +39,9 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
     """Holdfast's logits at every position of a prompt, its passes `chunk` rows each: fp32 [tokens, vocab]."""
     runner = llm.engine.runner
     decoder = runner._decoder  # type: ignore[attr-defined]
-    num_pages = -(-len(token_ids) // PAGE_SIZE)
-    store = KVStore(num_pages, decoder.config, decoder.dtype)
+    page_size = decoder.arithmetic.page_size
+    num_pages = -(-len(token_ids) // page_size)
+    store = KVStore(num_pages, decoder.config, decoder.arithmetic)
     sampling = Sampling(SamplingParams(), 0, len(token_ids))
     pages = tuple(reversed(range(num_pages)))
     kind = PassKind.CANONICAL if canonical else PassKind.FAST
@@ -50,7 +51,7 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
             ids = tuple(token_ids[start : start + chunk])
             one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
             sampled = torch.arange(len(ids))
-            rows = rows_of(one, PAGE_SIZE)
+            rows = rows_of(one, page_size)
             hidden = decoder.forward(rows, store.layers, sampled, canonical=canonical)
             parts.append(decoder.logits(hidden, canonical=canonical))
     return torch.cat(parts)

@@ -28,7 +28,7 @@ def decoder(request: pytest.FixtureRequest, tiny_llama: Path) -> Decoder:
 
 @pytest.fixture
 def store(decoder: Decoder) -> KVStore:
-    return KVStore(NUM_PAGES, decoder.config, decoder.dtype)
+    return KVStore(NUM_PAGES, decoder.config, decoder.arithmetic)
 
 
 @pytest.fixture

@@ -2,8 +2,14 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from holdfast.run.checksum import checksums
+from holdfast.run import checksum
+
+
+def checksums(logits: Tensor) -> list[int]:
+    found: list[int] = checksum.checksums(logits).tolist()
+    return found
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 200])

@@ -13,9 +13,11 @@ from holdfast.core.params import SamplingParams
 from holdfast.core.plan import NO_TOKEN, Sampled, Span
 from holdfast.run.checksum import checksums
 from holdfast.run.sampler import sample
+from holdfast.run.transfer import Returns
 from run.asking import VOCAB, mask, parts
 from run.asking import span as span_of
 
+CPU = torch.device("cpu")
 SETTINGS = {
     "greedy": SamplingParams(temperature=0),
     "sampled": SamplingParams(temperature=0.9),
@@ -39,7 +41,8 @@ def span(start: int, count: int, params: SamplingParams, **asked: Any) -> Span:
 
 
 def one(arithmetic: Arithmetic, logits: Tensor, *spans: Span, masks: Any = None) -> list[Sampled]:
-    return sample(arithmetic, logits.clone(), parts(*spans, masks=masks))
+    up = Returns(CPU)
+    return sample(arithmetic, logits.clone(), parts(*spans, masks=masks), up).read()
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
@@ -177,7 +180,7 @@ def test_watched_rows_report_the_raw_bits(arithmetic: Arithmetic, logits: Tensor
     biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
     spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, watched=True))
     found = one(arithmetic, logits, *spans)
-    assert [each.logit_bits for each in found] == [None] * 5 + checksums(logits)[5:]
+    assert [each.logit_bits for each in found] == [None] * 5 + checksums(logits).tolist()[5:]
     assert [each.token_id for each in found[5:]] == [3] * 7
     (alone,) = one(arithmetic, logits[6:7], span(9, 1, SETTINGS["sampled"], watched=True))
     assert alone.logit_bits == found[6].logit_bits

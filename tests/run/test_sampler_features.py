@@ -1,6 +1,7 @@
 """Everything a request can ask of the sampler at once: a window is its rows one by one, and neighbours change nothing."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -12,13 +13,19 @@ from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import apply_numeric_settings
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import NO_TOKEN, Sampled, Span
+from holdfast.run import sampler
 from holdfast.run.adjust import adjust
 from holdfast.run.logprobs import logprobs_of
-from holdfast.run.parts import Masks, slice_parts
-from holdfast.run.sampler import sample
+from holdfast.run.parts import Masks, Part, slice_parts
+from holdfast.run.transfer import Returns
 from run.asking import VOCAB, mask, parts, span
 
 ROWS = 7
+CPU = torch.device("cpu")
+
+
+def sample(arithmetic: Arithmetic, logits: Tensor, some: Sequence[Part]) -> list[Sampled]:
+    return sampler.sample(arithmetic, logits, some, Returns(CPU)).read()
 
 
 @pytest.fixture(params=["compiled", "library"])
@@ -130,8 +137,9 @@ def test_reported_logprobs_are_of_the_raw_logits(arithmetic: Arithmetic, seed: i
         if asked.logprobs is None or each.token_id == NO_TOKEN:
             assert each.logprob is None
         else:
-            raw = asked.logits[row : row + 1]
-            assert [each.logprob] == logprobs_of(arithmetic, raw, [each.token_id], [asked.logprobs])
+            raw, chosen = asked.logits[row : row + 1], torch.tensor([each.token_id])
+            found = logprobs_of(arithmetic, raw, chosen, [asked.logprobs], Returns(CPU))
+            assert [each.logprob] == found.read([each.token_id])
 
 
 def test_the_requests_above_meet_every_rule() -> None:

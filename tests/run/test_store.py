@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from holdfast.arithmetic.library import LibraryArithmetic
 from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig, parse_config
-from holdfast.run.store import PAGE_SIZE, KVStore, num_pages_in, page_bytes
+from holdfast.run.store import KVStore, num_pages_in, page_bytes
 
 
 @pytest.fixture
@@ -25,28 +26,26 @@ def config() -> DecoderConfig:
 
 def test_a_pages_bytes_are_those_of_its_tensors(config: DecoderConfig) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        store = KVStore(5, config, dtype)
+        store = KVStore(5, config, LibraryArithmetic(dtype))
         total = sum(part.nbytes for layer in store.layers for part in (layer.keys, layer.values))
-        assert total == 5 * page_bytes(config, dtype)
+        assert total == 5 * page_bytes(config, dtype, 16)
         assert len(store.layers) == 3
 
 
 def test_a_budget_is_never_exceeded(config: DecoderConfig) -> None:
-    one = page_bytes(config, torch.float32)
-    assert num_pages_in(one, config, torch.float32) == 1
-    assert num_pages_in(7 * one + one - 1, config, torch.float32) == 7
-    with pytest.raises(
-        ConfigError, match=f"does not hold one page of {PAGE_SIZE} positions.*raise kv_memory"
-    ):
-        num_pages_in(one - 1, config, torch.float32)
+    one = page_bytes(config, torch.float32, 16)
+    assert num_pages_in(one, config, torch.float32, 16) == 1
+    assert num_pages_in(7 * one + one - 1, config, torch.float32, 16) == 7
+    with pytest.raises(ConfigError, match=r"does not hold one page of 16 positions.*raise kv_memory"):
+        num_pages_in(one - 1, config, torch.float32, 16)
 
 
 def test_a_slot_never_written_is_zero(config: DecoderConfig) -> None:
-    layer = KVStore(2, config, torch.float32).layers[0]
+    layer = KVStore(2, config, LibraryArithmetic(torch.float32)).layers[0]
     assert not layer.keys.any()
     assert not layer.values.any()
 
 
 def test_a_store_the_machine_cannot_hold_is_an_error(config: DecoderConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be allocated; lower kv_memory"):
-        KVStore(1 << 45, config, torch.float32)
+        KVStore(1 << 45, config, LibraryArithmetic(torch.float32))

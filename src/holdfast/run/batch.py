@@ -1,58 +1,237 @@
-"""From the spans of a pass to its rows as tensors."""
+"""From the spans of a pass to its rows as tensors, by way of one buffer, so that one copy brings them to the device.
 
-from collections.abc import Sequence
+    words  | token_ids | positions | slots | tiles, page_table, span_starts | wanted, known from, ... |
+           | int64 [rows] each             | int32, filled up to a word     | int64                   |
+
+What stands before the page table has a place that depends on the numbers of rows and tiles alone: a captured graph reads it
+there, whatever the pass (`graphs.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from holdfast.arithmetic.rows import Rows
-from holdfast.core.plan import Pass, Span
+from holdfast.core.plan import LANE_WIDTH, UNKNOWN, Pass, Span
+from holdfast.run.page_rows import PageRows
+from holdfast.run.transfer import send, staging
+
+Ints = NDArray[np.int64]
+
+_CPU = torch.device("cpu")
 
 
-def rows_of(one: Pass, page_size: int) -> Rows:
-    """The pass's rows in span order, padded behind them."""
-    spans, total = one.spans, one.padded_rows
-    token_ids = np.zeros(total, np.int64)
-    positions = np.zeros(total, np.int64)
-    slots = np.full(total, -1, np.int64)
-    starts = np.zeros(len(spans) + 1, np.int32)
-    table = np.zeros((len(spans), max(len(span.pages) for span in spans)), np.int32)
-    at = 0
-    for index, span in enumerate(spans):
-        stop = at + span.num_rows
-        table[index, : len(span.pages)] = span.pages
-        token_ids[at:stop] = span.token_ids
-        positions[at:stop] = span_positions = np.arange(span.start, span.stop)
-        slots[at:stop] = (
-            table[index, span_positions // page_size].astype(np.int64) * page_size
-            + span_positions % page_size
+@dataclass(frozen=True)
+class Batch:
+    """A pass in numbers, on the host, without its padding. Rows stand in span order."""
+
+    token_ids: Ints  # [rows]
+    positions: Ints  # [rows]
+    slots: Ints  # [rows]
+    tiles: NDArray[np.int32]  # [tiles, 3], as in `Rows`
+    page_table: NDArray[np.int32]  # [spans, max_pages]
+    span_starts: NDArray[np.int32]  # [spans + 1]
+    tile_rows: int
+    num_lanes: int  # that there must be
+    num_given: int
+    wanted: Ints  # the rows whose logits are asked for: before given tokens, then the sampled ones
+    unknown: Ints  # the rows whose token is not known yet
+    unknown_from: Ints  # where it will stand in the lanes
+    told: Ints  # the sampled rows, by their place among them, whose tokens go into the lanes
+    told_to: Ints  # where in the lanes
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def wants_first_rows(self) -> bool:
+        """Whether the rows wanted are the first ones, in order, as in a pass of decode rows."""
+        return self.num_given == 0 and (not len(self.wanted) or int(self.wanted[-1]) == len(self.wanted) - 1)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch on the device."""
+
+    rows: Rows
+    wanted: Tensor
+    unknown: Tensor
+    unknown_from: Tensor
+    told: Tensor
+    told_to: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything stands in a buffer, in words of eight bytes; rows and tiles with their padding."""
+
+    num_rows: int
+    num_tiles: int
+    table_shape: tuple[int, int]  # of the page table
+    extras: tuple[int, ...]  # how long each of the arrays behind the rows is
+
+    @property
+    def table_at(self) -> int:
+        """Where the page table begins, in integers of four bytes behind the slots."""
+        return 3 * self.num_tiles
+
+    @property
+    def _num_ints(self) -> int:
+        num_spans, width = self.table_shape
+        return self.table_at + num_spans * width + num_spans + 1
+
+    @property
+    def extras_at(self) -> int:
+        return 3 * self.num_rows + (self._num_ints + 1) // 2
+
+    @property
+    def num_words(self) -> int:
+        return self.extras_at + sum(self.extras)
+
+    def ints(self, words: Any) -> Any:
+        """The part of a tensor or an array of words that holds integers of four bytes, as words."""
+        return words[3 * self.num_rows : self.extras_at]
+
+    def rows(self, words: Tensor, tile_rows: int) -> Rows:
+        count, (num_spans, width) = self.num_rows, self.table_shape
+        ints = self.ints(words).view(torch.int32)
+        starts_at = self.table_at + num_spans * width
+        return Rows(
+            token_ids=words[:count],
+            positions=words[count : 2 * count],
+            slots=words[2 * count : 3 * count],
+            span_starts=ints[starts_at : starts_at + num_spans + 1],
+            page_table=ints[self.table_at : starts_at].view(num_spans, width),
+            tiles=ints[: self.table_at].view(-1, 3) if tile_rows else None,
+            tile_rows=tile_rows,
         )
-        starts[index + 1] = at = stop
-    return Rows(
-        token_ids=torch.from_numpy(token_ids),
-        positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
-        span_starts=torch.from_numpy(starts),
-        page_table=torch.from_numpy(table),
+
+    def sent(self, words: Tensor, rows: Rows) -> Sent:
+        return Sent(rows, *torch.split(words[self.extras_at : self.num_words], list(self.extras)))
+
+
+def batch_of(
+    one: Pass,
+    page_size: int,
+    tile_rows: Callable[[int], int] = lambda longest: 0,
+    pages: PageRows | None = None,
+) -> Batch:
+    """tile_rows says how many rows a tile holds where the longest span has so many; 0: there are no tiles."""
+    spans = one.spans
+    lengths = _array([len(span.token_ids) for span in spans])
+    bounds = np.concatenate(([0], np.cumsum(lengths)))  # [spans + 1]
+    num_rows = int(bounds[-1])
+    owners = np.repeat(np.arange(len(spans)), lengths)  # [rows], which span each row is of
+    places = np.arange(num_rows) - bounds[owners]  # [rows], within the span
+    positions = _array([span.start for span in spans])[owners] + places
+    token_ids = np.fromiter(chain.from_iterable([span.token_ids for span in spans]), np.int64, num_rows)
+    table = (pages or PageRows()).table([span.pages for span in spans])
+    slots = table[owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    height = tile_rows(int(lengths.max()))
+    given, sampled = _given(spans, owners, places), _sampled(spans, owners, places)
+    lanes = _array([span.lane for span in spans])[owners]  # [rows]
+    unknown = np.flatnonzero(token_ids == UNKNOWN)
+    assert (lanes[unknown] >= 0).all(), "an unknown token is read from its sequence's lane"
+    # Of a span longer than a lane the last rows stay: two writes to one place have no order.
+    behind = bounds[owners + 1] - np.arange(num_rows)
+    told = np.flatnonzero((lanes[sampled] >= 0) & (behind[sampled] <= LANE_WIDTH))
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        tiles=_tiles(lengths, bounds, height, table.shape[1]),
+        page_table=table,
+        span_starts=bounds.astype(np.int32),
+        tile_rows=height,
+        num_lanes=int(lanes.max()) + 1,
+        num_given=len(given),
+        wanted=np.concatenate((given, sampled)) if len(given) else sampled,
+        unknown=unknown,
+        unknown_from=(lanes * LANE_WIDTH + positions % LANE_WIDTH)[unknown],
+        told=told,
+        told_to=(lanes * LANE_WIDTH + (positions + 1) % LANE_WIDTH)[sampled[told]],
     )
 
 
-def given_rows(spans: Sequence[Span]) -> list[int]:
-    """Which rows of the pass stand before a given token, in order of spans."""
-    chosen: list[int] = []
-    at = 0
-    for span in spans:
-        assert len(span.given) <= span.sample_from, "a given token stands behind a row of its own span"
-        chosen.extend(range(at + span.sample_from - len(span.given), at + span.sample_from))
-        at += span.num_rows
-    return chosen
+def layout_of(batch: Batch, num_rows: int, num_tiles: int | None = None) -> Layout:
+    """The batch padded to so many rows and, for a graph, so many tiles."""
+    extras = tuple(map(len, _extras(batch)))
+    tiles = len(batch.tiles) if num_tiles is None else num_tiles
+    num_spans, width = batch.page_table.shape
+    return Layout(num_rows, tiles, (num_spans, width), extras)
 
 
-def sampled_rows(spans: Sequence[Span]) -> list[int]:
-    """Which rows of the pass give a token, in order of spans."""
-    chosen: list[int] = []
-    at = 0
-    for span in spans:
-        chosen.extend(range(at + span.sample_from, at + span.num_rows))
-        at += span.num_rows
-    return chosen
+def fill(words: Ints, batch: Batch, layout: Layout) -> None:
+    """The batch and its padding into a buffer of at least `layout.num_words`."""
+    total, count = layout.num_rows, batch.num_rows
+    for at, (array, padding) in enumerate(((batch.token_ids, 0), (batch.positions, 0), (batch.slots, -1))):
+        words[at * total : at * total + count] = array
+        words[at * total + count : (at + 1) * total] = padding
+    ints = layout.ints(words).view(np.int32)
+    num_tiled, end = batch.tiles.size, layout.table_at + batch.page_table.size
+    ints[:num_tiled] = batch.tiles.reshape(-1)
+    ints[num_tiled : layout.table_at] = 0
+    ints[layout.table_at : end] = batch.page_table.reshape(-1)
+    ints[end : end + len(batch.span_starts)] = batch.span_starts
+    words[layout.extras_at : layout.num_words] = np.concatenate(_extras(batch))
+
+
+def send_batch(batch: Batch, num_rows: int, device: torch.device) -> Sent:
+    """The batch padded to so many rows, in memory of its own."""
+    layout = layout_of(batch, num_rows)
+    host = staging(layout.num_words, device)
+    fill(host.numpy(), batch, layout)
+    words = send(host, device)
+    return layout.sent(words, layout.rows(words, batch.tile_rows))
+
+
+def rows_of(one: Pass, page_size: int, *, tile_rows: int = 0, device: torch.device = _CPU) -> Rows:
+    """The pass's rows in span order, padded behind them; with tiles of so many rows if the path takes any."""
+    return send_batch(batch_of(one, page_size, lambda longest: tile_rows), one.padded_rows, device).rows
+
+
+def _tiles(lengths: Ints, bounds: Ints, height: int, num_pages: int) -> NDArray[np.int32]:
+    """Every span cut into tiles of at most so many rows, int32 [tiles, 3]."""
+    if not height:
+        return np.empty((0, 3), np.int32)
+    counts = -(-lengths // height)  # of tiles, by span
+    owners = np.repeat(np.arange(len(lengths)), counts)  # [tiles]
+    skipped = (
+        np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+    ) * height  # rows before, in the span
+    tiles = np.empty((len(owners), 3), np.int32)
+    tiles[:, 0] = bounds[owners] + skipped
+    tiles[:, 1] = np.minimum(lengths[owners] - skipped, height)
+    tiles[:, 2] = owners * num_pages
+    return tiles
+
+
+def _sampled(spans: Sequence[Span], owners: Ints, places: Ints) -> Ints:
+    """Which rows of the pass give a token."""
+    return np.flatnonzero(places >= _array([span.sample_from for span in spans])[owners])
+
+
+def _given(spans: Sequence[Span], owners: Ints, places: Ints) -> Ints:
+    """Which rows of the pass stand before a given token."""
+    counts = _array([len(span.given) for span in spans])
+    if not counts.any():
+        return np.empty(0, np.int64)
+    stops = _array([span.sample_from for span in spans])
+    assert (counts <= stops).all(), "a given token stands behind a row of its own span"
+    return np.flatnonzero((places >= (stops - counts)[owners]) & (places < stops[owners]))
+
+
+def _extras(batch: Batch) -> tuple[Ints, ...]:
+    """In the order of `Sent`."""
+    return batch.wanted, batch.unknown, batch.unknown_from, batch.told, batch.told_to
+
+
+def _array(values: list[int]) -> Ints:
+    return np.array(values, np.int64)

@@ -1,60 +1,68 @@
 """A certificate put to the test: rows that certified passes gave, computed again at the reference's shape.
 
 The rows write into scratch pages, so the sequence goes on undisturbed. Their keys and values in every layer, and the
-checksums of their logits, must have the bits of the first time. Nothing is tolerated.
+checksums of their logits, must have the bits of the first time. Nothing is tolerated. Where they differ is worked out on the
+device and read later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.arithmetic.rows import KVLayer
 from holdfast.core.plan import Pass, Span
 from holdfast.models.decoder import Decoder
-from holdfast.run.batch import rows_of, sampled_rows
+from holdfast.run.batch import Sent
 from holdfast.run.checksum import checksums
-from holdfast.run.parts import MAX_SLICE_ROWS
-from holdfast.run.store import PAGE_SIZE
+from holdfast.run.parts import max_slice_rows
+from holdfast.run.transfer import Returns, send_array
 
 _AS_INTEGER = {2: torch.int16, 4: torch.int32}
 
 
-def find_mismatch(decoder: Decoder, layers: Sequence[KVLayer], one: Pass) -> str | None:
-    """Run a check; the first place where the bits differ, or None."""
+def start_check(
+    decoder: Decoder, layers: Sequence[KVLayer], one: Pass, sent: Sent, up: Returns
+) -> Callable[[], str | None]:
+    """Enqueue a check, whose rows were sent; what is returned reads the first place where the bits differ, or None."""
     (span,) = one.spans
     assert len(one.logit_bits) == span.num_sampled
-    slots = _Slots(span, one.originals)
+    device = decoder.arithmetic.device
+    slots = _Slots(span, one.originals, decoder.arithmetic.page_size, device)
     for layer in layers:
         slots.prepare(layer)
-    sampled = torch.tensor(sampled_rows(one.spans), dtype=torch.int64)
-    hidden = decoder.forward(rows_of(one, PAGE_SIZE), layers, sampled, canonical=True)
-    for index, layer in enumerate(layers):
-        difference = slots.difference(layer)
-        if difference is not None:
-            name, row = difference
-            return f"{name} of layer {index} at position {span.start + row}"
-    found: list[int] = []
-    for some in torch.split(hidden, MAX_SLICE_ROWS) if len(hidden) else ():
-        found += checksums(decoder.logits(some, canonical=True))
-    for row, (bits, expected) in enumerate(zip(found, one.logit_bits, strict=True), span.sample_from):
-        if bits != expected:
-            return f"logits at position {span.start + row}"
-    return None
+    hidden = decoder.forward(sent.rows, layers, sent.wanted, canonical=True)
+    differs = up.take(torch.stack([slots.differences(layer) for layer in layers]))  # bool [layers, 2, rows]
+    found = [
+        up.take(checksums(decoder.logits(some, canonical=True)))
+        for some in (torch.split(hidden, max_slice_rows(device)) if len(hidden) else ())
+    ]
+
+    def read() -> str | None:
+        for layer, kind, row in differs.nonzero()[:1].tolist():
+            return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
+        bits = [number for some in found for number in some.tolist()]
+        for row, (now, expected) in enumerate(zip(bits, one.logit_bits, strict=True), span.sample_from):
+            if now != expected:
+                return f"logits at position {span.start + row}"
+        return None
+
+    return read
 
 
 class _Slots:
     """Where a span's keys and values were written first, and where they are written again."""
 
-    def __init__(self, span: Span, originals: tuple[int, ...]) -> None:
+    def __init__(self, span: Span, originals: tuple[int, ...], page_size: int, device: torch.device) -> None:
         before = len(span.pages) - len(originals)
-        assert before * PAGE_SIZE <= span.start < span.stop <= len(span.pages) * PAGE_SIZE
-        self._scratch_pages = torch.tensor(span.pages[before:])
-        self._original_pages = torch.tensor(originals)
-        positions = torch.arange(span.start, span.stop)
-        self._offsets = positions % PAGE_SIZE  # [rows]
-        pages = positions // PAGE_SIZE - before
-        self._scratch, self._originals = self._scratch_pages[pages], self._original_pages[pages]  # [rows]
+        assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
+        positions = np.arange(span.start, span.stop)
+        pages = positions // page_size - before
+        scratch, first = np.array(span.pages[before:]), np.array(originals)
+        self._scratch_pages, self._original_pages = send_array(np.stack((scratch, first)), device)  # [pages]
+        numbers = np.stack((positions % page_size, scratch[pages], first[pages]))
+        self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [rows]
 
     def prepare(self, layer: KVLayer) -> None:
         """Whole pages are copied for the slots before the first row. The rows' own slots get one wrong bit in every
@@ -65,18 +73,14 @@ class _Slots:
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
 
-    def difference(self, layer: KVLayer) -> tuple[str, int] | None:
-        """What differs, keys or values, and in which row first."""
+    def differences(self, layer: KVLayer) -> Tensor:
+        """Which rows' keys and which rows' values differ, bool [2, rows]."""
         keys, values = _bits(layer.keys), _bits(layer.values)
         pairs = (  # each [rows, kv_heads, head_dim]
-            ("keys", keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
-            ("values", values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
+            (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
+            (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
         )
-        for name, again, before in pairs:
-            differs = (again != before).flatten(1).any(1)  # [rows]
-            if differs.any():
-                return name, int(differs.nonzero()[0])
-        return None
+        return torch.stack([(again != before).flatten(1).any(1) for again, before in pairs])
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from holdfast.run.listed import listed
 from holdfast.run.parts import Part, Placed
+from holdfast.run.transfer import send_array
 
 _BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1
 _LIMITS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of the eight tokens of a byte, [256, 8]
@@ -36,8 +37,8 @@ def leave_out(logits: Tensor, placed: Placed) -> list[int]:
             token_ids = token_ids + _early_ends(part, index)
             single.extend((at + index, token_id) for token_id in token_ids if token_id < vocab_size)
     if single:
-        where, ids = torch.tensor(single, device=device).unbind(1)
-        logits[where, ids] = -torch.inf
+        where, ids = np.array(single, np.int64).T
+        logits.view(-1).index_fill_(0, send_array(where * vocab_size + ids, device), -torch.inf)
         cut.update(row for row, _ in single)
     return sorted(cut)
 
@@ -47,7 +48,9 @@ def _grammar_limits(part: Part, endings: list[list[int]], vocab_size: int, devic
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
     puts_off = bool(part.span.sampling.forbidden_ids) and _is_early(part, 0)
-    listed_bits = _listed_bits(part, vocab_size, device) if puts_off else everything
+    listed_bits = everything
+    if puts_off:
+        listed_bits &= listed(part.span.sampling.params, vocab_size, device).allowed_bits
     bits = bytearray()
     for index, mask in enumerate(part.masks):
         allowed = everything if mask is None else int.from_bytes(mask, "little") & everything
@@ -56,7 +59,7 @@ def _grammar_limits(part: Part, endings: list[list[int]], vocab_size: int, devic
             allowed = _put_ends_off(part, allowed, others, vocab_size)
         bits += allowed.to_bytes(num_bytes, "little")
     limits = np.take(_LIMITS, np.frombuffer(bits, np.uint8), axis=0)  # [rows * num_bytes, 8]
-    return torch.from_numpy(limits).view(part.num_rows, -1)[:, :vocab_size].to(device)
+    return send_array(limits, device).view(part.num_rows, -1)[:, :vocab_size]
 
 
 def _put_ends_off(part: Part, allowed: int, others: int, vocab_size: int) -> int:
@@ -69,15 +72,6 @@ def _put_ends_off(part: Part, allowed: int, others: int, vocab_size: int) -> int
     how = part.span.sampling
     going_on = allowed & ~_bits(how.forbidden_ids, vocab_size)
     return going_on if going_on & others else allowed & _bits(how.eos_ids, vocab_size)
-
-
-def _listed_bits(part: Part, vocab_size: int, device: torch.device) -> int:
-    """What the lists of allowed and bad tokens leave."""
-    params = part.span.sampling.params
-    if params.allowed_ids is None and not params.bad_ids:
-        return (1 << vocab_size) - 1
-    is_left = (listed(params, vocab_size, device).limit > 0).cpu().numpy()
-    return int.from_bytes(np.packbits(is_left, bitorder="little").tobytes(), "little")
 
 
 def _bits(token_ids: Iterable[int], vocab_size: int) -> int:

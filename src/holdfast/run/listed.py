@@ -7,10 +7,12 @@ say nothing.
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.params import SamplingParams
+from holdfast.run.transfer import send_array
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Listed:
     bias_ids: Tensor  # int64 [biased]
     biases: Tensor  # fp32 [biased]
     limit: Tensor  # fp32 [vocab], or [0] if all may be chosen
+    allowed_bits: int  # what may be chosen as one number, bit i for token i; -1 if all may
 
 
 # By identity: comparing two settings would read their lists. A dead one's place may be taken by another of the same id.
@@ -38,11 +41,17 @@ def listed(params: SamplingParams, vocab_size: int, device: torch.device) -> Lis
 
 def _make(params: SamplingParams, vocab_size: int, device: torch.device) -> Listed:
     biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
+    limit = _limit(params, vocab_size)
     return Listed(
-        bias_ids=torch.tensor([token_id for token_id, _ in biases], dtype=torch.int64, device=device),
-        biases=torch.tensor([bias for _, bias in biases], dtype=torch.float32, device=device),
-        limit=_limit(params, vocab_size).to(device),
+        bias_ids=send_array(np.array([token_id for token_id, _ in biases], np.int64), device),
+        biases=send_array(np.array([bias for _, bias in biases], np.float32), device),
+        limit=send_array(limit.numpy(), device),
+        allowed_bits=_bits(limit) if len(limit) else -1,
     )
+
+
+def _bits(limit: Tensor) -> int:
+    return int.from_bytes(np.packbits((limit > 0).numpy(), bitorder="little").tobytes(), "little")
 
 
 def _limit(params: SamplingParams, vocab_size: int) -> Tensor:

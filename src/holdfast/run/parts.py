@@ -4,17 +4,21 @@ A slice may cut a span in two: a row's token does not depend on what is computed
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
 
 from holdfast.core.plan import Span
-
-MAX_SLICE_ROWS = 64
 
 Masks = tuple[bytes | None, ...]  # what a grammar says of some rows, as in `Grammar.masks`
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+def max_slice_rows(device: torch.device) -> int:
+    """Where a slice is made of many kernels it should be worth them; where memory is dear, small."""
+    return 512 if device.type == "cuda" else 64
+
+
+class Part(NamedTuple):
     """The sampled rows first .. stop - 1 of a span. masks has one entry a row if the span has a grammar, else none."""
 
     span: Span

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.run.parts import Part, Placed
+from holdfast.run.transfer import send_array
 
 Ints = NDArray[np.int64]
 
@@ -28,15 +29,19 @@ def penalise(logits: Tensor, placed: Placed) -> None:
     ]
     if not found:
         return
-    device = logits.device
     settings = [part.span.sampling.params for part, *_ in found]
     lengths = [len(rows) for _, rows, *_ in found]
-    repetition = _spread([params.repetition_penalty for params in settings], lengths).to(device)
-    frequency = _spread([params.frequency_penalty for params in settings], lengths).to(device)
-    presence = _spread([params.presence_penalty for params in settings], lengths).to(device)
-    counts = torch.from_numpy(np.concatenate([counts for *_, counts in found])).to(device, torch.float32)
+    numbers = np.stack(  # fp32 [4, said]
+        [
+            _spread([params.repetition_penalty for params in settings], lengths),
+            _spread([params.frequency_penalty for params in settings], lengths),
+            _spread([params.presence_penalty for params in settings], lengths),
+            np.concatenate([counts for *_, counts in found]).astype(np.float32),
+        ]
+    )
+    repetition, frequency, presence, counts = send_array(numbers, logits.device)
     index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # no place twice
-    where = torch.from_numpy(index).to(device)
+    where = send_array(index, logits.device)
     said = logits.view(-1).index_select(0, where)  # all of these are [said], fp32 but for where
     said = torch.where(said > 0, said / repetition, said * repetition)
     said = said - frequency * counts
@@ -82,6 +87,6 @@ def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
     return counts
 
 
-def _spread(values: Sequence[float], lengths: Sequence[int]) -> Tensor:
-    """Each value so many times, fp32."""
-    return torch.from_numpy(np.repeat(np.array(values, np.float32), lengths))
+def _spread(values: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float32]:
+    """Each value so many times."""
+    return np.repeat(np.array(values, np.float32), lengths)

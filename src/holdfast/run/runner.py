@@ -1,20 +1,32 @@
-"""Runs plans: one trip down, one up. Knows rows and slots, no requests, and keeps nothing between plans but the KV."""
+"""Runs plans: one trip down, one up. Knows rows and slots, no requests, and keeps nothing between plans but the KV and the
+tokens sampled last.
 
-from collections.abc import Sequence
+A plan is started, which enqueues all of it on the device, and read later. On CPU starting is computing.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import islice
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
-from holdfast.run.batch import given_rows, rows_of, sampled_rows
-from holdfast.run.check import find_mismatch
+from holdfast.run.batch import Batch, Sent, batch_of, send_batch
+from holdfast.run.check import start_check
+from holdfast.run.graphs import CudaRecorder, Graphs, Progress
+from holdfast.run.lanes import Lanes
 from holdfast.run.logprobs import logprobs_of
 from holdfast.run.masks import MaskWorker
-from holdfast.run.parts import MAX_SLICE_ROWS, Masks, slice_parts
-from holdfast.run.sampler import sample
-from holdfast.run.store import PAGE_SIZE, KVStore
+from holdfast.run.page_rows import PageRows
+from holdfast.run.parts import Masks, max_slice_rows, slice_parts
+from holdfast.run.sampler import Choices, sample
+from holdfast.run.store import KVStore
+from holdfast.run.transfer import Returns, Stream, send_array
+
+Scores = tuple[tuple[TokenLogprob, ...], ...]
+Samples = tuple[tuple[Sampled, ...], ...]
 
 
 class Runner:
@@ -24,50 +36,147 @@ class Runner:
         self._decoder = decoder
         self._store = store
         self._mask_worker = MaskWorker()
+        self._page_rows = PageRows()
+        arithmetic, config = decoder.arithmetic, decoder.config
+        self._device = arithmetic.device
+        self._group = config.num_heads // config.num_kv_heads
+        self._slice_rows = max_slice_rows(self._device)
+        self._stream = Stream(self._device)
+        self._lanes = Lanes(self._device)
+        self._graphs = Graphs(decoder, store.layers, arithmetic.tile_rows(1, self._group))
 
     def run(self, plan: Plan) -> list[PassResult]:
-        """The passes of a plan, in order. When it returns or raises, nobody uses the plan's grammars any more."""
-        with torch.inference_mode():
-            return [self._run_pass(one) for one in plan.passes]
+        """The passes of a plan, in order."""
+        return self.start(plan)()
 
-    def _run_pass(self, one: Pass) -> PassResult:
+    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+        """Enqueue the passes of a plan, in order; what is returned waits for them and reads what they gave.
+
+        When it returns or raises, nobody uses the plan's grammars any more.
+        """
+        up = Returns(self._device)
+        with torch.inference_mode(), self._stream.entered():
+            started = [self._start_pass(one, up) for one in plan.passes]
+            up.seal()
+
+        def read() -> list[PassResult]:
+            up.wait()
+            return [each() for each in started]
+
+        return read
+
+    def capture(
+        self,
+        sizes: Sequence[int],
+        canonical_sizes: Sequence[int],
+        progress: Progress | None = None,
+        *,
+        max_len: int = 32768,
+    ) -> None:
+        """CUDA graphs for passes padded to these sizes, with sequences up to max_len; on CPU there is nothing to do."""
+        if self._stream.cuda is None:
+            return
+        page_size = self._decoder.arithmetic.page_size
+        max_pages = min(self._store.num_pages, -(-max_len // page_size))
+        with torch.inference_mode(), self._stream.entered():
+            recorder = CudaRecorder(self._stream.cuda)
+            self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
+
+    def _start_pass(self, one: Pass, up: Returns) -> Callable[[], PassResult]:
         if one.kind is PassKind.CHECK:
-            return PassResult(((),), mismatch=find_mismatch(self._decoder, self._store.layers, one))
-        # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
+            sent = send_batch(self._batch(one), one.padded_rows, self._device)
+            mismatch = start_check(self._decoder, self._store.layers, one, sent, up)
+            return lambda: PassResult(((),), mismatch=mismatch())
         canonical = one.kind is PassKind.CANONICAL
-        given, sampled = given_rows(one.spans), sampled_rows(one.spans)
-        wanted = torch.tensor(given + sampled, dtype=torch.int64)
         with self._mask_worker.working_on(one.spans) as masks:
-            rows = rows_of(one, PAGE_SIZE)
-            hidden = self._decoder.forward(
-                rows, self._store.layers, wanted, canonical=canonical and not one.certified
-            )  # [given and sampled, hidden]
-            scores = self._score(hidden[: len(given)], one.spans, canonical) if given else ()
-            samples = self._sample(hidden[len(given) :], one.spans, masks(), canonical)
-        return PassResult(samples, scores)
+            batch = self._batch(one)
+            sent, hidden = self._forward(one, batch)  # [given and sampled, hidden]
+            scores = self._score(hidden[: batch.num_given], one.spans, canonical, up)
+            samples = self._sample(hidden[batch.num_given :], one.spans, masks(), canonical, sent, up)
+        return lambda: PassResult(samples(), scores())
+
+    def _batch(self, one: Pass) -> Batch:
+        arithmetic = self._decoder.arithmetic
+        return batch_of(
+            one,
+            arithmetic.page_size,
+            lambda longest: arithmetic.tile_rows(longest, self._group),
+            self._page_rows,
+        )
+
+    def _forward(self, one: Pass, batch: Batch) -> tuple[Sent, Tensor]:
+        """The pass on the device, by a graph if one fits."""
+        # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
+        canonical = one.kind is PassKind.CANONICAL and not one.certified
+        exact = one.kind is PassKind.CANONICAL
+        size = self._graphs.size_for(batch, one.padded_rows, canonical=canonical, exact=exact)
+        if size is None:
+            sent = send_batch(batch, one.padded_rows, self._device)
+            self._resolve(batch, sent)
+            return sent, self._decoder.forward(
+                sent.rows, self._store.layers, sent.wanted, canonical=canonical
+            )
+        sent = self._graphs.load(batch, size, canonical=canonical)
+        self._resolve(batch, sent)
+        hidden = self._graphs.replay(size, canonical=canonical)
+        return sent, hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
+
+    def _resolve(self, batch: Batch, sent: Sent) -> None:
+        """Tokens that earlier passes sampled."""
+        self._lanes.ensure(batch.num_lanes)
+        if len(batch.unknown):
+            self._lanes.resolve(sent.rows.token_ids, sent.unknown, sent.unknown_from)
 
     def _sample(
-        self, hidden: Tensor, spans: Sequence[Span], masks: Sequence[Masks], canonical: bool
-    ) -> tuple[tuple[Sampled, ...], ...]:
+        self,
+        hidden: Tensor,
+        spans: Sequence[Span],
+        masks: Sequence[Masks],
+        canonical: bool,
+        sent: Sent,
+        up: Returns,
+    ) -> Callable[[], Samples]:
         """The sampled rows of each span."""
-        found: list[Sampled] = []
-        for parts in slice_parts(spans, masks, MAX_SLICE_ROWS):
+        found: list[Choices] = []
+        done = 0
+        for parts in slice_parts(spans, masks, self._slice_rows):
             num_rows = sum(part.num_rows for part in parts)
-            logits = self._decoder.logits(hidden[len(found) : len(found) + num_rows], canonical=canonical)
-            found += sample(self._decoder.arithmetic, logits, parts)
-        left = iter(found)
-        return tuple(tuple(islice(left, span.num_sampled)) for span in spans)
+            logits = self._decoder.logits(hidden[done : done + num_rows], canonical=canonical)
+            found.append(sample(self._decoder.arithmetic, logits, parts, up))
+            done += num_rows
+        self._tell(found, sent)
+
+        def read() -> Samples:
+            left = (sampled for choices in found for sampled in choices.read())
+            return tuple(tuple(islice(left, span.num_sampled)) for span in spans)
+
+        return read
+
+    def _tell(self, found: Sequence[Choices], sent: Sent) -> None:
+        """What was sampled goes into the lanes, for passes that are planned before it is known."""
+        if len(sent.told):
+            token_ids = torch.cat([choices.token_ids for choices in found])
+            self._lanes.tell(sent.told_to, token_ids.index_select(0, sent.told))
 
     def _score(
-        self, hidden: Tensor, spans: Sequence[Span], canonical: bool
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """The logprobs of each span's given tokens."""
+        self, hidden: Tensor, spans: Sequence[Span], canonical: bool, up: Returns
+    ) -> Callable[[], Scores]:
+        """The logprobs of each span's given tokens; nothing if there are none."""
+        if not len(hidden):
+            return lambda: ()
         tokens = [token_id for span in spans for token_id in span.given]
         counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.given]
-        found: list[TokenLogprob] = []
-        for some in torch.split(hidden, MAX_SLICE_ROWS):
-            logits = self._decoder.logits(some, canonical=canonical)  # fp32 [slice, vocab]
-            at = slice(len(found), len(found) + len(some))
-            found += logprobs_of(self._decoder.arithmetic, logits, tokens[at], counts[at])
-        left = iter(found)
-        return tuple(tuple(islice(left, len(span.given))) for span in spans)
+        chosen = send_array(np.array(tokens, np.int64), self._device)
+        found = []
+        for at in range(0, len(tokens), self._slice_rows):
+            some = slice(at, at + self._slice_rows)
+            logits = self._decoder.logits(hidden[some], canonical=canonical)  # fp32 [slice, vocab]
+            found.append(
+                (logprobs_of(self._decoder.arithmetic, logits, chosen[some], counts[some], up), tokens[some])
+            )
+
+        def read() -> Scores:
+            left = (each for logprobs, token_ids in found for each in logprobs.read(token_ids))
+            return tuple(tuple(islice(left, len(span.given))) for span in spans)
+
+        return read

@@ -1,4 +1,4 @@
-"""From logits to tokens and what is reported of them, row by row.
+"""From logits to tokens and what is reported of them, row by row. The work is enqueued first and read later.
 
 A row's token depends on its logits, its request's settings, (seed, position) and its own tokens before it: there is no
 state to roll back, so a fast row, a window row and a prefill row are the same thing here. What is reported is of the
@@ -6,6 +6,7 @@ raw logits, before anything the settings do to them, and asking for it changes n
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,79 +17,143 @@ from holdfast.arithmetic.ops import Arithmetic
 from holdfast.core.plan import NO_TOKEN, Sampled
 from holdfast.run.adjust import adjust, is_adjusted
 from holdfast.run.checksum import checksums
-from holdfast.run.logprobs import logprobs_of
+from holdfast.run.logprobs import Logprobs, logprobs_of
 from holdfast.run.parts import Part
+from holdfast.run.transfer import Returns, send, send_array, staging
 
 _SIGN = 1 << 63
 
 
-def sample(arithmetic: Arithmetic, logits: Tensor, parts: Sequence[Part]) -> list[Sampled]:
-    """One `Sampled` a row. logits are fp32 [rows of the parts, vocab], and the sampler's to change."""
-    reported, watched = _asked(parts)
-    changes = any(is_adjusted(part) for part in parts)
-    bits = dict(zip(watched, checksums(_rows(logits, watched)), strict=True)) if watched else {}
-    raw = _rows(logits, [row for row, _ in reported], copy=changes) if reported else None  # [reported, vocab]
-    cut = adjust(logits, parts) if changes else []
-    token_ids: list[int] = arithmetic.choose(logits, _settings(parts)).tolist()
-    for row in _without_choice(logits, cut, token_ids):
-        token_ids[row] = NO_TOKEN
-    if raw is None:
-        return [Sampled(token_id, None, bits.get(row)) for row, token_id in enumerate(token_ids)]
-    chosen = [max(0, token_ids[row]) for row, _ in reported]  # NO_TOKEN has no logprob; any will do
-    found = logprobs_of(arithmetic, raw, chosen, [count for _, count in reported])
-    logprobs = {row: logprob for (row, _), logprob in zip(reported, found, strict=True)}
-    return [
-        Sampled(token_id, None if token_id == NO_TOKEN else logprobs.get(row), bits.get(row))
-        for row, token_id in enumerate(token_ids)
-    ]
+@dataclass(frozen=True)
+class _Asked:
+    """The rows whose logprobs are reported, with how many best each; and the rows whose bits are."""
+
+    reported: list[int]
+    counts: list[int]
+    watched: list[int]
 
 
-def _asked(parts: Sequence[Part]) -> tuple[list[tuple[int, int]], list[int]]:
-    """The rows whose logprobs are reported, with how many best; and the rows whose bits are."""
-    reported: list[tuple[int, int]] = []
+@dataclass(frozen=True)
+class Choices:
+    """What the rows of a slice gave: on the device at once, and to be read when the returns have been waited for."""
+
+    token_ids: Tensor  # int64 [rows], on the device
+    _ids: Tensor  # the same on the host
+    _asked: _Asked
+    _logprobs: Logprobs | None
+    _bits: Tensor | None  # int64 [watched]
+
+    def read(self) -> list[Sampled]:
+        ids: list[int] = self._ids.tolist()
+        if self._logprobs is None and self._bits is None:
+            return list(map(Sampled, ids))
+        logprobs = dict.fromkeys(range(len(ids)))
+        if self._logprobs is not None:
+            found = self._logprobs.read([ids[row] for row in self._asked.reported])
+            logprobs |= zip(self._asked.reported, found, strict=True)
+        bits = dict.fromkeys(range(len(ids)))
+        if self._bits is not None:
+            bits |= zip(self._asked.watched, self._bits.tolist(), strict=True)
+        return [
+            Sampled(token_id, None if token_id == NO_TOKEN else logprob, logit_bits)
+            for token_id, logprob, logit_bits in zip(ids, logprobs.values(), bits.values(), strict=True)
+        ]
+
+
+def sample(arithmetic: Arithmetic, logits: Tensor, parts: Sequence[Part], up: Returns) -> Choices:
+    """One token a row. logits are fp32 [rows of the parts, vocab], and the sampler's to change."""
+    asked = _asked_of(parts)
+    changes = any(map(is_adjusted, parts))
+    bits = up.take(checksums(_rows(logits, asked.watched))) if asked.watched else None
+    if not changes and _is_greedy(parts) and (logits.is_cuda or len(asked.reported) == len(logits)):
+        token_ids, logprobs = _choose_greedily(arithmetic, logits, asked, up)
+    else:
+        raw = _rows(logits, asked.reported, copy=changes) if asked.reported else None  # [reported, vocab]
+        cut = adjust(logits, parts) if changes else []
+        token_ids = arithmetic.choose(logits, _settings(parts, logits.device))
+        _mark_without_choice(logits, cut, token_ids)
+        logprobs = None
+        if raw is not None:
+            chosen = _rows(token_ids, asked.reported).clamp(min=0)  # NO_TOKEN has no logprob; any will do
+            logprobs = logprobs_of(arithmetic, raw, chosen, asked.counts, up)
+    return Choices(token_ids, up.take(token_ids), asked, logprobs, bits)
+
+
+def _choose_greedily(
+    arithmetic: Arithmetic, logits: Tensor, asked: _Asked, up: Returns
+) -> tuple[Tensor, Logprobs | None]:
+    """The best of each row of the raw logits: its logprob comes with it."""
+    token_ids, values = arithmetic.greedy(logits)
+    if not asked.reported:
+        return token_ids, None
+    if any(asked.counts):
+        raw, chosen = _rows(logits, asked.reported), _rows(token_ids, asked.reported)
+        return token_ids, logprobs_of(arithmetic, raw, chosen, asked.counts, up)
+    return token_ids, Logprobs(up.take(_rows(values, asked.reported)), None, None, asked.counts)
+
+
+def _is_greedy(parts: Sequence[Part]) -> bool:
+    return all(part.span.sampling.params.temperature == 0 for part in parts)
+
+
+def _asked_of(parts: Sequence[Part]) -> _Asked:
+    reported: list[int] = []
+    counts: list[int] = []
     watched: list[int] = []
     at = 0
     for part in parts:
-        span, rows = part.span, range(at, at + part.num_rows)
+        span, rows = part.span, range(at, at + part.stop - part.first)
         if span.logprobs is not None:
-            reported.extend((row, span.logprobs) for row in rows)
+            reported.extend(rows)
+            counts.extend([span.logprobs] * len(rows))
         if span.watched:
             watched.extend(rows)
         at = rows.stop
-    return reported, watched
+    return _Asked(reported, counts, watched)
 
 
-def _rows(logits: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
-    """Some rows; all of them are the logits themselves, unless a copy must be kept."""
-    return logits if len(rows) == len(logits) and not copy else logits[rows]
+def _rows(tensor: Tensor, rows: list[int], *, copy: bool = False) -> Tensor:
+    """Some rows; all of them are the tensor itself, unless a copy must be kept."""
+    if len(rows) == len(tensor):
+        return tensor.clone() if copy else tensor
+    return tensor.index_select(0, _index(rows, tensor.device))
 
 
-def _without_choice(logits: Tensor, cut: list[int], token_ids: Sequence[int]) -> list[int]:
-    """The rows of which everything was left out: even the best of them is."""
+def _mark_without_choice(logits: Tensor, cut: list[int], token_ids: Tensor) -> None:
+    """The rows of which everything was left out give NO_TOKEN: even the best of them is."""
     if not cut:
-        return []
-    best = logits[cut, [token_ids[row] for row in cut]]
-    return [row for row, is_left in zip(cut, (best > -torch.inf).tolist(), strict=True) if not is_left]
+        return
+    rows = _index(cut, logits.device)
+    chosen = token_ids[rows]
+    token_ids.index_copy_(0, rows, chosen.where(logits[rows, chosen] > -torch.inf, NO_TOKEN))
 
 
-def _settings(parts: Sequence[Part]) -> ChoiceBatch:
-    """Per row: temperature, top-k, top-p, min-p, seed, position of the token."""
-    temperature: list[float] = []
-    top_k: list[int] = []
-    top_p: list[float] = []
-    min_p: list[float] = []
-    seeds: list[int] = []
-    positions: list[int] = []
-    for part in parts:
-        count, how, first = part.num_rows, part.span.sampling, part.first_end
-        temperature.extend([how.params.temperature] * count)
-        top_k.extend([how.params.top_k] * count)
-        top_p.extend([how.params.top_p] * count)
-        min_p.extend([how.params.min_p] * count)
-        seeds.extend([how.seed - 2 * _SIGN if how.seed >= _SIGN else how.seed] * count)
-        positions.extend(range(first, first + count))
-    arrays = (  # through numpy, which reads lists faster than torch does
-        *(np.array(temperature, np.float32), np.array(top_k, np.int32), np.array(top_p, np.float32)),
-        *(np.array(min_p, np.float32), np.array(seeds, np.int64), np.array(positions, np.int64)),
-    )
-    return ChoiceBatch(*map(torch.from_numpy, arrays))
+def _index(rows: list[int], device: torch.device) -> Tensor:
+    return send_array(np.array(rows, np.int64), device)
+
+
+def _settings(parts: Sequence[Part], device: torch.device) -> ChoiceBatch:
+    """Per row: temperature, top-k, top-p, min-p, seed, position of the token; in one buffer, for one copy."""
+    counts = np.array([part.num_rows for part in parts])
+    total = int(counts.sum())
+    host = staging(4 * total, device)
+    words = host.numpy()
+    halves, floats = words[2 * total :].view(np.int32), words[2 * total :].view(np.float32)
+    params = [part.span.sampling.params for part in parts]
+    words[:total] = np.repeat(np.array([_signed(part.span.sampling.seed) for part in parts]), counts)
+    inside = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)  # which row of its part
+    words[total : 2 * total] = np.repeat(np.array([part.first_end for part in parts]), counts) + inside
+    halves[:total] = np.repeat(np.array([each.top_k for each in params]), counts)
+    floats[total : 2 * total] = np.repeat(np.array([each.temperature for each in params]), counts)
+    floats[2 * total : 3 * total] = np.repeat(np.array([each.top_p for each in params]), counts)
+    floats[3 * total :] = np.repeat(np.array([each.min_p for each in params]), counts)
+    sent = send(host, device)
+    seeds, positions = torch.split(sent[: 2 * total], total)
+    top_k = sent[2 * total :].view(torch.int32)[:total]
+    _, temperature, top_p, min_p = torch.split(sent[2 * total :].view(torch.float32), total)
+    return ChoiceBatch(temperature, top_k, top_p, min_p, seeds, positions)
+
+
+def _signed(seed: int) -> int:
+    """The bit pattern of a uint64 as an int64."""
+    return seed - 2 * _SIGN if seed >= _SIGN else seed

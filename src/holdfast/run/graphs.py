@@ -1,0 +1,163 @@
+"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each number of rows.
+
+A graph reads whatever changes from one pass to the next from one buffer that stays where it is, and writes to one output:
+
+    buffer   | token_ids | positions | slots | tiles | page table ... |    as `batch.py` lays a pass out
+    output   hidden [most rows, hidden]
+
+All graphs share the buffer, the output and the memory of what lies between; passes run one after the other on one stream, so
+nobody is in anybody's way. The head and the sampler are not captured. While a graph is captured the buffer says that there is
+nothing to do: no slot is written, no tile attends.
+
+What fits which graph is worked out here; what CUDA does about it is `CudaRecorder`'s business alone.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.models.decoder import Decoder
+from holdfast.run.batch import Batch, Layout, Sent, fill, layout_of
+from holdfast.run.transfer import staging
+
+Progress = Callable[[int, int], None]  # (graphs captured, in all)
+Work = Callable[[], None]
+
+_PAGE_ENTRIES = (
+    1 << 18
+)  # a pass with more entries in its page table is not captured: 256 sequences of 1024 pages
+
+
+class Recorder(Protocol):
+    """Keeps work, to be done again and again."""
+
+    def record(self, work: Work) -> Work: ...
+
+
+class CudaRecorder:
+    """Captures CUDA graphs that share one pool of memory. Called on its own stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Work) -> Work:
+        work()  # kernels are compiled and libraries make up their minds outside of the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+
+@dataclass(frozen=True)
+class _Graph:
+    rows: Rows  # in the buffer
+    replay: Work
+
+
+class Graphs:
+    """The captured passes of a decoder, by (rows, canonical)."""
+
+    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], tile_rows: int) -> None:
+        """tile_rows is what short spans take: longer ones want other tiles, and are not captured."""
+        self._decoder = decoder
+        self._layers = layers
+        self._tile_rows = tile_rows
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._sizes: dict[bool, list[int]] = {False: [], True: []}
+        self._max_pages = 0
+        self._buffer = self._output = torch.empty(0)
+
+    def capture(
+        self,
+        sizes: Sequence[int],
+        canonical_sizes: Sequence[int],
+        max_pages: int,
+        recorder: Recorder,
+        progress: Progress | None = None,
+    ) -> None:
+        """Graphs of so many rows each, for sequences of at most max_pages; those captured before are given up."""
+        wanted = sorted(
+            {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
+        )
+        self._graphs = {}
+        if wanted:
+            self._allocate(wanted[0][0], max_pages)
+        with _no_collection():
+            for done, (size, canonical) in enumerate(wanted, 1):
+                self._graphs[size, canonical] = self._record(size, canonical, recorder)
+                if progress is not None:
+                    progress(done, len(wanted))
+        for canonical in (False, True):
+            self._sizes[canonical] = sorted(size for size, which in self._graphs if which is canonical)
+
+    def size_for(self, batch: Batch, padded_rows: int, *, canonical: bool, exact: bool) -> int | None:
+        """The rows of the graph a pass takes: as many as it has, or if they need not be exact, some more."""
+        for size in self._sizes[canonical]:
+            if size == padded_rows or (size > padded_rows and not exact):
+                return size if self._fits(batch, size) else None
+        return None
+
+    def load(self, batch: Batch, size: int, *, canonical: bool) -> Sent:
+        """The batch into the buffer, by one copy behind everything that reads what is there now."""
+        layout = layout_of(batch, size, num_tiles=size)
+        host = staging(layout.num_words, self._buffer.device)
+        fill(host.numpy(), batch, layout)
+        self._buffer[: layout.num_words].copy_(host, non_blocking=True)
+        return layout.sent(self._buffer, self._graphs[size, canonical].rows)
+
+    def replay(self, size: int, *, canonical: bool) -> Tensor:
+        """What the loaded rows give, [size, hidden]; it stays until the next replay on the stream."""
+        self._graphs[size, canonical].replay()
+        return self._output[:size]
+
+    def _fits(self, batch: Batch, size: int) -> bool:
+        return (
+            batch.tile_rows == self._tile_rows
+            and batch.page_table.shape[1] <= self._max_pages
+            and layout_of(batch, size, num_tiles=size).num_words <= len(self._buffer)
+        )
+
+    def _allocate(self, most_rows: int, max_pages: int) -> None:
+        device, config = self._decoder.arithmetic.device, self._decoder.config
+        self._max_pages = max_pages
+        # Behind the table: where spans start, and for each row what it is wanted for and its lane's places.
+        num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 8
+        self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
+        self._output = torch.zeros(most_rows, config.hidden_size, dtype=self._decoder.dtype, device=device)
+
+    def _record(self, size: int, canonical: bool, recorder: Recorder) -> _Graph:
+        rows = self._rows(size)
+        for tensor, nothing in ((self._buffer, 0), (rows.slots, -1)):
+            tensor.fill_(nothing)
+        output = self._output[:size]
+
+        def work() -> None:
+            output.copy_(self._decoder.hidden(rows, self._layers, canonical=canonical))
+
+        return _Graph(rows, recorder.record(work))
+
+    def _rows(self, size: int) -> Rows:
+        """The buffer's rows, with a page table as long as it can be. Where spans start is not for graphs to know."""
+        entries = 2 * (len(self._buffer) - 3 * size) - 3 * size - 2
+        layout = Layout(size, size, (1, entries), ())
+        return replace(layout.rows(self._buffer, self._tile_rows), max_pages=self._max_pages)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing is freed behind a capture's back."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
