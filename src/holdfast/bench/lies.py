@@ -4,7 +4,7 @@ Only candidates of deterministic requests are changed, and nothing but their tok
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from holdfast.core.plan import PassKind, PassResult, Plan, Sampled
@@ -25,7 +25,16 @@ class LyingProposer:
         self.num_lies = 0
 
     def run(self, plan: Plan) -> list[PassResult]:
-        results = list(self._runner.run(plan))
+        return self._spoil(plan, self._runner.run(plan))
+
+    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+        """Lies are told when the plan is read. A pass under way by then computed with the true token, and whatever it gives
+        behind a lie is dropped with it."""
+        read = self._runner.start(plan)
+        return lambda: self._spoil(plan, read())
+
+    def _spoil(self, plan: Plan, true: Sequence[PassResult]) -> list[PassResult]:
+        results = list(true)
         for index, one in enumerate(plan.passes):
             if one.kind is PassKind.FAST:
                 samples = tuple(

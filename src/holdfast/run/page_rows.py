@@ -1,4 +1,7 @@
-"""Page tables as arrays, row by row, kept while they are used: most sequences have the pages they had a pass ago."""
+"""Page tables as arrays, row by row, kept while they are used: most sequences have the pages they had a pass ago.
+
+A row is known by the tuple's identity: to compare or to hash a long one would take as long as to read it.
+"""
 
 from collections.abc import Sequence
 
@@ -9,19 +12,21 @@ _MOST = 2048  # rows that are kept
 
 
 class PageRows:
-    """Rows of one matrix, by the pages they hold; zeros behind the last page."""
+    """Rows of one matrix, by the tuple of pages they hold; zeros behind the last page."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], int] = {}
+        self._places: dict[int, int] = {}  # by id
+        self._kept: list[tuple[int, ...]] = []  # by place: what is alive shares its id with nobody
         self._matrix = np.zeros((64, 16), np.int32)
 
     def table(self, pages: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:
         """int32 [len(pages), longest of them], the caller's own."""
         width = max(map(len, pages))
-        if len(self._places) + len(pages) > max(_MOST, len(pages)):
-            self._places.clear()
-        self._widen(len(self._places) + len(pages), width)
-        places = [self._places.get(each, -1) for each in pages]
+        if len(self._kept) + len(pages) > _MOST:
+            self._places, self._kept = {}, []
+        self._widen(len(self._kept) + len(pages), width)
+        known = self._places.get
+        places = [known(id(each), -1) for each in pages]
         if -1 in places:
             places = [
                 self._place(each) if place < 0 else place for place, each in zip(places, pages, strict=True)
@@ -29,8 +34,9 @@ class PageRows:
         return self._matrix[places, :width]
 
     def _place(self, pages: tuple[int, ...]) -> int:
-        """Of pages that are new, or stand twice in one table."""
-        place = self._places.setdefault(pages, len(self._places))
+        place = self._places.setdefault(id(pages), len(self._kept))
+        if place == len(self._kept):  # else it stands twice in one table
+            self._kept.append(pages)
         self._matrix[place, : len(pages)] = pages
         self._matrix[place, len(pages) :] = 0
         return place

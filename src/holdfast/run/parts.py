@@ -44,11 +44,11 @@ def slice_parts(spans: Sequence[Span], masks: Sequence[Masks], most: int) -> Ite
     parts: list[Part] = []
     room = most
     for span, span_masks in zip(spans, masks, strict=True):
-        first = span.sample_from
-        while first < span.num_rows:
-            stop = min(span.num_rows, first + room)
+        first, num_rows = span.sample_from, len(span.token_ids)
+        while first < num_rows:
+            stop = min(num_rows, first + room)
             at = first - span.sample_from
-            parts.append(Part(span, first, stop, span_masks[at : at + stop - first]))
+            parts.append(Part(span, first, stop, span_masks and span_masks[at : at + stop - first]))
             room -= stop - first
             first = stop
             if room == 0:

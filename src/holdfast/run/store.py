@@ -3,23 +3,17 @@
 import torch
 
 from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.pages import CPU_PAGE_SIZE, new_cpu_layer
-from holdfast.arithmetic.rows import KVLayer
 from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
 
-PAGE_SIZE = CPU_PAGE_SIZE
 
-
-def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int = CPU_PAGE_SIZE) -> int:
+def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int) -> int:
     """Keys and values of one page in every layer."""
     slot = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
     return config.num_layers * slot * page_size
 
 
-def num_pages_in(
-    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int = CPU_PAGE_SIZE
-) -> int:
+def num_pages_in(budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int) -> int:
     """How many pages a budget in bytes holds."""
     one = page_bytes(config, dtype, page_size)
     num_pages = budget // one
@@ -34,18 +28,12 @@ def num_pages_in(
 class KVStore:
     """Keys and values of every layer, laid out as the arithmetic likes them. A slot never written is zero."""
 
-    def __init__(self, num_pages: int, config: DecoderConfig, arithmetic: Arithmetic | torch.dtype) -> None:
+    def __init__(self, num_pages: int, config: DecoderConfig, arithmetic: Arithmetic) -> None:
         heads, dim = config.num_kv_heads, config.head_dim
-
-        def new_layer() -> KVLayer:
-            if isinstance(arithmetic, torch.dtype):
-                return new_cpu_layer(num_pages, heads, dim, arithmetic)
-            return arithmetic.new_layer(num_pages, heads, dim)
-
         try:
-            self.layers = tuple(new_layer() for _ in range(config.num_layers))
+            self.layers = tuple(arithmetic.new_layer(num_pages, heads, dim) for _ in range(config.num_layers))
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(
-                f"the KV cache of {num_pages} pages cannot be allocated; lower kv_memory"
+                f"the KV cache of {num_pages} pages of {arithmetic.page_size} positions cannot be allocated; lower kv_memory"
             ) from error
         self.num_pages = num_pages
