@@ -7,10 +7,12 @@ A tile holds consecutive rows of one sequence, the query heads of one KV head pa
     head       h G      h G + 1  h G + 2  h G      h G + 1  h G + 2
 
 What fixes the bits of a row: the KV is taken in blocks of KV_BLOCK positions from position 0 with a running softmax in fp32;
-every SPLIT positions, again from position 0, the softmax starts anew, and the splits' results are folded in order. A block or
-split that a row does not see leaves it as it was. What does not: how tall the tile is (64 or 128 rows, one kind of tensor core
-instruction), which other rows stand in it, and how many programs share the splits of a tile. One program folds them in
-registers; several leave them in memory, and a second kernel folds them by the same operations.
+every SPLIT positions, again from position 0, the softmax starts anew, and the splits' results are folded in order. All sums
+over positions are made by the tensor cores, the softmax's own included, so they have one order. A block or split that a
+row does not see leaves it as it was. What does not fix them: how tall the tile is, which other rows stand in it, whether
+it is the first or the second factor of its products (short tiles are the second: then few rows cost little), and how many
+programs share its splits. One program folds them in registers; several leave them in memory, and a second kernel folds them by
+the same operations.
 """
 
 import torch
@@ -19,20 +21,21 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.arithmetic.triton.launch import in_turn, take_turn
 
 KV_BLOCK = 64
 SPLIT = 256
 PAGE_SIZE = 64
-_SHORT, _TALL = 64, 128  # rows of a tile
-_BUSY = 512  # programs that fill the device; splits are shared out until there are so many
+_SHORT, _TALL = 16, 128  # rows of a tile
+_LONG = 64  # spans of more tokens than that are worth tall tiles
+_BUSY = 264  # programs that fill the device; splits are shared out until there are so many
 _LOG2E = 1.4426950408889634
 _NEVER = tl.constexpr(-1.0e30)
 
 
 def tile_rows(longest_span: int, group: int) -> int:
     """Tokens a tile holds in a pass whose longest span has so many, with so many query heads a KV head."""
-    short = max(1, _SHORT // group)
-    return short if longest_span <= short else max(1, _TALL // group)
+    return (_SHORT if longest_span <= _LONG and group <= _SHORT else _TALL) // group
 
 
 def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int | None) -> Tensor:
@@ -42,46 +45,59 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     group = heads // kv_heads
     assert layer.keys.shape[3] == PAGE_SIZE and layer.keys.stride(2) == layer.values.stride(3) == 1
     assert q.is_contiguous() and group <= _TALL
-    tiles, tall = _tiles_of(rows, group)
+    tiles, height = _tiles_of(rows, group)
     out = _new_output(num_rows, heads * width, q)
     if not len(tiles):
         return out
-    programs = _programs(len(tiles), kv_heads, tall)
-    max_splits = -(-(rows.max_pages or rows.page_table.shape[1]) * PAGE_SIZE // SPLIT) if programs > 1 else 1
-    sums = q.new_empty((num_rows, heads, max_splits, width) if programs > 1 else (1,), dtype=torch.float32)
-    marks = q.new_empty((num_rows, heads, max_splits, 2) if programs > 1 else (1,), dtype=torch.float32)
     keys, values = layer.keys, layer.values
     block_d = max(16, triton.next_power_of_2(width))
-    _attend_tiles[(len(tiles), kv_heads, programs)](
-        *(q, keys, values, out, sums, marks, rows.positions, tiles, rows.page_table),
-        *(scale * _LOG2E, window or 0, max_splits),
-        *(keys.stride(0), keys.stride(1), keys.stride(3), values.stride(0), values.stride(1), values.stride(2)),
-        KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK_D=block_d, BLOCK_M=_TALL if tall else _SHORT,
-        BLOCK_N=KV_BLOCK, SPLIT_LEN=SPLIT, PAGE=PAGE_SIZE, PROGRAMS=programs, WINDOWED=window is not None,
-        PRECISION="ieee", num_warps=8 if tall else 4, num_stages=_stages(q.dtype, block_d),
+    inputs = (q, keys, values, rows.positions, tiles, rows.page_table, scale * _LOG2E, window or 0)
+    strides = (keys.stride(0), keys.stride(1), keys.stride(3))
+    strides += (values.stride(0), values.stride(1), values.stride(2))
+    shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_M": height}
+    shape |= {"BLOCK_N": KV_BLOCK, "SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
+    if height == _TALL:
+        stages = 3 if q.element_size() * block_d <= 256 else 1
+        _attend_tall[(len(tiles), kv_heads)](
+            out, *inputs, *strides, **shape, num_warps=8, num_stages=stages, **in_turn
+        )
+        return out
+    programs = max(1, min(64, _BUSY // (len(tiles) * kv_heads)))
+    max_splits = -(-(rows.max_pages or rows.page_table.shape[1]) * PAGE_SIZE // SPLIT)
+    room = (num_rows, heads, max_splits) if programs > 1 else (1,)
+    sums, marks = (q.new_empty((*room, size), dtype=torch.float32) for size in (width, 2))
+    stages = 2 if q.element_size() * block_d <= 256 else 1
+    _attend_short[(len(tiles), kv_heads, programs)](
+        *(out, sums, marks, max_splits), *inputs, *strides, **shape, PROGRAMS=programs,
+        num_warps=4, num_stages=stages, **in_turn,
     )  # fmt: skip
     if programs > 1:
         _fold_splits[(num_rows, heads)](
             *(out, sums, marks, rows.positions, rows.slots, window or 0, max_splits),
             HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None, num_warps=1,
+            **in_turn,
         )  # fmt: skip
     return out
 
 
-def _tiles_of(rows: Rows, group: int) -> tuple[Tensor, bool]:
-    """The pass's tiles, and whether they are tall; made here where the pass brings none."""
+def _tiles_of(rows: Rows, group: int) -> tuple[Tensor, int]:
+    """The pass's tiles, and how tall they are; made here where the pass brings none."""
     if rows.tiles is not None:
-        return rows.tiles, rows.tile_rows * group > _SHORT
+        return rows.tiles, _height(rows.tile_rows * group)
     starts: list[int] = rows.span_starts.tolist()
     longest = max((stop - start for start, stop in zip(starts, starts[1:], strict=False)), default=0)
-    height, pages = tile_rows(longest, group), rows.page_table.shape[1]
+    tokens, pages = tile_rows(longest, group), rows.page_table.shape[1]
     found = [
-        (row, min(height, stop - row), span * pages)
+        (row, min(tokens, stop - row), span * pages)
         for span, (start, stop) in enumerate(zip(starts, starts[1:], strict=False))
-        for row in range(start, stop, height)
+        for row in range(start, stop, tokens)
     ]
     tiles = torch.tensor(found, dtype=torch.int32).view(-1, 3).to(rows.page_table.device)
-    return tiles, height * group > _SHORT
+    return tiles, _height(tokens * group)
+
+
+def _height(num_rows: int) -> int:
+    return _SHORT if num_rows <= _SHORT else _TALL
 
 
 def _new_output(num_rows: int, width: int, q: Tensor) -> Tensor:
@@ -89,36 +105,27 @@ def _new_output(num_rows: int, width: int, q: Tensor) -> Tensor:
     return q.new_empty((num_rows, width)) if captured else q.new_zeros((num_rows, width))
 
 
-def _programs(num_tiles: int, kv_heads: int, tall: bool) -> int:
-    """How many programs share a tile's splits. Tall tiles are many, or long enough by themselves."""
-    return 1 if tall else max(1, min(64, _BUSY // (num_tiles * kv_heads)))
-
-
-def _stages(dtype: torch.dtype, block_d: int) -> int:
-    return 3 if dtype.itemsize * block_d <= 256 else 1
-
-
 @triton.jit
-def _fold(best, mass, mixed, split_best, split_mass, split_mixed):
-    """One more split behind those folded so far; one that was not seen changes nothing."""
+def _fold(best, mass, mixed, split_best, split_mass, split_mixed, AXIS: tl.constexpr):
+    """One more split behind those folded so far; one that was not seen changes nothing. mixed has its rows across AXIS."""
     now = tl.maximum(best, split_best)
     keep, add = tl.exp2(best - now), tl.exp2(split_best - now)
     seen = split_best > _NEVER
     mass = tl.where(seen, tl.fma(mass, keep, split_mass * add), mass)
-    mixed = tl.where(seen[:, None], tl.fma(mixed, keep[:, None], split_mixed * add[:, None]), mixed)
+    wide_keep, wide_add = tl.expand_dims(keep, AXIS), tl.expand_dims(add, AXIS)
+    mixed = tl.where(tl.expand_dims(seen, AXIS), tl.fma(mixed, wide_keep, split_mixed * wide_add), mixed)
     return now, mass, mixed
 
 
 @triton.jit
-def _attend_tiles(
-    q, keys, values, out, sums, marks, positions, tiles, pages,
-    scale, window, max_splits,
+def _attend_tall(
+    out, q, keys, values, positions, tiles, pages, scale, window,
     key_page, key_head, key_at, value_page, value_head, value_at,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, PROGRAMS: tl.constexpr,
-    WINDOWED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    take_turn(TURNS)
+    tile, head = tl.program_id(0), tl.program_id(1)
     num_rows = tl.load(tiles + tile * 3 + 1)
     if num_rows == 0:
         return
@@ -131,18 +138,20 @@ def _attend_tiles(
     row = (first_row + place // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + place % GROUP
     lane, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     has_lane = lane < WIDTH
-    query = tl.load(q + row[:, None] * WIDTH + lane[None, :], mask=real[:, None] & has_lane[None, :], other=0.0)
+    inside = real[:, None] & has_lane[None, :]
+    query = tl.load(q + row[:, None] * WIDTH + lane[None, :], mask=inside, other=0.0)  # [M, D]
     lowest = 0
     if WINDOWED:
         lowest = tl.maximum(start_at - window + 1, 0)
     best = tl.full([BLOCK_M], _NEVER, tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    ones = tl.full([BLOCK_N, 16], 1.0, query.dtype)
     keys += head * key_head
     values += head * value_head
-    for split in range(lowest // SPLIT_LEN + part, last_at // SPLIT_LEN + 1, PROGRAMS):
+    for split in range(lowest // SPLIT_LEN, last_at // SPLIT_LEN + 1):
         split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
-        split_mass = tl.zeros([BLOCK_M], tl.float32)
+        split_mass = tl.zeros([BLOCK_M, 16], tl.float32)
         split_mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         begin = tl.maximum(split * SPLIT_LEN, lowest // BLOCK_N * BLOCK_N)
         end = tl.minimum(split * SPLIT_LEN + SPLIT_LEN, last_at + 1)
@@ -150,50 +159,118 @@ def _attend_tiles(
             page = tl.load(pages + first_page + start // PAGE).to(tl.int64)
             offset = start % PAGE + column
             block = tl.load(
-                keys + page * key_page + offset[None, :] * key_at + lane[:, None],
-                mask=has_lane[:, None], other=0.0,
-            )  # fmt: skip
-            scores = tl.dot(query, block, input_precision=PRECISION) * scale  # [M, N]
+                keys + page * key_page + offset[None, :] * key_at + lane[:, None], mask=has_lane[:, None], other=0.0
+            )  # [D, N]
+            scores = tl.dot(query, block, input_precision="ieee") * scale  # [M, N]
             seen = (start + column)[None, :] <= at[:, None]
             if WINDOWED:
                 seen = seen & ((start + column)[None, :] > at[:, None] - window)
             scores = tl.where(seen, scores, _NEVER)
             now = tl.maximum(split_best, tl.max(scores, 1))
-            weights = tl.where(seen, tl.exp2(scores - now[:, None]), 0.0)
-            keep = tl.exp2(split_best - now)
-            split_mass = tl.fma(split_mass, keep, tl.sum(weights, 1))
-            split_mixed = split_mixed * keep[:, None]
+            weights = tl.where(seen, tl.exp2(scores - now[:, None]), 0.0).to(query.dtype)
+            keep = tl.exp2(split_best - now)[:, None]
             # A slot behind the last row may hold anything, and nothing times NaN is NaN.
             written = (start + column <= last_at)[:, None] & has_lane[None, :]
             block = tl.load(
                 values + page * value_page + offset[:, None] * value_at + lane[None, :], mask=written, other=0.0
-            )
-            split_mixed = tl.dot(weights.to(block.dtype), block, split_mixed, input_precision=PRECISION)
+            )  # [N, D]
+            split_mass = tl.dot(weights, ones, split_mass * keep, input_precision="ieee")
+            split_mixed = tl.dot(weights, block, split_mixed * keep, input_precision="ieee")
             split_best = now
+        split_total = tl.max(split_mass, 1)  # all columns are the same
+        best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 1)
+    found = mixed / tl.where(real, mass, 1.0)[:, None] + 0.0  # a zero has one sign
+    tl.store(out + row[:, None] * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _attend_short(
+    out, sums, marks, max_splits, q, keys, values, positions, tiles, pages, scale, window,
+    key_page, key_head, key_at, value_page, value_head, value_at,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, PROGRAMS: tl.constexpr,
+    TURNS: tl.constexpr,
+):  # fmt: skip
+    """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs."""
+    take_turn(TURNS)
+    tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_rows = tl.load(tiles + tile * 3 + 1)
+    if num_rows == 0:
+        return
+    first_row, first_page = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
+    start_at = tl.load(positions + first_row).to(tl.int32)
+    last_at = start_at + num_rows - 1
+    place = tl.arange(0, BLOCK_M)
+    real = place // GROUP < num_rows
+    at = tl.where(real, start_at + place // GROUP, -1)
+    row = (first_row + place // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + place % GROUP
+    lane, column = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    has_lane = lane < WIDTH
+    inside = has_lane[:, None] & real[None, :]
+    query = tl.load(q + row[None, :] * WIDTH + lane[:, None], mask=inside, other=0.0)  # [D, M]
+    lowest = 0
+    if WINDOWED:
+        lowest = tl.maximum(start_at - window + 1, 0)
+    best = tl.full([BLOCK_M], _NEVER, tl.float32)
+    mass = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    ones = tl.full([64, BLOCK_N], 1.0, query.dtype)
+    keys += head * key_head
+    values += head * value_head
+    for split in range(lowest // SPLIT_LEN + part, last_at // SPLIT_LEN + 1, PROGRAMS):
+        split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
+        split_mass = tl.zeros([64, BLOCK_M], tl.float32)
+        split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+        begin = tl.maximum(split * SPLIT_LEN, lowest // BLOCK_N * BLOCK_N)
+        end = tl.minimum(split * SPLIT_LEN + SPLIT_LEN, last_at + 1)
+        for start in range(begin, end, BLOCK_N):
+            page = tl.load(pages + first_page + start // PAGE).to(tl.int64)
+            offset = start % PAGE + column
+            block = tl.load(
+                keys + page * key_page + offset[:, None] * key_at + lane[None, :], mask=has_lane[None, :], other=0.0
+            )  # [N, D]
+            scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
+            seen = (start + column)[:, None] <= at[None, :]
+            if WINDOWED:
+                seen = seen & ((start + column)[:, None] > at[None, :] - window)
+            scores = tl.where(seen, scores, _NEVER)
+            now = tl.maximum(split_best, tl.max(scores, 0))
+            weights = tl.where(seen, tl.exp2(scores - now[None, :]), 0.0).to(query.dtype)
+            keep = tl.exp2(split_best - now)[None, :]
+            written = (start + column <= last_at)[:, None] & has_lane[None, :]
+            block = tl.load(
+                values + page * value_page + offset[:, None] * value_at + lane[None, :], mask=written, other=0.0
+            )  # [N, D]
+            split_mass = tl.dot(ones, weights, split_mass * keep, input_precision="ieee")
+            split_mixed = tl.dot(tl.trans(block), weights, split_mixed * keep, input_precision="ieee")
+            split_best = now
+        split_total = tl.max(split_mass, 0)
         if PROGRAMS == 1:
-            best, mass, mixed = _fold(best, mass, mixed, split_best, split_mass, split_mixed)
+            best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 0)
         else:
             entry = row * max_splits + split
-            tl.store(sums + entry[:, None] * WIDTH + lane[None, :], split_mixed,
-                     mask=real[:, None] & has_lane[None, :])  # fmt: skip
+            tl.store(sums + entry[None, :] * WIDTH + lane[:, None], split_mixed, mask=inside)
             tl.store(marks + entry * 2, split_best, mask=real)
-            tl.store(marks + entry * 2 + 1, split_mass, mask=real)
+            tl.store(marks + entry * 2 + 1, split_total, mask=real)
     if PROGRAMS == 1:
-        found = mixed / tl.where(real, mass, 1.0)[:, None] + 0.0  # a zero has one sign
-        tl.store(out + row[:, None] * WIDTH + lane[None, :], found.to(out.dtype.element_ty),
-                 mask=real[:, None] & has_lane[None, :])  # fmt: skip
+        found = mixed / tl.where(real, mass, 1.0)[None, :] + 0.0
+        tl.store(out + row[None, :] * WIDTH + lane[:, None], found.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _fold_splits(
     out, sums, marks, positions, slots, window, max_splits,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
+    TURNS: tl.constexpr,
 ):  # fmt: skip
+    """What several programs left of a row and head, folded as one program would have."""
+    take_turn(TURNS)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(slots + row) < 0:
         return
     at = tl.load(positions + row).to(tl.int32)
-    lane = tl.arange(0, BLOCK_D)
+    lane, one = tl.arange(0, BLOCK_D), tl.arange(0, 1)
+    has_lane = (lane < WIDTH)[None, :]
     entry = (row * HEADS + head) * max_splits
     best = tl.full([1], _NEVER, tl.float32)
     mass = tl.zeros([1], tl.float32)
@@ -201,12 +278,10 @@ def _fold_splits(
     lowest = 0
     if WINDOWED:
         lowest = tl.maximum(at - window + 1, 0)
-    one = tl.zeros([1], tl.int32)
     for split in range(lowest // SPLIT_LEN, at // SPLIT_LEN + 1):
         split_best = tl.load(marks + (entry + split) * 2 + one)
         split_mass = tl.load(marks + (entry + split) * 2 + 1 + one)
-        split_mixed = tl.load(sums + (entry + split) * WIDTH + lane[None, :], mask=lane[None, :] < WIDTH, other=0.0)
-        best, mass, mixed = _fold(best, mass, mixed, split_best, split_mass, split_mixed)
+        split_mixed = tl.load(sums + (entry + split) * WIDTH + lane[None, :], mask=has_lane, other=0.0)
+        best, mass, mixed = _fold(best, mass, mixed, split_best, split_mass, split_mixed, 1)
     found = mixed / mass[:, None] + 0.0
-    tl.store(out + (row * HEADS + head) * WIDTH + lane[None, :], found.to(out.dtype.element_ty),
-             mask=lane[None, :] < WIDTH)  # fmt: skip
+    tl.store(out + (row * HEADS + head) * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=has_lane)
