@@ -1,10 +1,15 @@
 """The engine: the only loop. A step is plan, run, absorb; events go to the answer they belong to.
 
+With `run_ahead` a plan is started and what it gives read a step later, when the next is under way: the device never waits for
+what is done here.
+
 Not safe for several threads: one thread owns an engine. `handle.py` puts one behind a thread of its own.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +18,7 @@ from holdfast.core.events import CertificateChecked, Event
 from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import PassKind, PassResult, Plan
+from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.answer import Answer, Delta
@@ -35,8 +41,12 @@ class PlanRunner(Protocol):
 
     def run(self, plan: Plan) -> Sequence[PassResult]: ...
 
+    def start(self, plan: Plan) -> Callable[[], Sequence[PassResult]]:
+        """Begin, and return at once; the callable waits for what it gives. Plans are waited for in the order they came."""
+        ...
 
-@dataclass(frozen=True)
+
+@record_class
 class Update:
     """News of one request: a piece of one of its answers, and at the end its result."""
 
@@ -89,6 +99,7 @@ class Engine:
             True
         )  # a server is asked for few of them
         self._replies: dict[int, Reply] = {}  # by the request ids of their branches
+        self._started: deque[tuple[Plan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
         self._maker = RequestMaker(tokenizer, limits, grammars, scheduler.require_room)
 
     @property
@@ -139,27 +150,53 @@ class Engine:
         return updates
 
     def step(self) -> list[Update]:
-        """One plan, run and absorbed. A pass that raises ends the requests in it and no other."""
+        """One plan made, and one absorbed, maybe an earlier one. A pass that raises ends the requests in flight, no other."""
         plan = Plan(())
         try:
             plan = self.scheduler.plan()
-            if not plan:
+            if plan:
+                self._count(plan)
+                if self.tracer is not None:
+                    self._trace(self.tracer.planned, plan)
+                self._start(plan)
+            if not self._started or (plan and len(self._started) <= self.scheduler.config.run_ahead):
                 return []
-            self._count(plan)
-            if self.tracer is not None:
-                self._trace(self.tracer.planned)
-            results = self.runner.run(plan)
+            plan, wait = self._started[0]
+            results = wait()
         except Exception as error:
             if not plan:
                 raise  # a broken invariant of the scheduler, not of a pass
             _log.exception("a pass failed")
-            return self._end_step(
-                plan, self.scheduler.fail(plan, f"a pass failed: {type(error).__name__}: {error}")
-            )
-        except BaseException:  # an interrupt: the plan is given up, so that the next one can be made
-            self._end_step(plan, self.scheduler.fail(plan, "interrupted"))
+            return self._give_up(plan, f"a pass failed: {type(error).__name__}: {error}")
+        except (
+            BaseException
+        ):  # an interrupt: what is in flight is given up, so that the next plan can be made
+            if plan or self._started:
+                self._give_up(plan or self._started[0][0], "interrupted")
             raise
-        return self._end_step(plan, self.scheduler.absorb(plan, results))
+        self._started.popleft()
+        return self._absorb(plan, results)
+
+    def _start(self, plan: Plan) -> None:
+        if self.scheduler.config.run_ahead:
+            self._started.append((plan, self.runner.start(plan)))
+        else:
+            results = self.runner.run(plan)
+            self._started.append((plan, lambda: results))
+
+    def _absorb(self, plan: Plan, results: Sequence[PassResult]) -> list[Update]:
+        tracer = self.tracer
+        between = None if tracer is None else (lambda: self._trace(tracer.look))
+        return self._end_step(plan, self.scheduler.absorb(plan, results, between))
+
+    def _give_up(self, plan: Plan, message: str) -> list[Update]:
+        """A pass of this plan raised. Nothing that was started is awaited any more, but for the device to be done with it."""
+        started, self._started = self._started, deque()
+        for other, wait in started:
+            if other is not plan:
+                with suppress(Exception):
+                    wait()
+        return self._end_step(plan, self.scheduler.fail(plan, message))
 
     def restarted(
         self, schedule: SchedulerConfig, num_pages: int | None = None, grammars: Grammars | None = None
@@ -183,15 +220,14 @@ class Engine:
         self.scheduler.check()
 
     def _end_step(self, plan: Plan, events: Sequence[Event]) -> list[Update]:
-        tracer = self.tracer
-        if tracer is not None:
-            self._trace(lambda: tracer.absorbed(plan))
+        if self.tracer is not None:
+            self._trace(self.tracer.absorbed, plan)
         return self._publish(events)
 
-    def _trace(self, tell: Callable[[], None]) -> None:
+    def _trace(self, tell: Callable[..., None], *what: Plan) -> None:
         """Whoever watches must not harm anybody."""
         try:
-            tell()
+            tell(*what)
         except Exception:
             _log.exception("a step could not be told; nobody watches any more")
             self.tracer = None

@@ -1,8 +1,9 @@
 """What a step did, for somebody who watches: plain data, made only while somebody does.
 
-A tracer looks at the live sequences twice a step, between plan and pass and behind the verdict, and compares with what it
-saw before: candidates that were there and are neither committed nor still candidates were rolled back. It reads and changes
-nothing, so no answer depends on it. It may be attached at any moment; its first trace tells everything there is.
+A tracer looks at the live sequences between plan and pass, between the passes that are taken in, and behind the verdict,
+and compares with what it saw before: candidates that were there and are neither committed nor still candidates were rolled
+back. It reads and changes nothing, so no answer depends on it. It may be attached at any moment; its first trace tells
+everything there is. With plans in flight a trace is of the plan that was taken in.
 """
 
 import time
@@ -145,9 +146,9 @@ class Tracer:
         self._scheduler = engine.scheduler
         self._counters = engine.counters
         self._seen: dict[int, Seen] = {}
-        self._planned_at = time.perf_counter()
+        self._planned: list[tuple[Plan, int, float]] = []  # those in flight: which step, and when
         self._told: list[StepTrace] = []
-        self._look()
+        self.look()
         self._tell((), is_first=True)
 
     def take(self) -> list[StepTrace]:
@@ -155,23 +156,29 @@ class Tracer:
         told, self._told = self._told, []
         return told
 
-    def planned(self) -> None:
+    def planned(self, plan: Plan) -> None:
         """A plan was made. Candidates from a look-up are there now and judged before the step ends."""
-        self._planned_at = time.perf_counter()
-        self._look()
+        self._planned.append((plan, self._counters.steps, time.perf_counter()))
+        self.look()
 
     def absorbed(self, plan: Plan) -> None:
         """What the plan gave was taken in, or its requests were given up."""
-        self._look()
-        self._tell(plan.passes)
+        step, planned_at = self._counters.steps, time.perf_counter()
+        for number, (planned, step_planned, at) in enumerate(self._planned):
+            if planned is plan:  # else it was made before anybody watched
+                step, planned_at = step_planned, at
+                del self._planned[: number + 1]
+                break
+        self.look()
+        self._tell(plan.passes, step=step, milliseconds=1e3 * (time.perf_counter() - planned_at))
 
     def ended(self) -> None:
         """Something ended between two steps."""
-        self._planned_at = time.perf_counter()
-        self._look()
+        self.look()
         self._tell(())
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Candidates may be judged before the next look."""
         for seq in self._scheduler.sequences:
             seen = self._seen.get(seq.request_id)
             if seen is None or seen.seq is not seq:
@@ -179,7 +186,14 @@ class Tracer:
         for seen in self._seen.values():
             seen.look()
 
-    def _tell(self, passes: tuple[Pass, ...], *, is_first: bool = False) -> None:
+    def _tell(
+        self,
+        passes: tuple[Pass, ...],
+        *,
+        step: int | None = None,
+        milliseconds: float = 0.0,
+        is_first: bool = False,
+    ) -> None:
         told = [seen.tell() for seen in self._seen.values()]
         gone = [seen.seq for seen in self._seen.values() if not seen.seq.is_live]
         for seq in gone:
@@ -187,9 +201,9 @@ class Tracer:
         pool = self._scheduler.pool
         self._told.append(
             StepTrace(
-                step=self._counters.steps,
+                step=self._counters.steps if step is None else step,
                 is_first=is_first,
-                milliseconds=1e3 * (time.perf_counter() - self._planned_at) if passes else 0.0,
+                milliseconds=milliseconds,
                 passes=tuple(_pass_trace(one) for one in passes),
                 sequences=tuple(one for one in told if one is not None),
                 ended=tuple((seq.request_id, _reason(seq)) for seq in gone),

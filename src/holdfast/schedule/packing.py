@@ -175,7 +175,7 @@ class Packing:
         ordinary = [seq for seq in decoding if not seq.deterministic]
         proposing = [seq for seq in decoding if seq.deterministic]
         self._look_up_windows(proposing)
-        proposing = [seq for seq in proposing if not (seq.flying and self._is_sure(seq))]
+        proposing = [seq for seq in proposing if not (seq.flying and seq.is_confirming)]
         ordinary = self._look_up(ordinary, prefilling, self._config.max_pass_rows - len(proposing))
         chunks = [seq for seq in prefilling if seq.deterministic]
         rows = self._fast_rows(proposing, ordinary, hurry=bool(chunks))
@@ -292,11 +292,11 @@ class Packing:
         left_out: set[int] = set()
         for seq in decoding:
             lookup = seq.lookup
-            if lookup is None or not lookup.is_guessing or lookup.chance <= share or seq.log.num_candidates:
+            if lookup is None or lookup.chance <= share or seq.log.num_candidates:
                 continue
             most = min(spare, num_worthwhile(lookup.chance, num_rows))
             if seq.flying:
-                if is_worth_waiting(lookup.chance, most):
+                if lookup.is_guessing and is_worth_waiting(lookup.chance, most):
                     left_out.add(seq.request_id)
             elif most > 0 and self._pool.num_available > len(self._roster.running):
                 seq.look_up(most)
@@ -311,8 +311,7 @@ class Packing:
                 seq.look_up(seq.max_window)
 
     def _is_sure(self, seq: Sequence) -> bool:
-        sure = seq.lookup is not None and seq.lookup.is_guessing and seq.lookup.chance >= WINDOW_CHANCE
-        return sure or seq.is_confirming
+        return seq.is_confirming or (seq.lookup is not None and seq.lookup.chance >= WINDOW_CHANCE)
 
     def _open_window(self, seq: Sequence) -> None:
         seq.last_judged = self._step

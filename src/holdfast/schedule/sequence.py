@@ -136,7 +136,7 @@ class Sequence:
 
     @property
     def waits(self) -> bool:
-        """Nothing can be planned behind what is in flight: nobody knows how a window ends, and behind an end there is nothing."""
+        """Nothing can be planned behind what is in flight: nobody knows how a window ends, and an end is the end."""
         last = self.flying[-1]
         if last.num_sampled > 1:
             return True
