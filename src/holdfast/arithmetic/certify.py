@@ -107,6 +107,7 @@ def _jobs(
             jobs.append(partial(check_product, arithmetic, subject, sizes if subject.thorough else edges))
         elif on_gpu:
             sampled = tuple(size for size in sizes if size <= MAX_HEAD_ROWS)
+            jobs.append(partial(check_head, arithmetic, subject, sampled))
             jobs.append(partial(check_fast_head, arithmetic, subject, sampled, sizes))
         else:
             jobs.append(partial(check_head, arithmetic, subject, (*few, 2 * MANY_ROWS, sizes[-1])))

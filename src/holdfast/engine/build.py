@@ -42,7 +42,7 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import load_decoder
 from holdfast.models.locate import locate
 from holdfast.run.runner import Runner
-from holdfast.run.store import PAGE_SIZE, KVStore, num_pages_in, page_bytes
+from holdfast.run.store import KVStore, num_pages_in, page_bytes
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
 
@@ -87,7 +87,7 @@ def assemble(
         run_ahead=1 if device.type == "cuda" else 0,
     )
     if config.kv_memory is not None:  # too little is said before anything is loaded
-        num_pages_in(parse_bytes(config.kv_memory), model, dtype)
+        num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size)
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
     fingerprinter = Fingerprinter(
         checkpoint,
@@ -95,17 +95,17 @@ def assemble(
     )
     decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
     num_pages = _num_pages(config, model, arithmetic, limits, max_len)
-    store = KVStore(num_pages, model, dtype)
+    store = KVStore(num_pages, model, arithmetic)
     runner = Runner(decoder, store)
     if device.type == "cuda":
-        _capture(runner, schedule, _stage(show, "Capturing graphs"))
+        _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
     certifying = _stage(show, "Certifying")
     certificate = obtain_certificate(
         config, decoder, runner, store, settings, limits.max_pass_rows, max_len, certifying
     )
     if certificate is not None:
         schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, arithmetic, limits))
-    scheduler = Scheduler(schedule, PagePool(num_pages, PAGE_SIZE))
+    scheduler = Scheduler(schedule, PagePool(num_pages, arithmetic.page_size))
     asked = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
@@ -145,12 +145,14 @@ def _open_arithmetic(
     )
 
 
-def _capture(runner: Runner, schedule: SchedulerConfig, progress: Callable[[int, int], None] | None) -> None:
+def _capture(
+    runner: Runner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
+) -> None:
     """Graphs of the passes that decode; to verify, also of those that decide."""
     sizes = graph_totals(schedule.max_num_seqs)
     rows = schedule.reference_rows
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
-    runner.capture(sizes, canonical if schedule.determinism == "verify" else (), progress)
+    runner.capture(sizes, canonical if schedule.determinism == "verify" else (), progress, max_len=max_len)
 
 
 def _padded_sizes(certified: Sequence[int], arithmetic: Arithmetic, limits: RowLimits) -> tuple[int, ...]:
@@ -193,11 +195,12 @@ def _num_pages(
     """As many pages as the budget holds; without one, at most what every request at full length would need."""
     dtype = _DTYPES[arithmetic.recipe.dtype]
     if config.kv_memory is not None:
-        return num_pages_in(parse_bytes(config.kv_memory), model, dtype)
+        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size)
     on_gpu = arithmetic.device.type == "cuda"
     budget = default_gpu_kv_bytes(free_memory(arithmetic.device)) if on_gpu else default_kv_bytes()
-    most = limits.max_num_seqs * -(-max_len // arithmetic.page_size)
-    return min(num_pages_in(max(budget, page_bytes(model, dtype)), model, dtype), most)
+    size = arithmetic.page_size
+    most = limits.max_num_seqs * -(-max_len // size)
+    return min(num_pages_in(max(budget, page_bytes(model, dtype, size)), model, dtype, size), most)
 
 
 def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:

@@ -3,13 +3,21 @@
 import torch
 
 from holdfast.arithmetic.settings import NumericSettings
-from holdfast.arithmetic.slices import Choice, ProductShape, Progress, choose_slices, library_multiply
+from holdfast.arithmetic.slices import (
+    TOTALS,
+    Choice,
+    ProductShape,
+    Progress,
+    choose_slices,
+    library_multiply,
+)
 from holdfast.engine.device import device_parts
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import product_shapes
 from holdfast.version import __version__
 
 REFERENCE_ROWS = 256
+_INTERPRETED_TOTALS = (1, 2, 8, 256, 512)  # a CPU in place of a GPU is there for tests
 
 
 def choose_recipes(
@@ -31,7 +39,14 @@ def choose_recipes(
         "settings": settings.deciding(),
     }
     found = choose_slices(
-        shapes, library_multiply, dtype, device, about, reference_rows=REFERENCE_ROWS, progress=progress
+        shapes,
+        library_multiply,
+        dtype,
+        device,
+        about,
+        reference_rows=REFERENCE_ROWS,
+        totals=TOTALS if device.type == "cuda" else _INTERPRETED_TOTALS,
+        progress=progress,
     )
     if device.type == "cuda":
         torch.cuda.empty_cache()
