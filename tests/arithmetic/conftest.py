@@ -1,20 +1,82 @@
-"""What the arithmetic's tests share: both paths in every dtype, and a paged KV store with any layout of
-pages."""
+"""What the arithmetic's tests share: all paths in every dtype, and a paged KV store with any layout of pages.
 
+Triton's path runs on the GPU where there is one, and under Triton's interpreter elsewhere, which is slow and knows no bf16.
+"""
+
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.rows import KVLayer, Rows
+HAS_CUDA = torch.cuda.is_available()
+if not HAS_CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which no test file does for itself
+
+from holdfast.arithmetic.open import open_arithmetic  # noqa: E402
+from holdfast.arithmetic.ops import Arithmetic  # noqa: E402
+from holdfast.arithmetic.rows import KVLayer, Rows  # noqa: E402
+from support.moved import moved_to  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # about one unit in the last place of the rounded result, and the fp32 sums before it
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 9e-3, torch.float16: 1.5e-3}
+
+
+TRITON = pytest.param(
+    "triton",
+    marks=[
+        pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
+        *((pytest.mark.gpu,) if HAS_CUDA else ()),
+    ],
+)
+PATHS = ["compiled", "library", TRITON]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: runs on a CUDA device")
+    # numpy's opinions of what the interpreter does with infinities and scalars
+    config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
+    config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:triton.runtime.interpreter")
+
+
+def _open_path(path: str, dtype: torch.dtype, slices: dict[tuple[int, int], int] | None = None) -> Arithmetic:
+    """A path of the arithmetic that takes tensors in main memory, wherever it computes."""
+    if path != "triton":
+        return open_arithmetic(dtype, path=path, num_threads=2)
+    if HAS_CUDA:
+        device = torch.device("cuda")
+        return moved_to(open_arithmetic(dtype, path=path, num_threads=1, device=device, slices=slices))
+    if dtype is torch.bfloat16:
+        pytest.skip("Triton's interpreter does not know bf16")
+    _patch_once_a_launch()
+    return open_arithmetic(dtype, path=path, num_threads=1, slices=slices)
+
+
+@cache
+def _patch_once_a_launch() -> None:
+    """The interpreter patches the language for a launch, and again for every device function: half of its time.
+
+    Ours see the language as the launch does; triton's own see another module of it, which stays patched.
+    """
+    from triton.runtime import interpreter
+
+    from holdfast.arithmetic.triton import attention
+
+    patched = set()
+
+    def call(self: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
+        if not self.fn.__module__.startswith("holdfast") and self.fn.__module__ not in patched:
+            patched.add(self.fn.__module__)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+    attention._BUSY = 8  # programs enough to fill a GPU, one after the other
 
 
 @pytest.fixture(params=DTYPES, ids=str)
@@ -22,9 +84,24 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.fixture(params=["compiled", "library"])
+@pytest.fixture
+def open_path() -> Callable[..., Arithmetic]:
+    return _open_path
+
+
+@pytest.fixture(params=PATHS)
 def arithmetic(request: pytest.FixtureRequest, dtype: torch.dtype) -> Arithmetic:
-    return open_arithmetic(dtype, path=request.param, num_threads=2)
+    return _open_path(request.param, dtype)
+
+
+@pytest.fixture(params=[TRITON])
+def triton_path(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def triton_ops(triton_path: str, dtype: torch.dtype) -> Arithmetic:
+    return _open_path(triton_path, dtype)
 
 
 @pytest.fixture
@@ -85,6 +162,8 @@ def make_store() -> Callable[..., Store]:
         page_size: int, *, page_seed: int = 0, data_seed: int = 1,
     ) -> Store:  # fmt: skip
         data = torch.Generator().manual_seed(data_seed)
+        if arithmetic.recipe.path == "triton":
+            page_size = arithmetic.page_size
         max_pages = max(-(-n // page_size) for n in lengths)
         num_pages = max_pages * len(lengths) + 3
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
@@ -93,6 +172,8 @@ def make_store() -> Callable[..., Store]:
             torch.full((num_pages, kv_heads, width, page_size), float("nan"), dtype=dtype),
             torch.full((num_pages, kv_heads, page_size, width), float("nan"), dtype=dtype),
         )
+        if arithmetic.recipe.path == "triton":
+            layer = KVLayer(torch.full_like(layer.values, float("nan")).transpose(2, 3), layer.values)
         keys = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
         values = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
         store = Store(layer, table, keys, values)

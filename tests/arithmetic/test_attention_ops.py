@@ -68,9 +68,10 @@ def test_a_row_has_the_same_bits_in_decode_and_in_any_chunk(
 
     whole = attend([(0, 0, length)], q)
     library = arithmetic.recipe.path == "library"
-    for position in (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
+    interpreted = arithmetic.recipe.variant == "interpreter"  # a call takes a quarter of a second there
+    for position in (63, 64, 199) if interpreted else (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
         assert torch.equal(attend([(0, position, 1)], q[position : position + 1])[0], whole[position])
-    for chunk in (48,) if library else (3, 7, 16, 48, 100):
+    for chunk in (100,) if interpreted else (48,) if library else (3, 7, 16, 48, 100):
         for start in range(0, length, chunk):
             some = q[start : start + chunk]
             assert torch.equal(attend([(0, start, len(some))], some), whole[start : start + chunk])

@@ -2,6 +2,7 @@
 really random."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,13 +12,19 @@ from torch import Tensor
 from holdfast.arithmetic.choice import ChoiceBatch
 from holdfast.arithmetic.compiled.kernels import load_kernels
 from holdfast.arithmetic.library_choice import noise
-from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.ops import Arithmetic
 
 
-@pytest.fixture(params=["compiled", "library"])
-def path(request: pytest.FixtureRequest) -> Arithmetic:
-    return open_arithmetic(torch.float32, path=request.param, num_threads=2)
+@pytest.fixture(
+    params=[
+        "compiled",
+        "library",
+        *([pytest.param("triton", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
+    ]
+)
+def path(request: pytest.FixtureRequest, open_path: Callable[..., Arithmetic]) -> Arithmetic:
+    """Triton's interpreter would take minutes here; `test_triton_choice.py` is for it."""
+    return open_path(request.param, torch.float32)
 
 
 def batch_of(
@@ -108,6 +115,13 @@ def test_a_row_is_chosen_alone_as_in_a_batch(path: Arithmetic) -> None:
         )
         assert path.choose(logits[i : i + 1], one)[0] == whole[i]
         assert path.logsumexp(logits[i : i + 1])[0] == lse[i]
+
+
+def test_greedy_is_choose_and_its_logprob(path: Arithmetic) -> None:
+    logits = torch.round(torch.randn(7, 4099, generator=torch.Generator().manual_seed(6)) * 4)
+    ids, logprobs = path.greedy(logits)
+    assert torch.equal(ids, path.choose(logits, batch_of(7, temperature=0.0)))
+    assert torch.equal(logprobs, logits.gather(1, ids[:, None])[:, 0] - path.logsumexp(logits))
 
 
 def test_logsumexp(path: Arithmetic) -> None:

@@ -1,13 +1,14 @@
 """A layer in one call has the bits of its operations one by one, for every family's extras."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, run_layer
-from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.ops import Arithmetic, Linear
-from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.arithmetic.rows import Rows
 
 HIDDEN, INNER, SHAPE = 48, 112, LayerShape(heads=4, kv_heads=2, head_dim=16, eps=1e-5, scale=0.25)
 
@@ -34,39 +35,56 @@ def _weights(ops: Arithmetic, dtype: torch.dtype, extras: bool) -> LayerWeights:
     )
 
 
-def _rows() -> Rows:
-    """Two spans: five rows from position 14 on, and one row at position 3; one row of padding."""
-    positions = [14, 15, 16, 17, 18, 3, 0]
-    slots = [2 * 16 + 14, 2 * 16 + 15, 0, 1, 2, 3 * 16 + 3, -1]
+def _rows(page_size: int) -> Rows:
+    """Two spans: five rows around the end of a first page, and one row at position 3; one row of padding."""
+    at = page_size - 2
+    slots = [2 * page_size + at, 2 * page_size + at + 1, 0, 1, 2, 3 * page_size + 3, -1]
     return Rows(
         token_ids=torch.zeros(7, dtype=torch.int64),
-        positions=torch.tensor(positions),
+        positions=torch.tensor([*range(at, at + 5), 3, 0]),
         slots=torch.tensor(slots),
         span_starts=torch.tensor([0, 5, 6], dtype=torch.int32),
         page_table=torch.tensor([[2, 0], [3, 0]], dtype=torch.int32),
     )
 
 
-@pytest.mark.parametrize("extras", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_one_call_has_the_bits_of_many(dtype: torch.dtype, extras: bool) -> None:
-    ops = open_arithmetic(dtype, path="compiled", num_threads=2)
-    weights, rows = _weights(ops, dtype, extras), _rows()
+def _assert_one_call_has_the_bits_of_many(
+    ops: Arithmetic, dtype: torch.dtype, extras: bool, canonical: bool
+) -> None:
+    weights, rows = _weights(ops, dtype, extras), _rows(ops.page_size)
     generator = torch.Generator().manual_seed(2)
     angles = torch.rand(7, 8, generator=generator) * 6
     at = Positions(angles.cos(), angles.sin())
     start = torch.randn(2, 7, HIDDEN, generator=generator).to(dtype)
-    old = torch.randn(2, 4, 2, 16, 16, generator=generator).to(dtype)
+    old = torch.randn(2, 4, 2, ops.page_size, 16, generator=generator).to(dtype)
 
     def run(whole: bool) -> list[Tensor]:
         residual, x = start[0].clone(), start[1].clone()
-        kv = KVLayer(old[0].clone(), old[1].clone())
+        kv = ops.new_layer(4, 2, 16)
+        kv.keys.copy_(old[0].transpose(2, 3))
+        kv.values.copy_(old[1])
         if whole:
-            ops.layer(residual, x, weights, SHAPE, kv, rows, at, canonical=True)
+            ops.layer(residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
         else:
-            run_layer(ops, residual, x, weights, SHAPE, kv, rows, at, canonical=True)
+            run_layer(ops, residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
         return [residual[:6], x[:6], kv.keys, kv.values]
 
-    for one, many in zip(run(True), run(False), strict=True):
-        assert torch.equal(one, many)
-    assert not torch.equal(run(True)[0], start[0][:6])
+    one, many = run(True), run(False)
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+    assert not torch.equal(one[0], start[0][:6])
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_one_call_has_the_bits_of_many(compiled: Arithmetic, dtype: torch.dtype, extras: bool) -> None:
+    _assert_one_call_has_the_bits_of_many(compiled, dtype, extras, True)
+
+
+@pytest.mark.parametrize(("extras", "canonical"), [(False, False), (True, True)])
+def test_one_call_of_kernels_around_cut_products(
+    open_path: Callable[..., Arithmetic], triton_path: str, dtype: torch.dtype, extras: bool, canonical: bool
+) -> None:
+    ops = open_path(
+        triton_path, dtype, {(128, HIDDEN): 2, (HIDDEN, 64): 4, (2 * INNER, HIDDEN): 1, (HIDDEN, INNER): 2}
+    )
+    assert ops.recipe.products == "48x64/4 48x112/2 128x48/2 224x48/1"
+    _assert_one_call_has_the_bits_of_many(ops, dtype, extras, canonical)

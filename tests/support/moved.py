@@ -1,0 +1,53 @@
+"""An arithmetic on a GPU that is called with tensors in main memory, so that one test can run on every path."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.ops import Arithmetic, Linear
+
+
+def moved_to(arithmetic: Arithmetic) -> Any:
+    """Takes tensors to the arithmetic's device for each call, and back what it returns and what it changed."""
+    return _Moved(arithmetic)
+
+
+class _Moved:
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._arithmetic, name)
+        return self._moving(value) if callable(value) else value
+
+    def _moving(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen: list[tuple[Tensor, Tensor]] = []
+            there = [_move(arg, self._arithmetic.device, seen) for arg in args]
+            result = method(*there, **kwargs)
+            for here, moved in seen:
+                if here.is_floating_point():
+                    here.copy_(moved)
+            return _move(result, torch.device("cpu"), [])
+
+        return call
+
+
+def _move(value: Any, device: torch.device, seen: list[tuple[Tensor, Tensor]]) -> Any:
+    """Tensors, tuples of them and dataclasses that hold them; a packed weight stays where it is."""
+    if isinstance(value, Tensor):
+        moved = value.to(device)
+        seen.append((value, moved))
+        return moved
+    if isinstance(value, tuple):
+        return tuple(_move(one, device, seen) for one in value)
+    if is_dataclass(value) and not isinstance(value, (type, Linear)):
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
+        return replace(
+            value,
+            **{name: _move(one, device, seen) for name, one in held.items() if isinstance(one, Tensor)},
+        )
+    return value
