@@ -52,3 +52,44 @@ def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     refused = holdfast("generate", "the dog", "-m", model, "-d")
     assert refused.exit_code == 2
     assert "the reference does not repeat" in refused.stderr
+
+
+def test_shapes_are_for_a_gpu(holdfast):
+    result = holdfast("certify", "--shapes", "llama-3.1-8b", "--device", "cpu")
+    assert result.exit_code == 2
+    assert "asks a GPU" in result.stderr
+
+
+def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
+    from holdfast.arithmetic.slices import Choice
+    from holdfast.engine import build
+
+    costs = ((1, 0.96), (4096, 1.04))
+    found = (
+        Choice("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
+        Choice("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
+    )
+    asked = []
+    monkeypatch.setattr(
+        build, "recipes_of", lambda config, show=None, *, anew=False: asked.append((config, anew)) or found
+    )
+    result = holdfast("certify", "--shapes", "llama-3.1-8b", "--fresh")
+    assert result.exit_code == 0, result.stderr
+    for words in ("14336", "3 of 3", "2 of 3", "plain", "1: 0.96, 4096: 1.04", "not measured"):
+        assert words in result.stdout
+    ((config, anew),) = asked
+    assert (config.model, config.load_format, anew) == ("llama-3.1-8b", "dummy", True)
+    listed = json.loads(holdfast("certify", "--shapes", "llama-3.1-8b", "--json").stdout)
+    assert [one["slices"] for one in listed] == [2, 0]
+
+
+def test_kernels_that_were_seen_are_named(holdfast, model, monkeypatch):
+    from holdfast.engine import certifying
+
+    load = certifying.load_certificate
+    holdfast("certify", model)
+    monkeypatch.setattr(
+        certifying, "load_certificate", lambda key: replace(load(key), kernels=("nvjet_a", "_attend_tiles"))
+    )
+    shown = holdfast("certify", model).stdout
+    assert "kernels seen" in shown and "nvjet_a" in shown and "_attend_tiles" in shown

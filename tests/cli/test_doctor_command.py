@@ -21,6 +21,7 @@ def test_it_names_versions_device_and_kernels(holdfast):
         "torch",
         "holdfast",
         "device",
+        "gpu",
         "threads",
         "kernels",
         "cache",
@@ -94,7 +95,7 @@ def test_what_raises_becomes_a_finding(holdfast, monkeypatch):
     def broken():
         raise RuntimeError("the machine is on fire")
 
-    monkeypatch.setattr("holdfast.engine.build.cpu_name", broken)
+    monkeypatch.setattr("holdfast.engine.device.cpu_name", broken)
     result = holdfast("doctor")
     assert result.exit_code == 1
     assert "the machine is on fire" in result.stdout

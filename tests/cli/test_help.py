@@ -16,6 +16,8 @@ COMMANDS = {
             "--deterministic",
             "--json",
             "--kernels",
+            "--device",
+            "--load-format",
             "--n ",
             "--bad-word",
         ),
@@ -40,7 +42,7 @@ COMMANDS = {
         "--spot-check-rate",
     ],
     ("score",): ["[prompt]", "[completion]", "--prompt-ids", "--completion-ids", "--file", "--ordinary"],
-    ("certify",): ["--fresh", "--json"],
+    ("certify",): ["--fresh", "--json", "--shapes", "--device"],
     ("replay",): ["--force", "--load", "--prompt-ids", "--json", "--num-threads"],
     ("doctor",): ["default model", "fingerprint"],
     ("serve",): [

@@ -85,9 +85,10 @@ def choose_slices(
     reference_rows: int,
     totals: Sequence[int] = TOTALS,
     progress: Progress | None = None,
+    anew: bool = False,
 ) -> tuple[Choice, ...]:
     """A choice for every shape, from the cache or made now. `about` is all else the answer depends on: device, libraries,
-    settings."""
+    settings; anew: asked even if it is kept."""
     merged = _merged(shapes)
     subject = {
         "format": _FORMAT,
@@ -98,7 +99,7 @@ def choose_slices(
         **about,
     }
     key = hashlib.sha256(json.dumps(subject, sort_keys=True).encode()).hexdigest()
-    known = _load(key)
+    known = None if anew else _load(key)
     if known is not None:
         return known
     found = []

@@ -1,7 +1,8 @@
 """`holdfast certify`: which shapes this machine computes to the reference's bits, as a table."""
 
+import gc
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,18 +21,30 @@ if TYPE_CHECKING:
 def certify(
     model: o.ModelArgument = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Test anew, even if a certificate is kept.")] = False,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            help="On a GPU, without a model: the products of a published shape, such as llama-3.1-70b, with random weights.",
+            show_default=False,
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
     engine: o.EngineOptions = o.ENGINE,
 ) -> None:
     """Show the certificate: every operation of the model, the row totals tried, and those whose bits differed.
 
-    Exits with 1 if deterministic requests would be refused.
+    On a GPU also how K is cut in each product, what that costs, and which kernels ran. Exits with 1 if deterministic requests
+    would be refused.
     """
+    if shapes is not None:
+        _show_shapes(replace(engine, model=shapes, load_format="dummy"), fresh, json_output)
+        return
     certificate, made_now = _obtain(replace(engine, model=model), fresh)
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:
         _show(certificate, made_now)
+        _show_own_recipes(replace(engine, model=model))
     if certificate.refusal is not None:
         raise typer.Exit(1)
 
@@ -45,10 +58,40 @@ def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
     certificate = engine.open(bars).engine.certificate
     if certificate is not None and fresh and "Certifying" not in bars.stages:
         forget_certificate(certificate.key)
+        gc.collect()  # a GPU holds one engine
         certificate = engine.open(bars).engine.certificate
     if certificate is None:
         raise ConfigError("this engine made no certificate")
     return certificate, "Certifying" in bars.stages
+
+
+def _show_shapes(engine: o.EngineOptions, fresh: bool, json_output: bool) -> None:
+    from rich.console import Console
+
+    from holdfast.cli.progress import StageBars
+    from holdfast.cli.recipe_table import show_recipes
+    from holdfast.engine.build import recipes_of
+
+    with StageBars() as bars:
+        choices = recipes_of(engine.config(), bars, anew=fresh)
+    if not choices:
+        raise ConfigError("--shapes asks a GPU how it multiplies, and this engine would compute on the CPU")
+    if json_output:
+        typer.echo(json.dumps([asdict(one) for one in choices]))
+    else:
+        show_recipes(choices, Console(highlight=False, soft_wrap=True))
+
+
+def _show_own_recipes(engine: o.EngineOptions) -> None:
+    """Of the model that was certified just now: they are kept."""
+    from rich.console import Console
+
+    from holdfast.cli.recipe_table import show_recipes
+    from holdfast.engine.build import recipes_of
+
+    choices = recipes_of(engine.config())
+    if choices:
+        show_recipes(choices, Console(highlight=False, soft_wrap=True))
 
 
 def _show(certificate: "Certificate", made_now: bool) -> None:
@@ -68,6 +111,8 @@ def _show(certificate: "Certificate", made_now: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table, soft_wrap=False)
     console.print(f"certified row totals  {_ranges(certificate.sizes) or 'none: everything is verified'}")
+    if certificate.kernels:
+        console.print("kernels seen          " + "\n                      ".join(certificate.kernels))
     console.print(f"tested in             {certificate.seconds:.1f} s, {'now' if made_now else 'kept since'}")
     console.print(f"key                   {certificate.key}")
     verdict = "[green]none[/]" if certificate.refusal is None else f"[red]{certificate.refusal}[/]"

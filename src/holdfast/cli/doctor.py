@@ -104,9 +104,36 @@ def _structured() -> Finding:
 def _device() -> Finding:
     import torch
 
-    from holdfast.engine.build import cpu_name
+    from holdfast.engine.device import choose_device, cpu_name
 
+    device = choose_device("auto")
+    if device.type == "cuda":
+        return Finding("device", f"{device}: {torch.cuda.get_device_name(device)}", "good")
     return Finding("device", f"cpu: {cpu_name()}, {torch.backends.cpu.get_cpu_capability()}")
+
+
+def _gpu() -> Finding:
+    """What torch sees, and whether it can be used."""
+    import torch
+
+    from holdfast.engine.device import cublas_version, has_triton
+
+    if not torch.cuda.is_available():
+        return Finding("gpu", f"none that this torch sees ({torch.__version__})")
+    if not has_triton():
+        return Finding(
+            "gpu", "not used: triton is not installed; install it with: pip install triton", "note"
+        )
+    found = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        found.append(
+            f"cuda:{index} {name}, capability {major}.{minor}, {free >> 30} of {total >> 30} GiB free"
+        )
+    libraries = f"CUDA {torch.version.cuda}, cuBLAS {cublas_version()}, triton {metadata.version('triton')}"
+    return Finding("gpu", f"{'; '.join(found)}; {libraries}", "good")
 
 
 def _threads() -> Finding:
@@ -117,8 +144,11 @@ def _threads() -> Finding:
 
 def _kernels() -> Finding:
     from holdfast.arithmetic.compiled.kernels import load_kernels
+    from holdfast.engine.device import choose_device
     from holdfast.errors import ConfigError
 
+    if choose_device("auto").type == "cuda":
+        return Finding("kernels", "triton", "good")
     try:
         kernels = load_kernels()
     except ConfigError as error:
@@ -156,7 +186,7 @@ def _certificate() -> Finding:
     import torch
 
     from holdfast.arithmetic.certificate import kept_certificates
-    from holdfast.engine.build import cpu_name
+    from holdfast.engine.device import choose_device, device_name
     from holdfast.errors import HoldfastError
     from holdfast.models.checkpoint import open_checkpoint
     from holdfast.models.locate import locate
@@ -165,7 +195,11 @@ def _certificate() -> Finding:
         model = open_checkpoint(locate(None).path).config
     except HoldfastError:
         return Finding("certificate", "none looked for: there is no default model", "note")
-    ours = {"holdfast": __version__, "torch": torch.__version__, "device": cpu_name()}
+    ours = {
+        "holdfast": __version__,
+        "torch": str(torch.__version__),
+        "device": device_name(choose_device("auto")),
+    }
     sizes = {"layers": model.num_layers, "hidden": model.hidden_size, "vocab": model.vocab_size}
     fitting = [
         certificate
@@ -196,6 +230,7 @@ _LOOKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
     *((name, _package(name)) for name in _PACKAGES),
     ("structured output", _structured),
     ("device", _device),
+    ("gpu", _gpu),
     ("threads", _threads),
     ("kernels", _kernels),
     ("cache", _cache),

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from holdfast.cli.progress import StageBars
+    from holdfast.engine.config import EngineConfig
     from holdfast.engine.llm import LLM
 
 _ENGINE = "Engine"
@@ -140,6 +141,12 @@ class EngineOptions:
     speculation: SpeculationOption = "ngram"
     spot_check_rate: SpotCheckRate = 0.01
     load_format: LoadFormatOption = "auto"
+
+    def config(self) -> "EngineConfig":
+        """The same, as the engine takes them."""
+        from holdfast.engine.config import EngineConfig
+
+        return EngineConfig(**asdict(self))
 
     def open(self, bars: "StageBars | None" = None) -> "LLM":
         """The engine, with a progress bar while it loads."""

@@ -1,7 +1,7 @@
 """`holdfast serve`: from the command line, the environment and a file to a running server."""
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +53,7 @@ def serve(
         typer.Option(
             min=0,
             max=1,
-            help="Accepted for scripts written for a GPU; on a CPU --kv-memory is what counts.",
+            help="Accepted for scripts written for other engines; --kv-memory is what counts.",
             show_default=False,
             rich_help_panel="Engine",
         ),
@@ -78,13 +78,12 @@ def serve(
     server_config = server.config(logs)
     if gpu_memory_utilization is not None:
         note(
-            "--gpu-memory-utilization is for a GPU and has no effect here: this engine computes on the CPU, where "
+            "--gpu-memory-utilization is accepted for scripts written for other engines and has no effect: "
             "--kv-memory says how much memory keys and values may take"
         )
-    from holdfast.engine.config import EngineConfig
     from holdfast.server.run import run
 
-    raise typer.Exit(run(server_config, EngineConfig(**asdict(replace(engine, model=model)))))
+    raise typer.Exit(run(server_config, replace(engine, model=model).config()))
 
 
 def _listed(context: typer.Context, name: str, values: list[str] | None) -> list[str] | None:

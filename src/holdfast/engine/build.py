@@ -12,7 +12,7 @@ from holdfast.arithmetic.compiled.operations import MAX_HEAD_DIM
 from holdfast.arithmetic.open import open_arithmetic, uses_triton
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
-from holdfast.arithmetic.slices import slices_of
+from holdfast.arithmetic.slices import Choice, slices_of
 from holdfast.arithmetic.totals import graph_totals, padded_totals
 from holdfast.engine.certifying import obtain_certificate
 from holdfast.engine.config import (
@@ -115,6 +115,22 @@ def assemble(
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
     return Engine(scheduler, runner, tokenizer, asked, certificate, grammars, receipts)
+
+
+def recipes_of(
+    config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
+) -> tuple[Choice, ...]:
+    """The recipes an engine with these settings multiplies by, without loading a weight; none on a CPU's own paths."""
+    device = choose_device(config.device, config.kernels)
+    if not uses_triton(config.kernels, device):
+        return ()
+    settings = apply_numeric_settings(config.num_threads, device=device)
+    if config.load_format == "dummy":
+        model = open_dummy(config.model, device).config
+    else:
+        model = open_checkpoint(locate(config.model).path).config
+    dtype = torch_dtype(config, model.torch_dtype)
+    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:

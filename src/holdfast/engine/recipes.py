@@ -26,8 +26,10 @@ def choose_recipes(
     device: torch.device,
     settings: NumericSettings,
     progress: Progress | None = None,
+    *,
+    anew: bool = False,
 ) -> tuple[Choice, ...]:
-    """How K is cut in every product of a model of this shape; asked once and kept."""
+    """How K is cut in every product of a model of this shape; asked once and kept, or anew."""
     shapes = [
         ProductShape(name, rows, width, wide=has_bias or name == "head", is_head=name == "head")
         for name, rows, width, has_bias in product_shapes(model)
@@ -47,6 +49,7 @@ def choose_recipes(
         reference_rows=REFERENCE_ROWS,
         totals=TOTALS if device.type == "cuda" else _INTERPRETED_TOTALS,
         progress=progress,
+        anew=anew,
     )
     if device.type == "cuda":
         torch.cuda.empty_cache()

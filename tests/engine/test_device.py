@@ -1,0 +1,259 @@
+"""Which device an engine takes, what it is asked for there, and how it starts on one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import SamplingParams
+from holdfast.arithmetic.open import open_arithmetic, uses_triton
+from holdfast.arithmetic.settings import NumericSettings
+from holdfast.engine import build, device
+from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
+from holdfast.engine.device import choose_device, device_parts
+from holdfast.engine.llm import LLM
+from holdfast.errors import ConfigError, ModelError
+
+GPU = torch.device("cuda", 0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`machine(gpus=2, triton=True)`, as far as the choice of a device can see."""
+
+    def make(gpus: int, triton: bool) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(device, "has_triton", lambda: triton)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("gpus", "triton", "wanted", "kernels", "found"),
+    [
+        (1, True, "auto", "auto", "cuda:0"),
+        (1, False, "auto", "auto", "cpu"),
+        (0, True, "auto", "auto", "cpu"),
+        (1, True, "auto", "compiled", "cpu"),
+        (1, True, "auto", "library", "cpu"),
+        (1, True, "auto", "triton", "cuda:0"),
+        (1, True, "cpu", "auto", "cpu"),
+        (1, True, "cuda", "auto", "cuda:0"),
+        (2, True, "cuda:1", "auto", "cuda:1"),
+    ],
+)
+def test_the_device_follows_the_machine(
+    machine: Any, gpus: int, triton: bool, wanted: str, kernels: str, found: str
+) -> None:
+    machine(gpus, triton)
+    assert str(choose_device(wanted, kernels)) == found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "triton", "wanted", "message"),
+    [
+        (0, True, "cuda", "sees no CUDA device"),
+        (1, False, "cuda", "needs triton"),
+        (1, True, "cuda:1", "only 1 CUDA device"),
+    ],
+)
+def test_a_device_that_is_not_there(machine: Any, gpus: int, triton: bool, wanted: str, message: str) -> None:
+    machine(gpus, triton)
+    with pytest.raises(ConfigError, match=message):
+        choose_device(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "mps", "", "cuda:12345"])
+def test_a_device_nobody_knows(wanted: str) -> None:
+    with pytest.raises(ConfigError, match="device must be auto, cpu, cuda or cuda:N"):
+        EngineConfig(device=wanted)
+
+
+def test_paths_go_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for path in ("compiled", "library"):
+        with pytest.raises(ConfigError, match="are for a CPU"):
+            open_arithmetic(torch.float32, path=path, num_threads=1, device=GPU)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="interpreter"):
+        open_arithmetic(torch.float32, path="triton", num_threads=1)
+    assert uses_triton("auto", GPU) and not uses_triton("auto", CPU)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert uses_triton("triton", CPU)
+    monkeypatch.setattr("holdfast.arithmetic.open.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install triton"):
+        uses_triton("triton", CPU)
+
+
+def test_limits_are_the_device_s_unless_they_are_given() -> None:
+    def limits(kind: str, **given: int) -> tuple[int, int]:
+        found = EngineConfig(**given).row_limits(kind)  # type: ignore[arg-type]
+        return found.max_num_seqs, found.max_pass_rows
+
+    assert limits("cpu") == (64, 512)
+    assert limits("cuda") == (256, 4096)
+    assert limits("cuda", max_num_seqs=3, max_pass_rows=700) == (3, 700)
+    assert limits("cpu", max_pass_rows=32) == (32, 32)
+    assert limits("cpu", max_num_seqs=1000) == (1000, 1000)
+
+
+def test_the_kv_cache_of_a_gpu_leaves_a_reserve() -> None:
+    gib = 1 << 30
+    assert default_gpu_kv_bytes(100 * gib) == 86 * gib
+    assert default_gpu_kv_bytes(6 * gib) == 3 * gib
+
+
+def test_settings_of_a_gpu_are_named_and_its_cpu_s_threads_are_not() -> None:
+    on_cpu = NumericSettings(2, "highest", "AVX2", (("MKL_X", "1"),))
+    assert on_cpu.deciding() == {
+        "threads": 2,
+        "matmul_precision": "highest",
+        "cpu_capability": "AVX2",
+        "environment": {"MKL_X": "1"},
+    }
+    on_gpu = NumericSettings(2, "highest", "AVX2", (), (("allow_tf32", False),))
+    assert on_gpu.deciding() == {
+        "matmul_precision": "highest",
+        "cpu_capability": "AVX2",
+        "environment": {},
+        "cuda": {"allow_tf32": False},
+    }
+
+
+_SETTINGS = """
+import json, torch
+from holdfast.arithmetic import settings
+torch.cuda.set_device = lambda device: None
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+plain = settings.apply_numeric_settings(1)
+found = settings.apply_numeric_settings(None, device=torch.device("cuda", 0))
+assert settings.apply_numeric_settings() is plain and plain.cuda == ()
+settings.pin_threads()
+print(json.dumps(found.as_dict()))
+"""
+
+
+def test_what_a_gpu_s_library_may_drop_is_set_and_noted() -> None:
+    environment = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "TRITON_CACHE_DIR": "/x",
+        "TRITON_F32_DEFAULT": "ieee",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _SETTINGS],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    found = json.loads(done.stdout)
+    assert found["cuda"] == {
+        "allow_tf32": False,
+        "allow_bf16_reduced_precision_reduction": False,
+        "allow_fp16_reduced_precision_reduction": False,
+    }
+    assert {"CUBLAS_WORKSPACE_CONFIG", "TRITON_F32_DEFAULT"} <= set(found["environment"])
+    assert "TRITON_CACHE_DIR" not in found["environment"]
+
+
+def test_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        multi_processor_count = 132
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda one: Properties)
+    parts = device_parts(GPU)
+    assert parts["kind"] == "cuda" and parts["name"] == "NVIDIA H200"
+    assert (parts["capability"], parts["multiprocessors"]) == ("9.0", 132)
+    assert set(parts) == {"kind", "name", "capability", "multiprocessors", "cuda", "cublas"}
+    assert set(device_parts(CPU)) == {"kind", "name", "instructions"}
+
+
+def test_random_weights_of_a_folder_s_shape(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
+    settings: dict[str, Any] = {
+        "dtype": "fp32",
+        "determinism": "off",
+        "load_format": "dummy",
+        "device": "cpu",
+    }
+    llm = LLM(str(tmp_path), **settings)
+    result = llm.generate(["abc"], SamplingParams(max_tokens=3, ignore_eos=True))[0]
+    assert len(result.prompt_token_ids) == 3  # a token a byte
+    assert len(result.token_ids) == 3
+    with_tokenizer = LLM(str(tiny_llama), **settings)
+    assert (
+        with_tokenizer.engine.tokenizer.digest()
+        == LLM(str(tiny_llama), dtype="fp32", determinism="off", device="cpu").engine.tokenizer.digest()
+    )
+    with pytest.raises(ModelError, match="no shape called"):
+        LLM("llama-9", **settings)
+    with pytest.raises(ConfigError, match="needs a model"):
+        LLM(**settings)
+
+
+def test_a_cpu_has_no_recipes_to_choose(tiny_llama: Path) -> None:
+    assert build.recipes_of(EngineConfig(str(tiny_llama), device="cpu")) == ()
+
+
+_INTERPRETED = """
+import json, sys
+from holdfast import SamplingParams
+from holdfast.bench.tiny import byte_tokenizer, tiny_config
+from holdfast.engine.build import assemble
+from holdfast.engine.config import EngineConfig
+from holdfast.models.dummy import DummyCheckpoint
+model = tiny_config(
+    max_position_embeddings=128, num_hidden_layers=1, hidden_size=32, intermediate_size=48, num_attention_heads=2,
+    num_key_value_heads=1, vocab_size=300, eos_token_id=299,
+)
+config = EngineConfig(
+    device="cpu", dtype="fp32", kernels=sys.argv[1], determinism="off", kv_memory="4MiB", max_num_seqs=4
+)
+stages = []
+engine = assemble(
+    config, DummyCheckpoint(model, deviation=0.25), byte_tokenizer(), lambda what, *_: stages.append(what)
+)
+for prompt in ([1, 2, 3], [5] * 4):
+    engine.submit(engine.prepare(prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
+found = {}
+while engine.has_work:
+    found |= {one.request_id: one.result.token_ids for one in engine.step() if one.result is not None}
+pool = engine.scheduler.pool
+parts = engine.fingerprint.parts
+print(json.dumps([list(found.values()), sorted(set(stages)), pool.page_size, parts["recipe"], parts["libraries"]]))
+"""
+
+
+def interpreted(kernels: str, cache: Path) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERPRETED, kernels],
+        env={**os.environ, "TRITON_INTERPRET": "1", "HOLDFAST_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_an_engine_on_interpreted_kernels_says_what_the_others_say(cache_dir: Path) -> None:
+    pytest.importorskip("triton")
+    tokens, stages, page_size, recipe, libraries = interpreted("triton", cache_dir)
+    assert stages == ["Choosing recipes", "Loading weights"]
+    assert page_size == 64
+    assert recipe["path"] == "triton" and "300x32/" in recipe["products"]
+    assert libraries["triton"] is not None
+    usual = interpreted("library", cache_dir)
+    assert usual[0] == tokens  # in fp32 nothing is near enough to a tie
+    assert "products" not in usual[3]
