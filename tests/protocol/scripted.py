@@ -4,15 +4,29 @@ Every KV slot stores the hash of all tokens up to it and whether a canonical pas
 through the page table, so a wrong page, a stale slot or a non-canonical read shows at once. The canonical next token is
 a function of the context alone; a fast pass may lie, and so may certified passes from some time on. A prompt that begins
 with COPIES is answered with text that repeats itself, so that look-ups find something.
+
+Sampled tokens are kept by lane, as the real runner keeps them: an UNKNOWN token is read from there, and must have been
+written for this request and this position. `start` computes in order; results are read in order, when they are waited for.
 """
 
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
+from holdfast.core.plan import (
+    LANE_WIDTH,
+    UNKNOWN,
+    Pass,
+    PassKind,
+    PassResult,
+    Plan,
+    Sampled,
+    Span,
+    TokenLogprob,
+)
 from holdfast.core.stop import finish_reason
 
 VOCAB = 50
@@ -73,7 +87,7 @@ class Slot:
 
 class ScriptedRunner:
     """Runs plans over hashes. `lie` is the chance that a fast row says another token; from pass number `corrupt_from` on
-    certified passes are wrong too.
+    certified passes are wrong too. With penalties or a grammar a row must know what stands before it.
     """
 
     def __init__(
@@ -90,8 +104,29 @@ class ScriptedRunner:
         self._slots: dict[int, Slot] = {}
         self._during = during
         self._corrupt_from = corrupt_from
+        self._lanes: dict[tuple[int, int], tuple[int, int, int]] = {}  # place -> request, position, token
+        self._unread: deque[Plan] = deque()
         self.passes: list[Pass] = []
         self.num_mismatches = 0
+        self.num_started = 0
+        self.num_waits = 0
+        self.num_ahead = 0  # plans started before the one before was read
+        self.num_unknown = 0
+
+    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+        """Everything is under way; the callable gives the results, in order, once."""
+        assert plan.passes
+        self.num_started += 1
+        self.num_ahead += bool(self._unread)
+        self._unread.append(plan)
+        results = self.run(plan)
+
+        def wait() -> list[PassResult]:
+            assert self._unread.popleft() is plan, "plans are read in the order they were started"
+            self.num_waits += 1
+            return results
+
+        return wait
 
     def run(self, plan: Plan) -> list[PassResult]:
         results = []
@@ -115,7 +150,7 @@ class ScriptedRunner:
     def _run_span(
         self, span: Span, kind: PassKind, corrupt: bool
     ) -> tuple[tuple[Sampled, ...], tuple[TokenLogprob, ...]]:
-        canonical = kind is PassKind.CANONICAL
+        canonical = kind is not PassKind.FAST
         deterministic = span.sampling.params.deterministic
         for position in range(span.start):
             slot = self._slots[self._slot(span, position)]
@@ -129,16 +164,45 @@ class ScriptedRunner:
         samples, scores = [], []
         first_given = span.sample_from - len(span.given)
         assert first_given >= 0
-        for offset, token_id in enumerate(span.token_ids):
+        token_ids = [
+            self._token(span, at, token_id) for at, token_id in enumerate(span.token_ids, span.start)
+        ]
+        if kind is not PassKind.CHECK:
+            self._check_what_is_known(span)
+        said = []
+        for offset, token_id in enumerate(token_ids):
             context = chain(context, token_id)
             if corrupt:
                 context = (context[0] ^ 1, *context[1:])
             self._slots[self._slot(span, span.start + offset)] = Slot(span.start + offset, context, whole)
             if offset >= span.sample_from:
                 samples.append(self._say(context, canonical, span))
+                said.append((span.start + offset + 1, samples[-1].token_id))
             elif offset >= first_given:
                 scores.append(logprob(context, span.given[offset - first_given]))
+        for position, token_id in said if span.lane >= 0 else ():  # only now: a pass reads before it writes
+            self._lanes[span.lane, position % LANE_WIDTH] = (span.request_id, position, token_id)
         return tuple(samples), tuple(scores)
+
+    def _token(self, span: Span, position: int, token_id: int) -> int:
+        if token_id != UNKNOWN:
+            assert 0 <= token_id < VOCAB
+            return token_id
+        self.num_unknown += 1
+        request_id, written, sampled = self._lanes[span.lane, position % LANE_WIDTH]
+        assert (request_id, written) == (span.request_id, position), "a lane holds somebody else's token"
+        return sampled
+
+    def _check_what_is_known(self, span: Span) -> None:
+        """Who looks back at its tokens is given all of them."""
+        samples = span.sample_from < len(span.token_ids)
+        if samples and (span.sampling.looks_back or span.constraint is not None):
+            assert UNKNOWN not in span.token_ids
+        if samples and span.sampling.looks_back:
+            known = (*span.history, *span.token_ids)
+            assert len(known) == span.stop and UNKNOWN not in known
+            before = self._slots[self._slot(span, span.start - 1)].context if span.start else START
+            assert self._corrupt_from is not None or context_of(span.history) == before
 
     def _say(self, context: Context, canonical: bool, span: Span) -> Sampled:
         token_id = next_token(context)
@@ -156,7 +220,7 @@ class ScriptedRunner:
             for at in range(self._page_size):
                 if (slot := self._slots.get(theirs * self._page_size + at)) is not None:
                     self._slots[ours * self._page_size + at] = replace(slot)
-        samples, _ = self._run_span(replace(span, watched=True), PassKind.CANONICAL, corrupt=False)
+        samples, _ = self._run_span(replace(span, watched=True), PassKind.CHECK, corrupt=False)
         assert len(samples) == len(one.logit_bits)
         mismatch = None
         for position in range(span.start, span.stop):

@@ -64,12 +64,7 @@ class Packing:
         for seq in self._roster.running.values():
             if seq.is_synchronous:
                 return True
-            if (
-                seq.flying
-                and seq.deterministic
-                and not self._one_pass_holds_all
-                and seq.flying[-1].num_sampled > 1
-            ):
+            if seq.flying and not self._one_pass_holds_all and seq.is_undecided:
                 return True
         return False
 

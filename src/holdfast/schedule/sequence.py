@@ -135,6 +135,12 @@ class Sequence:
         return self.phase is Phase.PREFILL and not self.ahead
 
     @property
+    def is_undecided(self) -> bool:
+        """A deterministic sequence's candidates are in flight, or a window over some. Canonical rows always have logprobs."""
+        last = self.flying[-1]
+        return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
+
+    @property
     def waits(self) -> bool:
         """Nothing can be planned behind what is in flight: nobody knows how a window ends, and an end is the end."""
         last = self.flying[-1]
