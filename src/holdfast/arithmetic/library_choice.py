@@ -42,7 +42,8 @@ def noise(seed: int, position: int, ids: Ids) -> Floats:
 
 def _best_first(z: Floats, ids: Ids) -> Ids:
     """`ids` by descending z, ties to the lowest id."""
-    return ids[np.lexsort((ids, -z[ids]))]
+    best: Ids = ids[np.lexsort((ids, -z[ids]))]
+    return best
 
 
 def _best_k(z: Floats, k: int) -> Ids:

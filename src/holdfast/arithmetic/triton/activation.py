@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.arithmetic.triton.launch import in_turn, take_turn
 from holdfast.arithmetic.triton.parts import parts_of, summed
 
 _BLOCK = 1024
@@ -18,7 +19,7 @@ def silu_mul(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     if out.numel():
         _silu_mul[(parts.rows, triton.cdiv(parts.width // 2, _BLOCK))](
             *(out, parts.data, parts.bias, parts.part_rows),
-            WIDTH=parts.width // 2, SLICES=parts.slices, HAS_BIAS=parts.has_bias, BLOCK=_BLOCK, num_warps=4,
+            WIDTH=parts.width // 2, SLICES=parts.slices, HAS_BIAS=parts.has_bias, BLOCK=_BLOCK, num_warps=4, **in_turn,
         )  # fmt: skip
     return out
 
@@ -26,15 +27,21 @@ def silu_mul(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 @triton.jit(do_not_specialize=["part_rows"])
 def _silu_mul(
     out, data, bias, part_rows,
-    WIDTH: tl.constexpr, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
+    take_turn(TURNS)
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
     dtype = out.dtype.element_ty
     gate = summed(data, bias, row, column, mask, part_rows, 2 * WIDTH, SLICES, HAS_BIAS)
     up = summed(data, bias, row, WIDTH + column, mask, part_rows, 2 * WIDTH, SLICES, HAS_BIAS)
-    gate = gate.to(dtype).to(tl.float32)
-    active = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    product = active * up.to(dtype).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * WIDTH + column, product.to(dtype), mask=mask)
+    tl.store(out + row.to(tl.int64) * WIDTH + column, gated(gate.to(dtype), up.to(dtype)), mask=mask)
+
+
+@triton.jit
+def gated(gate, up):
+    """rounded(silu(gate)) * up, in their dtype."""
+    wide = gate.to(tl.float32)
+    active = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    return (active * up.to(tl.float32)).to(gate.dtype)

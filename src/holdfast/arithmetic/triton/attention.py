@@ -11,9 +11,11 @@ every SPLIT positions, again from position 0, the softmax starts anew, and the s
 over positions are made by the tensor cores, the softmax's own included, so they have one order. A block or split that a
 row does not see leaves it as it was. What does not fix them: how tall the tile is, which other rows stand in it, whether
 it is the first or the second factor of its products (short tiles are the second: then few rows cost little), and how many
-programs share its splits. One program folds them in registers; several leave them in memory, and a second kernel folds them by
-the same operations.
+programs share its splits. One program folds them in registers; several leave them in memory, and a second kernel folds them
+by the same operations.
 """
+
+from itertools import pairwise
 
 import torch
 import triton
@@ -52,8 +54,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     keys, values = layer.keys, layer.values
     block_d = max(16, triton.next_power_of_2(width))
     inputs = (q, keys, values, rows.positions, tiles, rows.page_table, scale * _LOG2E, window or 0)
-    strides = (keys.stride(0), keys.stride(1), keys.stride(3))
-    strides += (values.stride(0), values.stride(1), values.stride(2))
+    strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_M": height}
     shape |= {"BLOCK_N": KV_BLOCK, "SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
     if height == _TALL:
@@ -85,11 +86,11 @@ def _tiles_of(rows: Rows, group: int) -> tuple[Tensor, int]:
     if rows.tiles is not None:
         return rows.tiles, _height(rows.tile_rows * group)
     starts: list[int] = rows.span_starts.tolist()
-    longest = max((stop - start for start, stop in zip(starts, starts[1:], strict=False)), default=0)
+    longest = max((stop - start for start, stop in pairwise(starts)), default=0)
     tokens, pages = tile_rows(longest, group), rows.page_table.shape[1]
     found = [
         (row, min(tokens, stop - row), span * pages)
-        for span, (start, stop) in enumerate(zip(starts, starts[1:], strict=False))
+        for span, (start, stop) in enumerate(pairwise(starts))
         for row in range(start, stop, tokens)
     ]
     tiles = torch.tensor(found, dtype=torch.int32).view(-1, 3).to(rows.page_table.device)
@@ -159,7 +160,9 @@ def _attend_tall(
             page = tl.load(pages + first_page + start // PAGE).to(tl.int64)
             offset = start % PAGE + column
             block = tl.load(
-                keys + page * key_page + offset[None, :] * key_at + lane[:, None], mask=has_lane[:, None], other=0.0
+                keys + page * key_page + offset[None, :] * key_at + lane[:, None],
+                mask=has_lane[:, None],
+                other=0.0,
             )  # [D, N]
             scores = tl.dot(query, block, input_precision="ieee") * scale  # [M, N]
             seen = (start + column)[None, :] <= at[:, None]
@@ -172,7 +175,9 @@ def _attend_tall(
             # A slot behind the last row may hold anything, and nothing times NaN is NaN.
             written = (start + column <= last_at)[:, None] & has_lane[None, :]
             block = tl.load(
-                values + page * value_page + offset[:, None] * value_at + lane[None, :], mask=written, other=0.0
+                values + page * value_page + offset[:, None] * value_at + lane[None, :],
+                mask=written,
+                other=0.0,
             )  # [N, D]
             split_mass = tl.dot(weights, ones, split_mass * keep, input_precision="ieee")
             split_mixed = tl.dot(weights, block, split_mixed * keep, input_precision="ieee")
@@ -227,7 +232,9 @@ def _attend_short(
             page = tl.load(pages + first_page + start // PAGE).to(tl.int64)
             offset = start % PAGE + column
             block = tl.load(
-                keys + page * key_page + offset[:, None] * key_at + lane[None, :], mask=has_lane[None, :], other=0.0
+                keys + page * key_page + offset[:, None] * key_at + lane[None, :],
+                mask=has_lane[None, :],
+                other=0.0,
             )  # [N, D]
             scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
             seen = (start + column)[:, None] <= at[None, :]
@@ -239,7 +246,9 @@ def _attend_short(
             keep = tl.exp2(split_best - now)[None, :]
             written = (start + column <= last_at)[:, None] & has_lane[None, :]
             block = tl.load(
-                values + page * value_page + offset[:, None] * value_at + lane[None, :], mask=written, other=0.0
+                values + page * value_page + offset[:, None] * value_at + lane[None, :],
+                mask=written,
+                other=0.0,
             )  # [N, D]
             split_mass = tl.dot(ones, weights, split_mass * keep, input_precision="ieee")
             split_mixed = tl.dot(tl.trans(block), weights, split_mixed * keep, input_precision="ieee")
@@ -284,4 +293,6 @@ def _fold_splits(
         split_mixed = tl.load(sums + (entry + split) * WIDTH + lane[None, :], mask=has_lane, other=0.0)
         best, mass, mixed = _fold(best, mass, mixed, split_best, split_mass, split_mixed, 1)
     found = mixed / mass[:, None] + 0.0
-    tl.store(out + (row * HEADS + head) * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=has_lane)
+    tl.store(
+        out + (row * HEADS + head) * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=has_lane
+    )

@@ -1,11 +1,13 @@
 """Matrix products on a GPU: the library's own, or the library's with K cut in slices, whose sums are added in one order.
 
-A library splits K for few rows of a long sum, and by how much depends on the number of rows: that is what makes bits depend on
-the batch. Cut into slices that are a batch of products each, K is never split behind our back. What is added up later, and by
+A library splits K for few rows of a long sum, and by how much depends on the number of rows: that is what makes bits depend
+on the batch. Cut into slices that are a batch of products each, K is never split behind our back. What is added up later, and by
 whom, is the business of the kernel that reads the product:
 
     finished   dtype [rows, N]         the library's own product, rounded by it
     parts      fp32 [slices, rows, N]  to be added in order, then the bias, then rounded once
+
+Few rows are multiplied by a kernel of our own (`few_rows`), which walks K as the library does.
 """
 
 import torch
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.arithmetic.ops import Linear
+from holdfast.arithmetic.triton import few_rows
 
 
 def multiply(x: Tensor, w: Linear, *, slab: int | None = None, plain: bool = False) -> Tensor:
@@ -22,7 +25,8 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, plain: bool = Fal
     """
     slices = 0 if plain else w.slices
     if slab is None:
-        return _product(x, w.data, slices)
+        few = not plain and few_rows.takes(x.shape[0], w.data, slices)
+        return few_rows.multiply_few(x, w.data, slices) if few else _product(x, w.data, slices)
     rows = x.shape[0]
     slabs = -(-rows // slab) or 1
     if rows < slabs * slab:

@@ -1,9 +1,10 @@
 """RMS norm, alone and behind a residual addition: one program a row.
 
-The sum of squares is a tree of its own making, not the compiler's. A row of W is folded in the middle, and what is left added
-up pair by pair:
+The sum of squares is a tree of its own making, not the compiler's. A row of W is folded in the middle, again and again while
+it is long, and what is left added up pair by pair:
 
-    s[i] = x[i]^2 + x[i + half]^2        half = W / 2, rounded up
+    s[i] = x[i]^2 + x[i + half]^2        half = W / 2, rounded up; zeros behind it up to a power of two
+    s[i] = s[i] + s[i + n / 2]           while n, how many are left, is more than 1024
     s[i] = s[2 i] + s[2 i + 1]           until one is left
 
 So a norm has the same bits in every kernel that takes one, whatever else that kernel does and however its registers lie.
@@ -16,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.arithmetic.triton.launch import in_turn, take_turn
 from holdfast.arithmetic.triton.parts import parts_of, summed
 
 
@@ -38,7 +40,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         fold = fold_of(width)
         _rms_norm[(out.numel() // width,)](
             *(out, x, weight, eps),
-            WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels, num_warps=fold.warps,
+            WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels, num_warps=fold.warps, **in_turn,
         )  # fmt: skip
     return out
 
@@ -59,7 +61,7 @@ def add_rms_norm(
         _add_rms_norm[(rows,)](
             *(out, residual, parts.data, parts.bias, weight, eps, parts.part_rows),
             WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels, SLICES=parts.slices,
-            HAS_BIAS=parts.has_bias, num_warps=fold.warps,
+            HAS_BIAS=parts.has_bias, num_warps=fold.warps, **in_turn,
         )  # fmt: skip
     return out
 
@@ -67,14 +69,18 @@ def add_rms_norm(
 def fold_of(width: int) -> Fold:
     half = -(-width // 2)
     lanes = int(triton.next_power_of_2(half))
-    return Fold(half, lanes, lanes.bit_length() - 1, max(1, min(16, lanes // 256)))
+    return Fold(half, lanes, lanes.bit_length() - 1, max(1, min(4, lanes // 256)))
 
 
 @triton.jit
 def inverse_rms(low, high, eps, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
     """low, high fp32 [groups, 2^LEVELS], the two halves of rows of WIDTH -> 1 / rms, [groups, 1]."""
     total = tl.fma(low, low, high * high)
-    for _ in tl.static_range(LEVELS):
+    for _ in tl.static_range(10, LEVELS):
+        halves = tl.reshape(total, [total.shape[0], 2, total.shape[1] // 2])
+        first, second = tl.split(tl.permute(halves, (0, 2, 1)))
+        total = first + second
+    for _ in tl.static_range(LEVELS if LEVELS < 10 else 10):
         first, second = tl.split(tl.reshape(total, [total.shape[0], total.shape[1] // 2, 2]))
         total = first + second
     return tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))
@@ -89,8 +95,10 @@ def scaled(x, inverse, weight):
 
 @triton.jit
 def _rms_norm(
-    out, x, weight, eps, WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr
+    out, x, weight, eps, WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
+    TURNS: tl.constexpr,
 ):  # fmt: skip
+    take_turn(TURNS)
     at = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.arange(0, LANES)[None, :]  # [1, LANES]
     in_low, in_high = column < HALF, HALF + column < WIDTH
@@ -107,8 +115,9 @@ def _rms_norm(
 def _add_rms_norm(
     out, residual, data, bias, weight, eps, part_rows,
     WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, SLICES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
+    take_turn(TURNS)
     row = tl.program_id(0)
     at = row.to(tl.int64) * WIDTH
     column = tl.arange(0, LANES)[None, :]  # [1, LANES]

@@ -6,7 +6,7 @@ A product is one of three forms, all else is the same in all of them:
     recipe      K cut as the recipe says, at the pass's own number of rows
     plain       the library's own product, whatever it does; for an arithmetic that was opened so
 
-The kernel behind a product adds up what the product left in parts, so a layer is seven kernels around four products.
+The kernel behind a product adds up what the product left in parts, so a layer is five or six kernels around four products.
 """
 
 import hashlib
@@ -22,7 +22,17 @@ from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
 from holdfast.arithmetic.ops import Linear
 from holdfast.arithmetic.recipe import Recipe
 from holdfast.arithmetic.rows import KVLayer, Rows
-from holdfast.arithmetic.triton import activation, attention, choice, embed, linear, norm, parts, rope_store
+from holdfast.arithmetic.triton import (
+    activation,
+    attention,
+    choice,
+    embed,
+    few_rows,
+    linear,
+    norm,
+    parts,
+    rope_store,
+)
 
 _REFERENCE_ROWS = 256
 
@@ -83,6 +93,13 @@ class TritonArithmetic:
             return linear.multiply(x, w, slab=self.recipe.rows)
         return linear.multiply(x, w, plain=self._plain)
 
+    def _gate_up(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
+        """silu(gate) * up of [gate, up] = x w; few rows in one go."""
+        unfinished = canonical or self._plain or w.slices or w.bias is not None
+        if not unfinished and few_rows.takes(x.shape[0], w.data, 0):
+            return few_rows.gate_up_few(x, w.data)
+        return activation.silu_mul(self._multiply(x, w, canonical), w.bias, self.dtype)
+
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
         return parts.finish(self._multiply(x, w, canonical), w.bias, self.dtype)
 
@@ -128,8 +145,7 @@ class TritonArithmetic:
         attended = attention.attend(q, kv, rows, scale=shape.scale, window=weights.window)
         delta = self._multiply(attended, weights.o, canonical)
         normed = norm.add_rms_norm(residual, delta, weights.o.bias, weights.post_norm, shape.eps)
-        gate_up = self._multiply(normed, weights.gate_up, canonical)
-        inner = activation.silu_mul(gate_up, weights.gate_up.bias, self.dtype)
+        inner = self._gate_up(normed, weights.gate_up, canonical)
         delta = self._multiply(inner, weights.down, canonical)
         norm.add_rms_norm(residual, delta, weights.down.bias, weights.next_norm, shape.eps, out=x)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdfast.arithmetic.layer import LayerShape
 from holdfast.arithmetic.rows import KVLayer
+from holdfast.arithmetic.triton.launch import in_turn, take_turn
 from holdfast.arithmetic.triton.norm import fold_of, inverse_rms, scaled
 from holdfast.arithmetic.triton.parts import parts_of, summed
 
@@ -46,7 +47,7 @@ def rope_store(
             *(shape.eps, parts.part_rows, *layer.keys.stride(), *layer.values.stride()),
             HEADS=heads, KV_HEADS=kv_heads, WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels,
             GROUP=_GROUP, PAGE=layer.keys.shape[3], SLICES=parts.slices, HAS_BIAS=parts.has_bias,
-            NORMED=norms is not None, num_warps=4,
+            NORMED=norms is not None, num_warps=4, **in_turn,
         )  # fmt: skip
     return q
 
@@ -97,8 +98,9 @@ def _rope_store(
     key_page, key_head, key_lane, key_slot, value_page, value_head, value_slot, value_lane,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr,
     LEVELS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NORMED: tl.constexpr,
+    NORMED: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
+    take_turn(TURNS)
     row = tl.program_id(0)
     head = (tl.program_id(1) * GROUP + tl.arange(0, GROUP))[:, None]  # [G, 1]
     lane = tl.arange(0, LANES)[None, :]  # [1, LANES]
