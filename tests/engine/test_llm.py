@@ -1,15 +1,23 @@
 """The offline engine end to end, on a tiny model."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import ScriptedRunner, reference
 
 from holdfast import SamplingParams
-from holdfast.core.plan import Plan
+from holdfast.core.plan import PassResult, Plan
 from holdfast.core.result import Result
 from holdfast.engine.llm import LLM
+from holdfast.engine.loop import Engine
+from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
+from holdfast.kv.pool import PagePool
+from holdfast.schedule.policy import SchedulerConfig
+from holdfast.schedule.scheduler import Scheduler
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -268,6 +276,147 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Monkey
             llm.generate(PROMPTS, settings())
     assert not llm.engine.has_work
     assert len(llm.generate(PROMPTS, settings())) == 3
+
+
+# Ahead of the device. The runner is the scripted one, whose results can be read only when they are waited for, in order.
+
+
+class Deferred(ScriptedRunner):
+    """Breaks, if it is told to, when a plan is started or when its results are read."""
+
+    breaks_at: tuple[str, int] | None = None
+    error: BaseException = RuntimeError("a cosmic ray")
+
+    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+        if self.breaks_at == ("start", self.num_started):
+            self.breaks_at = None
+            raise self.error
+        number, wait = self.num_started, super().start(plan)
+
+        def read() -> list[PassResult]:
+            results = wait()
+            if self.breaks_at == ("wait", number):
+                raise self.error
+            return results
+
+        return read
+
+    def run(self, plan: Plan) -> list[PassResult]:
+        assert plan in self._unread, "a plan was run where it should be started"
+        return super().run(plan)
+
+
+def deferred_engine(llm: LLM, mode: Any, **changes: Any) -> Engine:
+    config = SchedulerConfig(4, 64, 8, mode, tuple(range(1, 65)), speculation="off", run_ahead=1)
+    scheduler = Scheduler(replace(config, **changes), PagePool(64, 4))
+    old = llm.engine
+    return Engine(scheduler, Deferred(4, 0.2, 1), old.tokenizer, old.limits, None, old.grammars, old.receipts)
+
+
+def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[int, Result]:
+    for prompt in prompts:
+        engine.submit(engine.prepare(prompt, settings(logprobs=None, **changes)))
+    return finish(engine)
+
+
+def finish(engine: Engine) -> dict[int, Result]:
+    results = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    assert engine.scheduler.num_in_flight == 0 and engine.scheduler.pool.num_held == 0
+    engine.check()
+    return results
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_ahead_of_the_device_it_is_the_same_answer(auto_llm: LLM, mode: str) -> None:
+    engine = deferred_engine(auto_llm, mode)
+    prompts = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
+    results = answers(engine, *prompts)
+    for prompt, number in zip(prompts, sorted(results), strict=True):
+        assert results[number].token_ids == reference(prompt, settings())
+    runner = engine.runner
+    assert isinstance(runner, Deferred)
+    assert runner.num_unknown > 0
+    if mode == "auto":
+        assert runner.num_ahead == runner.num_started - 1 == engine.counters.steps - 1
+    else:
+        assert runner.num_waits == engine.counters.canonical_passes, "one wait a window"
+        assert len(runner.passes) >= 2 * runner.num_waits - 1
+
+
+def test_a_step_reads_what_the_step_before_it_started(auto_llm: LLM) -> None:
+    engine = deferred_engine(auto_llm, "auto")
+    engine.submit(engine.prepare((1, 2, 3), settings(max_tokens=3)))
+    seen = []
+    while engine.has_work:
+        updates = engine.step()
+        seen.append((sum(len(update.delta.token_ids) for update in updates), engine.runner.num_started))  # type: ignore[attr-defined]
+    assert seen == [(0, 1), (1, 2), (1, 3), (1, 3)]
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+@pytest.mark.parametrize("breaks_at", [("start", 0), ("start", 3), ("wait", 0), ("wait", 3)])
+def test_a_pass_that_raises_ends_all_in_flight_and_no_other(
+    auto_llm: LLM, mode: str, breaks_at: tuple[str, int]
+) -> None:
+    engine = deferred_engine(auto_llm, mode, max_num_seqs=2)
+    engine.runner.breaks_at = breaks_at  # type: ignore[attr-defined]
+    results = answers(engine, (1, 2, 3), (4, 5), (6, 7))
+    reasons = [results[number].finish_reason for number in sorted(results)]
+    assert reasons == ["error", "error", "length"]
+    lost = results[min(results)]
+    assert lost.error == "a pass failed: RuntimeError: a cosmic ray"
+    assert lost.token_ids == reference((1, 2, 3), settings())[: len(lost.token_ids)]
+    assert results[max(results)].token_ids == reference((6, 7), settings())
+
+
+@pytest.mark.parametrize("where", ["start", "wait"])
+def test_an_interrupt_gives_up_all_that_is_in_flight(auto_llm: LLM, where: str) -> None:
+    engine = deferred_engine(auto_llm, "auto")
+    engine.runner.breaks_at, engine.runner.error = (where, 3), KeyboardInterrupt()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        answers(engine, (1, 2, 3), (4, 5))
+    assert not engine.has_work
+    engine.check()
+    engine.runner.breaks_at = None  # type: ignore[attr-defined]
+    (result,) = answers(engine, (1, 2, 3)).values()
+    assert result.token_ids == reference((1, 2, 3), settings())
+
+
+def test_an_abort_in_flight_leaves_nothing_behind(auto_llm: LLM) -> None:
+    engine = deferred_engine(auto_llm, "auto")
+    request = engine.prepare((1, 2, 3), settings())
+    engine.submit(request)
+    for _ in range(3):
+        engine.step()
+    (update,) = engine.abort(request.request_id)
+    assert update.result is not None and update.result.finish_reason == "abort"
+    assert engine.has_work and not engine.has_requests, "what is in flight is still to be read"
+    assert finish(engine) == {}
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> None:
+    engine = deferred_engine(auto_llm, mode)
+    engine.tracer = Tracer(engine)
+    engine.submit(engine.prepare((1, 2, 3), settings()))
+    traces, results = [], {}
+    while engine.has_work:
+        for update in engine.step():
+            results[update.request_id] = update.result
+        assert engine.tracer is not None
+        traces += engine.tracer.take()
+    (result,) = results.values()
+    assert result is not None
+    told = [one for trace in traces for one in trace.sequences]
+    assert sum(len(one.rolled_back_ids) for one in told) == result.stats.rolled_back
+    assert sum(one.accepted for one in told) == result.stats.accepted
+    assert (result.stats.rolled_back > 0) == (mode == "verify")
+    assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.steps + 1))
 
 
 def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None:

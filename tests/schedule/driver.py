@@ -1,15 +1,18 @@
 """A scheduler with a scripted model behind it, driven step by step."""
 
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
 from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
+from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, Plan
+from holdfast.core.plan import PassKind, PassResult, Plan
 from holdfast.core.request import Request
 from holdfast.kv.pool import PagePool
-from holdfast.schedule.policy import DeterminismMode, SchedulerConfig
+from holdfast.schedule.policy import DeterminismMode, SchedulerConfig, Speculation
 from holdfast.schedule.scheduler import Scheduler
 from holdfast.schedule.sequence import Sequence
 
@@ -40,8 +43,12 @@ class Driver:
         certified: Ordered[int] = (),
         lie: float = 0.0,
         cache: bool = True,
+        ahead: int = 0,
+        speculation: Speculation = "ngram",
     ) -> None:
-        config = SchedulerConfig(seqs, rows, ROWS, mode, tuple(certified), cache)
+        config = SchedulerConfig(
+            seqs, rows, ROWS, mode, tuple(certified), cache, run_ahead=ahead, speculation=speculation
+        )
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE))
         self.runner = ScriptedRunner(PAGE_SIZE, lie, seed=1)
         self.answers: dict[int, list[int]] = {}
@@ -50,9 +57,16 @@ class Driver:
         self.started: list[int] = []  # requests in the order of their first pass
         self.others: list[Event] = []  # scores and checks
         self.steps = 0
+        self.flying: deque[tuple[Plan, Callable[[], list[PassResult]]]] = deque()
 
     def submit(
-        self, prompt: Ordered[int], max_tokens: int = 8, *, stop_at: int | None = None, **params: object
+        self,
+        prompt: Ordered[int],
+        max_tokens: int = 8,
+        *,
+        stop_at: int | None = None,
+        grammar: Grammar | None = None,
+        **params: object,
     ) -> int:
         number = len(self.answers)
         settings = {"deterministic": True, "ignore_eos": True, "temperature": 0, **params}
@@ -61,7 +75,7 @@ class Driver:
         )  # type: ignore[arg-type]
         self.answers[number] = []
         self.texts[number] = StopAt(stop_at)
-        self.scheduler.submit(request, self.texts[number])
+        self.scheduler.submit(request, self.texts[number], grammar)
         return number
 
     def plan(self) -> Plan:
@@ -80,9 +94,31 @@ class Driver:
         return events
 
     def step(self) -> list[Event]:
-        return self.absorb(self.plan())
+        """As the engine does it: without run_ahead a plan is absorbed at once, with it when the next is under way."""
+        if not self.scheduler.config.run_ahead:
+            return self.absorb(self.plan())
+        self.steps += 1
+        plan = self.start()
+        if self.flying and (not plan or len(self.flying) > self.scheduler.config.run_ahead):
+            return self.read()
+        return []
+
+    def start(self) -> Plan:
+        plan = self.plan()
+        if plan:
+            self.flying.append((plan, self.runner.start(plan)))
+        return plan
+
+    def read(self) -> list[Event]:
+        """Absorb the oldest plan in flight."""
+        plan, wait = self.flying.popleft()
+        events = self.note(self.scheduler.absorb(plan, wait()))
+        self.scheduler.check()
+        return events
 
     def finish(self, limit: int = 2000) -> None:
+        while len(self.flying) > self.scheduler.config.run_ahead:
+            self.read()
         while self.scheduler.has_work:
             self.step()
             assert self.steps < limit, "the schedule does not end"
