@@ -18,6 +18,10 @@ else:  # a busy machine is no finding
     hypothesis.settings.load_profile("holdfast")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Our own HOLDFAST_CACHE_DIR. Built kernels stay for the next run; no test meets an earlier run's certificate."""

@@ -29,19 +29,25 @@ HEAD, PRODUCTS, OTHER = "head", "products", "other"
 # The first that matches; names are the library's, torch's and those of arithmetic/triton.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"memcpy|memset", re.I)),
-    ("attention", re.compile(r"attend|attention|combine", re.I)),
-    ("norms", re.compile(r"norm", re.I)),
-    ("rope and store", re.compile(r"rope|store", re.I)),
-    ("activation", re.compile(r"silu|activation", re.I)),
-    (
-        "sampler",
-        re.compile(r"choose|choice|greedy|argmax|logsumexp|softmax|topk|sort|noise|lane|sample", re.I),
-    ),
-    ("embedding", re.compile(r"embed", re.I)),
     (
         PRODUCTS,
-        re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|aten::(linear|bmm|mm|addmm)", re.I),
+        re.compile(
+            r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|multiply_few|gate_up_few|^_finish$|aten::(linear|b?mm|addmm)",
+            re.I,
+        ),
     ),
+    ("attention", re.compile(r"attend|attention|fold_splits", re.I)),
+    ("norms", re.compile(r"norm", re.I)),
+    ("rope and store", re.compile(r"rope|^_store", re.I)),
+    ("activation", re.compile(r"silu", re.I)),
+    (
+        "sampler",
+        re.compile(
+            r"^_(chunk_|finish_|compact|narrow|descend|limits|weighed)|choose|choice|greedy|argmax|logsumexp|softmax|topk|sort",
+            re.I,
+        ),
+    ),
+    ("embedding", re.compile(r"embed", re.I)),
     ("copies", re.compile(r"copy|cat|index|gather|scatter|fill|elementwise|aten::", re.I)),
 )
 

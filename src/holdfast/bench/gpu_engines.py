@@ -10,9 +10,11 @@ from typing import cast
 import torch
 
 from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.totals import graph_totals
 from holdfast.bench.gpu_settings import TINY
-from holdfast.bench.tiny import byte_tokenizer, tiny_config
+from holdfast.bench.tiny import tiny_config
 from holdfast.engine.build import ShowProgress, assemble
+from holdfast.engine.byte_tokenizer import byte_tokenizer
 from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.loop import Engine
 from holdfast.models.config import DecoderConfig
@@ -69,6 +71,7 @@ def open_twins(
     positions = num_positions + (max_streams + 1) * _PAGE_SPARE + max_len
     engine_config = EngineConfig(
         dtype=dtype,
+        device=str(device.type),
         kernels=cast(Kernels, kernels),
         max_num_seqs=max_streams,
         max_pass_rows=_PASS_ROWS[device.type],
@@ -78,13 +81,13 @@ def open_twins(
         speculation="off",
     )
     exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
-    return Twins(exact, plain_twin(exact))
+    return Twins(exact, plain_twin(exact, show))
 
 
-def plain_twin(engine: Engine) -> Engine:
+def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
     """An engine on the same weights and KV whose fast passes are the library's own products."""
     runner = cast(Runner, engine.runner)
-    decoder = runner._decoder
+    decoder, schedule = runner._decoder, engine.scheduler.config
     arithmetic = decoder.arithmetic
     if arithmetic.device.type == "cuda":  # elsewhere a fast pass is plain already
         arithmetic = open_arithmetic(
@@ -93,7 +96,17 @@ def plain_twin(engine: Engine) -> Engine:
             num_threads=torch.get_num_threads(),
             device=arithmetic.device,
             plain=True,
+            slices={
+                (one.linear.out_features, one.linear.in_features): one.linear.slices
+                for one in decoder.products()
+            },
         )
-    twin = engine.restarted(engine.scheduler.config)
-    twin.runner = Runner(decoder.with_arithmetic(arithmetic), runner._store)
+    twin = engine.restarted(schedule)
+    plain = Runner(decoder.with_arithmetic(arithmetic), runner._store)
+    canonical = [count * schedule.reference_rows for count in (1, 2)]
+    progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
+    plain.capture(
+        graph_totals(schedule.max_num_seqs), canonical, progress, max_len=engine.limits.max_model_len
+    )
+    twin.runner = plain
     return twin

@@ -101,7 +101,7 @@ def _real_twins(model: str, settings: GpuSettings, desk: Desk) -> Twins:
         kv_memory="4GiB",
     )
     exact = build(config, desk.show_stage)
-    return Twins(exact, plain_twin(exact))
+    return Twins(exact, plain_twin(exact, desk.show_stage))
 
 
 def _bouts(twins: Twins, settings: GpuSettings) -> Iterator[Bout]:

@@ -2,14 +2,10 @@
 
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
 from holdfast.engine.build import assemble
+from holdfast.engine.byte_tokenizer import byte_tokenizer as byte_tokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
-from holdfast.engine.tokenizer import Tokenizer
-from holdfast.engine.tokenizer_parts import TokenizerParts
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import DummyCheckpoint
 
@@ -39,15 +35,6 @@ def tiny_config(**changes: Any) -> DecoderConfig:
             **changes,
         }
     )
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token a byte; the ids behind them have no text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(TokenizerParts(backend, len(alphabet), lambda: b"bytes"))
 
 
 def tiny_engine(config: EngineConfig, *, twins: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:

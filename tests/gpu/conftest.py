@@ -1,0 +1,49 @@
+"""Tests of the GPU, for a machine that has one: PYTHONPATH=src python -m pytest -m gpu tests/gpu
+
+Elsewhere they are skipped, unless the tests themselves are to be tried out: HOLDFAST_GPU_TESTS=cpu runs the engine's on a
+CPU, and with TRITON_INTERPRET=1 the kernels' in Triton's interpreter, on small shapes.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.ops import Arithmetic
+
+IS_TRIAL = os.environ.get("HOLDFAST_GPU_TESTS") == "cpu"
+HAS_GPU = torch.cuda.is_available()
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(
+                pytest.mark.filterwarnings("default")
+            )  # those of drivers and profilers are no findings
+            if not HAS_GPU and not IS_TRIAL:
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    if not HAS_GPU and found is torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bf16")
+    return found
+
+
+@pytest.fixture
+def arithmetic(dtype: torch.dtype, device: torch.device) -> Arithmetic:
+    if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("without a GPU kernels need TRITON_INTERPRET=1")
+    return open_arithmetic(dtype, path="triton", num_threads=1, device=device)

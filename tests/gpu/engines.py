@@ -1,0 +1,91 @@
+"""Engines over random weights on the device the tests run on, and answers of them, alone and in company."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from holdfast.bench.gpu_engines import the_device
+from holdfast.bench.tiny import byte_tokenizer, tiny_config
+from holdfast.core.params import SamplingParams
+from holdfast.core.result import Result
+from holdfast.engine.build import assemble
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.loop import Engine
+from holdfast.models.config import DecoderConfig
+from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.shapes import named_config
+from holdfast.run.runner import Runner
+
+HAS_GPU = torch.cuda.is_available()
+
+
+def config_of(shape: str) -> DecoderConfig:
+    """ "tiny" is as small as the GPU's kernels are happy with; there is no GPU that would run a real shape in a trial."""
+    if shape == "tiny" or not HAS_GPU:
+        return tiny_config(
+            hidden_size=256,
+            intermediate_size=512,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            vocab_size=1024,
+            torch_dtype="bfloat16" if HAS_GPU else "float32",
+        )
+    return named_config(shape)
+
+
+def open_engine(shape: str = "tiny", **settings: Any) -> Engine:
+    model = config_of(shape)
+    defaults: dict[str, Any] = {"max_num_seqs": 32, "kv_memory": "256MiB", "max_model_len": 1024}
+    config = EngineConfig(device=the_device().type, **(defaults | settings))
+    deviation = 0.25 if model.hidden_size == 256 else 0.05
+    checkpoint = DummyCheckpoint(model, deviation=deviation, device=the_device())
+    return assemble(config, checkpoint, byte_tokenizer())
+
+
+def with_runner(engine: Engine, runner: Any) -> Engine:
+    other = engine.restarted(engine.scheduler.config)
+    other.runner = runner
+    return other
+
+
+def eager(engine: Engine, arithmetic: Any = None) -> Engine:
+    """The same weights and pages without captured graphs; with another arithmetic, if one is given."""
+    runner = cast(Runner, engine.runner)
+    decoder = runner._decoder if arithmetic is None else runner._decoder.with_arithmetic(arithmetic)
+    return with_runner(engine, Runner(decoder, runner._store))
+
+
+def scheduled(engine: Engine, num_pages: int | None = None, **changes: Any) -> Engine:
+    return engine.restarted(replace(engine.scheduler.config, **changes), num_pages)
+
+
+def prompt(length: int, seed: int = 1) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(2, 256, (length,), generator=generator).tolist())
+
+
+def answers(
+    engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]], *, may_fail: bool = False
+) -> list[Result]:
+    """All at once, to the end; nothing is left behind."""
+    prepared = [engine.prepare(tokens, params) for tokens, params in requests]
+    for request in prepared:
+        engine.submit(request)
+    results: dict[int, Result] = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    engine.check()
+    assert engine.scheduler.pool.num_held == 0
+    found = [results[request.request_id] for request in prepared]
+    assert may_fail or not [result.error for result in found if result.error is not None]
+    return found
+
+
+def outcome(result: Result) -> tuple[object, ...]:
+    """Tokens and the exact values of logprobs."""
+    return tuple((choice.token_ids, choice.logprobs) for choice in result.choices)

@@ -1,0 +1,126 @@
+"""Paged attention: near the exact softmax, and the same bits for a row that decodes, stands in a window or in a chunk."""
+
+import math
+
+import pytest
+import torch
+from gpu_numbers import HAS_GPU, assert_near, random, same_bits
+from paged import Store, make_store
+from torch import Tensor
+
+from holdfast.arithmetic.ops import Arithmetic
+
+HEADS = [(32, 8, 128), (9, 3, 64), (16, 8, 128), (12, 2, 128)] if HAS_GPU else [(4, 2, 16), (3, 1, 24)]
+CONTEXTS = [8192, 32768] if HAS_GPU else [600]
+WINDOWS = [None, 1, 50, 1000] if HAS_GPU else [None, 50]
+
+
+def exact(q: Tensor, store: Store, sequence: int, position: int, scale: float, window: int | None) -> Tensor:
+    """q [H, D] -> fp64 [H * D]."""
+    first = 0 if window is None else max(0, position - window + 1)
+    keys, values = store.keys[sequence], store.values[sequence]
+    group = q.shape[0] // keys.shape[1]
+    k = keys[first : position + 1].double().repeat_interleave(group, 1)
+    v = values[first : position + 1].double().repeat_interleave(group, 1)
+    weights = torch.softmax(torch.einsum("hd,lhd->hl", q.double(), k) * scale, -1)
+    return torch.einsum("hl,lhd->hd", weights, v).flatten()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_attention_is_near_the_exact_softmax(
+    arithmetic: Arithmetic, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
+) -> None:
+    store = make_store(arithmetic, dtype, [450, 65, 3], kv_heads, width)
+    spans = [(0, 400, 50), (1, 64, 1), (2, 0, 3)]
+    rows = store.rows(spans, padding=2)
+    q = random(rows.num_rows, heads, width, dtype=dtype, device=arithmetic.device)
+    scale = 1 / math.sqrt(width)
+    out = arithmetic.attention(q, store.layer, rows, scale=scale, window=window)
+    owners = [sequence for sequence, _, count in spans for _ in range(count)]
+    wanted = [
+        exact(q[i], store, sequence, int(rows.positions[i]), scale, window)
+        for i, sequence in enumerate(owners)
+    ]
+    assert_near(out[: len(owners)], torch.stack(wanted), dtype)
+    assert not out[len(owners) :].any()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
+    arithmetic: Arithmetic,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    window: int | None,
+    context: int,
+) -> None:
+    """At the end of a long context: alone, among decoding rows, in a short window, in a chunk, among other sequences."""
+    store = make_store(arithmetic, dtype, [context, 700, 131], kv_heads, width)
+    chunk = 512 if HAS_GPU else 40
+    first = context - chunk
+    q = random(chunk, heads, width, dtype=dtype, device=arithmetic.device)
+    other = random(131, heads, width, dtype=dtype, device=arithmetic.device, seed=4)
+
+    def attend(spans: list[tuple[int, int, int]], queries: Tensor) -> Tensor:
+        return arithmetic.attention(queries, store.layer, store.rows(spans), scale=0.11, window=window)
+
+    whole = attend([(0, first, chunk)], q)
+    for at in (0, 1, chunk // 2, chunk - 2, chunk - 1):
+        alone = attend([(0, first + at, 1)], q[at : at + 1])
+        assert same_bits(alone[0], whole[at])
+        beside = attend(
+            [(1, 699, 1), (0, first + at, 1), (2, 5, 1)], torch.cat((other[:1], q[at : at + 1], other[1:2]))
+        )
+        assert same_bits(beside[1], whole[at])
+    for length in (2, 5, 16, 17, chunk // 2):
+        assert same_bits(attend([(0, first + 7, length)], q[7 : 7 + length]), whole[7 : 7 + length])
+    mixed = attend([(2, 0, 131), (0, first + 3, 9)], torch.cat((other, q[3:12])))
+    assert same_bits(mixed[131:], whole[3:12])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS[:2])
+def test_bits_do_not_depend_on_which_pages_hold_the_keys(
+    arithmetic: Arithmetic, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+) -> None:
+    q = random(20, heads, width, dtype=dtype, device=arithmetic.device)
+    found = []
+    for seed in (0, 5):
+        store = make_store(arithmetic, dtype, [333, 200], kv_heads, width, page_seed=seed)
+        found.append(arithmetic.attention(q, store.layer, store.rows([(0, 313, 20)]), scale=0.1, window=None))
+    assert same_bits(*found)
+
+
+def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Arithmetic, dtype: torch.dtype) -> None:
+    """Infinite keys and values at later positions leave earlier rows alone."""
+    store = make_store(arithmetic, dtype, [100], 2, 64)
+    q = random(100, 4, 64, dtype=dtype, device=arithmetic.device)
+    clean = arithmetic.attention(q, store.layer, store.rows([(0, 0, 100)]), scale=0.1, window=None)
+    bad = torch.full((1, 2, 64), float("inf"), dtype=dtype, device=arithmetic.device)
+    arithmetic.store(bad, bad, store.layer, store.rows([(0, 90, 1)]).slots)
+    for length in (1, 50, 90):
+        dirty = arithmetic.attention(
+            q[:length], store.layer, store.rows([(0, 0, length)]), scale=0.1, window=None
+        )
+        assert same_bits(dirty, clean[:length])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="graphs are the GPU's")
+def test_a_captured_graph_gives_the_bits_of_a_call(
+    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+) -> None:
+    store = make_store(arithmetic, dtype, [1000, 64, 700], 8, 128)
+    rows = store.rows([(0, 999, 1), (1, 63, 1), (2, 500, 1)])
+    q = random(3, 32, 128, dtype=dtype, device=device)
+    rows = store.with_tiles(rows, arithmetic, group=4)
+    eager = arithmetic.attention(q, store.layer, rows, scale=0.1, window=None)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = arithmetic.attention(q, store.layer, rows, scale=0.1, window=None)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same_bits(captured, eager)

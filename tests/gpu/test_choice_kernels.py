@@ -1,0 +1,136 @@
+"""Choosing tokens on the GPU: the CPU's choices at every setting, and a row's own whoever stands beside it."""
+
+import math
+
+import pytest
+import torch
+from gpu_numbers import HAS_GPU, assert_near, assert_rows_stand_alone, same_bits
+from torch import Tensor
+
+from holdfast.arithmetic.choice import ChoiceBatch
+from holdfast.arithmetic.library import LibraryArithmetic
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.ops import Arithmetic
+
+VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]
+NUM_ROWS = 24 if HAS_GPU else 6
+SETTINGS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 50},
+    {"top_p": 0.9},
+    {"top_p": 0.001},
+    {"min_p": 0.1},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.02, "temperature": 0.7},
+    {"temperature": 0.0},
+]
+
+
+@pytest.fixture
+def dtype() -> torch.dtype:
+    return torch.float32
+
+
+@pytest.fixture(params=VOCABS)
+def logits(request: pytest.FixtureRequest, device: torch.device) -> Tensor:
+    """Ordinary rows, one of many ties, one with half of its tokens forbidden, one all alike, one that is nearly empty."""
+    found = torch.randn(NUM_ROWS, request.param, generator=torch.Generator().manual_seed(2)) * 3
+    found[1] = torch.round(found[1])
+    found[2, ::2] = -math.inf
+    found[3] = 1.25
+    found[4] = -math.inf
+    found[4, 17] = -3.0
+    return found.to(device)
+
+
+def batch_of(
+    rows: int,
+    device: torch.device,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> ChoiceBatch:
+    return ChoiceBatch(
+        torch.full((rows,), temperature, device=device),
+        torch.full((rows,), top_k, dtype=torch.int32, device=device),
+        torch.full((rows,), top_p, device=device),
+        torch.full((rows,), min_p, device=device),
+        (torch.arange(rows, device=device) * 1000003 + 7),
+        (torch.arange(rows, device=device) * 3),
+    )
+
+
+def select(batch: ChoiceBatch, rows: list[int]) -> ChoiceBatch:
+    return ChoiceBatch(
+        *(
+            getattr(batch, name)[rows].contiguous()
+            for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
+        )
+    )
+
+
+def on_cpu(batch: ChoiceBatch) -> ChoiceBatch:
+    return ChoiceBatch(
+        *(
+            getattr(batch, name).cpu()
+            for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
+        )
+    )
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_choices_are_the_cpus(
+    arithmetic: Arithmetic, device: torch.device, logits: Tensor, settings: dict[str, float]
+) -> None:
+    batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
+    expected = LibraryArithmetic(torch.float32).choose(logits.cpu(), on_cpu(batch))
+    assert arithmetic.choose(logits.clone(), batch).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_choices_stand_alone(
+    arithmetic: Arithmetic, device: torch.device, logits: Tensor, settings: dict[str, float]
+) -> None:
+    batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
+    assert_rows_stand_alone(
+        lambda rows: [arithmetic.choose(logits[rows].contiguous(), select(batch, rows))], len(logits)
+    )
+
+
+def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
+    arithmetic: Arithmetic, device: torch.device, logits: Tensor
+) -> None:
+    ids, logprobs = arithmetic.greedy(logits.clone())
+    assert (
+        ids.tolist()
+        == arithmetic.choose(logits.clone(), batch_of(len(logits), device, temperature=0.0)).tolist()
+    )
+    best = logits.gather(1, ids[:, None])[:, 0]
+    assert same_bits(logprobs, best - arithmetic.logsumexp(logits.clone()))
+    assert_rows_stand_alone(lambda rows: list(arithmetic.greedy(logits[rows].contiguous())), len(logits))
+
+
+def test_logsumexp(arithmetic: Arithmetic, logits: Tensor) -> None:
+    exact = torch.logsumexp(logits.double(), 1)
+    assert_near(arithmetic.logsumexp(logits.clone()), exact, torch.float32)
+    assert_rows_stand_alone(lambda rows: [arithmetic.logsumexp(logits[rows].contiguous())], len(logits))
+
+
+@pytest.mark.parametrize("k", [1, 2, 20])
+def test_top_is_in_order_with_ties_to_the_lowest_id(arithmetic: Arithmetic, logits: Tensor, k: int) -> None:
+    values, ids = arithmetic.top(logits.clone(), k)
+    expected_values, expected_ids = LibraryArithmetic(torch.float32).top(logits.cpu(), k)
+    assert same_bits(values.cpu(), expected_values)
+    finite = torch.isfinite(expected_values)
+    assert torch.equal(ids.cpu()[finite], expected_ids[finite])
+    assert_rows_stand_alone(lambda rows: list(arithmetic.top(logits[rows].contiguous(), k)), len(logits))
+
+
+def test_the_dtype_of_activations_does_not_matter(
+    device: torch.device, arithmetic: Arithmetic, logits: Tensor
+) -> None:
+    other = open_arithmetic(torch.float16, path="triton", num_threads=1, device=device)
+    batch = batch_of(len(logits), device, top_p=0.9)
+    assert torch.equal(arithmetic.choose(logits.clone(), batch), other.choose(logits.clone(), batch))

@@ -1,0 +1,226 @@
+"""The whole engine on a GPU: one answer alone and under load, certified and verified, by graphs and without, ahead or not."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from engines import HAS_GPU, answers, eager, open_engine, outcome, prompt, scheduled
+
+from holdfast import SamplingParams
+from holdfast.bench.gpu_engines import plain_twin
+from holdfast.bench.haystack import Needle, Scale
+from holdfast.bench.needle import prick
+from holdfast.engine.loop import Engine
+from holdfast.run.runner import Runner
+
+GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
+SAMPLED = SamplingParams(
+    max_tokens=40,
+    temperature=0.9,
+    top_p=0.95,
+    top_k=50,
+    seed=11,
+    ignore_eos=True,
+    logprobs=2,
+    deterministic=True,
+)
+ORDINARY = SamplingParams(max_tokens=30, temperature=0.7, seed=3, ignore_eos=True)
+SCALE = Scale(max_neighbours=20, max_prompt=300, max_tokens=16, lies=(0.0, 0.1))
+
+
+@pytest.fixture(scope="module", params=["tiny", "smollm2-135m", "qwen3-0.6b"] if HAS_GPU else ["tiny"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return open_engine(request.param, kv_memory="1GiB" if HAS_GPU else "64MiB")
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> Engine:
+    return plain_twin(engine)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Engine:
+    return open_engine()
+
+
+def test_the_certificate_vouches_for_passes_of_all_sizes(engine: Engine) -> None:
+    assert engine.certificate is not None
+    assert engine.limits.refusal is None
+    if HAS_GPU:
+        assert engine.scheduler.config.one_pass_suffices
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_one_answer_alone_and_under_load_certified_and_verified(
+    engine: Engine, plain: Engine, params: SamplingParams
+) -> None:
+    needle = Needle(prompt(90), params)
+    certified = prick(engine, needle, ("auto",), 8, scale=SCALE)
+    verified = prick(plain, needle, ("verify",), 8, scale=SCALE, seed=1)
+    assert certified.num_revocations == 0
+    assert certified.outcomes.keys() == verified.outcomes.keys()
+    assert certified.num_distinct == 1
+
+
+def test_an_answer_among_many_is_the_answer_alone(engine: Engine) -> None:
+    load = [(prompt(20 + 13 * number, number), ORDINARY) for number in range(20)]
+    alone = answers(scheduled(engine), [(prompt(90), GREEDY)])[0]
+    among = answers(scheduled(engine), [*load[:10], (prompt(90), GREEDY), *load[10:]])[10]
+    assert outcome(among) == outcome(alone)
+    assert among.determinism in ("certified", "verified")
+
+
+def test_graphs_give_the_bits_of_eager_passes(engine: Engine) -> None:
+    requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
+    captured = [outcome(result) for result in answers(scheduled(engine), requests)]
+    assert [outcome(result) for result in answers(eager(engine), requests)] == captured
+
+
+def test_running_ahead_changes_nothing(engine: Engine) -> None:
+    requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
+    ahead, behind = (
+        [outcome(result) for result in answers(scheduled(engine, run_ahead=steps), requests)]
+        for steps in (1, 0)
+    )
+    assert ahead == behind
+
+
+def test_verified_answers_are_the_certified_ones(engine: Engine, plain: Engine) -> None:
+    requests = [(prompt(50 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)]
+    certified = [outcome(result) for result in answers(scheduled(engine), requests)]
+    for run_ahead in (0, 1):
+        verifying = scheduled(plain, determinism="verify", run_ahead=run_ahead)
+        assert [outcome(result) for result in answers(verifying, requests)] == certified
+
+
+def test_seeds_decide(tiny: Engine) -> None:
+    other = SamplingParams(
+        max_tokens=40,
+        temperature=0.9,
+        top_p=0.95,
+        top_k=50,
+        seed=12,
+        ignore_eos=True,
+        logprobs=2,
+        deterministic=True,
+    )
+    asked = prompt(40)
+    first, again, another = answers(scheduled(tiny), [(asked, SAMPLED), (asked, SAMPLED), (asked, other)])
+    assert outcome(first) == outcome(again)
+    assert first.token_ids != another.token_ids
+
+
+def test_scores_are_the_bits_that_were_reported(tiny: Engine) -> None:
+    asked = prompt(40)
+    result = answers(scheduled(tiny), [(asked, SAMPLED)])[0]
+    assert result.logprobs is not None
+    engine = scheduled(tiny)
+    request = engine.prepare_score(asked, result.token_ids, deterministic=True)
+    engine.submit(request)
+    scored = None
+    while engine.has_work:
+        for update in engine.step():
+            scored = update.result or scored
+    assert scored is not None and scored.prompt_logprobs is not None
+    found = [one.logprob for one in scored.prompt_logprobs if one is not None]
+    assert found == [one.logprob for one in result.logprobs]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.5},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"logit_bias": {77: 100.0}},
+        {"bad_token_ids": (5, 6, 7)},
+        {"allowed_token_ids": (10, 11, 12)},
+        {"min_p": 0.2, "temperature": 0.8},
+    ],
+    ids=str,
+)
+def test_settings_work_and_are_the_same_certified_and_verified(tiny: Engine, changes: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {
+        "max_tokens": 24,
+        "temperature": 0,
+        "seed": 5,
+        "ignore_eos": True,
+        "logprobs": 1,
+    }
+    params = SamplingParams(**{**settings, **changes}, deterministic=True)
+    requests = [(prompt(30), params), (prompt(80, 2), ORDINARY), (prompt(9, 3), params)]
+    certified = [answers(scheduled(tiny), requests)[at] for at in (0, 2)]
+    verified = [answers(scheduled(tiny, determinism="verify"), requests)[at] for at in (0, 2)]
+    assert [outcome(one) for one in certified] == [outcome(one) for one in verified]
+    if "logit_bias" in changes:
+        assert set(certified[0].token_ids) == {77}
+    if "allowed_token_ids" in changes:
+        assert set(certified[0].token_ids) <= {10, 11, 12}
+    if "bad_token_ids" in changes:
+        assert not set(certified[0].token_ids) & {5, 6, 7}
+
+
+def test_an_abort_in_the_middle_leaves_the_others_alone(tiny: Engine) -> None:
+    alone = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
+    engine = scheduled(tiny)
+    wanted = engine.prepare(prompt(60), GREEDY)
+    others = [engine.prepare(prompt(30 + number, number), ORDINARY) for number in range(8)]
+    for request in (*others[:4], wanted, *others[4:]):
+        engine.submit(request)
+    result, step = None, 0
+    while engine.has_work:
+        for update in engine.step():
+            if update.request_id == wanted.request_id and update.result is not None:
+                result = update.result
+        if step < len(others):
+            engine.abort(others[step].request_id)
+        step += 1
+    engine.check()
+    assert engine.scheduler.pool.num_held == 0
+    assert result is not None
+    assert outcome(result) == outcome(alone)
+
+
+def test_requests_that_push_each_other_out_give_the_same_answers(tiny: Engine) -> None:
+    page = tiny.scheduler.pool.page_size
+    long = replace(GREEDY, max_tokens=2 * page + 20)
+    requests = [(prompt(page - 10 + number, number), long) for number in range(6)]
+    roomy = [outcome(result) for result in answers(scheduled(tiny), requests)]
+    results = answers(scheduled(tiny, num_pages=8, prefix_cache=False), requests)
+    assert [outcome(result) for result in results] == roomy
+    assert sum(result.stats.preemptions for result in results) > 0
+
+
+def test_spot_checks_find_nothing(engine: Engine) -> None:
+    watching = scheduled(engine, spot_check_rate=1.0)
+    answers(watching, [(prompt(40 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)])
+    assert watching.counters.spot_checks > 0
+    assert watching.counters.revocations == 0
+
+
+class Corrupted:
+    """An arithmetic whose fast form is off by a percent in one column."""
+
+    def __init__(self, arithmetic: Any) -> None:
+        self._arithmetic = arithmetic
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arithmetic, name)
+
+    def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
+        self._arithmetic.layer(residual, x, *rest, canonical=canonical)
+        if not canonical:
+            residual[:, 3] *= 1.01
+            x[:, 3] *= 1.01
+
+
+def test_a_corrupted_product_is_found_and_the_certificate_revoked(tiny: Engine) -> None:
+    right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
+    arithmetic = cast(Runner, tiny.runner)._decoder.arithmetic
+    wrong = scheduled(eager(tiny, Corrupted(arithmetic)), spot_check_rate=1.0)
+    hit = answers(wrong, [(prompt(60), GREEDY)], may_fail=True)[0]
+    assert wrong.counters.revocations == 1
+    assert wrong.certificate is None
+    assert outcome(hit) == outcome(right) or (hit.error or "").startswith("guarantee_lost")
+    later = answers(wrong, [(prompt(60), GREEDY)])[0]
+    assert later.determinism == "verified"
+    assert outcome(later) == outcome(right)

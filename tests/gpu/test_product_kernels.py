@@ -1,0 +1,86 @@
+"""Products: near fp64 with K cut or not, a row's bits at a fixed number of rows its own, and certified shapes one class."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
+
+from holdfast.arithmetic.ops import Arithmetic
+from holdfast.arithmetic.slices import ProductShape, choose_slices, library_multiply
+from holdfast.models.shapes import named_config, product_shapes
+
+SHAPES = [(6144, 4096), (4096, 14336), (960, 576), (1024, 3072)] if HAS_GPU else [(48, 64)]
+ROWS = 37 if HAS_GPU else 5
+SOME_TOTALS = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
+
+
+@pytest.mark.parametrize("slices", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_products_are_near_fp64_in_every_form(
+    arithmetic: Arithmetic,
+    dtype: torch.dtype,
+    device: torch.device,
+    outputs: int,
+    inputs: int,
+    slices: int,
+    has_bias: bool,
+) -> None:
+    if has_bias and not slices:
+        pytest.skip("a bias is added to fp32 sums")
+    x = random(ROWS, inputs, dtype=dtype, device=device)
+    weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
+    bias = random(outputs, dtype=dtype, device=device, seed=2) if has_bias else None
+    packed = replace(arithmetic.pack(weight, bias), slices=slices)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    for canonical in (False, True):
+        assert_near(arithmetic.linear(x, packed, canonical=canonical), exact, dtype)
+    if slices:
+        found = arithmetic.logits(x, packed, canonical=True)
+        assert found.dtype is torch.float32
+        assert_near(found, exact, torch.float32 if dtype is torch.float32 else dtype)
+
+
+def test_a_weight_that_is_packed_is_not_copied(
+    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+) -> None:
+    weight = random(64, 64, dtype=dtype, device=device)
+    assert arithmetic.pack(weight).data.data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("slices", [0, 2])
+def test_rows_are_their_own_in_the_reference_form(
+    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
+) -> None:
+    x = random(ROWS, inputs, dtype=dtype, device=device)
+    packed = replace(
+        arithmetic.pack(random(outputs, inputs, dtype=dtype, device=device, seed=1)), slices=slices
+    )
+    whole = arithmetic.linear(x, packed, canonical=True)
+    for rows in selections(ROWS):
+        assert same_bits(arithmetic.linear(x[rows].contiguous(), packed, canonical=True), whole[rows])
+    many = random(arithmetic.recipe.rows + 3, inputs, dtype=dtype, device=device, seed=9)
+    many[-1], many[5] = x[0], x[1]
+    among = arithmetic.linear(many, packed, canonical=True)
+    assert same_bits(among[-1], whole[0])
+    assert same_bits(among[5], whole[1])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="a question to the GPU's library")
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2-135m"])
+def test_every_product_of_a_model_has_a_recipe_that_is_one_class(model: str, device: torch.device) -> None:
+    shapes = [
+        ProductShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
+        for name, outputs, inputs, has_bias in product_shapes(named_config(model))
+    ]
+    about = {"for": "a test", "some": len(SOME_TOTALS)}
+    choices = choose_slices(
+        *(shapes, library_multiply, torch.bfloat16, device, about),
+        reference_rows=256,
+        totals=SOME_TOTALS,
+    )
+    assert all(choice.agrees for choice in choices), [
+        (one.name, one.slices) for one in choices if not one.agrees
+    ]
