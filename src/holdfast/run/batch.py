@@ -1,7 +1,7 @@
 """From the spans of a pass to its rows as tensors, by way of one buffer, so that one copy brings them to the device.
 
     words  | token_ids | positions | slots | tiles, page_table, span_starts | wanted, known from, ... |
-           | int64 [rows] each             | int32, filled up to a word     | int64                   |
+           | int64 [rows] each             | int32                          | int64                   |
 
 What stands before the page table has a place that depends on the numbers of rows and tiles alone: a captured graph reads it
 there, whatever the pass (`graphs.py`).
@@ -20,7 +20,7 @@ from torch import Tensor
 from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import LANE_WIDTH, UNKNOWN, Pass, Span
 from holdfast.run.page_rows import PageRows
-from holdfast.run.transfer import send, staging
+from holdfast.run.transfer import aligned, send, staging
 
 Ints = NDArray[np.int64]
 
@@ -78,18 +78,25 @@ class Layout:
     extras: tuple[int, ...]  # how long each of the arrays behind the rows is
 
     @property
-    def table_at(self) -> int:
-        """Where the page table begins, in integers of four bytes behind the slots."""
-        return 3 * self.num_tiles
+    def stride(self) -> int:
+        """Words from the token ids to the positions, and on to the slots and what is behind them."""
+        return aligned(self.num_rows, 8)
 
     @property
-    def _num_ints(self) -> int:
+    def table_at(self) -> int:
+        """Where the page table begins, in integers of four bytes behind the slots."""
+        return aligned(3 * self.num_tiles, 4)
+
+    @property
+    def starts_at(self) -> int:
+        """Where the spans' starts stand, in the same."""
         num_spans, width = self.table_shape
-        return self.table_at + num_spans * width + num_spans + 1
+        return aligned(self.table_at + num_spans * width, 4)
 
     @property
     def extras_at(self) -> int:
-        return 3 * self.num_rows + (self._num_ints + 1) // 2
+        num_spans, _ = self.table_shape
+        return 3 * self.stride + aligned(self.starts_at + num_spans + 1, 4) // 2
 
     @property
     def num_words(self) -> int:
@@ -97,19 +104,19 @@ class Layout:
 
     def ints(self, words: Any) -> Any:
         """The part of a tensor or an array of words that holds integers of four bytes, as words."""
-        return words[3 * self.num_rows : self.extras_at]
+        return words[3 * self.stride : self.extras_at]
 
     def rows(self, words: Tensor, tile_rows: int) -> Rows:
-        count, (num_spans, width) = self.num_rows, self.table_shape
+        count, stride, (num_spans, width) = self.num_rows, self.stride, self.table_shape
         ints = self.ints(words).view(torch.int32)
-        starts_at = self.table_at + num_spans * width
+        table = ints[self.table_at : self.table_at + num_spans * width]
         return Rows(
             token_ids=words[:count],
-            positions=words[count : 2 * count],
-            slots=words[2 * count : 3 * count],
-            span_starts=ints[starts_at : starts_at + num_spans + 1],
-            page_table=ints[self.table_at : starts_at].view(num_spans, width),
-            tiles=ints[: self.table_at].view(-1, 3) if tile_rows else None,
+            positions=words[stride : stride + count],
+            slots=words[2 * stride : 2 * stride + count],
+            span_starts=ints[self.starts_at : self.starts_at + num_spans + 1],
+            page_table=table.view(num_spans, width),
+            tiles=ints[: 3 * self.num_tiles].view(-1, 3) if tile_rows else None,
             tile_rows=tile_rows,
         )
 
@@ -170,16 +177,15 @@ def layout_of(batch: Batch, num_rows: int, num_tiles: int | None = None) -> Layo
 
 def fill(words: Ints, batch: Batch, layout: Layout) -> None:
     """The batch and its padding into a buffer of at least `layout.num_words`."""
-    total, count = layout.num_rows, batch.num_rows
+    stride, count = layout.stride, batch.num_rows
     for at, (array, padding) in enumerate(((batch.token_ids, 0), (batch.positions, 0), (batch.slots, -1))):
-        words[at * total : at * total + count] = array
-        words[at * total + count : (at + 1) * total] = padding
+        words[at * stride : at * stride + count] = array
+        words[at * stride + count : (at + 1) * stride] = padding
     ints = layout.ints(words).view(np.int32)
-    num_tiled, end = batch.tiles.size, layout.table_at + batch.page_table.size
-    ints[:num_tiled] = batch.tiles.reshape(-1)
-    ints[num_tiled : layout.table_at] = 0
-    ints[layout.table_at : end] = batch.page_table.reshape(-1)
-    ints[end : end + len(batch.span_starts)] = batch.span_starts
+    ints[: batch.tiles.size] = batch.tiles.reshape(-1)
+    ints[batch.tiles.size : layout.table_at] = 0
+    ints[layout.table_at : layout.table_at + batch.page_table.size] = batch.page_table.reshape(-1)
+    ints[layout.starts_at : layout.starts_at + len(batch.span_starts)] = batch.span_starts
     words[layout.extras_at : layout.num_words] = np.concatenate(_extras(batch))
 
 

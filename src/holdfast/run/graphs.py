@@ -128,7 +128,7 @@ class Graphs:
         device, config = self._decoder.arithmetic.device, self._decoder.config
         self._max_pages = max_pages
         # Behind the table: where spans start, and for each row what it is wanted for and its lane's places.
-        num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 8
+        num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
         self._output = torch.zeros(most_rows, config.hidden_size, dtype=self._decoder.dtype, device=device)
 
@@ -145,7 +145,8 @@ class Graphs:
 
     def _rows(self, size: int) -> Rows:
         """The buffer's rows, with a page table as long as it can be. Where spans start is not for graphs to know."""
-        entries = 2 * (len(self._buffer) - 3 * size) - 3 * size - 2
+        before = Layout(size, size, (1, 0), ())
+        entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what stands behind is aligned
         layout = Layout(size, size, (1, entries), ())
         return replace(layout.rows(self._buffer, self._tile_rows), max_pages=self._max_pages)
 

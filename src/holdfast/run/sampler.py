@@ -19,7 +19,7 @@ from holdfast.run.adjust import adjust, is_adjusted
 from holdfast.run.checksum import checksums
 from holdfast.run.logprobs import Logprobs, logprobs_of
 from holdfast.run.parts import Part
-from holdfast.run.transfer import Returns, send, send_array, staging
+from holdfast.run.transfer import Returns, aligned, send, send_array, staging
 
 _SIGN = 1 << 63
 
@@ -136,22 +136,22 @@ def _settings(parts: Sequence[Part], device: torch.device) -> ChoiceBatch:
     """Per row: temperature, top-k, top-p, min-p, seed, position of the token; in one buffer, for one copy."""
     counts = np.array([part.num_rows for part in parts])
     total = int(counts.sum())
-    host = staging(4 * total, device)
-    words = host.numpy()
-    halves, floats = words[2 * total :].view(np.int32), words[2 * total :].view(np.float32)
-    params = [part.span.sampling.params for part in parts]
-    words[:total] = np.repeat(np.array([_signed(part.span.sampling.seed) for part in parts]), counts)
+    stride = aligned(total, 4)
+    host = staging(4 * stride, device)
+    wide = host.numpy()[: 2 * stride].reshape(2, stride)[:, :total]
+    narrow = host.numpy()[2 * stride :].view(np.float32).reshape(4, stride)[:, :total]
     inside = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)  # which row of its part
-    words[total : 2 * total] = np.repeat(np.array([part.first_end for part in parts]), counts) + inside
-    halves[:total] = np.repeat(np.array([each.top_k for each in params]), counts)
-    floats[total : 2 * total] = np.repeat(np.array([each.temperature for each in params]), counts)
-    floats[2 * total : 3 * total] = np.repeat(np.array([each.top_p for each in params]), counts)
-    floats[3 * total :] = np.repeat(np.array([each.min_p for each in params]), counts)
+    params = [part.span.sampling.params for part in parts]
+    wide[0] = np.repeat(np.array([_signed(part.span.sampling.seed) for part in parts]), counts)
+    wide[1] = np.repeat(np.array([part.first_end for part in parts]), counts) + inside
+    narrow[0] = np.repeat(np.array([each.temperature for each in params]), counts)
+    narrow[1] = np.repeat(np.array([each.top_p for each in params]), counts)
+    narrow[2] = np.repeat(np.array([each.min_p for each in params]), counts)
+    narrow[3].view(np.int32)[:] = np.repeat(np.array([each.top_k for each in params]), counts)
     sent = send(host, device)
-    seeds, positions = torch.split(sent[: 2 * total], total)
-    top_k = sent[2 * total :].view(torch.int32)[:total]
-    _, temperature, top_p, min_p = torch.split(sent[2 * total :].view(torch.float32), total)
-    return ChoiceBatch(temperature, top_k, top_p, min_p, seeds, positions)
+    seeds, positions = sent[: 2 * stride].view(2, stride)[:, :total]
+    temperature, top_p, min_p, top_k = sent[2 * stride :].view(torch.float32).view(4, stride)[:, :total]
+    return ChoiceBatch(temperature, top_k.view(torch.int32), top_p, min_p, seeds, positions)
 
 
 def _signed(seed: int) -> int:

@@ -12,6 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_ALIGNMENT = 16  # bytes
+
+
+def aligned(count: int, size: int) -> int:
+    """So many numbers of so many bytes, and a few more so that what stands behind them in a buffer is aligned.
+
+    Triton compiles a kernel once more for a pointer that is not, and that would be in the middle of somebody's answer.
+    """
+    return -(-count * size // _ALIGNMENT) * _ALIGNMENT // size
+
 
 def staging(num_words: int, device: torch.device) -> Tensor:
     """Memory of the host to be filled and sent, int64 [num_words]."""

@@ -1,0 +1,273 @@
+"""Plans on a GPU: graphs give the bits of eager passes, nothing waits for the device, nothing disturbs the KV.
+
+Without a GPU, under Triton's interpreter, a graph is work that is done again: what its buffer does not say goes wrong there.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_numbers import HAS_GPU, same_bits
+from torch import Tensor
+
+from holdfast.arithmetic.ops import Arithmetic
+from holdfast.core.grammar import Constraint
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import UNKNOWN, Pass, PassKind, PassResult, Plan, Sampling, Span
+from holdfast.models.config import parse_config
+from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.dummy import DummyCheckpoint
+from holdfast.run.graphs import Work
+from holdfast.run.runner import Runner
+from holdfast.run.store import KVStore
+from run.asking import ToldGrammar, mask
+
+PAGE, VOCAB, NUM_PAGES = 64, 320, 64
+NUM_SEQS = 12 if HAS_GPU else 3
+SIZES = (1, 2, 3, 4, 8, 16) if HAS_GPU else (2, 3, 4, 8)
+CANONICAL = (256,) if HAS_GPU else ()
+PROMPT = tuple(torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(8)).tolist())
+STYLES = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.8),
+    SamplingParams(temperature=1.0, top_k=20, top_p=0.9),
+)
+
+
+@pytest.fixture
+def decoder(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> Decoder:
+    heads = (16, 4, 64) if HAS_GPU else (4, 2, 16)
+    config = parse_config(
+        {
+            "model_type": "llama",
+            "vocab_size": VOCAB,
+            "hidden_size": heads[0] * heads[2],
+            "intermediate_size": 2 * heads[0] * heads[2],
+            "num_hidden_layers": 3 if HAS_GPU else 1,
+            "num_attention_heads": heads[0],
+            "num_key_value_heads": heads[1],
+            "head_dim": heads[2],
+            "max_position_embeddings": 512,
+        }
+    )
+    return load_decoder(DummyCheckpoint(config, device=device), arithmetic, dtype, max_len=512)
+
+
+@pytest.fixture
+def eager(decoder: Decoder) -> Runner:
+    return Runner(decoder, KVStore(NUM_PAGES, decoder.config, decoder.arithmetic))
+
+
+@pytest.fixture
+def graphed(decoder: Decoder) -> Runner:
+    runner = Runner(decoder, KVStore(NUM_PAGES, decoder.config, decoder.arithmetic))
+    capture(runner)
+    return runner
+
+
+class Again:
+    """Stands in for the capture where there is none."""
+
+    def record(self, work: Work) -> Work:
+        work()
+        return work
+
+
+def capture(runner: Runner) -> None:
+    if HAS_GPU:
+        runner.capture(SIZES, CANONICAL, max_len=512)
+    else:
+        with torch.inference_mode():
+            runner._graphs.capture(SIZES, CANONICAL, 8, Again())
+
+
+@contextmanager
+def counting_replays(runner: Runner) -> Iterator[list[int]]:
+    sizes: list[int] = []
+    replay = runner._graphs.replay
+
+    def noting(size: int, *, canonical: bool) -> Tensor:
+        sizes.append(size)
+        return replay(size, canonical=canonical)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner._graphs, "replay", noting)
+        yield sizes
+
+
+def how(number: int) -> Sampling:
+    return Sampling(STYLES[number % len(STYLES)], number, 20)
+
+
+def pages(number: int) -> tuple[int, ...]:
+    return (3 * number + 2, 3 * number, 3 * number + 1)
+
+
+def prompt_len(number: int) -> int:
+    return 58 + number  # some end before a page's edge, some behind it
+
+
+def prompts() -> Plan:
+    spans = [
+        Span(n, 0, PROMPT[: prompt_len(n)], pages(n), prompt_len(n) - 1, how(n), logprobs=0, lane=n)
+        for n in range(NUM_SEQS)
+    ]
+    return Plan(tuple(Pass(PassKind.FAST, (span,), span.num_rows) for span in spans))
+
+
+def decode(step: int, tokens: Sequence[int], padded: int, kind: PassKind = PassKind.FAST) -> Plan:
+    spans = [
+        Span(n, prompt_len(n) + step, (token,), pages(n), 0, how(n), n % 2, watched=n == 1, lane=n)
+        for n, token in enumerate(tokens)
+    ]
+    return Plan((Pass(kind, tuple(spans), padded, certified=kind is PassKind.CANONICAL),))
+
+
+def tokens_of(results: list[PassResult]) -> list[int]:
+    return [samples[-1].token_id for result in results for samples in result.samples]
+
+
+def assert_same_kv(one: Runner, other: Runner) -> None:
+    for mine, theirs in zip(one._store.layers, other._store.layers, strict=True):
+        assert same_bits(mine.keys, theirs.keys)
+        assert same_bits(mine.values, theirs.values)
+
+
+@pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
+def test_decode_steps(eager: Runner, graphed: Runner, kind: PassKind) -> None:
+    """Of a few sequences, padded and not, across a page's edge."""
+    found = graphed.run(prompts())
+    assert found == eager.run(prompts())
+    tokens = tokens_of(found)
+    for step in range(8 if HAS_GPU else 3):
+        count = 1 + step % NUM_SEQS if HAS_GPU else 3 - step % 2
+        padded = min(size for size in SIZES if size >= count + step % 2)
+        plan = decode(step, tokens[:count], padded, kind)
+        with counting_replays(graphed) as replays:
+            found = graphed.run(plan)
+        assert replays == [padded]
+        assert found == eager.run(plan)
+        tokens[:count] = tokens_of(found)
+    assert_same_kv(eager, graphed)
+
+
+def test_short_windows_beside_decode_rows(eager: Runner, graphed: Runner) -> None:
+    for runner in (eager, graphed):
+        runner.run(prompts())
+    window = Span(0, 58, (7, 8, 9), pages(0), 0, how(0), logprobs=2)
+    chunk = Span(1, 59, (5, 6), pages(1), 2, how(1), given=(6, 9))
+    single = Span(2, 60, (4,), pages(2), 0, how(2))
+    plan = Plan((Pass(PassKind.FAST, (window, chunk, single), 8),))
+    with counting_replays(graphed) as replays:
+        found = graphed.run(plan)
+    assert replays == [8]
+    assert found == eager.run(plan)
+    assert_same_kv(eager, graphed)
+
+
+@pytest.mark.skipif(not CANONICAL, reason="a reference pass has too many rows for the interpreter")
+def test_canonical_windows(eager: Runner, graphed: Runner) -> None:
+    for runner in (eager, graphed):
+        runner.run(prompts())
+    spans = [Span(n, prompt_len(n), (7, 8, 9), pages(n), 0, how(n), logprobs=1) for n in range(NUM_SEQS)]
+    plan = Plan((Pass(PassKind.CANONICAL, tuple(spans), 256),))
+    with counting_replays(graphed) as replays:
+        found = graphed.run(plan)
+    assert replays == [256]
+    assert found == eager.run(plan)
+    assert_same_kv(eager, graphed)
+
+
+def test_started_ahead_with_unknown_tokens(eager: Runner, graphed: Runner) -> None:
+    """Everything is enqueued before anything is read."""
+    num_steps, padded = (12, 16) if HAS_GPU else (2, 4)
+    results = [eager.run(prompts())]
+    for step in range(num_steps):
+        results.append(eager.run(decode(step, tokens_of(results[-1]), padded)))
+    reads = [graphed.start(prompts())]
+    reads += [graphed.start(decode(step, [UNKNOWN] * NUM_SEQS, padded)) for step in range(num_steps)]
+    assert [read() for read in reads] == results
+    assert_same_kv(eager, graphed)
+
+
+def test_capturing_leaves_the_kv_alone(eager: Runner, graphed: Runner) -> None:
+    for runner in (eager, graphed):
+        runner.run(prompts())
+    capture(graphed)
+    assert_same_kv(eager, graphed)
+
+
+def test_a_fast_pass_takes_the_next_larger_graph(eager: Runner, graphed: Runner) -> None:
+    tokens = tokens_of(eager.run(prompts()))
+    graphed.run(prompts())
+    plan = decode(0, tokens[:3], 5)
+    with counting_replays(graphed) as replays:
+        found = graphed.run(plan)
+    assert replays == [8]
+    assert found == eager.run(replace(plan, passes=(replace(plan.passes[0], padded_rows=8),)))
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="nothing can be waited for")
+def test_starting_waits_for_nothing(eager: Runner, graphed: Runner) -> None:
+    """CUDA itself raises where the host would wait."""
+    for runner in (eager, graphed):
+        plans = [prompts(), *(decode(step, [UNKNOWN] * NUM_SEQS, 16) for step in range(2))]
+        for plan in plans:  # what is compiled or allocated for the first time may wait
+            runner.run(plan)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            reads = [runner.start(plan) for plan in plans]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for read in reads:
+            read()
+
+
+def test_every_feature_of_the_sampler(eager: Runner) -> None:
+    """A window is its rows one by one, with penalties, lists, bad words, bias and a grammar."""
+    params = SamplingParams(
+        temperature=0.7,
+        repetition_penalty=1.4,
+        presence_penalty=0.5,
+        frequency_penalty=0.2,
+        bad_token_ids=[7],
+        logit_bias={9: 3.0},
+        min_tokens=60,
+    )
+    grammar = ToldGrammar(lambda candidates, count: [mask(*range(3, 300), vocab=VOCAB), b"", None][-count:])
+    sampling = Sampling(params, 11, 20, (4, 5), ((PROMPT[30], 31),), eos_ids=(4,))
+    free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], watched=True)
+    whole = replace(free, constraint=Constraint(grammar, PROMPT[29:31]))
+    before = Span(0, 0, PROMPT[:28], pages(0), 28, sampling)
+    eager.run(Plan((Pass(PassKind.FAST, (before,), 28),)))
+    (window,) = eager.run(Plan((Pass(PassKind.FAST, (free,), 3),)))
+    (constrained,) = eager.run(Plan((Pass(PassKind.FAST, (whole,), 3),)))
+    assert constrained.samples[0][2] == window.samples[0][2]
+    assert constrained.samples[0][1].token_id == -1
+    for row in range(3):
+        at = 28 + row
+        alone = replace(free, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
+        (found,) = eager.run(Plan((Pass(PassKind.FAST, (alone,), 1),)))
+        assert found.samples[0][0].token_id == window.samples[0][row].token_id
+
+
+def test_a_check(eager: Runner) -> None:
+    """Clean rows pass; one bit of a key, in its transposed home, does not."""
+    rows = 256 if HAS_GPU else 8
+    one = Span(0, 0, PROMPT[:70], pages(0), 60, how(0), watched=True)
+    (result,) = eager.run(Plan((Pass(PassKind.CANONICAL, (one,), rows if HAS_GPU else 70),)))
+    bits = tuple(each.logit_bits or 0 for each in result.samples[0])
+    again = Span(0, 62, PROMPT[62:70], (40, 41), 2, how(0))
+    check = Pass(PassKind.CHECK, (again,), rows, originals=pages(0)[:2], logit_bits=bits[4:])
+    assert eager.run(Plan((check,)))[0].mismatch is None
+    if HAS_GPU:
+        torch.cuda.synchronize()
+    page, offset = pages(0)[65 // PAGE], 65 % PAGE
+    keys = eager._store.layers[0].keys
+    slot = keys[page, 1, 5, offset].clone()
+    keys[page, 1, 5, offset] = slot + 1
+    assert eager.run(Plan((check,)))[0].mismatch == "keys of layer 0 at position 65"
+    keys[page, 1, 5, offset] = slot
+    assert eager.run(Plan((check,)))[0].mismatch is None
