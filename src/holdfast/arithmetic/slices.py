@@ -22,7 +22,7 @@ from torch import Tensor
 
 from holdfast.arithmetic.cache import cache_folder
 from holdfast.arithmetic.probe import NUM_PROBES, bits_of
-from holdfast.arithmetic.product_times import TIMED_ROWS, time_products
+from holdfast.arithmetic.product_times import PLAIN, TIMED_ROWS, time_products
 from holdfast.arithmetic.totals import MAX_HEAD_ROWS, gpu_totals
 from holdfast.arithmetic.whole_file import write_whole
 
@@ -35,7 +35,7 @@ _DEVIATION = 0.02
 _LEAST_WIDTH = 16  # of a slice
 
 Multiply = Callable[[Tensor, Tensor, int], Tensor]
-"""x [rows, K], weight [N, K], slices -> [rows, N], or with slices fp32 [slices, rows, N]."""
+"""x [rows, K], weight [N, K], slices -> [rows, N], or with slices fp32 [slices, rows, N]. PLAIN: the library's own call."""
 Progress = Callable[[int, int], None]
 
 
@@ -118,12 +118,13 @@ def slices_of(choices: Sequence[Choice]) -> dict[tuple[int, int], int]:
 
 
 def library_multiply(x: Tensor, weight: Tensor, slices: int) -> Tensor:
-    """The products as the triton path makes them."""
+    """The products as the triton path makes them: with few rows by a kernel of its own, unless they are plain."""
     from holdfast.arithmetic.ops import Linear
     from holdfast.arithmetic.triton.linear import multiply
 
     out_features, in_features = weight.shape
-    return multiply(x, Linear(weight, None, in_features, out_features, weight.dtype, slices=slices))
+    cut = Linear(weight, None, in_features, out_features, weight.dtype, slices=max(0, slices))
+    return multiply(x, cut, plain=slices == PLAIN)
 
 
 def _merged(shapes: Sequence[ProductShape]) -> list[ProductShape]:
@@ -149,17 +150,16 @@ def _choose(
     reference_rows: int,
 ) -> Choice:
     bench = _Bench(shape, multiply, dtype, device, totals, reference_rows)
-    agreeing, classes = bench.ask(0)
-    best = None if shape.wide else (0, agreeing)
-    if best is None or len(best[1]) < len(totals):
-        for slices in _SLICES[1:]:
-            if shape.in_features % slices or shape.in_features // slices < _LEAST_WIDTH:
-                continue
-            agreeing, _ = bench.ask(slices)
-            if best is None or len(agreeing) > len(best[1]):
-                best = slices, agreeing
-            if len(agreeing) == len(totals):
-                break
+    _, classes = bench.ask(PLAIN)
+    best: tuple[int, list[int]] | None = None
+    for slices in _SLICES[1:] if shape.wide else _SLICES:
+        if slices and (shape.in_features % slices or shape.in_features // slices < _LEAST_WIDTH):
+            continue
+        agreeing, _ = bench.ask(slices)
+        if best is None or len(agreeing) > len(best[1]):
+            best = slices, agreeing
+        if len(agreeing) == len(totals):
+            break
     assert best is not None, f"K is {shape.in_features}: too short to be multiplied"
     slices, agreeing = best
     costs = time_products(multiply, bench.weight, slices, [rows for rows in TIMED_ROWS if rows <= totals[-1]])

@@ -13,6 +13,7 @@ from holdfast.arithmetic.row_checks import Geometry, Subject, WholeLayer
 from holdfast.arithmetic.settings import NumericSettings
 from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.device import device_name, device_parts
+from holdfast.engine.own_source import own_source_digest
 from holdfast.models.decoder import Decoder
 from holdfast.run.pass_check import Stage, check_passes, kernels_of_a_pass
 from holdfast.run.runner import Runner
@@ -30,7 +31,11 @@ def certificate_subject(
         "holdfast": __version__,
         "torch": str(torch.__version__),
         "device": device_name(device),
-        **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
+        **(
+            {"device_parts": parts, "source": own_source_digest()}
+            if device.type == "cuda"
+            else {"instructions": parts["instructions"]}
+        ),
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
         "plain": is_plain(config, decoder.arithmetic),

@@ -12,6 +12,7 @@ from holdfast.arithmetic.slices import (
     library_multiply,
 )
 from holdfast.engine.device import device_parts
+from holdfast.engine.own_source import own_source_digest
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import product_shapes
 from holdfast.version import __version__
@@ -36,6 +37,7 @@ def choose_recipes(
     ]
     about = {
         "holdfast": __version__,
+        "source": own_source_digest(),
         "torch": str(torch.__version__),
         "device": device_parts(device),
         "settings": settings.deciding(),
