@@ -5,17 +5,17 @@ it and is never searched.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from holdfast.core.events import RequestEnded
 from holdfast.core.plan import Sampled, TokenLogprob
+from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
 from holdfast.core.result import Choice
-from holdfast.core.stop import FinishReason, find_stop, held_back_len, is_stop_token
+from holdfast.core.stop import FinishReason, find_stop, held_back_len
 from holdfast.engine.detokenizer import Detokenizer
 
 
-@dataclass(frozen=True)
+@record_class
 class Delta:
     """What came since the last delta of this choice. Tokens may come without text, and text later than its tokens."""
 
@@ -33,6 +33,9 @@ class Answer:
         self.request = request
         self._detokenizer = detokenizer
         self._stops = request.params.stop_strings
+        eos_ids = frozenset() if request.params.ignore_eos else request.eos_ids
+        self._stop_ids = eos_ids | frozenset(request.params.stop_ids)
+        self._wants_logprobs = request.params.logprobs is not None
         self._text = ""
         self._shown = 0
         self._cut = False
@@ -44,9 +47,13 @@ class Answer:
     def push(self, token_id: int) -> bool:
         """One committed token; true if a stop string is complete. The stop token itself gives no text."""
         self._num_pushed += 1
-        if is_stop_token(token_id, self.request.params, self.request.eos_ids):
+        if token_id in self._stop_ids:
             return False
-        return self._grow(self._detokenizer.push(token_id))
+        piece = self._detokenizer.push(token_id)
+        if self._stops:
+            return self._grow(piece)
+        self._text += piece
+        return False
 
     def _grow(self, piece: str) -> bool:
         """Take on text; a stop string that ends before the answer may end is text like any other."""
@@ -62,15 +69,20 @@ class Answer:
 
     def take(self, samples: Sequence[Sampled]) -> Delta:
         """The committed samples, and the text that may be shown by now."""
-        self._token_ids.extend(sample.token_id for sample in samples)
-        logprobs = tuple(sample.logprob for sample in samples if sample.logprob is not None)
-        self.logprobs.extend(logprobs)
-        hidden = 0 if self._cut else held_back_len(self._text, self._stops)
-        wanted = self.request.params.logprobs is not None
+        if len(samples) == 1:  # nearly always
+            token_ids: tuple[int, ...] = (samples[0].token_id,)
+            first = samples[0].logprob
+            logprobs: tuple[TokenLogprob, ...] = () if first is None else (first,)
+        else:
+            token_ids = tuple([sample.token_id for sample in samples])
+            logprobs = tuple([sample.logprob for sample in samples if sample.logprob is not None])
+        self._token_ids += token_ids
+        self.logprobs += logprobs
+        hidden = held_back_len(self._text, self._stops) if self._stops and not self._cut else 0
         return Delta(
             self._show(len(self._text) - hidden),
-            tuple(sample.token_id for sample in samples),
-            logprobs if wanted else None,
+            token_ids,
+            logprobs if self._wants_logprobs else None,
             self.request.index,
         )
 
@@ -89,7 +101,9 @@ class Answer:
         return delta, choice
 
     def _show(self, until: int) -> str:
-        piece = self._echo + self._text[self._shown : until]
-        self._echo = ""
-        self._shown = max(self._shown, until)
+        piece = self._text[self._shown : until]
+        if self._echo:
+            piece, self._echo = self._echo + piece, ""
+        if until > self._shown:
+            self._shown = until
         return piece

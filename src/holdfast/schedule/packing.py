@@ -61,12 +61,11 @@ class Packing:
     @property
     def must_wait(self) -> bool:
         """Whether somebody's next rows hang on a result in flight. Then all wait: nobody shall run at half speed."""
-        for seq in self._roster.running.values():
-            if seq.is_synchronous:
-                return True
-            if seq.flying and not self._one_pass_holds_all and seq.is_undecided:
-                return True
-        return False
+        if self._roster.num_synchronous:
+            return True
+        if self._one_pass_holds_all:
+            return False
+        return any(seq.flying and seq.is_undecided for seq in self._roster.running.values())
 
     def passes(self) -> list[Pass]:
         """The passes in the order they run; some may be empty."""
@@ -74,7 +73,7 @@ class Packing:
             return []  # somebody who was just admitted
         if self._one_pass_holds_all:
             return self._one_pass()
-        if self._config.run_ahead and not any(seq.is_synchronous for seq in self._roster.running.values()):
+        if self._config.run_ahead and not self._roster.num_synchronous:
             return self._burst()
         return self._two_passes()
 

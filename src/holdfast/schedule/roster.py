@@ -33,6 +33,7 @@ class Roster:
         self._free_lanes = list(range(self.num_lanes - 1, -1, -1))
         self.queue: list[Sequence] = []  # by arrival
         self.running: dict[int, Sequence] = {}
+        self.num_synchronous = 0  # of those that run
 
     def admit(self, *, in_flight: bool) -> None:
         """Start what is waiting, in order, as long as there is room."""
@@ -63,12 +64,14 @@ class Roster:
         if self._config.run_ahead:
             seq.lane = self._free_lanes.pop()
         self.running[seq.request_id] = seq
+        self.num_synchronous += seq.is_synchronous
         self._ordered = None
 
     def remove(self, seq: Sequence) -> int:
         """It runs no more. Returns its lane, which the caller gives back."""
         if self.running.pop(seq.request_id, None) is None:
             return -1
+        self.num_synchronous -= seq.is_synchronous
         self._ordered = None
         lane, seq.lane = seq.lane, -1
         return lane

@@ -204,18 +204,16 @@ class Scheduler:
                 seq.finish_scoring()
             if committed:
                 events.append(TokensCommitted(seq.request_id, committed))
+        if seq.computed_len >= seq.index_at and self.config.prefix_cache:
+            seq.index_pages()
+        phase = seq.phase
         if span.watched:
             self._watch.note(span, samples)
-        if self.config.prefix_cache:
-            seq.index_pages()
-        self._settle(seq, events, sampled=bool(samples))
+            self._watch.settle(seq, ended=phase not in LIVE)
+        if phase is not Phase.DECODE:
+            self._settle(seq, phase, events, sampled=bool(samples))
 
-    def _settle(self, seq: Sequence, events: list[Event], *, sampled: bool) -> None:
-        phase = seq.phase
-        if phase is Phase.DECODE:
-            self._watch.settle(seq)
-            return
-        self._watch.settle(seq, ended=phase not in LIVE)
+    def _settle(self, seq: Sequence, phase: Phase, events: list[Event], *, sampled: bool) -> None:
         if seq.failure is not None:
             events.append(self._retire(seq, "error", seq.failure))
         elif phase is Phase.FINISHED:

@@ -76,6 +76,7 @@ class Sequence:
         self._index = index
         self._indexed_node: Node = index.root
         self._num_indexed = 0
+        self.index_at = pool.page_size  # computed so far, the next page can be made known
         self._may_index = True
         self._pool = pool
         self._page_size = pool.page_size
@@ -144,11 +145,12 @@ class Sequence:
     def waits(self) -> bool:
         """Nothing can be planned behind what is in flight: nobody knows how a window ends, and an end is the end."""
         last = self.flying[-1]
-        if last.num_sampled > 1:
+        if len(last.token_ids) - last.sample_from > 1:
             return True
-        if self.only_scored:
+        most = self.request.params.max_tokens
+        if most == 0:
             return last.stop >= self.prefill_len
-        return self.tokens_left <= 0
+        return self.log.committed_len - self.log.prompt_len + self.ahead >= most
 
     @property
     def needs_prefill(self) -> bool:
@@ -379,6 +381,7 @@ class Sequence:
         self.computed_len = len(cached_pages) * self._page_size
         self.canonical_len = num_canonical * self._page_size
         self._indexed_node, self._num_indexed = node, len(cached_pages)
+        self.index_at = self.computed_len + self._page_size
         self.stats.cached_tokens += self.computed_len
         if self._grammar_restarts and self.grammar is not None:
             self.grammar.restart()
@@ -436,13 +439,13 @@ class Sequence:
 
     def release(self) -> None:
         self.table.release()
-        self._indexed_node, self._num_indexed = self._index.root, 0
+        self._indexed_node, self._num_indexed, self.index_at = self._index.root, 0, self._page_size
 
     def give_up_pages(self) -> None:
         """For good; those that are still computed with are given back behind that."""
         self.forget_flying()
         self.table.give_up()
-        self._indexed_node, self._num_indexed = self._index.root, 0
+        self._indexed_node, self._num_indexed, self.index_at = self._index.root, 0, self._page_size
 
     def index_pages(self) -> None:
         """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
@@ -457,3 +460,4 @@ class Sequence:
                 canonical=start + size <= self.canonical_len,
             )
             self._num_indexed += 1
+        self.index_at = (self._num_indexed + 1) * size
