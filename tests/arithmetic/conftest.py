@@ -94,6 +94,12 @@ def arithmetic(request: pytest.FixtureRequest, dtype: torch.dtype) -> Arithmetic
     return _open_path(request.param, dtype)
 
 
+@pytest.fixture(params=[*PATHS[:2], *([TRITON] if HAS_CUDA else [])])
+def quick_arithmetic(request: pytest.FixtureRequest, dtype: torch.dtype) -> Arithmetic:
+    """All paths but an interpreted one, for tests of many calls."""
+    return _open_path(request.param, dtype)
+
+
 @pytest.fixture(params=[TRITON])
 def triton_path(request: pytest.FixtureRequest) -> str:
     return request.param

@@ -33,12 +33,28 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, 
 )
 @pytest.mark.parametrize("window", [None, 1, 50])
 def test_attention_is_near_the_exact_softmax(
-    arithmetic: Arithmetic, dtype: torch.dtype, make_store: MakeStore,
+    quick_arithmetic: Arithmetic, dtype: torch.dtype, make_store: MakeStore,
     assert_near: Callable[[Tensor, Tensor], None], heads: int, kv_heads: int, width: int,
     page_size: int, window: int | None,
 ) -> None:  # fmt: skip
-    store = make_store(arithmetic, dtype, [150, 65, 3], kv_heads, width, page_size)
+    store = make_store(quick_arithmetic, dtype, [150, 65, 3], kv_heads, width, page_size)
     spans = [(0, 100, 50), (1, 64, 1), (2, 0, 3)]
+    assert_near(*_attended_and_exact(quick_arithmetic, store, spans, heads, window))
+
+
+@pytest.mark.parametrize(("heads", "width", "window"), [(2, 72, 50), (6, 16, None)])
+def test_tiles_are_near_the_exact_softmax(
+    triton_ops: Arithmetic, dtype: torch.dtype, make_store: MakeStore,
+    assert_near: Callable[[Tensor, Tensor], None], heads: int, width: int, window: int | None,
+) -> None:  # fmt: skip
+    store = make_store(triton_ops, dtype, [80, 3], 2, width, 64)
+    assert_near(*_attended_and_exact(triton_ops, store, [(0, 60, 20), (1, 2, 1)], heads, window))
+
+
+def _attended_and_exact(
+    arithmetic: Arithmetic, store: Any, spans: list[tuple[int, int, int]], heads: int, window: int | None
+) -> tuple[Tensor, Tensor]:
+    width, dtype = store.layer.keys.shape[2], store.layer.keys.dtype
     rows = store.rows(spans, padding=2)
     q = random(rows.num_rows, heads, width, dtype=dtype)
     scale = 1 / math.sqrt(width)
@@ -50,34 +66,49 @@ def test_attention_is_near_the_exact_softmax(
         exact(q[i], store.keys[s], store.values[s], int(rows.positions[i]), scale, window)
         for i, s in enumerate(owners)
     ]
-    assert_near(out[: len(owners)], torch.stack(wanted))
+    return out[: len(owners)], torch.stack(wanted)
 
 
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 24), (2, 1, 128)])
 def test_a_row_has_the_same_bits_in_decode_and_in_any_chunk(
-    arithmetic: Arithmetic, dtype: torch.dtype, make_store: MakeStore, heads: int, kv_heads: int, width: int,
-    window: int | None,
+    quick_arithmetic: Arithmetic, dtype: torch.dtype, make_store: MakeStore, heads: int, kv_heads: int,
+    width: int, window: int | None,
 ) -> None:  # fmt: skip
     length = 200
-    store = make_store(arithmetic, dtype, [length, 90], kv_heads, width, 16)
+    store = make_store(quick_arithmetic, dtype, [length, 90], kv_heads, width, 16)
     q = random(length, heads, width, dtype=dtype)
 
     def attend(spans: list[tuple[int, int, int]], queries: Tensor, **rows: int) -> Tensor:
-        return arithmetic.attention(queries, store.layer, store.rows(spans, **rows), scale=0.2, window=window)
+        placed = store.rows(spans, **rows)
+        return quick_arithmetic.attention(queries, store.layer, placed, scale=0.2, window=window)
 
     whole = attend([(0, 0, length)], q)
-    library = arithmetic.recipe.path == "library"
-    interpreted = arithmetic.recipe.variant == "interpreter"  # a call takes a quarter of a second there
-    for position in (63, 64, 199) if interpreted else (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
+    library = quick_arithmetic.recipe.path == "library"
+    for position in (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
         assert torch.equal(attend([(0, position, 1)], q[position : position + 1])[0], whole[position])
-    for chunk in (100,) if interpreted else (48,) if library else (3, 7, 16, 48, 100):
+    for chunk in (48,) if library else (3, 7, 16, 48, 100):
         for start in range(0, length, chunk):
             some = q[start : start + chunk]
             assert torch.equal(attend([(0, start, len(some))], some), whole[start : start + chunk])
     other = random(90, heads, width, dtype=dtype, seed=9)
     mixed = attend([(1, 0, 90), (0, 31, 20)], torch.cat((other, q[31:51])), padding=0)
     assert torch.equal(mixed[90:], whole[31:51])
+
+
+def test_a_row_has_the_same_bits_in_any_tile(
+    triton_ops: Arithmetic, dtype: torch.dtype, make_store: MakeStore
+) -> None:
+    store = make_store(triton_ops, dtype, [70], 2, 16, 64)
+    q = random(70, 4, 16, dtype=dtype)
+
+    def attend(start: int, stop: int) -> Tensor:
+        rows = store.rows([(0, start, stop - start)])
+        return triton_ops.attention(q[start:stop], store.layer, rows, scale=0.2, window=50)
+
+    whole = attend(0, 70)
+    for start, stop in ((63, 64), (69, 70), (30, 66)):
+        assert torch.equal(attend(start, stop), whole[start:stop])
 
 
 def test_bits_do_not_depend_on_pages_or_threads(

@@ -27,7 +27,8 @@ def test_linear_is_near_the_exact_product(
     weight = random(out_features, in_features, dtype=dtype)
     bias = random(out_features, dtype=dtype, seed=2) if with_bias else None
     packed = arithmetic.pack(weight, bias)
-    for rows in (1, 2, 3, 5, 8, 13, 33, 70):
+    interpreted = arithmetic.recipe.variant == "interpreter"
+    for rows in (1, 13) if interpreted else (1, 2, 3, 5, 8, 13, 33, 70):
         x = random(rows, in_features, dtype=dtype, seed=rows)
         exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
         y = arithmetic.linear(x, packed, canonical=canonical)

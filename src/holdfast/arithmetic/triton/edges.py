@@ -4,8 +4,8 @@
     _compact     [n, chunks]           the nearest level that holds all that can be kept is copied together, in order of id
     _descend     [n]                   the edge among these, through the digits of the ranks, four bits at a time
 
-Rows where nothing is cut off leave at once. Where too many are left to be copied, the last kernel reads the logits themselves.
-A mass is a multiple of 2^-36 of the best one's, an integer like a count, so sums know no order.
+Rows where nothing is cut off leave at once. Where too many are left to be copied, the last kernel reads the logits
+themselves. A mass is a multiple of 2^-36 of the best one's, an integer like a count, so sums know no order.
 """
 
 import torch
