@@ -1,8 +1,8 @@
 """Choosing tokens on the device, by the rule of `arithmetic/choice.py`: nothing is sorted, nothing waits for the host.
 
-The vocabulary is cut into chunks of one fixed width, a program for each chunk of each row; what the chunks found is put together
-by a small kernel, always in the same order. So a row does not feel how many others there are. `compiled/choice.c` writes down
-the noise.
+The vocabulary is cut into chunks of one fixed width, a program for each chunk of each row; what the chunks found is put
+together by a small kernel, always in the same order. So a row does not feel how many others there are. `compiled/choice.c`
+writes down the noise.
 
     logits [n, V] -> _chunk_stats [n, chunks]: best value, its id, sum of exp      greedy, logsumexp: + _finish_greedy
                   -> edges.find [n]: what top-k and top-p keep                     choose: + these, and _finish_choice
