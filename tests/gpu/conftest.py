@@ -12,6 +12,7 @@ import torch
 
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.ops import Arithmetic
+from holdfast.arithmetic.settings import apply_numeric_settings
 
 IS_TRIAL = os.environ.get("HOLDFAST_GPU_TESTS") == "cpu"
 HAS_GPU = torch.cuda.is_available()
@@ -46,4 +47,5 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 def arithmetic(dtype: torch.dtype, device: torch.device) -> Arithmetic:
     if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU kernels need TRITON_INTERPRET=1")
+    apply_numeric_settings(device=device)
     return open_arithmetic(dtype, path="triton", num_threads=1, device=device)

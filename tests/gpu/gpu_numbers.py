@@ -14,7 +14,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 9e-3, torch.float16: 1.5e-3}
 def random(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0, scale: float = 1.0
 ) -> Tensor:
-    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype).to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    return (torch.randn(*shape, generator=generator, device=device) * scale).to(dtype)
 
 
 def assert_near(got: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
