@@ -40,14 +40,14 @@ def _microseconds(multiply: Multiply, x: Tensor, weights: Sequence[Tensor], slic
         for weight in weights:
             multiply(x, weight, slices)
 
-    beside = torch.cuda.Stream(x.device)  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(beside):
-        all_of_them()  # the library allocates on its first call, and must not while a graph is captured
-    torch.cuda.current_stream(x.device).wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    torch.cuda.synchronize(x.device)
+    with torch.cuda.stream(torch.cuda.Stream(x.device)):  # type: ignore[no-untyped-call]
+        all_of_them()  # kernels are compiled and libraries allocate outside of the capture
+        graph.capture_begin()
         all_of_them()
+        graph.capture_end()
+    torch.cuda.synchronize(x.device)
     graph.replay()
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     best = float("inf")

@@ -11,6 +11,7 @@ What a row gave in a reference pass is compared with what it gives among other n
 its token, the bits of its logprob and of its logits, and its keys and values in every layer. The pages are zeroed in the end.
 """
 
+import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from holdfast.arithmetic.probe import bits_of
 from holdfast.arithmetic.rows import KVLayer
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Sampling, Span
+
+_log = logging.getLogger(__name__)
 
 TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512, 4096)
 _NUM_PROBES = 8
@@ -101,15 +104,18 @@ def _try(
 
 
 def kernels_of_a_pass(stage: Stage) -> tuple[str, ...]:
-    """The names of the device's kernels in a decoding pass and in one with a chunk of a prompt."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
+    """The names of the device's kernels in a decoding pass and in one with a chunk of a prompt; none where the device cannot
+    be watched."""
     with torch.inference_mode():
         scene = _Scene(stage, _NEAR)
         try:
-            with torch.profiler.profile(activities=activities) as profile:
-                for total in (_NUM_PROBES, 2 * stage.reference_rows + 1):
-                    scene.ask(_STYLES[0], total, certified=True, turn=0)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for turn, total in enumerate((2 * stage.reference_rows, _NUM_PROBES)):
+                    scene.ask(_STYLES[0], total, certified=True, turn=turn)
                 torch.cuda.synchronize()
+        except RuntimeError as error:
+            _log.warning("the kernels of a pass could not be seen: %s", error)
+            return ()
         finally:
             scene.clear()
     names = {event.key for event in profile.key_averages() if event.device_type.name == "CUDA"}
@@ -230,7 +236,7 @@ class _Scene:
         pages = [
             (self._pages[self._positions[probe] // size], span.pages[-1]) for probe, span in spans.items()
         ]
-        source, target = torch.tensor(pages, device=device).T
+        source, target = (torch.tensor(each, device=device) for each in zip(*pages, strict=True))
         for layer in self._stage.layers:
             for tensor in (layer.keys, layer.values):
                 tensor.index_copy_(0, target, tensor.index_select(0, source))
