@@ -18,6 +18,7 @@ from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
 from holdfast.engine.device import choose_device, device_parts
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
+from holdfast.schedule.policy import SchedulerConfig
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -257,3 +258,37 @@ def test_an_engine_on_interpreted_kernels_says_what_the_others_say(cache_dir: Pa
     usual = interpreted("library", cache_dir)
     assert usual[0] == tokens  # in fp32 nothing is near enough to a tie
     assert "products" not in usual[3]
+
+
+class Recording:
+    """A runner that notes what is captured."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def capture(self, sizes: Any, canonical: Any, progress: Any, *, max_len: int) -> None:
+        self.asked.append((tuple(sizes), tuple(canonical), max_len))
+
+
+@pytest.mark.parametrize(("mode", "canonical"), [("auto", ()), ("verify", (256, 512)), ("off", ())])
+def test_graphs_are_of_what_decodes_and_to_verify_of_what_decides(
+    mode: Any, canonical: tuple[int, ...]
+) -> None:
+    runner = Recording()
+    schedule = SchedulerConfig(max_num_seqs=30, max_pass_rows=4096, reference_rows=256, determinism=mode)
+    build._capture(runner, schedule, 1000, None)  # type: ignore[arg-type]
+    assert runner.asked == [((1, 2, 4, 8, 16, 24, 32), canonical, 1000)]
+
+
+def test_on_a_gpu_passes_are_padded_to_totals_that_have_a_graph() -> None:
+    class OnGpu:
+        device = GPU
+
+    limits = EngineConfig(max_pass_rows=1024).row_limits("cuda")
+    certified = [*range(1, 513), 576, 640, 1024]
+    sizes = build._padded_sizes(certified, OnGpu(), limits)  # type: ignore[arg-type]
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24)
+    assert sizes[-4:] == (512, 576, 640, 1024)
+    assert build._padded_sizes([3, 5], OnGpu(), limits) == ()  # type: ignore[arg-type]
+    OnGpu.device = CPU
+    assert build._padded_sizes([3, 5], OnGpu(), limits) == (3, 5)  # type: ignore[arg-type]
