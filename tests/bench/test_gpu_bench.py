@@ -117,6 +117,7 @@ def test_a_section_whose_time_is_over_starts_nothing_new(tmp_path: Path) -> None
     assert report.sections["speed"].cut_off
     assert report.sections["speed"].rows == []
     assert report.sections["needle"].cut_off
+    assert report.sections["needle"].one_answer == {}  # nobody was asked
 
 
 def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:

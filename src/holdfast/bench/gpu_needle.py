@@ -67,11 +67,13 @@ def run_needle(settings: GpuSettings, desk: Desk) -> Needles:
     found = Needles()
     desk.report.sections["needle"] = found
     for name, twins in _subjects(settings, desk, found):
+        desk.begin(settings.section_seconds)  # opening an engine is not asking it
         bouts = list(_bouts(twins, settings))
         _prick(twins, bouts, settings, desk, found)
         reports = [bout.report(name) for bout in bouts]
         found.pricks += reports
-        found.one_answer[name] = _agree(bouts)
+        if all(one.runs for one in reports):
+            found.one_answer[name] = _agree(bouts)
         desk.tell(
             f"{name}: " + ", ".join(f"{one.mode} {one.asked} {one.distinct} of {one.runs}" for one in reports)
         )

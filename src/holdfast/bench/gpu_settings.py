@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 from holdfast.errors import ConfigError
 
 TINY = "tiny"
-SECTIONS = ("speed", "small", "verify", "certificate", "needle", "breakdown")
+SECTIONS = (
+    "speed",
+    "verify",
+    "breakdown",
+    "small",
+    "certificate",
+    "needle",
+)  # those on one model side by side
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def gpu(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Sections: speed, small, verify, certificate, needle, breakdown; all without it."),
+        typer.Option(help="Sections: speed, verify, breakdown, small, certificate, needle; all without it."),
     ] = None,
     out: Annotated[
         Path | None,
