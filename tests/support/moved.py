@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from inspect import ismethod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class _Moved:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._arithmetic, name)
-        return self._moving(value) if callable(value) else value
+        return self._moving(value) if ismethod(value) else value
 
     def _moving(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
