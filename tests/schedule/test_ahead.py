@@ -305,3 +305,60 @@ def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
     assert driver.ended[0].stats.preemptions == 0, "the oldest is never preempted"
     assert sum(ended.stats.preemptions for ended in driver.ended.values()) > 0
     assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(6))
+
+
+def test_nobody_runs_ahead_of_a_verdict() -> None:
+    driver = burst()
+    driver.submit(PROMPT, 60)
+    driver.submit((1, 1), 60, deterministic=False)
+    while driver.scheduler.sequences[0].window_cap < 4:
+        driver.step()
+    while driver.flying:
+        driver.read()
+    assert driver.start()
+    assert not driver.start(), "the ordinary request could go on, at the price of passes that are half empty"
+
+
+def test_a_candidate_in_flight_is_no_committed_token() -> None:
+    """Whoever made everybody wait is gone, and the plan in flight holds a candidate whose window is not planned yet."""
+    driver = burst()
+    free, bound = driver.submit(PROMPT, 30), driver.submit((3, 3), 30, presence_penalty=1.0)
+    while not (driver.flying and spans_of(driver.flying[0][0], free)[-1].logprobs is None):
+        driver.step()
+    driver.note(driver.scheduler.abort(bound))
+    assert not driver.start()
+    driver.finish()
+    assert driver.answers[free] == truth(PROMPT, 30)
+
+
+def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> None:
+    driver = certified(speculation="off")
+    sworn, ordinary = driver.submit(PROMPT, 12), driver.submit((1, 1), 12, deterministic=False)
+    for _ in range(5):
+        driver.step()
+    (flown,) = spans_of(driver.flying[0][0], sworn)
+    driver.scheduler._revoke()
+    driver.scheduler.check()
+    again = next(seq for seq in driver.scheduler.sequences if seq.request_id == sworn)
+    assert not again.flying and not again.land(flown), "what is in flight means nothing any more"
+    assert not driver.start(), "nothing is planned before what was made under the certificate is over"
+    said = len(driver.answers[ordinary])
+    driver.read()
+    assert len(driver.answers[ordinary]) == said + 1
+    assert driver.scheduler.index.num_pages == 0
+    other = driver.submit((2, 2), 2, deterministic=False)
+    driver.finish()
+    assert driver.answers[sworn] == truth(PROMPT, 12)
+    assert driver.ended[sworn].determinism == "verified"
+    assert driver.answers[ordinary] == truth((1, 1), 12) and driver.answers[other] == truth((2, 2), 2)
+    known, _, _ = driver.scheduler.index.match((1, 1, *truth((1, 1), 12)), canonical_only=False)
+    assert known == [], "its pages were computed under the certificate"
+
+
+def test_only_the_oldest_span_in_flight_lands() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 12)
+    (first,), (second,) = spans_of(driver.start(), number), spans_of(driver.start(), number)
+    seq = driver.sequence(number)
+    assert not seq.land(second) and seq.flying == [first, second]
+    assert seq.land(first) and seq.flying == [second]
