@@ -250,19 +250,20 @@ def test_every_feature_of_the_sampler(eager: Runner) -> None:
         bad_token_ids=[7],
         logit_bias={9: 3.0},
         min_tokens=60,
+        max_tokens=99,
     )
     grammar = ToldGrammar(lambda candidates, count: [mask(*range(3, 300), vocab=VOCAB), b"", None][-count:])
     sampling = Sampling(params, 11, 20, (4, 5), ((PROMPT[30], 31),), eos_ids=(4,))
     free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], watched=True)
     whole = replace(free, constraint=Constraint(grammar, PROMPT[29:31]))
-    (window,) = eager.run(Plan((Pass(PassKind.FAST, (free,), 3),)))
-    (constrained,) = eager.run(Plan((Pass(PassKind.FAST, (whole,), 3),)))
+    (window,) = eager.run(Plan((Pass(PassKind.CANONICAL, (free,), 3),)))
+    (constrained,) = eager.run(Plan((Pass(PassKind.CANONICAL, (whole,), 3),)))
     assert constrained.samples[0][2] == window.samples[0][2]
     assert constrained.samples[0][1].token_id == -1
     for row in range(3):
         at = 28 + row
         alone = replace(free, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
-        (found,) = eager.run(Plan((Pass(PassKind.FAST, (alone,), 1),)))
+        (found,) = eager.run(Plan((Pass(PassKind.CANONICAL, (alone,), 1),)))
         assert found.samples[0][0].token_id == window.samples[0][row].token_id
 
 
