@@ -169,7 +169,7 @@ def hints_of(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     """What an engine settled on, not what it was asked for: "auto" may mean something else tomorrow."""
     parts = fingerprint.parts
     device, recipe, settings = (_mapping(parts[name]) for name in ("device", "recipe", "settings"))
-    threads = settings["threads"]
+    threads = settings.get("threads", 1)  # on a GPU no bit depends on them
     assert isinstance(threads, int)
     return EngineHints(model, str(device["kind"]), str(parts["dtype"]), str(recipe["path"]), threads)
 

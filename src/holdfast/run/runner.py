@@ -41,6 +41,9 @@ class Runner:
         self._device = arithmetic.device
         self._group = config.num_heads // config.num_kv_heads
         self._slice_rows = max_slice_rows(self._device)
+        # A certified pass may have any number of wanted rows. The Triton path's certificate tried them all; elsewhere the
+        # head is always computed as the reference does.
+        self._certified_head = arithmetic.recipe.path == "triton"
         self._stream = Stream(self._device)
         self._lanes = Lanes(self._device)
         self._graphs = Graphs(decoder, store.layers, arithmetic.tile_rows(1, self._group))
@@ -91,8 +94,9 @@ class Runner:
         with self._mask_worker.working_on(one.spans) as masks:
             batch = self._batch(one)
             sent, hidden = self._forward(one, batch)  # [given and sampled, hidden]
-            scores = self._score(hidden[: batch.num_given], one.spans, canonical, up)
-            samples = self._sample(hidden[batch.num_given :], one.spans, masks(), canonical, sent, up)
+            reference = canonical and not (one.certified and self._certified_head)
+            scores = self._score(hidden[: batch.num_given], one.spans, reference, up)
+            samples = self._sample(hidden[batch.num_given :], one.spans, masks(), reference, sent, up)
         return lambda: PassResult(samples(), scores())
 
     def _batch(self, one: Pass) -> Batch:

@@ -69,7 +69,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     sums, marks = (q.new_empty((*room, size), dtype=torch.float32) for size in (width, 2))
     stages = 2 if q.element_size() * block_d <= 256 else 1
     _attend_short[(len(tiles), kv_heads, programs)](
-        *(out, sums, marks, max_splits), *inputs, *strides, **shape, PROGRAMS=programs,
+        *(out, sums, marks, max_splits, programs), *inputs, *strides, **shape, SHARED=programs > 1,
         num_warps=4, num_stages=stages, **in_turn,
     )  # fmt: skip
     if programs > 1:
@@ -118,7 +118,7 @@ def _fold(best, mass, mixed, split_best, split_mass, split_mixed, AXIS: tl.const
     return now, mass, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _attend_tall(
     out, q, keys, values, positions, tiles, pages, scale, window,
     key_page, key_head, key_at, value_page, value_head, value_at,
@@ -188,12 +188,12 @@ def _attend_tall(
     tl.store(out + row[:, None] * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits", "programs", "window"])
 def _attend_short(
-    out, sums, marks, max_splits, q, keys, values, positions, tiles, pages, scale, window,
+    out, sums, marks, max_splits, programs, q, keys, values, positions, tiles, pages, scale, window,
     key_page, key_head, key_at, value_page, value_head, value_at,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, SHARED: tl.constexpr,
     TURNS: tl.constexpr,
 ):  # fmt: skip
     """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs."""
@@ -222,7 +222,7 @@ def _attend_short(
     ones = tl.full([64, BLOCK_N], 1.0, query.dtype)
     keys += head * key_head
     values += head * value_head
-    for split in range(lowest // SPLIT_LEN + part, last_at // SPLIT_LEN + 1, PROGRAMS):
+    for split in range(lowest // SPLIT_LEN + part, last_at // SPLIT_LEN + 1, programs):
         split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
         split_mass = tl.zeros([64, BLOCK_M], tl.float32)
         split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
@@ -254,19 +254,19 @@ def _attend_short(
             split_mixed = tl.dot(tl.trans(block), weights, split_mixed * keep, input_precision="ieee")
             split_best = now
         split_total = tl.max(split_mass, 0)
-        if PROGRAMS == 1:
-            best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 0)
-        else:
+        if SHARED:
             entry = row * max_splits + split
             tl.store(sums + entry[None, :] * WIDTH + lane[:, None], split_mixed, mask=inside)
             tl.store(marks + entry * 2, split_best, mask=real)
             tl.store(marks + entry * 2 + 1, split_total, mask=real)
-    if PROGRAMS == 1:
+        else:
+            best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 0)
+    if not SHARED:
         found = mixed / tl.where(real, mass, 1.0)[None, :] + 0.0
         tl.store(out + row[None, :] * WIDTH + lane[:, None], found.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_splits", "window"])
 def _fold_splits(
     out, sums, marks, positions, slots, window, max_splits,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,

@@ -44,8 +44,8 @@ def multiply_few(x: Tensor, weight: Tensor, slices: int) -> Tensor:
     parts = (slices, rows, outputs)
     out = x.new_empty(parts, dtype=torch.float32) if slices else x.new_empty(parts[1:])
     _multiply_few[(outputs // _BLOCK_N, max(1, slices))](
-        *(out, x, weight, rows, part), OUTPUTS=outputs, WIDTH=width, BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N,
-        BLOCK_K=block_k, STAGES=_stages(rows, block_k, 1), num_warps=4, **in_turn,
+        *(out, x, weight, outputs, width, rows, part), BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
+        STAGES=_stages(rows, block_k, 1), num_warps=4, **in_turn,
     )  # fmt: skip
     return out
 
@@ -57,8 +57,8 @@ def gate_up_few(x: Tensor, weight: Tensor) -> Tensor:
     block_k = min(128, _block_k(rows, width))
     out = x.new_empty((rows, inner))
     _gate_up_few[(inner // _BLOCK_N,)](
-        *(out, x, weight, rows), INNER=inner, WIDTH=width, BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N,
-        BLOCK_K=block_k, STAGES=_stages(rows, block_k, 2), num_warps=4, **in_turn,
+        *(out, x, weight, inner, width, rows), BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
+        STAGES=_stages(rows, block_k, 2), num_warps=4, **in_turn,
     )  # fmt: skip
     return out
 
@@ -76,18 +76,18 @@ def _stages(rows: int, block_k: int, tiles: int) -> int:
     return max(2, min(5, _ROOM // ((tiles * _BLOCK_N + _block_m(rows)) * block_k)))
 
 
-@triton.jit
+# Compiled once for all models and numbers of rows: the first start of an engine waits for every variant.
+@triton.jit(do_not_specialize=["rows"])
 def _multiply_few(
-    out, x, weight, rows, part,
-    OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, TURNS: tl.constexpr,
+    out, x, weight, outputs, width, rows, part,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     if TURNS:
         tl.extra.cuda.gdc_launch_dependents()
     piece = tl.program_id(1)
     n, m, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    weights = weight + n[:, None].to(tl.int64) * WIDTH + piece * part + k[None, :]
-    inputs = x + m[None, :] * WIDTH + piece * part + k[:, None]
+    weights = weight + n[:, None].to(tl.int64) * width + piece * part + k[None, :]
+    inputs = x + m[None, :] * width + piece * part + k[:, None]
     real = m[None, :] < rows
     block = tl.load(weights)  # [N, K]
     if TURNS:
@@ -96,22 +96,21 @@ def _multiply_few(
     for at in tl.range(BLOCK_K, part, BLOCK_K, num_stages=STAGES):
         block = tl.load(weights + at)
         total = tl.dot(block, tl.load(inputs + at, mask=real, other=0.0), total, input_precision="ieee")
-    place = (piece * rows + m[None, :]).to(tl.int64) * OUTPUTS + n[:, None]
+    place = (piece * rows + m[None, :]).to(tl.int64) * outputs + n[:, None]
     tl.store(out + place, total.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate_up_few(
-    out, x, weight, rows,
-    INNER: tl.constexpr, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr, TURNS: tl.constexpr,
+    out, x, weight, inner, width, rows,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     if TURNS:
         tl.extra.cuda.gdc_launch_dependents()
     n, m, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    gates = weight + n[:, None].to(tl.int64) * WIDTH + k[None, :]
-    ups = gates + INNER * WIDTH
-    inputs = x + m[None, :] * WIDTH + k[:, None]
+    gates = weight + n[:, None].to(tl.int64) * width + k[None, :]
+    ups = gates + inner.to(tl.int64) * width
+    inputs = x + m[None, :] * width + k[:, None]
     real = m[None, :] < rows
     gate_block, up_block = tl.load(gates), tl.load(ups)
     if TURNS:
@@ -119,10 +118,10 @@ def _gate_up_few(
     some = tl.load(inputs, mask=real, other=0.0)  # [K, M]
     gate = tl.dot(gate_block, some, input_precision="ieee")  # [N, M]
     up = tl.dot(up_block, some, input_precision="ieee")
-    for at in tl.range(BLOCK_K, WIDTH, BLOCK_K, num_stages=STAGES):
+    for at in tl.range(BLOCK_K, width, BLOCK_K, num_stages=STAGES):
         some = tl.load(inputs + at, mask=real, other=0.0)
         gate = tl.dot(tl.load(gates + at), some, gate, input_precision="ieee")
         up = tl.dot(tl.load(ups + at), some, up, input_precision="ieee")
     dtype = out.dtype.element_ty
     found = gated(gate.to(dtype), up.to(dtype))
-    tl.store(out + m[None, :].to(tl.int64) * INNER + n[:, None], found, mask=real)
+    tl.store(out + m[None, :].to(tl.int64) * inner + n[:, None], found, mask=real)
