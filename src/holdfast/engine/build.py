@@ -164,11 +164,13 @@ def _open_arithmetic(
 def _capture(
     runner: Runner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Graphs of the passes that decode; to verify, also of those that decide."""
+    """Graphs of the passes that decode; to verify, also of those that decide, otherwise of those that check."""
     sizes = graph_totals(schedule.max_num_seqs)
     rows = schedule.reference_rows
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
-    runner.capture(sizes, canonical if schedule.determinism == "verify" else (), progress, max_len=max_len)
+    if schedule.determinism != "verify":
+        canonical = [rows] if schedule.spot_check_rate > 0 else []
+    runner.capture(sizes, canonical, progress, max_len=max_len)
 
 
 def _padded_sizes(certified: Sequence[int], arithmetic: Arithmetic, limits: RowLimits) -> tuple[int, ...]:

@@ -5,82 +5,82 @@ checksums of their logits, must have the bits of the first time. Nothing is tole
 device and read later.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.rows import KVLayer
-from holdfast.core.plan import Pass, Span
+from holdfast.core.plan import Pass
 from holdfast.models.decoder import Decoder
-from holdfast.run.batch import Sent
 from holdfast.run.checksum import checksums
 from holdfast.run.parts import max_slice_rows
+from holdfast.run.store import KVStore
 from holdfast.run.transfer import Returns, send_array
 
 _AS_INTEGER = {2: torch.int16, 4: torch.int32}
 
 
-def start_check(
-    decoder: Decoder, layers: Sequence[KVLayer], one: Pass, sent: Sent, up: Returns
-) -> Callable[[], str | None]:
-    """Enqueue a check, whose rows were sent; what is returned reads the first place where the bits differ, or None."""
-    (span,) = one.spans
-    assert len(one.logit_bits) == span.num_sampled
-    device = decoder.arithmetic.device
-    slots = _Slots(span, one.originals, decoder.arithmetic.page_size, device)
-    for layer in layers:
-        slots.prepare(layer)
-    hidden = decoder.forward(sent.rows, layers, sent.wanted, canonical=True)
-    differs = up.take(torch.stack([slots.differences(layer) for layer in layers]))  # bool [layers, 2, rows]
-    found = [
-        up.take(checksums(decoder.logits(some, canonical=True)))
-        for some in (torch.split(hidden, max_slice_rows(device)) if len(hidden) else ())
-    ]
+class Check:
+    """One check: where its rows' keys and values were written first, and where they are written again, in every layer."""
 
-    def read() -> str | None:
-        for layer, kind, row in differs.nonzero()[:1].tolist():
-            return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
-        bits = [number for some in found for number in some.tolist()]
-        for row, (now, expected) in enumerate(zip(bits, one.logit_bits, strict=True), span.sample_from):
-            if now != expected:
-                return f"logits at position {span.start + row}"
-        return None
-
-    return read
-
-
-class _Slots:
-    """Where a span's keys and values were written first, and where they are written again."""
-
-    def __init__(self, span: Span, originals: tuple[int, ...], page_size: int, device: torch.device) -> None:
-        before = len(span.pages) - len(originals)
+    def __init__(self, one: Pass, store: KVStore, page_size: int) -> None:
+        (span,) = one.spans
+        assert len(one.logit_bits) == span.num_sampled
+        before = len(span.pages) - len(one.originals)
         assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
+        self._one, self._span, self._num_layers = one, span, len(store.layers)
+        self._whole = store.whole
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - before
-        scratch, first = np.array(span.pages[before:]), np.array(originals)
-        self._scratch_pages, self._original_pages = send_array(np.stack((scratch, first)), device)  # [pages]
-        numbers = np.stack((positions % page_size, scratch[pages], first[pages]))
-        self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [rows]
+        scratch, first = np.array(span.pages[before:]), np.array(one.originals)
+        layers = np.arange(self._num_layers)[:, None] * store.num_pages  # where each layer's pages begin
+        device = self._whole.keys.device
+        whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, first)])
+        self._scratch_pages, self._original_pages = send_array(whole_pages, device)  # [layers * pages]
+        slots = [np.broadcast_to(positions % page_size, (self._num_layers, len(positions)))]
+        slots += [layers + scratch[pages], layers + first[pages]]
+        numbers = np.stack([each.reshape(-1) for each in slots])
+        self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [layers * rows]
 
-    def prepare(self, layer: KVLayer) -> None:
+    def prepare(self) -> None:
         """Whole pages are copied for the slots before the first row. The rows' own slots get one wrong bit in every
         number, so that one the pass does not write cannot pass for written."""
-        for tensor in (layer.keys, layer.values):
+        for tensor in (self._whole.keys, self._whole.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
-        keys, values = _bits(layer.keys), _bits(layer.values)
+        keys, values = _bits(self._whole.keys), _bits(self._whole.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
 
-    def differences(self, layer: KVLayer) -> Tensor:
-        """Which rows' keys and which rows' values differ, bool [2, rows]."""
-        keys, values = _bits(layer.keys), _bits(layer.values)
-        pairs = (  # each [rows, kv_heads, head_dim]
+    def compare(self, decoder: Decoder, hidden: Tensor, up: Returns) -> Callable[[], str | None]:
+        """Behind the pass that wrote the rows again, hidden being its sampled ones. What is returned reads the first place
+        where the bits differ, or None."""
+        span = self._span
+        differs = up.take(self._differences())  # bool [2, layers, rows]
+        found = [
+            up.take(checksums(decoder.logits(some, canonical=True)))
+            for some in (torch.split(hidden, max_slice_rows(hidden.device)) if len(hidden) else ())
+        ]
+
+        def read() -> str | None:
+            for layer, kind, row in differs.transpose(0, 1).nonzero()[:1].tolist():
+                return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
+            bits = [number for some in found for number in some.tolist()]
+            for row, (now, then) in enumerate(zip(bits, self._one.logit_bits, strict=True), span.sample_from):
+                if now != then:
+                    return f"logits at position {span.start + row}"
+            return None
+
+        return read
+
+    def _differences(self) -> Tensor:
+        keys, values = _bits(self._whole.keys), _bits(self._whole.values)
+        pairs = (  # each [layers * rows, kv_heads, head_dim]
             (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
             (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
         )
-        return torch.stack([(again != before).flatten(1).any(1) for again, before in pairs])
+        differs = torch.stack([(again != before).flatten(1).any(1) for again, before in pairs])
+        return differs.view(2, self._num_layers, -1)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
 from holdfast.run.batch import Batch, Sent, batch_of, send_batch
-from holdfast.run.check import start_check
+from holdfast.run.check import Check
 from holdfast.run.graphs import CudaRecorder, Graphs, Progress
 from holdfast.run.lanes import Lanes
 from holdfast.run.logprobs import logprobs_of
@@ -87,8 +87,7 @@ class Runner:
 
     def _start_pass(self, one: Pass, up: Returns) -> Callable[[], PassResult]:
         if one.kind is PassKind.CHECK:
-            sent = send_batch(self._batch(one), one.padded_rows, self._device)
-            mismatch = start_check(self._decoder, self._store.layers, one, sent, up)
+            mismatch = self._start_check(one, up)
             return lambda: PassResult(((),), mismatch=mismatch())
         canonical = one.kind is PassKind.CANONICAL
         with self._mask_worker.working_on(one.spans) as masks:
@@ -100,19 +99,26 @@ class Runner:
         return lambda: PassResult(samples(), scores())
 
     def _batch(self, one: Pass) -> Batch:
-        arithmetic = self._decoder.arithmetic
+        arithmetic, is_check = self._decoder.arithmetic, one.kind is PassKind.CHECK
         return batch_of(
             one,
             arithmetic.page_size,
-            lambda longest: arithmetic.tile_rows(longest, self._group),
+            # A check takes the tiles graphs take, however long it is: few kernels matter more to it than fast ones.
+            lambda longest: arithmetic.tile_rows(1 if is_check else longest, self._group),
             self._page_rows,
         )
+
+    def _start_check(self, one: Pass, up: Returns) -> Callable[[], str | None]:
+        check = Check(one, self._store, self._decoder.arithmetic.page_size)
+        check.prepare()
+        _, hidden = self._forward(one, self._batch(one))
+        return check.compare(self._decoder, hidden, up)
 
     def _forward(self, one: Pass, batch: Batch) -> tuple[Sent, Tensor]:
         """The pass on the device, by a graph if one fits."""
         # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
-        canonical = one.kind is PassKind.CANONICAL and not one.certified
-        exact = one.kind is PassKind.CANONICAL
+        exact = one.kind is not PassKind.FAST
+        canonical = exact and not one.certified
         size = self._graphs.size_for(batch, one.padded_rows, canonical=canonical, exact=exact)
         if size is None:
             sent = send_batch(batch, one.padded_rows, self._device)

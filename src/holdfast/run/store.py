@@ -3,6 +3,7 @@
 import torch
 
 from holdfast.arithmetic.ops import Arithmetic
+from holdfast.arithmetic.rows import KVLayer
 from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
 
@@ -26,14 +27,20 @@ def num_pages_in(budget: int, config: DecoderConfig, dtype: torch.dtype, page_si
 
 
 class KVStore:
-    """Keys and values of every layer, laid out as the arithmetic likes them. A slot never written is zero."""
+    """Keys and values of every layer, laid out as the arithmetic likes them. A slot never written is zero.
+
+    whole holds the pages of all layers, one layer behind the other; layers are views of it.
+    """
 
     def __init__(self, num_pages: int, config: DecoderConfig, arithmetic: Arithmetic) -> None:
         heads, dim = config.num_kv_heads, config.head_dim
         try:
-            self.layers = tuple(arithmetic.new_layer(num_pages, heads, dim) for _ in range(config.num_layers))
+            self.whole = arithmetic.new_layer(num_pages * config.num_layers, heads, dim)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(
                 f"the KV cache of {num_pages} pages of {arithmetic.page_size} positions cannot be allocated; lower kv_memory"
             ) from error
         self.num_pages = num_pages
+        keys, values = self.whole.keys, self.whole.values
+        starts = range(0, len(keys), num_pages)
+        self.layers = tuple(KVLayer(keys[at : at + num_pages], values[at : at + num_pages]) for at in starts)

@@ -2,7 +2,8 @@
 
 A window opens on a span of a deterministic request, grows with that request until it holds a reference pass, and is then
 checked by a pass of its own, into scratch pages, beside which everything goes on. `rate` is the share of certified rows
-that are checked, spent evenly; the requests take turns. No chance is involved and no clock.
+that are checked, spent evenly, a window that ends small counting as full; the requests take turns. No chance is involved
+and no clock.
 
     mark: open on a span -> note: what it gave -> settle: full, or the request ended -> plan_checks -> close
 
@@ -64,13 +65,20 @@ class Watch:
         theirs = [span for span in spans if span.request_id in deterministic]
         self._credit += self._rate * sum(span.num_rows for span in theirs)
         if self._credit >= self._rows or self._rate >= 1:
-            theirs.sort(key=lambda span: (span.request_id <= self._last_id, span.request_id))
+            theirs.sort(
+                key=lambda span: (self._stays_small(span), span.request_id <= self._last_id, span.request_id)
+            )
             for span in theirs:
                 if (self._credit >= self._rows or self._rate >= 1) and span.request_id not in self._open:
                     self._open_on(span)
         if not self._open:
             return tuple(spans)
         return tuple(replace(span, watched=True) if span.request_id in self._open else span for span in spans)
+
+    def _stays_small(self, span: Span) -> bool:
+        """Whether a window opened on the span can never be full: others go first."""
+        longest = span.sampling.prompt_len + span.sampling.params.max_tokens
+        return longest - span.start < self._rows
 
     def _open_on(self, span: Span) -> None:
         most = span.num_rows if self._rate >= 1 else min(span.num_rows, int(self._credit))
@@ -98,9 +106,13 @@ class Watch:
         if size >= self._rows or (ended and size > 0):
             self._due.append(Check(seq, seq.table, window))
             seq.table.pin()
+            self._credit += window.cost - max(
+                size, self._rows
+            )  # a check costs a whole reference pass, full or not
         elif not ended:
             return
-        self._credit += window.cost - max(0, size)
+        else:
+            self._credit += window.cost
         del self._open[seq.request_id]
         if self._rate >= 1 and not ended and seq.flying:  # these rows are watched, too
             self._open[seq.request_id] = Window(window.stop, 0, {}, self._rows)

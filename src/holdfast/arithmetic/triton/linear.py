@@ -1,8 +1,8 @@
 """Matrix products on a GPU: the library's own, or the library's with K cut in slices, whose sums are added in one order.
 
 A library splits K for few rows of a long sum, and by how much depends on the number of rows: that is what makes bits depend
-on the batch. Cut into slices that are a batch of products each, K is never split behind our back. What is added up later, and by
-whom, is the business of the kernel that reads the product:
+on the batch. Cut into slices that are a batch of products each, K is never split behind our back. What is added up later,
+and by whom, is the business of the kernel that reads the product:
 
     finished   dtype [rows, N]         the library's own product, rounded by it
     parts      fp32 [slices, rows, N]  to be added in order, then the bias, then rounded once
