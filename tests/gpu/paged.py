@@ -41,14 +41,16 @@ class Store:
         """The tiles a runner would bring, so that nothing is read back from the device."""
         starts = rows.span_starts.tolist()
         lengths = [stop - start for start, stop in pairwise(starts)]
-        tokens, pages = arithmetic.tile_rows(max(lengths), group), rows.page_table.shape[1]
+        short, pages = arithmetic.tile_rows(1, group), rows.page_table.shape[1]
         tiles = [
-            (starts[span] + at, min(tokens, length - at), span * pages)
+            (tokens, starts[span] + at, min(tokens, length - at), span * pages)
             for span, length in enumerate(lengths)
+            for tokens in (arithmetic.tile_rows(length, group),)
             for at in range(0, length, tokens)
         ]
-        found = torch.tensor(tiles, dtype=torch.int32, device=rows.page_table.device)
-        return replace(rows, tiles=found, tile_rows=tokens)
+        tiles.sort(key=lambda tile: tile[0])
+        found = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32, device=rows.page_table.device)
+        return replace(rows, tiles=found, short_tiles=sum(tile[0] == short for tile in tiles))
 
 
 def make_store(

@@ -79,8 +79,8 @@ def test_the_first_rows_in_order_need_no_looking_up() -> None:
 def test_tiles_cut_spans_and_know_their_pages() -> None:
     one = Pass(PassKind.FAST, SPANS, 9)
     found = rows_of(one, 4, tile_rows=3)
-    assert found.tile_rows == 3
     assert found.tiles is not None
+    assert found.short_tiles == len(found.tiles)
     assert found.tiles.dtype == torch.int32
     assert found.tiles.tolist() == [[0, 3, 0], [3, 1, 0], [4, 1, 10], [5, 2, 20]]
     assert rows_of(one, 4).tiles is None
@@ -91,11 +91,10 @@ def test_tiles_cut_spans_and_know_their_pages() -> None:
             assert found.slots[row] == flat[at // 4] * 4 + at % 4
 
 
-def test_the_longest_span_decides_how_tall_tiles_are() -> None:
-    asked: list[int] = []
-    found = batch_of(Pass(PassKind.FAST, SPANS, 7), 4, lambda longest: asked.append(longest) or 2)
-    assert asked == [4]
-    assert found.tiles[:, 1].tolist() == [2, 2, 1, 2]
+def test_each_span_has_tiles_of_its_own_height_and_short_ones_come_first() -> None:
+    found = batch_of(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
+    assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
+    assert found.short_tiles == 2
 
 
 def random_spans(rng: random.Random) -> tuple[Span, ...]:
@@ -167,7 +166,7 @@ def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
     layout = layout_of(found, 12, num_tiles=12)
     words = np.full(layout.num_words, -7)
     fill(words, found, layout)
-    rows = layout.rows(torch.from_numpy(words), tile_rows=3)
+    rows = layout.rows(torch.from_numpy(words), short_tiles=12)
     assert rows.tiles is not None
     assert rows.tiles.tolist() == [[0, 0, 0]] * 12
     assert rows.slots.tolist()[7:] == [-1] * 5

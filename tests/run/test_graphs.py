@@ -77,7 +77,7 @@ def decoder() -> FakeDecoder:
 
 @pytest.fixture
 def captured(decoder: FakeDecoder) -> Graphs:
-    made = Graphs(decoder, (), SHORT)  # type: ignore[arg-type]
+    made = Graphs(decoder, ())  # type: ignore[arg-type]
     done: list[tuple[int, int]] = []
     recorder = FakeRecorder()
     made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *how_far: done.append(how_far))
@@ -106,7 +106,7 @@ def test_which_graph_a_pass_takes(
 
 
 def test_before_anything_is_captured_nothing_fits(decoder: FakeDecoder) -> None:
-    fresh = Graphs(decoder, (), SHORT)  # type: ignore[arg-type]
+    fresh = Graphs(decoder, ())  # type: ignore[arg-type]
     assert fresh.size_for(decode(2), 2, canonical=False, exact=True) is None
 
 
@@ -150,7 +150,7 @@ def test_the_buffer_holds_every_pass_of_the_largest_size(
 ) -> None:
     """Every row unknown, sampled and told, each a sequence of its own."""
     monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
-    made = Graphs(decoder, (), SHORT)  # type: ignore[arg-type]
+    made = Graphs(decoder, ())  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
     spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, lane=number) for number in range(64)]
     assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64

@@ -48,6 +48,23 @@ def test_a_small_store_shortens_the_context(stage: Stage) -> None:
     assert check.agrees and "context 48" in check.shape
 
 
+class Watching:
+    """A runner that notes how far its passes reach."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage, self.reached = stage, 0
+
+    def run(self, plan: Plan) -> list[PassResult]:
+        self.reached = max(self.reached, *(span.stop for one in plan.passes for span in one.spans))
+        return self._stage.runner.run(plan)
+
+
+def test_no_row_stands_behind_the_longest_context(stage: Stage) -> None:
+    watching = Watching(stage)
+    assert check_passes(replace(stage, runner=watching), 128, 20).agrees
+    assert watching.reached == 20
+
+
 class Lying:
     """A runner whose passes of one total are wrong in one place."""
 

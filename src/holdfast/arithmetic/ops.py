@@ -52,7 +52,7 @@ class Arithmetic(Protocol):
         """Pages of zeros, laid out as this path likes them; the shapes are those of `KVLayer`."""
         ...
 
-    def tile_rows(self, longest_span: int, group: int) -> int:
+    def tile_rows(self, span_len: int, group: int) -> int:
         """Rows one attention tile takes in a pass whose longest span has so many, with `group` query heads a kv head.
 
         0: this path reads no tiles.

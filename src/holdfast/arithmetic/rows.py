@@ -28,8 +28,10 @@ class Rows:
     # For paths that attend in tiles, int32 [tiles, 3]: a tile's first row, how many rows it has (0: nothing to do), and
     # where its sequence's pages begin in the flat page_table.
     tiles: Tensor | None = None
-    tile_rows: int = 0  # rows a tile may hold
-    max_pages: int = 0  # pages of the longest sequence the pass may ever hold; 0: page_table is as wide as needed
+    short_tiles: int = 0  # how many of them, the first ones, are short: spans of few rows have such
+    max_pages: int = (
+        0  # pages of the longest sequence the pass may ever hold; 0: page_table is as wide as needed
+    )
 
     @property
     def num_rows(self) -> int:

@@ -88,7 +88,7 @@ def obtain_certificate(
     stage = Stage(runner, store.layers, arithmetic.page_size, model.vocab_size, rows)
     canonical = (rows, 2 * rows) if config.determinism == "verify" else ()
     more = [partial(check_passes, stage, max_rows, max_len, canonical)] if on_gpu else []
-    kernels: Callable[[], tuple[str, ...]] = partial(kernels_of_a_pass, stage) if on_gpu else tuple
+    kernels: Callable[[], tuple[str, ...]] = partial(kernels_of_a_pass, stage, max_len) if on_gpu else tuple
     made = certify(
         arithmetic, _wide(arithmetic, settings), subjects, layers, geometry, max_rows, about, progress, more, kernels
     )  # fmt: skip

@@ -37,7 +37,7 @@ class Batch:
     tiles: NDArray[np.int32]  # [tiles, 3], as in `Rows`
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
-    tile_rows: int
+    short_tiles: int  # as in `Rows`
     num_lanes: int  # that there must be
     num_given: int
     wanted: Ints  # the rows whose logits are asked for: before given tokens, then the sampled ones
@@ -106,7 +106,7 @@ class Layout:
         """The part of a tensor or an array of words that holds integers of four bytes, as words."""
         return words[3 * self.stride : self.extras_at]
 
-    def rows(self, words: Tensor, tile_rows: int) -> Rows:
+    def rows(self, words: Tensor, short_tiles: int) -> Rows:
         count, stride, (num_spans, width) = self.num_rows, self.stride, self.table_shape
         ints = self.ints(words).view(torch.int32)
         table = ints[self.table_at : self.table_at + num_spans * width]
@@ -116,8 +116,8 @@ class Layout:
             slots=words[2 * stride : 2 * stride + count],
             span_starts=ints[self.starts_at : self.starts_at + num_spans + 1],
             page_table=table.view(num_spans, width),
-            tiles=ints[: 3 * self.num_tiles].view(-1, 3) if tile_rows else None,
-            tile_rows=tile_rows,
+            tiles=ints[: 3 * self.num_tiles].view(-1, 3) if self.num_tiles else None,
+            short_tiles=short_tiles,
         )
 
     def sent(self, words: Tensor, rows: Rows) -> Sent:
@@ -127,10 +127,10 @@ class Layout:
 def batch_of(
     one: Pass,
     page_size: int,
-    tile_rows: Callable[[int], int] = lambda longest: 0,
+    tile_rows: Callable[[int], int] = lambda span_len: 0,
     pages: PageRows | None = None,
 ) -> Batch:
-    """tile_rows says how many rows a tile holds where the longest span has so many; 0: there are no tiles."""
+    """tile_rows says how many rows a tile of a span of so many holds; 0: there are no tiles."""
     spans = one.spans
     lengths = _array([len(span.token_ids) for span in spans])
     bounds = np.concatenate(([0], np.cumsum(lengths)))  # [spans + 1]
@@ -141,7 +141,7 @@ def batch_of(
     token_ids = np.fromiter(chain.from_iterable([span.token_ids for span in spans]), np.int64, num_rows)
     table = (pages or PageRows()).table([span.pages for span in spans])
     slots = table[owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    height = tile_rows(int(lengths.max()))
+    tiles, short_tiles = _tiles(lengths, bounds, tile_rows, table.shape[1])
     given, sampled = _given(spans, owners, places), _sampled(spans, owners, places)
     lanes = _array([span.lane for span in spans])[owners]  # [rows]
     unknown = np.flatnonzero(token_ids == UNKNOWN)
@@ -153,10 +153,10 @@ def batch_of(
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        tiles=_tiles(lengths, bounds, height, table.shape[1]),
+        tiles=tiles,
         page_table=table,
         span_starts=bounds.astype(np.int32),
-        tile_rows=height,
+        short_tiles=short_tiles,
         num_lanes=int(lanes.max()) + 1,
         num_given=len(given),
         wanted=np.concatenate((given, sampled)) if len(given) else sampled,
@@ -195,28 +195,35 @@ def send_batch(batch: Batch, num_rows: int, device: torch.device) -> Sent:
     host = staging(layout.num_words, device)
     fill(host.numpy(), batch, layout)
     words = send(host, device)
-    return layout.sent(words, layout.rows(words, batch.tile_rows))
+    return layout.sent(words, layout.rows(words, batch.short_tiles))
 
 
 def rows_of(one: Pass, page_size: int, *, tile_rows: int = 0, device: torch.device = _CPU) -> Rows:
     """The pass's rows in span order, padded behind them; with tiles of so many rows if the path takes any."""
-    return send_batch(batch_of(one, page_size, lambda longest: tile_rows), one.padded_rows, device).rows
+    return send_batch(batch_of(one, page_size, lambda span_len: tile_rows), one.padded_rows, device).rows
 
 
-def _tiles(lengths: Ints, bounds: Ints, height: int, num_pages: int) -> NDArray[np.int32]:
-    """Every span cut into tiles of at most so many rows, int32 [tiles, 3]."""
-    if not height:
-        return np.empty((0, 3), np.int32)
-    counts = -(-lengths // height)  # of tiles, by span
+def _tiles(
+    lengths: Ints, bounds: Ints, tile_rows: Callable[[int], int], num_pages: int
+) -> tuple[NDArray[np.int32], int]:
+    """Every span cut into tiles, int32 [tiles, 3], those of short spans first; and how many these are."""
+    short = tile_rows(1)
+    if not short:
+        return np.empty((0, 3), np.int32), 0
+    heights = np.full(len(lengths), short)
+    for index in np.flatnonzero(lengths > short):
+        heights[index] = tile_rows(int(lengths[index]))
+    counts = -(-lengths // heights)  # of tiles, by span
     owners = np.repeat(np.arange(len(lengths)), counts)  # [tiles]
-    skipped = (
-        np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
-    ) * height  # rows before, in the span
+    heights = heights[owners]
+    before = np.cumsum(counts) - counts  # tiles of earlier spans
+    skipped = (np.arange(len(owners)) - before[owners]) * heights  # rows before, in the span
     tiles = np.empty((len(owners), 3), np.int32)
     tiles[:, 0] = bounds[owners] + skipped
-    tiles[:, 1] = np.minimum(lengths[owners] - skipped, height)
+    tiles[:, 1] = np.minimum(lengths[owners] - skipped, heights)
     tiles[:, 2] = owners * num_pages
-    return tiles
+    is_tall = heights > short
+    return tiles[np.argsort(is_tall, kind="stable")], int((~is_tall).sum())
 
 
 def _sampled(spans: Sequence[Span], owners: Ints, places: Ints) -> Ints:

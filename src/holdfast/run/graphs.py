@@ -64,11 +64,9 @@ class _Graph:
 class Graphs:
     """The captured passes of a decoder, by (rows, canonical)."""
 
-    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], tile_rows: int) -> None:
-        """tile_rows is what short spans take: longer ones want other tiles, and are not captured."""
+    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer]) -> None:
         self._decoder = decoder
         self._layers = layers
-        self._tile_rows = tile_rows
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._max_pages = 0
@@ -119,7 +117,7 @@ class Graphs:
 
     def _fits(self, batch: Batch, size: int) -> bool:
         return (
-            batch.tile_rows == self._tile_rows
+            batch.short_tiles == len(batch.tiles)  # longer spans want other tiles, and are not captured
             and batch.page_table.shape[1] <= self._max_pages
             and layout_of(batch, size, num_tiles=size).num_words <= len(self._buffer)
         )
@@ -148,7 +146,7 @@ class Graphs:
         before = Layout(size, size, (1, 0), ())
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what stands behind is aligned
         layout = Layout(size, size, (1, entries), ())
-        return replace(layout.rows(self._buffer, self._tile_rows), max_pages=self._max_pages)
+        return replace(layout.rows(self._buffer, size), max_pages=self._max_pages)
 
 
 @contextmanager

@@ -103,11 +103,11 @@ def _try(
     return differing, compared
 
 
-def kernels_of_a_pass(stage: Stage) -> tuple[str, ...]:
+def kernels_of_a_pass(stage: Stage, max_len: int) -> tuple[str, ...]:
     """The names of the device's kernels in a decoding pass and in one with a chunk of a prompt; none where the device cannot
     be watched."""
     with torch.inference_mode():
-        scene = _Scene(stage, _NEAR)
+        scene = _Scene(stage, min(max_len, _NEAR))
         try:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 for turn, total in enumerate((2 * stage.reference_rows, _NUM_PROBES)):
@@ -134,7 +134,7 @@ class _Scene:
     """The context, the probes' places in it, and the pages that are left for their own."""
 
     def __init__(self, stage: Stage, max_len: int) -> None:
-        self._stage = stage
+        self._stage, self._max_len = stage, max_len
         self._rng = random.Random(11)
         pages = list(range(stage.num_pages))
         self._rng.shuffle(pages)
@@ -195,7 +195,7 @@ class _Scene:
         room -= min(3, room // 4)
         number = _NUM_PROBES
         if chunk and room > 4:
-            length = min(room // 2, len(own) // 2 * size)
+            length = min(room // 2, len(own) // 2 * size, self._max_len)
             if length:
                 pages = own[: -(-length // size)]
                 own, room = own[len(pages) :], room - length

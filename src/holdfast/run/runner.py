@@ -46,7 +46,7 @@ class Runner:
         self._certified_head = arithmetic.recipe.path == "triton"
         self._stream = Stream(self._device)
         self._lanes = Lanes(self._device)
-        self._graphs = Graphs(decoder, store.layers, arithmetic.tile_rows(1, self._group))
+        self._graphs = Graphs(decoder, store.layers)
 
     def run(self, plan: Plan) -> list[PassResult]:
         """The passes of a plan, in order."""
@@ -104,7 +104,7 @@ class Runner:
             one,
             arithmetic.page_size,
             # A check takes the tiles graphs take, however long it is: few kernels matter more to it than fast ones.
-            lambda longest: arithmetic.tile_rows(1 if is_check else longest, self._group),
+            lambda span_len: arithmetic.tile_rows(1 if is_check else span_len, self._group),
             self._page_rows,
         )
 

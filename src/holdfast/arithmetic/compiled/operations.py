@@ -45,7 +45,7 @@ class CompiledArithmetic:
     def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
 
-    def tile_rows(self, longest_span: int, group: int) -> int:
+    def tile_rows(self, span_len: int, group: int) -> int:
         return 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

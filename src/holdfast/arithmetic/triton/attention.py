@@ -35,9 +35,9 @@ _LOG2E = 1.4426950408889634
 _NEVER = tl.constexpr(-1.0e30)
 
 
-def tile_rows(longest_span: int, group: int) -> int:
-    """Tokens a tile holds in a pass whose longest span has so many, with so many query heads a KV head."""
-    return (_SHORT if longest_span <= _LONG and group <= _SHORT else _TALL) // group
+def tile_rows(span_len: int, group: int) -> int:
+    """Tokens a tile of a span of so many holds, with so many query heads a KV head."""
+    return (_SHORT if span_len <= _LONG and group <= _SHORT else _TALL) // group
 
 
 def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int | None) -> Tensor:
@@ -47,30 +47,33 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     group = heads // kv_heads
     assert layer.keys.shape[3] == PAGE_SIZE and layer.keys.stride(2) == layer.values.stride(3) == 1
     assert q.is_contiguous() and group <= _TALL
-    tiles, height = _tiles_of(rows, group)
+    tiles, num_short = _tiles_of(rows, group)
+    short, tall = tiles[:num_short], tiles[num_short:]
     out = _new_output(num_rows, heads * width, q)
-    if not len(tiles):
-        return out
     keys, values = layer.keys, layer.values
     block_d = max(16, triton.next_power_of_2(width))
-    inputs = (q, keys, values, rows.positions, tiles, rows.page_table, scale * _LOG2E, window or 0)
     strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
-    shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_M": height}
-    shape |= {"BLOCK_N": KV_BLOCK, "SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
-    if height == _TALL:
-        stages = 3 if q.element_size() * block_d <= 256 else 1
-        _attend_tall[(len(tiles), kv_heads)](
-            out, *inputs, *strides, **shape, num_warps=8, num_stages=stages, **in_turn
-        )
+    shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_N": KV_BLOCK}
+    shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
+    is_small = (
+        q.element_size() * block_d <= 256
+    )  # two or three blocks of keys and values fit a program's memory
+    what = (rows.page_table, scale * _LOG2E, window or 0, *strides)
+    if len(tall):
+        _attend_tall[(len(tall), kv_heads)](
+            *(out, q, keys, values, rows.positions, tall), *what, **shape, BLOCK_M=_TALL,
+            num_warps=8, num_stages=3 if is_small else 1, **in_turn,
+        )  # fmt: skip
+    if not len(short):
         return out
-    programs = max(1, min(64, _BUSY // (len(tiles) * kv_heads)))
+    programs = 1 if len(tall) else max(1, min(64, _BUSY // (len(short) * kv_heads)))
     max_splits = -(-(rows.max_pages or rows.page_table.shape[1]) * PAGE_SIZE // SPLIT)
     room = (num_rows, heads, max_splits) if programs > 1 else (1,)
     sums, marks = (q.new_empty((*room, size), dtype=torch.float32) for size in (width, 2))
-    stages = 2 if q.element_size() * block_d <= 256 else 1
-    _attend_short[(len(tiles), kv_heads, programs)](
-        *(out, sums, marks, max_splits, programs), *inputs, *strides, **shape, SHARED=programs > 1,
-        num_warps=4, num_stages=stages, **in_turn,
+    _attend_short[(len(short), kv_heads, programs)](
+        *(out, sums, marks, max_splits, programs, q, keys, values, rows.positions, short), *what, **shape,
+        BLOCK_M=_SHORT if group <= _SHORT else _TALL, SHARED=programs > 1,
+        num_warps=4, num_stages=2 if is_small else 1, **in_turn,
     )  # fmt: skip
     if programs > 1:
         _fold_splits[(num_rows, heads)](
@@ -82,23 +85,19 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
 
 
 def _tiles_of(rows: Rows, group: int) -> tuple[Tensor, int]:
-    """The pass's tiles, and how tall they are; made here where the pass brings none."""
+    """The pass's tiles, short ones first, and how many are short; made here where the pass brings none."""
     if rows.tiles is not None:
-        return rows.tiles, _height(rows.tile_rows * group)
+        return rows.tiles, rows.short_tiles
     starts: list[int] = rows.span_starts.tolist()
-    longest = max((stop - start for start, stop in pairwise(starts)), default=0)
-    tokens, pages = tile_rows(longest, group), rows.page_table.shape[1]
-    found = [
-        (row, min(tokens, stop - row), span * pages)
-        for span, (start, stop) in enumerate(pairwise(starts))
-        for row in range(start, stop, tokens)
-    ]
-    tiles = torch.tensor(found, dtype=torch.int32).view(-1, 3).to(rows.page_table.device)
-    return tiles, _height(tokens * group)
-
-
-def _height(num_rows: int) -> int:
-    return _SHORT if num_rows <= _SHORT else _TALL
+    pages = rows.page_table.shape[1]
+    short: list[tuple[int, int, int]] = []
+    tall: list[tuple[int, int, int]] = []
+    for span, (start, stop) in enumerate(pairwise(starts)):
+        tokens = tile_rows(stop - start, group)
+        found = short if tokens == tile_rows(1, group) else tall
+        found += [(row, min(tokens, stop - row), span * pages) for row in range(start, stop, tokens)]
+    tiles = torch.tensor(short + tall, dtype=torch.int32).view(-1, 3)
+    return tiles.to(rows.page_table.device), len(short)
 
 
 def _new_output(num_rows: int, width: int, q: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ class TritonArithmetic:
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return KVLayer(keys.transpose(2, 3), values)
 
-    def tile_rows(self, longest_span: int, group: int) -> int:
-        return attention.tile_rows(longest_span, group)
+    def tile_rows(self, span_len: int, group: int) -> int:
+        return attention.tile_rows(span_len, group)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
