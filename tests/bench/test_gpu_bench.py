@@ -121,7 +121,7 @@ def test_a_section_whose_time_is_over_starts_nothing_new(tmp_path: Path) -> None
 
 
 def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:
-    engine = open_twins("tiny", "fp32", "auto", 4, 400, 100).engine("auto")
+    engine = open_twins("tiny", "fp32", "auto", 4, 400, 100).engine("auto", plain=False)
     timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
     assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
     assert 0 < timing.first_seconds <= timing.seconds
@@ -137,7 +137,10 @@ def test_twins_share_weights_and_pages() -> None:
     exact, plain = twins.exact.runner, twins.plain.runner
     assert exact._store is plain._store  # type: ignore[attr-defined]
     assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]
-    ordinary = [run_once(twins.engine(mode), [[5, 6, 7]], 4, deterministic=False) for mode in ("auto", "off")]
+    ordinary = [
+        run_once(twins.engine(mode, plain=mode == "off"), [[5, 6, 7]], 4, deterministic=False)
+        for mode in ("auto", "off")
+    ]
     assert all(timing.num_tokens == 4 for timing in ordinary)
 
 

@@ -113,7 +113,7 @@ def run_breakdown(twins: Twins, model: str, settings: GpuSettings, desk: Desk) -
         if desk.is_late:
             found.cut_off = True
             break
-        step = _break_down(twins.engine("auto"), shape_config(model), streams, settings)
+        step = _break_down(twins.engine("auto", plain=False), shape_config(model), streams, settings)
         found.steps.append(step)
         desk.tell(
             f"{model}, N = {streams}: {step.step_ms:.2f} ms a step, busy {step.busy_ms:.2f} "

@@ -34,9 +34,9 @@ class Twins:
     exact: Engine
     plain: Engine
 
-    def engine(self, mode: DeterminismMode) -> Engine:
-        """A fresh engine, nothing cached, nothing looked up: `auto` runs by the recipe, `verify` and `off` plain."""
-        source = self.exact if mode == "auto" else self.plain
+    def engine(self, mode: DeterminismMode, *, plain: bool) -> Engine:
+        """A fresh engine, nothing cached, nothing looked up."""
+        source = self.plain if plain else self.exact
         schedule = replace(source.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
         engine = source.restarted(schedule)
         engine.wants_receipt = lambda request_id: False  # as in a server that nobody asks for one

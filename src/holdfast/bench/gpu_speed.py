@@ -24,12 +24,14 @@ class Variant:
     name: str
     mode: DeterminismMode
     deterministic: bool
+    plain: bool = False  # fast passes by the library's own products
 
 
 AUTO = Variant("deterministic, auto", "auto", True)
 ORDINARY = Variant("ordinary, auto", "auto", False)
-OFF = Variant("ordinary, off", "off", False)
+OFF = Variant("ordinary, off", "off", False, plain=True)
 VERIFY = Variant("deterministic, verify", "verify", True)
+VERIFY_PLAIN = Variant("deterministic, verify, plain candidates", "verify", True, plain=True)
 VARIANTS = (AUTO, ORDINARY, OFF)
 
 
@@ -89,7 +91,7 @@ class SpeedBench:
         )
 
     def _time(self, variant: Variant, streams: int, num_tokens: int) -> Timing:
-        engine = self._twins.engine(variant.mode)
+        engine = self._twins.engine(variant.mode, plain=variant.plain)
         vocab = engine.limits.vocab_size
         prompts = draw_prompts(self._rng, streams, self._speed.prompt_len, vocab)
         return run_once(engine, prompts, num_tokens, deterministic=variant.deterministic)
@@ -113,5 +115,7 @@ def run_verify(twins: Twins, model: str, settings: GpuSettings, desk: Desk) -> S
     """Long prompts, long answers, all verified, beside the engines that verify nothing."""
     speed = Speed(model, settings.dtype, settings.verify_prompt_len, settings.verify_tokens)
     desk.report.sections["verify"] = speed
-    SpeedBench(twins, speed, settings, desk).run((settings.verify_streams,), (VERIFY, OFF, AUTO))
+    SpeedBench(twins, speed, settings, desk).run(
+        (settings.verify_streams,), (VERIFY, VERIFY_PLAIN, OFF, AUTO)
+    )
     return speed

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.bench.gpu_report import Breakdown, Certificates, Needles, Report, Speed
-from holdfast.bench.gpu_speed import AUTO, OFF, ORDINARY, VERIFY
+from holdfast.bench.gpu_speed import AUTO, OFF, ORDINARY, VERIFY, VERIFY_PLAIN
 from holdfast.bench.peers import (
     GOAL_AUTO_RATIO,
     GOAL_PREFILL,
@@ -78,7 +78,7 @@ def show_verify(speed: Speed, console: Console) -> None:
     )
     for row in speed.rows:
         goal = GOAL_VERIFY_RATIO if row.variant == VERIFY.name else 0.0
-        verified = row.variant == VERIFY.name
+        verified = row.variant in (VERIFY.name, VERIFY_PLAIN.name)
         table.add_row(
             *(str(row.streams), row.variant, f"{row.speed:,.0f}"),
             _ratio(speed.ratio(row.variant, OFF.name, row.streams), goal),

@@ -83,7 +83,7 @@ def assemble(
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
-        spot_check_rate=config.spot_check_rate,
+        spot_check_rate=config.check_rate(device.type),
         run_ahead=1 if device.type == "cuda" else 0,
     )
     if config.kv_memory is not None:  # too little is said before anything is loaded
@@ -156,7 +156,7 @@ def _open_arithmetic(
         path="triton",
         num_threads=settings.threads,
         device=device,
-        plain=config.determinism != "auto",
+        plain=config.determinism == "off",
         slices=slices_of(choices),
     )
 

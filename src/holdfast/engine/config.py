@@ -10,7 +10,7 @@ from holdfast.schedule.policy import DeterminismMode, Speculation
 
 Kernels = Literal["auto", "compiled", "library", "triton"]
 LoadFormat = Literal["auto", "dummy"]
-DEFAULT_SPOT_CHECK_RATE = 0.01
+_CHECK_RATES = {"cpu": 0.01, "cuda": 0.001}
 
 # What a dtype may be called, and its own name.
 DTYPES = {
@@ -60,7 +60,7 @@ class EngineConfig:
     kernels: Kernels = "auto"
     prefix_cache: bool = True
     speculation: Speculation = "ngram"
-    spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE
+    spot_check_rate: float | None = None
     chat_template: str | None = None
     load_format: LoadFormat = "auto"
 
@@ -77,7 +77,7 @@ class EngineConfig:
             raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
         if self.speculation not in ("off", "ngram"):
             raise ConfigError(f"speculation must be off or ngram, not {self.speculation!r}")
-        rate = self.spot_check_rate
+        rate = 0.0 if self.spot_check_rate is None else self.spot_check_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")
         for name in ("max_num_seqs", "max_pass_rows", "max_model_len", "num_threads"):
@@ -88,6 +88,10 @@ class EngineConfig:
             raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65536")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
+
+    def check_rate(self, device_kind: str) -> float:
+        """A GPU computes so many rows that a smaller share of them says as much, and a check there is hundreds of rows."""
+        return _CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
 
     def row_limits(self, device_kind: str) -> RowLimits:
         """As asked for; what is not is the device's, as far as it fits the other."""

@@ -8,7 +8,7 @@ from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.build import ShowProgress, build
 from holdfast.engine.chat_template import ChatTemplate
-from holdfast.engine.config import DEFAULT_SPOT_CHECK_RATE, EngineConfig, Kernels, LoadFormat
+from holdfast.engine.config import EngineConfig, Kernels, LoadFormat
 from holdfast.engine.loop import Engine
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.schedule.policy import DeterminismMode, Speculation
@@ -34,7 +34,7 @@ class LLM:
         kernels: Kernels = "auto",
         prefix_cache: bool = True,
         speculation: Speculation = "ngram",
-        spot_check_rate: float = DEFAULT_SPOT_CHECK_RATE,
+        spot_check_rate: float | None = None,
         load_format: LoadFormat = "auto",
         progress: ShowProgress | None = None,
     ) -> None:

@@ -8,8 +8,8 @@ Not safe for several threads: one thread owns an engine. `handle.py` puts one be
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -34,6 +34,14 @@ from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
+
+
+class _PassFailed(Exception):
+    """A pass of this plan raised."""
+
+    def __init__(self, plan: Plan, message: str) -> None:
+        super().__init__(message)
+        self.plan, self.message = plan, message
 
 
 class PlanRunner(Protocol):
@@ -151,43 +159,60 @@ class Engine:
 
     def step(self) -> list[Update]:
         """One plan made, and one absorbed, maybe an earlier one. A pass that raises ends the requests in flight, no other."""
-        plan = Plan(())
         try:
-            plan = self.scheduler.plan()
-            if plan:
-                self._count(plan)
-                if self.tracer is not None:
-                    self._trace(self.tracer.planned, plan)
-                self._start(plan)
+            plan = self._launch()
             if not self._started or (plan and len(self._started) <= self.scheduler.config.run_ahead):
                 return []
-            plan, wait = self._started[0]
-            results = wait()
+            results = self._read()
+        except _PassFailed as failed:
+            return self._give_up(failed.plan, failed.message)
+        plan, _ = self._started.popleft()
+        events = self._absorb(plan, results)
+        try:
+            if self.scheduler.config.run_ahead and not self._started:
+                self._launch()  # before anybody is told: the device waits for this
+        except _PassFailed as failed:
+            return self._end_step(plan, events) + self._give_up(failed.plan, failed.message)
+        return self._end_step(plan, events)
+
+    def _launch(self) -> Plan:
+        """Make the next plan and start it, if there is anything to do."""
+        plan = self.scheduler.plan()
+        if plan:
+            self._count(plan)
+            if self.tracer is not None:
+                self._trace(self.tracer.planned, plan)
+            with self._failing(plan):
+                if self.scheduler.config.run_ahead:
+                    self._started.append((plan, self.runner.start(plan)))
+                else:
+                    results = self.runner.run(plan)
+                    self._started.append((plan, lambda: results))
+        return plan
+
+    def _read(self) -> Sequence[PassResult]:
+        """What the oldest plan gave."""
+        plan, wait = self._started[0]
+        with self._failing(plan):
+            return wait()
+
+    @contextmanager
+    def _failing(self, plan: Plan) -> Iterator[None]:
+        """Whatever a pass of this plan raises is `_PassFailed`; at an interrupt all that is in flight is given up, so that
+        the next plan can be made."""
+        try:
+            yield
         except Exception as error:
-            if not plan:
-                raise  # a broken invariant of the scheduler, not of a pass
             _log.exception("a pass failed")
-            return self._give_up(plan, f"a pass failed: {type(error).__name__}: {error}")
-        except (
-            BaseException
-        ):  # an interrupt: what is in flight is given up, so that the next plan can be made
-            if plan or self._started:
-                self._give_up(plan or self._started[0][0], "interrupted")
+            raise _PassFailed(plan, f"a pass failed: {type(error).__name__}: {error}") from error
+        except BaseException:
+            self._give_up(plan, "interrupted")
             raise
-        self._started.popleft()
-        return self._absorb(plan, results)
 
-    def _start(self, plan: Plan) -> None:
-        if self.scheduler.config.run_ahead:
-            self._started.append((plan, self.runner.start(plan)))
-        else:
-            results = self.runner.run(plan)
-            self._started.append((plan, lambda: results))
-
-    def _absorb(self, plan: Plan, results: Sequence[PassResult]) -> list[Update]:
+    def _absorb(self, plan: Plan, results: Sequence[PassResult]) -> list[Event]:
         tracer = self.tracer
         between = None if tracer is None else (lambda: self._trace(tracer.look))
-        return self._end_step(plan, self.scheduler.absorb(plan, results, between))
+        return self.scheduler.absorb(plan, results, between)
 
     def _give_up(self, plan: Plan, message: str) -> list[Update]:
         """A pass of this plan raised. Nothing that was started is awaited any more, but for the device to be done with it."""
