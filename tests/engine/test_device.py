@@ -270,14 +270,19 @@ class Recording:
         self.asked.append((tuple(sizes), tuple(canonical), max_len))
 
 
-@pytest.mark.parametrize(("mode", "canonical"), [("auto", ()), ("verify", (256, 512)), ("off", ())])
-def test_graphs_are_of_what_decodes_and_to_verify_of_what_decides(
-    mode: Any, canonical: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("mode", "rate", "canonical"),
+    [("auto", 0.0, ()), ("auto", 0.01, (256,)), ("verify", 0.01, (256, 512)), ("off", 0.0, ())],
+)
+def test_graphs_are_of_what_decodes_of_what_checks_and_to_verify_of_what_decides(
+    mode: Any, rate: float, canonical: tuple[int, ...]
 ) -> None:
     runner = Recording()
-    schedule = SchedulerConfig(max_num_seqs=30, max_pass_rows=4096, reference_rows=256, determinism=mode)
+    schedule = SchedulerConfig(30, 4096, 256, determinism=mode, spot_check_rate=rate)
     build._capture(runner, schedule, 1000, None)  # type: ignore[arg-type]
-    assert runner.asked == [((1, 2, 4, 8, 16, 24, 32), canonical, 1000)]
+    ((sizes, decided, max_len),) = runner.asked
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-1] == 512
+    assert (decided, max_len) == (canonical, 1000)
 
 
 def test_on_a_gpu_passes_are_padded_to_totals_that_have_a_graph() -> None:

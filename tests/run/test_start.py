@@ -140,3 +140,21 @@ def test_lanes_grow_and_keep_what_they_hold() -> None:
 def test_there_is_nothing_to_capture_on_a_cpu(runner: Runner) -> None:
     runner.capture([1, 2], [16], lambda done, total: pytest.fail("captured"))
     assert len(runner.run(plan(prompt(0)))) == 1
+
+
+def test_passes_that_fit_a_graph_have_its_tiles_unless_their_context_is_long(
+    fresh: Runner, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short tiles where they are cheap, or where a check wants few kernels; tall ones for the rest."""
+    monkeypatch.setattr(decoder.arithmetic, "tile_rows", lambda span_len, group: 4 if span_len <= 64 else 32)
+    pages = tuple(range(2000))
+
+    def is_short(start: int, count: int, kind: PassKind = PassKind.FAST) -> bool:
+        span = Span(1, start, (7,) * count, pages, 0, HOW[0])
+        batch = fresh._batch(Pass(kind, (span,), -(-count // 16) * 16))
+        return batch.short_tiles == len(batch.tiles) == -(-count // 4)
+
+    assert is_short(0, 512) and is_short(30000, 1) and is_short(1000, 100)
+    assert is_short(20000, 30), "a window is short anyway"
+    assert not is_short(20000, 100) and is_short(20000, 100, PassKind.CHECK)
+    assert not is_short(0, 600), "there is no graph of so many rows"

@@ -44,11 +44,9 @@ def padded_totals(max_rows: int) -> tuple[int, ...]:
     return (*(total for total in small if total <= max_rows), *_large(max_rows))
 
 
-def graph_totals(max_num_seqs: int) -> tuple[int, ...]:
-    """On a GPU: totals of captured passes, up to one that holds a row of every running request."""
-    totals = [total for total in padded_totals(MAX_GRAPH_ROWS) if total <= MAX_GRAPH_ROWS]
-    enough = next((total for total in totals if total >= max_num_seqs), MAX_GRAPH_ROWS)
-    return tuple(total for total in totals if total <= enough)
+def graph_totals(max_rows: int) -> tuple[int, ...]:
+    """On a GPU: totals of captured passes. Those of more rows keep the device busy while they are launched."""
+    return padded_totals(min(max_rows, MAX_GRAPH_ROWS))
 
 
 def _large(max_rows: int) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
     canonical = [count * schedule.reference_rows for count in (1, 2)]
     progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
     plain.capture(
-        graph_totals(schedule.max_num_seqs), canonical, progress, max_len=engine.limits.max_model_len
+        graph_totals(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
     )
     twin.runner = plain
     return twin

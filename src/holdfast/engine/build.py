@@ -164,8 +164,8 @@ def _open_arithmetic(
 def _capture(
     runner: Runner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Graphs of the passes that decode; to verify, also of those that decide, otherwise of those that check."""
-    sizes = graph_totals(schedule.max_num_seqs)
+    """Graphs of passes that decode or read short prompts; to verify, also of those that decide, else of those that check."""
+    sizes = graph_totals(schedule.max_pass_rows)
     rows = schedule.reference_rows
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
     if schedule.determinism != "verify":

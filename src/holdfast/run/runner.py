@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.arithmetic.totals import MAX_GRAPH_ROWS
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
 from holdfast.run.batch import Batch, Sent, batch_of, send_batch
@@ -24,6 +25,8 @@ from holdfast.run.parts import Masks, max_slice_rows, slice_parts
 from holdfast.run.sampler import Choices, sample
 from holdfast.run.store import KVStore
 from holdfast.run.transfer import Returns, Stream, send_array
+
+_MOST_READ = 1 << 17  # positions the short tiles of a pass may read
 
 Scores = tuple[tuple[TokenLogprob, ...], ...]
 Samples = tuple[tuple[Sampled, ...], ...]
@@ -99,14 +102,21 @@ class Runner:
         return lambda: PassResult(samples(), scores())
 
     def _batch(self, one: Pass) -> Batch:
-        arithmetic, is_check = self._decoder.arithmetic, one.kind is PassKind.CHECK
+        arithmetic, group = self._decoder.arithmetic, self._group
+        only_short = one.padded_rows <= MAX_GRAPH_ROWS and self._is_cheap(one)
         return batch_of(
             one,
             arithmetic.page_size,
-            # A check takes the tiles graphs take, however long it is: few kernels matter more to it than fast ones.
-            lambda span_len: arithmetic.tile_rows(1 if is_check else span_len, self._group),
+            lambda span_len: arithmetic.tile_rows(1 if only_short else span_len, group),
             self._page_rows,
         )
+
+    def _is_cheap(self, one: Pass) -> bool:
+        """Whether short tiles, which graphs have, cost the pass less than to be launched kernel by kernel. Every one of them
+        reads all that stands before it. A check is rare, and always cheap enough."""
+        rows = self._decoder.arithmetic.tile_rows(1, self._group) or 1
+        read = sum(-(-span.num_rows // rows) * span.stop for span in one.spans if span.num_rows > 1)
+        return one.kind is PassKind.CHECK or read <= _MOST_READ
 
     def _start_check(self, one: Pass, up: Returns) -> Callable[[], str | None]:
         check = Check(one, self._store, self._decoder.arithmetic.page_size)
