@@ -28,7 +28,8 @@ def cache_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
     before = os.environ.get("HOLDFAST_CACHE_DIR")
     cache = getattr(pytestconfig, "cache", None)  # there is none under -p no:cacheprovider
     folder = cache.mkdir("holdfast") if cache else tmp_path_factory.mktemp("holdfast")
-    shutil.rmtree(folder / "certificates", ignore_errors=True)
+    for made in ("certificates", "recipes"):
+        shutil.rmtree(folder / made, ignore_errors=True)
     os.environ["HOLDFAST_CACHE_DIR"] = str(folder)
     yield folder
     if before is None:
