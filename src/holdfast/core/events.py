@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from holdfast.core.plan import Sampled, TokenLogprob
+from holdfast.core.record_class import record_class
 from holdfast.core.result import Determinism, Stats
 from holdfast.core.stop import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@record_class
 class TokensCommitted:
     request_id: int
     samples: tuple[Sampled, ...]

@@ -10,7 +10,7 @@ position of this sequence. So planning needs not wait for the device. What is sa
     a row at position q with an UNKNOWN token reads lanes[l, q % LANE_WIDTH]
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from holdfast.core.grammar import Constraint
@@ -33,7 +33,8 @@ class Sampling:
     """What decides a sampled row beside its logits. One object a request, shared by all its spans.
 
     forbidden_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
-    which may ever be completed. eos_ids end an answer by themselves, where its form is complete.
+    which may ever be completed. eos_ids end an answer by themselves, where its form is complete. adjusts: logits are
+    changed before a token is chosen, even without a form.
     """
 
     params: SamplingParams
@@ -42,6 +43,13 @@ class Sampling:
     forbidden_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     eos_ids: tuple[int, ...] = ()
+    adjusts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        listed = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
+        adjusts = bool(self.forbidden_ids or self.bad_words or listed or params.penalises)
+        object.__setattr__(self, "adjusts", adjusts)
 
     @property
     def looks_back(self) -> bool:

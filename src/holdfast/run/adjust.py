@@ -28,17 +28,7 @@ def adjust(logits: Tensor, parts: Sequence[Part]) -> list[int]:
 
 def is_adjusted(part: Part) -> bool:
     """Whether the part's logits change at all."""
-    how = part.span.sampling
-    params = how.params
-    return bool(
-        part.masks
-        or how.forbidden_ids
-        or how.bad_words
-        or params.logit_bias
-        or params.bad_token_ids
-        or params.allowed_token_ids is not None
-        or params.penalises
-    )
+    return bool(part.masks) or part.span.sampling.adjusts
 
 
 def _add_biases(logits: Tensor, placed: Placed) -> None:

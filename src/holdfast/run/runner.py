@@ -5,7 +5,7 @@ A plan is started, which enqueues all of it on the device, and read later. On CP
 """
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -159,6 +159,7 @@ class Runner:
         """The sampled rows of each span."""
         found: list[Choices] = []
         done = 0
+        is_one_each = all(span.num_sampled == 1 for span in spans)
         for parts in slice_parts(spans, masks, self._slice_rows):
             num_rows = sum(part.num_rows for part in parts)
             logits = self._decoder.logits(hidden[done : done + num_rows], canonical=canonical)
@@ -167,7 +168,10 @@ class Runner:
         self._tell(found, sent)
 
         def read() -> Samples:
-            left = (sampled for choices in found for sampled in choices.read())
+            sampled = list(chain.from_iterable(choices.read() for choices in found))
+            if is_one_each:
+                return tuple(zip(sampled))
+            left = iter(sampled)
             return tuple(tuple(islice(left, span.num_sampled)) for span in spans)
 
         return read

@@ -45,8 +45,11 @@ class Choices:
 
     def read(self) -> list[Sampled]:
         ids: list[int] = self._ids.tolist()
-        if self._logprobs is None and self._bits is None:
-            return list(map(Sampled, ids))
+        if self._bits is None:
+            if self._logprobs is None:
+                return list(map(Sampled, ids))
+            if len(self._asked.reported) == len(ids) and NO_TOKEN not in ids:  # nearly always
+                return list(map(Sampled, ids, self._logprobs.read(ids)))
         logprobs = dict.fromkeys(range(len(ids)))
         if self._logprobs is not None:
             found = self._logprobs.read([ids[row] for row in self._asked.reported])
