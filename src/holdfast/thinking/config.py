@@ -1,0 +1,116 @@
+"""What makes a model folder a thinking one: `thinking.json`, and which tensors `thinking.safetensors` holds.
+
+A folder without them is a plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1, whatever lies
+there: prompt, answer, or both. See `holdfast.thinking.reference` for what is computed.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from holdfast.errors import BadWeights, UnsupportedModel
+from holdfast.models.config import DecoderConfig
+from holdfast.models.families import Shape, expected_tensors
+from holdfast.models.fields import Fields, read_int, read_json, refuse
+
+CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"
+FORMAT = 1
+MAX_CHUNK, MAX_THOUGHT = 1 << 10, 1 << 10
+_KEYS = ("format", "chunk", "l_in", "l_out", "max_thought", "start_id", "end_id", "while_answering")
+_FIRST_LAYER = "model.layers.0."
+
+
+@dataclass(frozen=True)
+class ThinkingConfig:
+    """How a model thinks.
+
+    chunk            c: tokens in a chunk, and vectors in a state
+    l_in             the state is added to the residual stream behind the first l_in layers
+    l_out            T reads the residual stream behind the first l_out layers
+    max_thought      the most tokens of a thought, its end not counted
+    start_id         whose embedding stands between the chunk's rows and the thought in T's sequence
+    end_id           which T writes behind a thought; alone it is the trivial thought
+    while_answering  whether a chunk that holds answer tokens is thought about, too; if not, only a chunk that lies
+                     whole in the prompt is
+    """
+
+    chunk: int
+    l_in: int
+    l_out: int
+    max_thought: int
+    start_id: int
+    end_id: int
+    while_answering: bool
+
+    def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
+        """Itself, or an error that says what of the decoder it does not fit."""
+        for key, value, low, high in (
+            ("chunk", self.chunk, 1, MAX_CHUNK),
+            ("l_in", self.l_in, 1, decoder.num_layers),
+            ("l_out", self.l_out, self.l_in, decoder.num_layers),
+            ("max_thought", self.max_thought, 1, MAX_THOUGHT),
+            ("start_id", self.start_id, 0, decoder.vocab_size - 1),
+            ("end_id", self.end_id, 0, decoder.vocab_size - 1),
+        ):
+            read_int({key: value}, key, low, high)
+        return self
+
+
+def is_thinking(folder: Path) -> bool:
+    return folder.joinpath(CONFIG_FILE).is_file()
+
+
+def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None:
+    """The folder's thinking configuration, checked against its decoder's; None for a plain model."""
+    if not is_thinking(folder):
+        if folder.joinpath(WEIGHTS_FILE).is_file():
+            raise BadWeights(f"{folder} holds a {WEIGHTS_FILE} but no {CONFIG_FILE} that says how it is used")
+        return None
+    if not folder.joinpath(WEIGHTS_FILE).is_file():
+        raise BadWeights(f"{folder} holds a {CONFIG_FILE} but no {WEIGHTS_FILE}: the model cannot think")
+    return parse_thinking(read_json(folder / CONFIG_FILE, UnsupportedModel), decoder)
+
+
+def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
+    """What thinking.json says. Every key must be there, and none may be unknown: a guess would change answers."""
+    if fields.get("format") != FORMAT:
+        raise refuse("format", fields.get("format"), f"{FORMAT}, the only {CONFIG_FILE} Holdfast knows")
+    unknown = sorted(set(fields) - set(_KEYS))
+    if unknown:
+        raise refuse(unknown[0], fields[unknown[0]], f"no such key in {CONFIG_FILE}")
+    while_answering = fields.get("while_answering")
+    if not isinstance(while_answering, bool):
+        raise refuse("while_answering", while_answering, "true or false")
+    l_in = read_int(fields, "l_in", 1, decoder.num_layers)
+    return ThinkingConfig(
+        chunk=read_int(fields, "chunk", 1, MAX_CHUNK),
+        l_in=l_in,
+        l_out=read_int(fields, "l_out", l_in, decoder.num_layers),
+        max_thought=read_int(fields, "max_thought", 1, MAX_THOUGHT),
+        start_id=read_int(fields, "start_id", 0, decoder.vocab_size - 1),
+        end_id=read_int(fields, "end_id", 0, decoder.vocab_size - 1),
+        while_answering=while_answering,
+    )
+
+
+def write_thinking(folder: Path, config: ThinkingConfig) -> None:
+    text = json.dumps({"format": FORMAT, **asdict(config)}, indent=2) + "\n"
+    folder.joinpath(CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def thinking_tensors(config: ThinkingConfig, decoder: DecoderConfig) -> dict[str, Shape]:
+    """Name and shape of every tensor in thinking.safetensors."""
+    layer = {
+        name.removeprefix(_FIRST_LAYER): shape
+        for name, shape in expected_tensors(decoder).items()
+        if name.startswith(_FIRST_LAYER)
+    }
+    hidden = (decoder.hidden_size,)
+    return {
+        **{f"t.layer.{name}": shape for name, shape in layer.items()},
+        "t.norm.weight": hidden,
+        **{f"c.layer.{name}": shape for name, shape in layer.items()},
+        "c.queries": (config.chunk, decoder.hidden_size),
+        "c.norm.weight": hidden,
+        "c.scale": hidden,
+    }

@@ -1,0 +1,210 @@
+"""The definition of a thinking model: slow, plain, one chunk after the other, one thought token after the other.
+
+    chunk k's tokens ── embed ── layers 0 .. l_in-1 ──(+ S_k)── layers l_in .. l_out-1 ──┬── the rest ── norm ── head
+                                                                                        H_k
+    T:  [H_k (c rows), emb(start), emb(z_1), emb(z_2) ..] ── layer ── norm ── the backbone's head ── z_1 z_2 .. end
+    C:  [emb(z_1) .. emb(z_n), c queries]                 ── layer ── last c rows ── norm ── * scale ── S_k+1
+
+Training and serving are tested against this file. What it fixes:
+
+- S_0 is zero, and so is S behind a trivial thought (n = 0: C is not run) and behind a chunk that is not thought about.
+- A thought is written when its chunk is complete; its state is for the next chunk, row j for position (k+1) c + j.
+- T's and C's layers have the backbone's shape, rope and scale, positions 0, 1, 2 .. of their own little sequence, and
+  see all of it up to themselves: a sliding window of the backbone does not hold there.
+- T's rows are the residual stream as it is, un-normed; embeddings are the backbone's, unscaled.
+- A thought token is the highest logit, of equal ones the lowest id. After max_thought tokens the thought ends without
+  an end having been written. `end` is no part of what C reads.
+
+Weights are a dict under the checkpoint's names (the decoder's and thinking.safetensors'), all of one dtype; everything
+here can be differentiated, so that training's gradients can be compared with those of the definition.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.arithmetic.rope import rope_tables
+from holdfast.models.config import DecoderConfig
+from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.thinking.config import ThinkingConfig
+
+
+@dataclass
+class Reading:
+    """A sequence as far as it was read. Lists have an entry a token or a chunk that was thought about."""
+
+    keys: list[Tensor]  # a layer: [positions, kv heads, D]
+    values: list[Tensor]
+    state: Tensor | None = None  # of the open chunk, [c, hidden]; None: zero
+    rows: list[Tensor] = field(default_factory=list)  # H of the open chunk
+    logits: list[Tensor] = field(default_factory=list)  # a token: [vocab]
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)  # a complete chunk
+    thought_logits: list[Tensor | None] = field(
+        default_factory=list
+    )  # a complete chunk: [tokens + end, vocab]
+
+
+class Reference:
+    """One thinking model; without a thinking configuration, a plain one."""
+
+    def __init__(
+        self, config: DecoderConfig, thinking: ThinkingConfig | None, weights: Mapping[str, Tensor]
+    ) -> None:
+        self.config = config
+        self.thinking = None if thinking is None else thinking.fits(config)
+        self._weights = weights
+        self._head = weights["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
+        least = 0 if thinking is None else 2 * thinking.chunk + thinking.max_thought + 1
+        max_len = max(config.max_position_embeddings, least)
+        device = self._head.device
+        self._cos, self._sin = (each.to(device) for each in rope_tables(*rope_frequencies(config), max_len))
+
+    def start(self) -> Reading:
+        empty = self._head.new_zeros(0, self.config.num_kv_heads, self.config.head_dim)
+        return Reading([empty] * self.config.num_layers, [empty] * self.config.num_layers)
+
+    def read(
+        self,
+        reading: Reading,
+        ids: Sequence[int],
+        gold: Sequence[Sequence[int]] | None = None,
+        *,
+        prompt: bool = True,
+    ) -> Reading:
+        """Read on, token by token. With `gold` thoughts, a chunk each, these are taken instead of T's own."""
+        for token_id in ids:
+            self._read_token(reading, token_id)
+            if self.thinking is not None and len(reading.rows) == self.thinking.chunk:
+                chunk = len(reading.thoughts)
+                thinks = prompt or self.thinking.while_answering
+                forced = None if gold is None else tuple(gold[chunk])
+                self._close_chunk(reading, self.thinking, thinks, forced)
+        return reading
+
+    def generate(self, prompt_ids: Sequence[int], max_tokens: int) -> tuple[list[int], Reading]:
+        """The greedy answer, its stop token included, and the reading with its thoughts."""
+        reading = self.read(self.start(), prompt_ids)
+        answer: list[int] = []
+        while len(answer) < max_tokens:
+            answer.append(int(reading.logits[-1].argmax()))
+            if answer[-1] in self.config.eos_token_ids:
+                break
+            self.read(reading, answer[-1:], prompt=False)
+        return answer, reading
+
+    def _read_token(self, reading: Reading, token_id: int) -> None:
+        position = len(reading.logits)
+        x = self._embed([token_id])  # [1, hidden]
+        for index in range(self.config.num_layers):
+            window = self.config.layer_windows[index]
+            kept = reading.keys[index], reading.values[index]
+            x, reading.keys[index], reading.values[index] = self._layer(
+                f"model.layers.{index}.", x, position, *kept, window
+            )
+            if self.thinking is not None:
+                if index + 1 == self.thinking.l_in and reading.state is not None:
+                    x = x + reading.state[position % self.thinking.chunk]
+                if index + 1 == self.thinking.l_out:
+                    reading.rows.append(x)
+        reading.logits.append(self._logits(x, "model.norm.weight")[0])
+
+    def _close_chunk(
+        self, reading: Reading, thinking: ThinkingConfig, thinks: bool, gold: tuple[int, ...] | None
+    ) -> None:
+        rows = torch.cat(reading.rows)  # [c, hidden]
+        reading.rows = []
+        thought, logits = self.think(rows, thinking, gold) if thinks else ((), None)
+        reading.thoughts.append(thought)
+        reading.thought_logits.append(logits)
+        reading.state = self.compress(thought) if thought else None
+
+    def think(
+        self, rows: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None
+    ) -> tuple[tuple[int, ...], Tensor]:
+        """T over H [c, hidden]: the thought without its end, and the logits of each of its tokens, the end's behind."""
+        x = torch.cat((rows, self._embed([thinking.start_id])))  # [c + 1, hidden]
+        thought: list[int] = []
+        logits: list[Tensor] = []
+        while True:
+            y = self._whole_layer("t.layer.", x)
+            logits.append(self._logits(y[-1:], "t.norm.weight")[0])
+            if gold is not None:
+                token_id = gold[len(thought)] if len(thought) < len(gold) else thinking.end_id
+            else:
+                token_id = int(logits[-1].argmax())
+            if token_id == thinking.end_id:
+                break
+            thought.append(token_id)
+            if len(thought) == thinking.max_thought and gold is None:
+                break
+            x = torch.cat((x, self._embed([token_id])))
+        return tuple(thought), torch.stack(logits)
+
+    def compress(self, thought: Sequence[int]) -> Tensor:
+        """C over a thought that is not trivial: the next chunk's state, [c, hidden]."""
+        queries = self._weights["c.queries"]  # [c, hidden]
+        y = self._whole_layer("c.layer.", torch.cat((self._embed(thought), queries)))[-len(queries) :]
+        return self._norm(y, "c.norm.weight") * self._weights["c.scale"]
+
+    def _embed(self, ids: Sequence[int]) -> Tensor:
+        return self._weights["model.embed_tokens.weight"][torch.tensor(ids, device=self._head.device)]
+
+    def _logits(self, x: Tensor, norm: str) -> Tensor:
+        return F.linear(self._norm(x, norm), self._head)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return _rms_norm(x, self._weights[name], self.config.rms_norm_eps)
+
+    def _whole_layer(self, prefix: str, x: Tensor) -> Tensor:
+        """A layer over a sequence of its own."""
+        empty = self.start().keys[0]
+        return self._layer(prefix, x, 0, empty, empty, None)[0]
+
+    def _layer(
+        self, prefix: str, x: Tensor, position: int, keys: Tensor, values: Tensor, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows [n, hidden] at `position` and on, behind what keys and values hold: the rows, all keys, all values."""
+        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        n, at = len(x), slice(position, position + len(x))
+        normed = self._norm(x, f"{prefix}input_layernorm.weight")
+        q = self._linear(normed, f"{prefix}self_attn.q_proj").view(n, heads, dim)
+        k = self._linear(normed, f"{prefix}self_attn.k_proj").view(n, kv_heads, dim)
+        v = self._linear(normed, f"{prefix}self_attn.v_proj").view(n, kv_heads, dim)
+        if self.config.qk_norm:
+            q = self._norm(q, f"{prefix}self_attn.q_norm.weight")
+            k = self._norm(k, f"{prefix}self_attn.k_norm.weight")
+        q, k = (_rotate(each, self._cos[at, None], self._sin[at, None]) for each in (q, k))
+        keys, values = torch.cat((keys, k)), torch.cat((values, v))
+        attended = _attend(q, keys, values, position, window).reshape(n, heads * dim)
+        x = x + self._linear(attended, f"{prefix}self_attn.o_proj")
+        normed = self._norm(x, f"{prefix}post_attention_layernorm.weight")
+        gate = F.silu(self._linear(normed, f"{prefix}mlp.gate_proj"))
+        inner = gate * self._linear(normed, f"{prefix}mlp.up_proj")
+        return x + self._linear(inner, f"{prefix}mlp.down_proj"), keys, values
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
+    """q [n, heads, D] at `position` and on, keys and values [positions, kv heads, D] -> [n, heads, D]."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = torch.einsum("nhd,phd->hnp", q, keys) * q.shape[-1] ** -0.5
+    mine = torch.arange(position, position + len(q), device=q.device)[:, None]
+    theirs = torch.arange(len(keys), device=q.device)[None, :]
+    is_seen = theirs <= mine if window is None else (theirs <= mine) & (theirs > mine - window)
+    weights = scores.masked_fill(~is_seen, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hnp,phd->nhd", weights, values)

@@ -1,0 +1,68 @@
+"""What a training step reads: token ids, where the answer begins, and a gold thought for every chunk."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of at most L tokens (a multiple of the chunk), K = L / c chunks, thoughts of at most M tokens."""
+
+    token_ids: Ints  # [B, L], 0 behind the end
+    num_prompt: Ints  # [B]
+    num_tokens: Ints  # [B], prompt and answer
+    thoughts: Ints  # [B, K, M], -1 behind each; all -1: trivial
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def part(self, first: int, last: int) -> "Batch":
+        """Some of the sequences, cut to what they need."""
+        rows = slice(first, last)
+        num_chunks, chunk = self.thoughts.shape[1], self.token_ids.shape[1] // self.thoughts.shape[1]
+        needed = min(num_chunks, -(-int(self.num_tokens[rows].max()) // chunk))
+        told = self.thoughts[rows, :needed]
+        longest = max(1, int((told >= 0).sum(axis=2).max()))
+        return Batch(
+            self.token_ids[rows, : needed * chunk],
+            self.num_prompt[rows],
+            self.num_tokens[rows],
+            told[:, :, :longest],
+        )
+
+    def is_answer(self) -> Bools:
+        """[B, L]: the tokens the model is to say."""
+        places = np.arange(self.token_ids.shape[1])
+        return (places >= self.num_prompt[:, None]) & (places < self.num_tokens[:, None])
+
+    def is_thought_about(self, while_answering: bool) -> Bools:
+        """[B, K]: the chunks that are complete, or, if answers are not thought about, complete within the prompt."""
+        num_chunks = self.thoughts.shape[1]
+        ends = (np.arange(num_chunks) + 1) * (self.token_ids.shape[1] // num_chunks)
+        return ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
+
+
+def join_batches(batches: list[Batch]) -> Batch:
+    """Several below one another, padded to the longest."""
+    if len(batches) == 1:
+        return batches[0]
+    length = max(each.token_ids.shape[1] for each in batches)
+    chunks = max(each.thoughts.shape[1] for each in batches)
+    longest = max(each.thoughts.shape[2] for each in batches)
+
+    def pad(array: Ints, shape: tuple[int, ...], fill: int) -> Any:
+        missing = [(0, want - have) for want, have in zip(shape, array.shape[1:], strict=True)]
+        return np.pad(array, [(0, 0), *missing], constant_values=fill)
+
+    return Batch(
+        np.concatenate([pad(each.token_ids, (length,), 0) for each in batches]),
+        np.concatenate([each.num_prompt for each in batches]),
+        np.concatenate([each.num_tokens for each in batches]),
+        np.concatenate([pad(each.thoughts, (chunks, longest), -1) for each in batches]),
+    )

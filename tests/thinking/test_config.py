@@ -1,0 +1,125 @@
+"""thinking.json and thinking.safetensors: what is written is read, and what is wrong is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from holdfast.errors import BadWeights, ModelError, UnsupportedModel
+from holdfast.models.config import DecoderConfig
+from holdfast.thinking.config import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    parse_thinking,
+    read_thinking,
+    thinking_tensors,
+    write_thinking,
+)
+from holdfast.thinking.weights import read_thinking_weights
+from support.thinking_models import thinking_config, tiny_thinker
+
+DECODER: DecoderConfig = tiny_thinker().config
+FIELDS = {
+    "format": 1,
+    "chunk": 4,
+    "l_in": 1,
+    "l_out": 2,
+    "max_thought": 3,
+    "start_id": 2,
+    "end_id": 1,
+    "while_answering": True,
+}
+
+
+def _save_blocks(folder: Path) -> dict[str, torch.Tensor]:
+    tensors = {
+        name: torch.randn(shape) for name, shape in thinking_tensors(thinking_config(), DECODER).items()
+    }
+    save_file(tensors, folder / WEIGHTS_FILE)
+    return tensors
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write_thinking(tmp_path, thinking_config())
+    tensors = _save_blocks(tmp_path)
+    assert read_thinking(tmp_path, DECODER) == thinking_config()
+    assert json.loads((tmp_path / CONFIG_FILE).read_text()) == FIELDS
+    held = read_thinking_weights(tmp_path, thinking_config(), DECODER)
+    assert held.keys() == tensors.keys()
+    assert all(torch.equal(held[name], tensors[name]) for name in tensors)
+
+
+def test_a_folder_without_the_files_is_a_plain_model(tmp_path: Path) -> None:
+    assert read_thinking(tmp_path, DECODER) is None
+
+
+def test_the_blocks_are_named_like_the_backbone() -> None:
+    model = tiny_thinker("qwen3")
+    expected = thinking_tensors(thinking_config(), model.config)
+    own = {n: tuple(p.shape) for n, p in model.named_parameters() if n.startswith(("t.", "c."))}
+    assert own == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("format", 2),
+        ("format", None),
+        ("chunk", 0),
+        ("chunk", True),
+        ("chunk", "8"),
+        ("l_in", 0),
+        ("l_in", 4),
+        ("l_in", 3),
+        ("l_out", 0),
+        ("l_out", 4),
+        ("max_thought", 0),
+        ("start_id", 40),
+        ("end_id", -1),
+        ("while_answering", 1),
+        ("surprise", 1),
+    ],
+)
+def test_a_bad_value_is_named(key: str, value: object) -> None:
+    with pytest.raises(UnsupportedModel, match=key if key != "l_in" or value != 3 else "l_out"):
+        parse_thinking({**FIELDS, key: value}, DECODER)
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_every_key_is_needed(key: str) -> None:
+    with pytest.raises(UnsupportedModel, match=key):
+        parse_thinking({name: value for name, value in FIELDS.items() if name != key}, DECODER)
+
+
+def test_half_a_thinking_folder_is_refused(tmp_path: Path) -> None:
+    write_thinking(tmp_path, thinking_config())
+    with pytest.raises(BadWeights, match=WEIGHTS_FILE):
+        read_thinking(tmp_path, DECODER)
+    tmp_path.joinpath(CONFIG_FILE).unlink()
+    _save_blocks(tmp_path)
+    with pytest.raises(BadWeights, match=CONFIG_FILE):
+        read_thinking(tmp_path, DECODER)
+
+
+def test_a_broken_json_is_an_error(tmp_path: Path) -> None:
+    _save_blocks(tmp_path)
+    tmp_path.joinpath(CONFIG_FILE).write_text("{")
+    with pytest.raises(ModelError, match=CONFIG_FILE):
+        read_thinking(tmp_path, DECODER)
+
+
+def test_missing_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
+    tensors = _save_blocks(tmp_path)
+    tensors.pop("c.scale")
+    tensors["c.queries"] = torch.zeros(5, 32)
+    save_file(tensors, tmp_path / WEIGHTS_FILE)
+    with pytest.raises(BadWeights, match=r"c\.scale.*c\.queries"):
+        read_thinking_weights(tmp_path, thinking_config(), DECODER)
+
+
+def test_a_cut_off_file_is_an_error(tmp_path: Path) -> None:
+    tmp_path.joinpath(WEIGHTS_FILE).write_bytes(b"\x10\x00\x00")
+    with pytest.raises(BadWeights, match=WEIGHTS_FILE):
+        read_thinking_weights(tmp_path, thinking_config(), DECODER)

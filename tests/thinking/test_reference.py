@@ -1,0 +1,63 @@
+"""The definition itself: it is the plain model where nothing is thought, and obeys its own rules where something is."""
+
+import pytest
+import torch
+
+from holdfast.models.config import parse_config
+from holdfast.thinking.reference import Reference
+from holdfast.train.model import ThinkingModel
+from models.tiny import tiny_model
+from support.thinking_models import END, named_weights, thinking_config, tiny_thinker
+
+PROMPT = [5, 9, 11, 3, 7, 8, 22, 31, 4, 17]
+
+
+def _reference(model: ThinkingModel) -> Reference:
+    return Reference(model.config, model.thinking, {n: t.detach() for n, t in named_weights(model).items()})
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_without_thoughts_it_is_the_plain_model(family: str) -> None:
+    changes = {"sliding_window": 5} if family == "mistral" else {}
+    model = tiny_model(family, hidden_size=64, intermediate_size=96, head_dim=16, **changes)
+    config = parse_config(model.config.to_dict())
+    reference = Reference(config, None, dict(model.state_dict()))
+    reading = reference.read(reference.start(), PROMPT)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(torch.stack(reading.logits), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_trivial_thought_changes_nothing() -> None:
+    model = tiny_thinker()
+    thinking = _reference(model)
+    plain = Reference(model.config, None, {n: t.detach() for n, t in named_weights(model).items()})
+    told = thinking.read(thinking.start(), PROMPT, gold=[(), ()])
+    assert torch.equal(torch.stack(told.logits), torch.stack(plain.read(plain.start(), PROMPT).logits))
+    assert told.thoughts == [(), ()]
+
+
+def test_a_thought_is_read_in_the_next_chunk_and_not_before() -> None:
+    reference = _reference(tiny_thinker())
+    quiet = reference.read(reference.start(), PROMPT, gold=[(), ()])
+    told = reference.read(reference.start(), PROMPT, gold=[(6, 7), ()])
+    for position in range(len(PROMPT)):
+        assert torch.equal(quiet.logits[position], told.logits[position]) == (position < 4)
+
+
+def test_thoughts_are_bounded_and_repeatable() -> None:
+    reference = _reference(tiny_thinker())
+    once, again = (reference.read(reference.start(), PROMPT) for _ in range(2))
+    assert once.thoughts == again.thoughts
+    assert len(once.thoughts) == 2
+    assert all(len(each) <= 3 and END not in each for each in once.thoughts)
+
+
+def test_answers_are_thought_about_only_if_so_trained() -> None:
+    for while_answering in (True, False):
+        model = tiny_thinker(thinking=thinking_config(while_answering=while_answering))
+        _, reading = _reference(model).generate(PROMPT, 8)
+        assert len(reading.thoughts) == len(reading.logits) // 4
+        behind = [each is not None for each in reading.thought_logits]
+        assert behind[:2] == [True, True]
+        assert len(behind) > 2 and all(each == while_answering for each in behind[2:])
