@@ -66,7 +66,8 @@ def test_the_needle_gives_one_answer_in_both_modes(report: Report) -> None:
     assert {(one.mode, one.asked) for one in needles.pricks} == {
         (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled")
     }
-    assert all(one.runs == TINY.needle_runs // 2 for one in needles.pricks)
+    assert all(one.runs == TINY.needle_runs // 2 for one in needles.pricks if one.mode != "off")
+    assert all(one.runs >= 1 for one in needles.pricks)
 
 
 def test_figures_are_kept_as_json(report: Report, folder: Path) -> None:

@@ -132,6 +132,8 @@ def _prick(twins: Twins, bouts: list[Bout], settings: GpuSettings, desk: Desk, f
             found.notes.append(f"cut off after {number} of {num_loads} loads")
             return
         for bout in bouts:
+            if bout.mode == "off" and 3 * number >= num_loads:
+                continue  # it need not be shown as often that nothing is promised
             engine = twins.exact if bout.mode == "auto" else twins.plain
             rng = random.Random(number)
             hay = draw(rng, engine, bout.needle, bout.mode, scale)

@@ -57,6 +57,7 @@ def run_once(
     results: dict[int, Result] = {}
     step_ends: list[float] = []
     gc.collect()
+    gc.freeze()  # as a server's engine does
     started = time.perf_counter()
     first = started
     for request in requests:
@@ -77,6 +78,7 @@ def run_once(
     seconds = time.perf_counter() - started
     while engine.has_work:
         engine.step()
+    gc.unfreeze()
     require_all(results.values(), num_tokens)
     return Timing(
         seconds=seconds,

@@ -106,11 +106,18 @@ def _schedule(rng: random.Random, engine: Engine, needle: Needle, mode: Determin
         max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
         max_pass_rows=max(rng.choice(_PASS_ROWS), rng.choice(_REFERENCE_PASSES) * usual.reference_rows),
         determinism=mode,
-        certified_sizes=engine.certificate.sizes if engine.certificate is not None else (),
+        certified_sizes=_certified_sizes(rng, engine),
         prefix_cache=rng.random() < 0.8,
         speculation=needle.speculation or speculation,
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
     )
+
+
+def _certified_sizes(rng: random.Random, engine: Engine) -> tuple[int, ...]:
+    """All that are certified; where passes are padded to fewer, mostly those."""
+    everything = engine.certificate.sizes if engine.certificate is not None else ()
+    usual = engine.scheduler.config.certified_sizes
+    return usual if usual and usual != everything and rng.random() < 0.75 else everything
 
 
 def _neighbour(

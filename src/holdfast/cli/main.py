@@ -18,6 +18,7 @@ from holdfast.cli.replay import replay
 from holdfast.cli.score import score
 from holdfast.cli.serve import CONTEXT, serve
 from holdfast.cli.show import show_error
+from holdfast.cli.train import train
 from holdfast.errors import HoldfastError
 from holdfast.version import __version__
 
@@ -49,6 +50,7 @@ app.command()(certify)
 app.command()(replay)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
+app.add_typer(train, name="train")
 
 
 def _show_version(wanted: bool) -> None:

@@ -125,7 +125,7 @@ class ThinkingModel(nn.Module):
 
     def spread_states(self, thoughts: Tensor, length: int) -> Tensor | None:
         """Gold thoughts [B, K, m] -> what is added to each of `length` positions, [B, length, hidden]; None: nothing."""
-        batch, num_chunks, m = thoughts.shape
+        batch, num_chunks, _ = thoughts.shape
         is_told = thoughts[:, :, 0] >= 0  # [B, K]
         if not bool(is_told.any()):
             return None
@@ -138,7 +138,7 @@ class ThinkingModel(nn.Module):
         return F.pad(behind, (0, 0, 0, max(0, length - behind.shape[1])))[:, :length]
 
     def thought_rows(self, h: Tensor, thoughts: Tensor) -> Tensor:
-        """H of n chunks [n, c, hidden] and gold thoughts [n, m] -> T's normed rows for each token and the end, [n, m + 1, hidden]."""
+        """H [n, c, hidden], gold thoughts [n, m] -> T's normed rows for its tokens and its end, [n, m + 1, hidden]."""
         assert self.thinking is not None
         ids = F.pad(thoughts.clamp(min=0), (1, 0), value=self.thinking.start_id)  # [n, m + 1]
         x = torch.cat((h, self.embed(ids).to(h.dtype)), dim=1)

@@ -8,6 +8,7 @@ When the socket closes, the process ends, even while it loads: an engine nobody 
 """
 
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -113,6 +114,8 @@ def serve(link: socket.socket, make: Build = build) -> int:
     inbox.desk = desk = Desk(engine, outbox.put)
     threading.Thread(target=_name, args=(engine, outbox), name="holdfast-fingerprint", daemon=True).start()
     outbox.put(_ready(start.config, engine))
+    gc.collect()
+    gc.freeze()  # the engine lives as long as the process: collections need not look at it again
     pin_threads()
     try:
         desk.worker.run()

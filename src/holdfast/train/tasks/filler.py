@@ -5,7 +5,15 @@ import numpy as np
 from holdfast.train.batch import Bools, Ints
 from holdfast.train.tasks.pieces import Pieces
 
-NAMES = ["Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy", "Karl", "Laura", "Mallory", "Niels", "Olivia", "Peggy", "Quinn", "Rupert", "Sybil", "Trent", "Ursula", "Victor", "Wendy", "Xavier", "Yvonne", "Zoe", "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Kira", "Leo", "Mia", "Noah", "Oscar", "Paula", "Rosa", "Sam", "Tom", "Uma", "Vera", "Will"]
+# fmt: off
+NAMES = (
+    "Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy", "Karl", "Laura",
+    "Mallory", "Niels", "Olivia", "Peggy", "Quinn", "Rupert", "Sybil", "Trent", "Ursula", "Victor",
+    "Wendy", "Xavier", "Yvonne", "Zoe", "Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo",
+    "Ida", "Jonas", "Kira", "Leo", "Mia", "Noah", "Oscar", "Paula", "Rosa", "Sam", "Tom", "Uma", "Vera",
+    "Will",
+)
+# fmt: on
 SENTENCES = (
     "It is raining.",
     "The cat sleeps on the mat.",
@@ -18,7 +26,7 @@ SENTENCES = (
     "On the radio they talk about the weather, the roads and a football game that was played far away.",
     "Two children run up the stairs, laugh at something in the garden and run down again without a word.",
 )
-_WORDS = ["Listen", "well", "now", "please", "for", "once", "and", "then", "say", "what", "you", "know", "about", "this", "as", "best", "you", "can"]
+_ADVICE = "Listen well now please for once and then say what you know about this as best you can"
 
 
 def spelt_names(count: int) -> list[str]:
@@ -35,7 +43,8 @@ def spelt_names(count: int) -> list[str]:
 
 def filler_texts() -> list[str]:
     """The fillers as pieces: openings of one word to sixteen, then sentences, one or two of them."""
-    openings = [" ".join(_WORDS[:count]) + "." for count in range(1, 17)]
+    advice = _ADVICE.split(" ")
+    openings = [" ".join(advice[:count]) + "." for count in range(1, 17)]
     several = [f" {one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:], strict=False)]
     return [*openings, *(f" {each}" for each in SENTENCES), *several, *SENTENCES]
 
