@@ -1,0 +1,148 @@
+"""`holdfast train`: a thin call into `holdfast.train`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.requirements import require_packages
+from holdfast.cli.show import note, stderr
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.train.loop import Moment, Run
+    from holdfast.train.settings import Settings
+
+train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
+_FORMS = ("thinking", "none", "cot", "words")
+
+
+@train.callback()
+def start() -> None:
+    """Train models that think while they read."""
+
+
+@train.command()
+def thinking(
+    out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the state to resume from.")],
+    preset: Annotated[
+        str | None,
+        typer.Option(help="coin: the built-in model. short: parity of four events, a minute on a laptop."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="parity, variables, babi:FILE or gsm8k:FILE; several if given several times."),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            help="thinking, or a baseline: none, cot (restates every event), words (a word an event)."
+        ),
+    ] = None,
+    max_events: Annotated[
+        int | None, typer.Option("--max-events", "-n", min=1, help="Longest text trained on, N.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Of a new backbone: tiny, small, coin or large.")] = None,
+    backbone: Annotated[
+        Path | None, typer.Option(help="A model folder to begin with, instead of a size.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=0, help="Positions a new backbone sees, 0 for all.")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens in a chunk, c.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Texts in a step.")] = None,
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Passes a step is cut into.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="At its height.")] = None,
+    variables_thought: Annotated[
+        str | None, typer.Option(help="What is thought of variables: changed or all.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of weights and texts.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
+) -> None:
+    """Train a thinking model, or a baseline, and write it as a folder the engine opens."""
+    require_packages("matplotlib", extra="train")
+    import torch
+
+    from holdfast.train.loop import resume_run, start_run
+    from holdfast.train.settings import SIZES
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    changes: dict[str, Any] = {
+        "tasks": tuple(task) if task else None,
+        "form": _one_of("--form", form, _FORMS),
+        "max_events": max_events,
+        "size": None if size is None else SIZES[_one_of("--size", size, tuple(SIZES)) or ""],
+        "backbone": None if backbone is None else str(backbone),
+        "chunk": chunk,
+        "steps": steps,
+        "batch": batch,
+        "accumulate": accumulate,
+        "learning_rate": learning_rate,
+        "variables_thought": _one_of("--variables-thought", variables_thought, ("changed", "all")),
+        "seed": seed,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if window is not None:
+        changes["window"] = window or None
+    if resume and (changes or preset):
+        raise ConfigError("--resume goes on with the settings of the run in --out; give no others")
+    where = _device(device)
+    run = resume_run(out, where) if resume else start_run(_settings(preset, changes), where)
+    _train(run, out)
+
+
+def _settings(preset: str | None, changes: dict[str, Any]) -> "Settings":
+    from holdfast.train.settings import PRESETS, Settings
+
+    if preset is not None:
+        _one_of("--preset", preset, tuple(PRESETS))
+        return replace(PRESETS[preset], **changes)
+    return replace(Settings(), **changes)
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}")
+    return value
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"there is no device {name!r} here; expected auto, cpu or cuda")
+    return torch.device(name)
+
+
+def _train(run: "Run", out: Path) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from holdfast.train.export import export
+    from holdfast.train.loop import train as go_on
+    from holdfast.train.plot import plot_curves
+
+    out.mkdir(parents=True, exist_ok=True)
+    count = sum(each.numel() for each in run.model.parameters())
+    note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = stderr()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task("training", total=run.settings.steps, completed=run.step)
+
+        def report(moment: "Moment") -> None:
+            bar.update(line, completed=moment.step, description=f"loss {moment.loss:.4f}")
+            if moment.accuracy:
+                shown = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
+                note(f"step {moment.step}: loss {moment.loss:.4f}, right: {shown}")
+
+        go_on(run, out, report=report)
+    export(run.built, run.settings, out)
+    plot_curves(run.moments, out / "curves.png")
+    note(f"written: {out}")

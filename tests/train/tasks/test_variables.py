@@ -1,0 +1,61 @@
+"""Variables, computed again from the text."""
+
+import re
+
+import pytest
+from support.task_texts import chunk_texts, decode_texts, draw_batch
+
+from holdfast.train.tasks.variables import LARGEST, Variables
+
+CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
+START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")
+
+
+def _value(text: str, values: dict[str, int]) -> int:
+    return int(text) if text.isdecimal() else values[text]
+
+
+@pytest.mark.parametrize("thought", ["changed", "all"])
+def test_answers_and_thoughts_are_right(thought: str) -> None:
+    batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12)  # type: ignore[arg-type]
+    for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
+        start = START.search(prompt)
+        assert start is not None, prompt
+        values = {name: int(value) for name, value in re.findall(r"([a-z]) = (\d+)", start[1])}
+        assert len(values) == 3
+        offsets = tokenizer.encode(prompt).offsets
+        expected: dict[int, str] = {}
+        for each in CHANGE.finditer(prompt, start.end()):
+            target, left, sign, right = each.groups()
+            result = _value(left, values)
+            if sign:
+                result += _value(right, values) * (1 if sign == "+" else -1)
+            values[target] = result
+            assert 0 <= result <= LARGEST
+            token = next(i for i, (_, stop) in enumerate(offsets) if stop >= each.end())
+            before = expected.get(token // 8, "")
+            said = f" {target} {result}"
+            if thought == "all":
+                before, said = "", "".join(f" {name} {value}" for name, value in values.items())
+            expected[token // 8] = before + said
+        asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
+        assert answer == f" {values[asked]}."
+        assert chunk_texts(batch, tokenizer, row) == expected, prompt
+
+
+def test_chains_of_thought() -> None:
+    for form in ("cot", "words"):
+        batch, tokenizer = draw_batch(Variables(), 50, 2, 5, form=form)
+        for prompt, answer in decode_texts(batch, tokenizer):
+            start = START.search(prompt)
+            assert start is not None
+            values = dict(re.findall(r"([a-z]) = (\d+)", start[1]))
+            names = [each[1] for each in CHANGE.finditer(prompt, start.end())]
+            if form == "cot":
+                told = re.findall(r" ([a-z]) = (\d+)\.", answer)
+                assert [name for name, _ in told] == names
+                values |= dict(told)
+                asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
+                assert answer.endswith(f". So {values[asked]}.")
+            else:
+                assert len(answer.partition(".")[0].split()) == len(names)
