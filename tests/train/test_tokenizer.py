@@ -20,7 +20,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text", [SEED, "a = a + 12; b=3", "Übung  macht\n\tden Meister 🙂", "x", " ", "", "don't!?", "<eos> is no end"]
+    "text",
+    [SEED, "a = a + 12; b=3", "Übung  macht\n\tden Meister 🙂", "x", " ", "", "don't!?", "<eos> is no end"],
 )
 def test_any_text_comes_back(folder: Path, text: str) -> None:
     tokenizer = open_tokenizer(folder)

@@ -45,7 +45,8 @@ class Batch:
         """[B, K]: the chunks that are complete, or, if answers are not thought about, complete within the prompt."""
         num_chunks = self.thoughts.shape[1]
         ends = (np.arange(num_chunks) + 1) * (self.token_ids.shape[1] // num_chunks)
-        return ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
+        counted: Bools = ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
+        return counted
 
 
 def join_batches(batches: list[Batch]) -> Batch:

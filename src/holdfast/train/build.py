@@ -11,7 +11,7 @@ from holdfast.models.config import FAMILIES, DecoderConfig, parse_config
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.train.model import ThinkingModel, fresh_model, start_blocks_from_backbone
 from holdfast.train.settings import Settings
-from holdfast.train.tokenizer import END, EOS, START, build_tokenizer
+from holdfast.train.tokenizer import END, EOS, SPECIAL, START, build_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,7 +64,7 @@ def config_fields(settings: Settings, vocab_size: int, eos_id: int) -> dict[str,
 
 def _from_scratch(settings: Settings, texts: list[str]) -> Built:
     tokenizer = build_tokenizer(texts)
-    eos_id, start_id, end_id = (tokenizer.token_to_id(token) for token in (EOS, START, END))
+    eos_id, start_id, end_id = (SPECIAL.index(token) for token in (EOS, START, END))
     fields = config_fields(settings, tokenizer.get_vocab_size(with_added_tokens=True), eos_id)
     config = parse_config(fields)
     thinking = _thinking(settings, config, start_id, end_id)

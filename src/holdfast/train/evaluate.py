@@ -33,7 +33,8 @@ def answer(model: ThinkingModel, batch: Batch, device: torch.device) -> Outcome:
     says = torch.zeros_like(ids)
     says[:, 1:] = best[:, :-1]
     wrong = (says != ids).cpu().numpy() & batch.is_answer()
-    return Outcome(~wrong.any(axis=1), _same_thoughts(model, batch, thoughts), thoughts)
+    is_right = np.asarray(np.logical_not(wrong).all(axis=1), dtype=np.bool_)
+    return Outcome(is_right, _same_thoughts(model, batch, thoughts), thoughts)
 
 
 def _read(model: ThinkingModel, ids: Tensor, batch: Batch, device: torch.device) -> tuple[Tensor, Ints]:
@@ -108,4 +109,5 @@ def _same_thoughts(model: ThinkingModel, batch: Batch, thoughts: Ints) -> Bools:
     if model.thinking is None:
         return np.ones(len(batch), dtype=np.bool_)
     due = batch.is_thought_about(model.thinking.while_answering)
-    return ~((own != gold).any(axis=2) & due).any(axis=1)
+    differs: Bools = ((own != gold).any(axis=2) & due).any(axis=1)
+    return ~differs

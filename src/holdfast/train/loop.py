@@ -95,7 +95,7 @@ def train(
         is_tested = run.step == s.steps or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_tested or run.step % _LOG_EVERY == 0:
             loss, said, thought = parts.tolist()
-            accuracy = test(run, s.tested_events, s.eval_texts) if is_tested else None
+            accuracy = measure_accuracy(run, s.tested_events, s.eval_texts) if is_tested else None
             run.moments.append(Moment(run.step, loss, said, thought, accuracy))
             if report is not None:
                 report(run.moments[-1])
@@ -105,7 +105,7 @@ def train(
         run.save(folder)
 
 
-def test(run: Run, events: tuple[int, ...], count: int) -> dict[str, float]:
+def measure_accuracy(run: Run, events: tuple[int, ...], count: int) -> dict[str, float]:
     """The share of right answers for each task and number of events, the model thinking its own thoughts."""
     found = {}
     run.model.eval()

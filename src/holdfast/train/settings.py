@@ -1,6 +1,6 @@
 """Everything that decides a training run: the same settings on the same machine give the same weights."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from holdfast.errors import ConfigError
@@ -43,6 +43,7 @@ class Settings:
     l_out: int | None = None  # None: all layers but the last
     while_answering: bool = True
     variables_thought: Literal["changed", "all"] = "changed"
+    long_texts: bool = True  # sentences that say nothing between the events of half of the texts
     context: int = 4096
     steps: int = 1500
     batch: int = 256
@@ -99,7 +100,14 @@ PRESETS = {
     ),
     # Learns parity of one to four events on a laptop in about a minute.
     "short": Settings(
-        max_events=4, size=SIZES["tiny"], steps=600, batch=64, learning_rate=3e-3, warmup=50, eval_every=200
+        max_events=4,
+        long_texts=False,
+        size=SIZES["tiny"],
+        steps=600,
+        batch=64,
+        learning_rate=3e-3,
+        warmup=50,
+        eval_every=200,
     ),
 }
 
@@ -110,6 +118,8 @@ def settings_to_json(settings: Settings) -> dict[str, Any]:
 
 def settings_from_json(held: dict[str, Any]) -> Settings:
     """What `settings_to_json` wrote."""
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
-    nested = {"size": Size(**held["size"]), "weights": Weights(**held["weights"])}
-    return replace(Settings(), **{**plain, **nested})
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
+    }
+    plain |= {"size": Size(**held["size"]), "weights": Weights(**held["weights"])}
+    return Settings(**plain)

@@ -32,9 +32,9 @@ def open_topics(settings: Settings) -> dict[str, Topic]:
 def _open_topic(name: str, settings: Settings) -> Topic:
     kind, _, path = name.partition(":")
     if name == "parity":
-        return Parity()
+        return Parity(settings.long_texts)
     if name == "variables":
-        return Variables(settings.variables_thought)
+        return Variables(settings.variables_thought, settings.long_texts)
     readers = {"babi": read_babi, "gsm8k": read_gsm8k}
     if kind not in readers or not path:
         raise ConfigError(f"there is no task {name!r}; there are parity, variables, babi:FILE and gsm8k:FILE")

@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 from holdfast.train.tasks.parity import Parity
 from holdfast.train.tasks.pieces import Drawn
+from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 CHUNK = 8
 # A name, then whether it flips; what stands before the verb is a capitalised word.

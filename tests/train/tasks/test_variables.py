@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 from holdfast.train.tasks.variables import LARGEST, Variables
+from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
 START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")

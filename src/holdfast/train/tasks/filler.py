@@ -50,9 +50,10 @@ def filler_texts() -> list[str]:
 
 
 class Filler:
-    """Draws fillers as piece numbers."""
+    """Draws fillers as piece numbers. Without long texts, only what stands before the first word."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, long_texts: bool) -> None:
+        self._long_texts = long_texts
         texts = filler_texts()
         self._between = pieces.numbers([each for each in texts if each.startswith(" ")])
         self._openings = pieces.numbers([each for each in texts if not each.startswith(" ")])
@@ -64,6 +65,8 @@ class Filler:
 
     def between(self, rng: np.random.Generator, allowed: Bools) -> Ints:
         """allowed [B, n] -> fillers [B, n]: half of the texts have none, others few or many."""
+        if not self._long_texts:
+            return np.zeros(allowed.shape, dtype=np.int64)
         rate = rng.choice([0.0, 0.0, 0.1, 0.5], len(allowed))[:, None]
         drawn = rng.choice(self._between, allowed.shape)
         return np.where(allowed & (rng.random(allowed.shape) < rate), drawn, 0)

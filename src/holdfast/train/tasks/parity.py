@@ -52,7 +52,7 @@ _QUESTIONS = (
 class Parity:
     name = "parity"
 
-    def __init__(self) -> None:
+    def __init__(self, long_texts: bool = True) -> None:
         starts = [text.format(state) for state in STATES for text in _STARTS]
         said = [f" {state}{end}" for state in STATES for end in ("", ".")]
         verbs = [*_FLIPS, *_WAITS, *_CHAINED_FLIPS, *_CHAINED_WAITS]
@@ -66,7 +66,7 @@ class Parity:
                 *(*_JOINERS, *_QUESTIONS, " flips:", " doesn't flip:", ".", " So"),
             ]
         )
-        self._filler = Filler(p)
+        self._filler = Filler(p, long_texts)
         self._starts = (
             p.numbers(starts).reshape(2, -1),
             p.numbers([f" {each}" for each in starts]).reshape(2, -1),

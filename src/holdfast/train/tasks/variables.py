@@ -29,7 +29,7 @@ _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 class Variables:
     name = "variables"
 
-    def __init__(self, thought: Literal["changed", "all"] = "changed") -> None:
+    def __init__(self, thought: Literal["changed", "all"] = "changed", long_texts: bool = True) -> None:
         self.thought = thought
         names = [f" {letter}" for letter in LETTERS]
         numbers = [f" {value}" for value in range(LARGEST + 1)]
@@ -38,7 +38,7 @@ class Variables:
         starts = [*_STARTS, *(f" {each}" for each in _STARTS)]
         marks = [",", ".", ";", " +", " -", " So", " What is the value of", "? A:"]
         self.pieces = p = Pieces([*filler_texts(), *names, *numbers, *values, *sets, *starts, *marks])
-        self._filler = Filler(p)
+        self._filler = Filler(p, long_texts)
         self._names, self._numbers, self._sets = p.numbers(names), p.numbers(numbers), p.numbers(sets)
         self._values = p.numbers(values).reshape(len(LETTERS), -1)
         self._starts = p.numbers(starts).reshape(2, -1)
@@ -102,8 +102,8 @@ class Variables:
         other_letter = self._names[np.take_along_axis(letters, other, axis=1)]
         own = self._names[changed]
         number = self._numbers[constant]
-        left = np.choose(kind, (number, other_letter, own, own, own, own))
-        right = np.choose(kind, (0, 0, number, number, other_letter, other_letter))
+        left = np.where(kind == _CONST, number, np.where(kind == _COPY, other_letter, own))
+        right = np.where(kind >= _ADD_OTHER, other_letter, np.where(kind >= _ADD, number, 0))
         signs = np.where(kind >= _ADD, self._signs[sign], 0)
         ends = np.broadcast_to(rng.choice(self._ends, (len(is_event), 1), p=(0.7, 0.3)), is_event.shape)
         filler = self._filler.between(rng, is_event)
