@@ -1,12 +1,12 @@
 """`holdfast train`: a thin call into `holdfast.train`."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.requirements import require_packages
 from holdfast.cli.show import note, stderr
 from holdfast.errors import ConfigError
 
@@ -64,7 +64,10 @@ def thinking(
     num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
 ) -> None:
     """Train a thinking model, or a baseline, and write it as a folder the engine opens."""
-    require_packages("matplotlib", extra="train")
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "training draws its curves with matplotlib; install it: pip install 'holdfast[train]'"
+        )
     import torch
 
     from holdfast.train.loop import resume_run, start_run

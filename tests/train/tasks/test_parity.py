@@ -11,10 +11,7 @@ from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 CHUNK = 8
 # A name, then whether it flips; what stands before the verb is a capitalised word.
-EVENT = re.compile(
-    r"(?:doesn't flip|does not flip|leaves the coin alone)(?: the coin| it)?"
-    r"|flips(?: the coin(?: over)?| it)?|turns the coin over"
-)
+EVENT = re.compile(r"doesn't flip|does not flip|leaves the coin alone|flips|turns the coin over")
 
 
 def _events(prompt: str) -> tuple[int, list[tuple[int, bool]]]:

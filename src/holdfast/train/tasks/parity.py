@@ -3,7 +3,9 @@
     A coin's state is heads. Alice flips, then Bob flips. What's the state? A: heads.
                                    tails            heads
 
-As a chain of thought: " Alice flips: tails. Bob flips: heads. So heads.", in one word an event: " tails heads. So heads."
+An event is settled by its verb, whatever follows: a thought must not depend on words that are not read yet ("flips" may
+be the end of a chunk, with or without "the coin" behind it). As a chain of thought:
+" Alice flips: tails. Bob flips: heads. So heads.", in one word an event: " tails heads. So heads."
 """
 
 import numpy as np
@@ -23,21 +25,21 @@ _STARTS = (
     "The coin starts as {}.",
 )
 _FLIPS = (
-    " flips the coin|.",
-    " flips it|.",
+    " flips| the coin.",
+    " flips| it.",
     " flips|.",
     " turns the coin over|.",
-    " flips the coin over|.",
+    " flips| the coin over.",
 )
 _WAITS = (
-    " doesn't flip the coin|.",
-    " does not flip the coin|.",
-    " doesn't flip it|.",
+    " doesn't flip| the coin.",
+    " does not flip| the coin.",
+    " doesn't flip| it.",
     " doesn't flip|.",
     " leaves the coin alone|.",
 )
 _CHAINED_FLIPS, _CHAINED_WAITS = (
-    (" flips|", " flips it|", " flips the coin|"),
+    (" flips|", " flips| it", " flips| the coin"),
     (" doesn't flip|", " does not flip|"),
 )
 _JOINERS = (", then", ", and then", ",", ".")

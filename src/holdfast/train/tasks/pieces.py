@@ -1,7 +1,7 @@
 """Texts put together from pieces, thousands at a time: a task draws piece numbers, numpy makes tokens of them.
 
-A piece is a bit of text, cut where words end. A bar in it marks where a step is settled: " flips the coin|." can be
-thought about in the chunk of " coin". Without a bar it is the piece's last token. Piece 0 is empty.
+A piece is a bit of text, cut where words end. A bar in it marks where a step is settled: " flips| the coin." can be
+thought about in the chunk of " flips". Without a bar it is the piece's last token. Piece 0 is empty.
 """
 
 from collections.abc import Callable, Iterable, Sequence
