@@ -103,11 +103,13 @@ PRESETS = {
         max_events=4,
         long_texts=False,
         size=SIZES["tiny"],
-        steps=600,
+        steps=240,
         batch=64,
+        accumulate=2,
         learning_rate=3e-3,
-        warmup=50,
-        eval_every=200,
+        warmup=30,
+        eval_every=80,
+        eval_texts=64,
     ),
 }
 

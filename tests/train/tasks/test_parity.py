@@ -44,6 +44,15 @@ def test_answers_and_thoughts_are_right_and_where_they_can_be_known(chunk: int) 
     assert starts == set(range(chunk))  # every alignment occurs
 
 
+def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+    batch, tokenizer = draw_batch(Parity(), 200, 1, 9)
+    for row in range(len(batch)):
+        for chunk in range(int(batch.num_prompt[row]) // CHUNK):
+            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * CHUNK].tolist())
+            num_thought = int((batch.thoughts[row, : chunk + 1] >= 0).sum())  # a word an event
+            assert num_thought == len(EVENT.findall(read)), read
+
+
 def test_the_answer_starts_everywhere_in_a_chunk() -> None:
     batch, _ = draw_batch(Parity(), 300, 1, 9)
     assert set((batch.num_prompt % CHUNK).tolist()) == set(range(CHUNK))

@@ -43,6 +43,17 @@ def test_answers_and_thoughts_are_right(thought: str) -> None:
         assert chunk_texts(batch, tokenizer, row) == expected, prompt
 
 
+def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+    batch, tokenizer = draw_batch(Variables(), 200, 1, 9)
+    for row in range(len(batch)):
+        for chunk in range(int(batch.num_prompt[row]) // 8):
+            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * 8].tolist())
+            start = START.search(read)
+            told = "".join(chunk_texts(batch, tokenizer, row).get(each, "") for each in range(chunk + 1))
+            num_changes = 0 if start is None else len(CHANGE.findall(read, start.end()))
+            assert len(re.findall("[a-z]", told)) == num_changes, read
+
+
 def test_chains_of_thought() -> None:
     for form in ("cot", "words"):
         batch, tokenizer = draw_batch(Variables(), 50, 2, 5, form=form)
