@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
-from holdfast.thinking.reference import Reference
-from holdfast.thinking.weights import read_thinking_weights
+from holdfast.thinking.reference import open_reference
 from holdfast.train.evaluate import answer
 from holdfast.train.export import export
 from holdfast.train.loop import Run, learning_rate, measure_accuracy, resume_run, start_run, train
@@ -98,8 +97,7 @@ def test_the_exported_folder_is_the_model(tmp_path: Path) -> None:
     assert config.family == "mistral" and set(config.layer_windows) == {64}
     thinking = read_thinking(tmp_path, config)
     assert thinking == run.model.thinking and thinking is not None
-    weights = {name: checkpoint.tensor(name) for name in checkpoint.names()}
-    reference = Reference(config, thinking, weights | read_thinking_weights(tmp_path, thinking, config))
+    reference = open_reference(tmp_path)
     batch = run.source.test("parity", 3, 4)
     outcome = answer(run.model, batch, CPU)
     with torch.no_grad():

@@ -21,15 +21,18 @@ here can be differentiated, so that training's gradients can be compared with th
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from holdfast.arithmetic.rope import rope_tables
+from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
-from holdfast.thinking.config import ThinkingConfig
+from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.weights import read_thinking_weights
 
 
 @dataclass
@@ -187,6 +190,16 @@ class Reference:
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+
+def open_reference(folder: Path) -> Reference:
+    """The model in a folder, thinking or plain, in fp32."""
+    checkpoint = open_checkpoint(folder)
+    weights = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+    thinking = read_thinking(folder, checkpoint.config)
+    if thinking is not None:
+        weights |= read_thinking_weights(folder, thinking, checkpoint.config)
+    return Reference(checkpoint.config, thinking, {name: each.float() for name, each in weights.items()})
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

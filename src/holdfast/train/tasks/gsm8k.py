@@ -1,8 +1,10 @@
 """GSM8K: questions as JSON lines, whose answers carry their calculations as <<48/2=24>> and end with #### 72.
 
-Every calculation is a thought. It can be inferred where the last of its numbers is read: a number of the question where
-it first stands there, the result of an earlier calculation where that one was thought. A calculation none of whose
-numbers the question names ("half", "a dozen") is thought at the question's end, and none before one it follows.
+Every calculation is a thought. It is placed at the end of the sentence in which the last of its numbers is read, because
+the sentence says what is done with them ("half as many"): a number of the question where it first stands there, the
+result of an earlier calculation where that one was thought. A calculation none of whose numbers the question writes in
+digits is thought at the question's end, and none before one it follows. That is a guess at where it can be inferred,
+the earliest the annotations allow.
 """
 
 import json
@@ -14,6 +16,7 @@ from holdfast.train.tasks.text_examples import Step, TextExample
 
 _CALCULATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_SENTENCE_END = re.compile(r"[.?!](?=\s|$)")
 _FINAL = re.compile(r"####\s*(\S.*?)\s*$")
 
 
@@ -47,7 +50,9 @@ def _steps(question: str, answer: str) -> tuple[Step, ...]:
     earliest = 0
     for calculation, result in _CALCULATION.findall(answer):
         needed = [known[value] for value in map(_value, _NUMBER.findall(calculation)) if value in known]
-        earliest = max(earliest, max(needed, default=len(question) - 1))
+        last = max(needed, default=len(question) - 1)
+        end = _SENTENCE_END.search(question, last)
+        earliest = max(earliest, len(question) - 1 if end is None else end.start())
         steps.append(Step(earliest, f" {calculation}={result}"))
         if _NUMBER.fullmatch(result):
             known.setdefault(_value(result), earliest)
