@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 TINY = Settings(
     tasks=("parity", "variables"),
     max_events=3,
-    size=Size(layers=2, hidden=32, inner=48, heads=2, kv_heads=1),
+    size=Size(layers=2, hidden=16, inner=32, heads=2, kv_heads=1),
+    max_thought=6,
     context=512,
     steps=12,
     batch=8,

@@ -68,13 +68,12 @@ def thinking(
         raise ConfigError(
             "training draws its curves with matplotlib; install it: pip install 'holdfast[train]'"
         )
-    import torch
-
+    from holdfast.arithmetic.settings import apply_numeric_settings
     from holdfast.train.loop import resume_run, start_run
     from holdfast.train.settings import SIZES
 
     if num_threads is not None:
-        torch.set_num_threads(num_threads)
+        apply_numeric_settings(num_threads)
     changes: dict[str, Any] = {
         "tasks": tuple(task) if task else None,
         "form": _one_of("--form", form, _FORMS),
