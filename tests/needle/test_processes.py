@@ -34,7 +34,9 @@ def _prick(*arguments: str, **environment: str) -> list[str]:
         {"OMP_NUM_THREADS": "1"},
         pytest.param(
             {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-            marks=pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="a setting of x86"),
+            marks=pytest.mark.skipif(
+                platform.machine() not in ("x86_64", "AMD64"), reason="a setting of x86"
+            ),
         ),
     ],
     ids=lambda e: next(iter(e)),
