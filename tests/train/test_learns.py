@@ -18,7 +18,7 @@ def test_short_parity_is_learned_and_thought(tmp_path: Path) -> None:
     run = start_run(PRESETS["short"], torch.device("cpu"))
     train(run)
     found = measure_accuracy(run, (1, 2, 3, 4), 128)
-    assert sum(found.values()) / 4 > 0.95, found
+    assert min(found.values()) > 0.95, found
     export(run.built, run.settings, tmp_path)
     reference = open_reference(tmp_path)
     tokenizer = run.built.tokenizer
@@ -26,4 +26,4 @@ def test_short_parity_is_learned_and_thought(tmp_path: Path) -> None:
         said, reading = reference.generate(tokenizer.encode(SEED).ids, 8)
     assert tokenizer.decode(said) == " heads."
     # A coin 's state is heads . Alice | flips , then Bob flips . What 's | the state ? A :
-    assert [tokenizer.decode(list(each)) for each in reading.thoughts[:3]] == ["", " tails heads", ""]
+    assert [tokenizer.decode(list(each)) for each in reading.thoughts] == ["", " tails heads"]
