@@ -25,7 +25,6 @@ from holdfast.engine.config import (
     parse_bytes,
 )
 from holdfast.engine.device import choose_device, device_parts, free_memory
-from holdfast.engine.device import cpu_name as cpu_name
 from holdfast.engine.dummy_model import dummy_tokenizer, open_dummy
 from holdfast.engine.fingerprint_parts import engine_parts
 from holdfast.engine.fingerprinter import Fingerprinter

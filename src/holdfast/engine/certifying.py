@@ -38,7 +38,6 @@ def certificate_subject(
         ),
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
-        "plain": is_plain(config, decoder.arithmetic),
         "shapes": {
             "family": model.family,
             "hidden": model.hidden_size,
@@ -51,11 +50,6 @@ def certificate_subject(
         "rows": max_rows,
         "context": max_len,
     }
-
-
-def is_plain(config: EngineConfig, arithmetic: Arithmetic) -> bool:
-    """Whether passes that are not canonical use a GPU library's own products, whatever the recipe."""
-    return arithmetic.recipe.path == "triton" and config.determinism != "auto"
 
 
 def obtain_certificate(

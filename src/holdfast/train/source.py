@@ -65,7 +65,10 @@ class Source:
         self, settings: Settings, topics: dict[str, Topic], tokenizer: "Tokenizer", eos_id: int
     ) -> None:
         self._settings, self._topics, self._tokenizer, self._eos_id = settings, topics, tokenizer, eos_id
-        encode = lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)  # noqa: E731
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
         self._tokens = {
             name: topic.pieces.encoded(encode)
             for name, topic in topics.items()
