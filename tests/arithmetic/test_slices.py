@@ -171,6 +171,6 @@ def test_totals_of_a_gpu() -> None:
     assert set(padded_totals(4096)) <= set(gpu_totals(4096))
     assert padded_totals(5000)[-1] == gpu_totals(5000)[-1] == 5000
     assert gpu_totals(100)[-1] == 100 and padded_totals(100)[-1] == 96
-    for most, largest in ((512, 512), (4096, 512), (600, 512), (300, 288)):
+    for most, largest in ((512, 512), (4096, 4096), (600, 600), (300, 288)):
         assert graph_totals(most)[-1] == largest
     assert set(graph_totals(4096)) <= set(padded_totals(4096))

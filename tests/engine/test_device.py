@@ -281,7 +281,7 @@ def test_graphs_are_of_what_decodes_of_what_checks_and_to_verify_of_what_decides
     schedule = SchedulerConfig(30, 4096, 256, determinism=mode, spot_check_rate=rate)
     build._capture(runner, schedule, 1000, None)  # type: ignore[arg-type]
     ((sizes, decided, max_len),) = runner.asked
-    assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-1] == 512
+    assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-1] == 4096
     assert (decided, max_len) == (canonical, 1000)
 
 

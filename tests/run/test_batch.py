@@ -163,10 +163,10 @@ def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
 
 def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
     found = batch(*SPANS)
-    layout = layout_of(found, 12, num_tiles=12)
+    layout = layout_of(found, 12, (12, 0))
     words = np.full(layout.num_words, -7)
     fill(words, found, layout)
-    rows = layout.rows(torch.from_numpy(words), short_tiles=12)
+    rows = layout.rows(torch.from_numpy(words))
     assert rows.tiles is not None
     assert rows.tiles.tolist() == [[0, 0, 0]] * 12
     assert rows.slots.tolist()[7:] == [-1] * 5

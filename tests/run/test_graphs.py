@@ -77,7 +77,7 @@ def decoder() -> FakeDecoder:
 
 @pytest.fixture
 def captured(decoder: FakeDecoder) -> Graphs:
-    made = Graphs(decoder, ())  # type: ignore[arg-type]
+    made = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
     done: list[tuple[int, int]] = []
     recorder = FakeRecorder()
     made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *how_far: done.append(how_far))
@@ -106,7 +106,7 @@ def test_which_graph_a_pass_takes(
 
 
 def test_before_anything_is_captured_nothing_fits(decoder: FakeDecoder) -> None:
-    fresh = Graphs(decoder, ())  # type: ignore[arg-type]
+    fresh = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
     assert fresh.size_for(decode(2), 2, canonical=False, exact=True) is None
 
 
@@ -150,7 +150,7 @@ def test_the_buffer_holds_every_pass_of_the_largest_size(
 ) -> None:
     """Every row unknown, sampled and told, each a sequence of its own."""
     monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
-    made = Graphs(decoder, ())  # type: ignore[arg-type]
+    made = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
     spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, lane=number) for number in range(64)]
     assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64
@@ -161,3 +161,26 @@ def test_capturing_again_starts_anew(captured: Graphs) -> None:
     captured.capture([2], [], 50, FakeRecorder())
     assert captured.size_for(decode(2), 2, canonical=False, exact=True) == 2
     assert captured.size_for(decode(2), 8, canonical=True, exact=True) is None
+
+
+def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
+    class Tiled(FakeDecoder):
+        def hidden(self, rows: Rows, kv: Any, *, canonical: bool) -> Tensor:
+            assert rows.tiles is not None
+            self.tiles, self.short = rows.tiles.tolist(), rows.short_tiles
+            return torch.zeros(rows.num_rows, 4)
+
+    tiled = Tiled()
+    made = Graphs(tiled, (), TALL)  # type: ignore[arg-type]
+    made.capture([16, 1024], [], 50, FakeRecorder())
+    single = Span(1, 9, (7,), (1, 2, 3), 0, HOW)
+    long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, HOW)
+    both = batch(single, long)
+    assert made.size_for(both, 16, canonical=False, exact=True) is None, "few rows have no tall tiles"
+    assert made.size_for(both, 1024, canonical=False, exact=True) == 1024
+    made.load(both, 1024, canonical=False)
+    made.replay(1024, canonical=False)
+    assert tiled.short == 512
+    assert tiled.tiles[0] == [0, 1, 0] and not any(count for _, count, _ in tiled.tiles[1:512])
+    assert tiled.tiles[512:515] == [[1, 32, 20], [33, 32, 20], [65, 6, 20]]
+    assert not any(count for _, count, _ in tiled.tiles[515:])

@@ -3,13 +3,13 @@
 On a GPU every total up to 512 is asked about, because any number of rows may be sampled; passes are padded to fewer, so that
 a captured graph serves each of them.
 
-    padded to   1 2 4 8 16 .. (every 8) .. 256 .. (every 16) .. 512 .. (every 64) .. 1024 .. (every 128) .. max_rows
+    padded to   1 2 4 8 16 .. (every 8) .. 256 .. (every 16) .. 512 .. (steps of an eighth to a quarter) .. max_rows
 """
 
 from holdfast.arithmetic.ops import Arithmetic
 
 _DENSE = 512  # every total up to here is asked about
-MAX_GRAPH_ROWS = 512
+MAX_SHORT_ROWS = 512  # graphs of up to so many rows attend in short tiles alone
 MAX_HEAD_ROWS = 512  # rows of logits at a time
 
 
@@ -41,12 +41,22 @@ def gpu_totals(max_rows: int) -> tuple[int, ...]:
 def padded_totals(max_rows: int) -> tuple[int, ...]:
     """On a GPU: what passes are padded to."""
     small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
-    return (*(total for total in small if total <= max_rows), *_large(max_rows))
+    large = (
+        *range(576, 769, 64),
+        896,
+        1024,
+        1152,
+        1280,
+        *range(1536, 2049, 256),
+        *range(2560, max_rows + 1, 512),
+    )
+    found = [total for total in (*small, *large) if total <= max_rows]
+    return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)
 
 
 def graph_totals(max_rows: int) -> tuple[int, ...]:
-    """On a GPU: totals of captured passes. Those of more rows keep the device busy while they are launched."""
-    return padded_totals(min(max_rows, MAX_GRAPH_ROWS))
+    """On a GPU: totals of captured passes."""
+    return padded_totals(max_rows)
 
 
 def _large(max_rows: int) -> tuple[int, ...]:

@@ -73,9 +73,14 @@ class Layout:
     """Where everything stands in a buffer, in words of eight bytes; rows and tiles with their padding."""
 
     num_rows: int
-    num_tiles: int
+    short_tiles: int
+    tall_tiles: int
     table_shape: tuple[int, int]  # of the page table
     extras: tuple[int, ...]  # how long each of the arrays behind the rows is
+
+    @property
+    def num_tiles(self) -> int:
+        return self.short_tiles + self.tall_tiles
 
     @property
     def stride(self) -> int:
@@ -106,7 +111,7 @@ class Layout:
         """The part of a tensor or an array of words that holds integers of four bytes, as words."""
         return words[3 * self.stride : self.extras_at]
 
-    def rows(self, words: Tensor, short_tiles: int) -> Rows:
+    def rows(self, words: Tensor) -> Rows:
         count, stride, (num_spans, width) = self.num_rows, self.stride, self.table_shape
         ints = self.ints(words).view(torch.int32)
         table = ints[self.table_at : self.table_at + num_spans * width]
@@ -117,7 +122,7 @@ class Layout:
             span_starts=ints[self.starts_at : self.starts_at + num_spans + 1],
             page_table=table.view(num_spans, width),
             tiles=ints[: 3 * self.num_tiles].view(-1, 3) if self.num_tiles else None,
-            short_tiles=short_tiles,
+            short_tiles=self.short_tiles,
         )
 
     def sent(self, words: Tensor, rows: Rows) -> Sent:
@@ -167,12 +172,12 @@ def batch_of(
     )
 
 
-def layout_of(batch: Batch, num_rows: int, num_tiles: int | None = None) -> Layout:
-    """The batch padded to so many rows and, for a graph, so many tiles."""
+def layout_of(batch: Batch, num_rows: int, room: tuple[int, int] | None = None) -> Layout:
+    """The batch padded to so many rows and, for a graph, so many short and tall tiles."""
     extras = tuple(map(len, _extras(batch)))
-    tiles = len(batch.tiles) if num_tiles is None else num_tiles
+    short, tall = room or (batch.short_tiles, len(batch.tiles) - batch.short_tiles)
     num_spans, width = batch.page_table.shape
-    return Layout(num_rows, tiles, (num_spans, width), extras)
+    return Layout(num_rows, short, tall, (num_spans, width), extras)
 
 
 def fill(words: Ints, batch: Batch, layout: Layout) -> None:
@@ -182,8 +187,10 @@ def fill(words: Ints, batch: Batch, layout: Layout) -> None:
         words[at * stride : at * stride + count] = array
         words[at * stride + count : (at + 1) * stride] = padding
     ints = layout.ints(words).view(np.int32)
-    ints[: batch.tiles.size] = batch.tiles.reshape(-1)
-    ints[batch.tiles.size : layout.table_at] = 0
+    ints[: layout.table_at] = 0
+    short, tall = np.split(batch.tiles.reshape(-1), [3 * batch.short_tiles])
+    ints[: short.size] = short
+    ints[3 * layout.short_tiles : 3 * layout.short_tiles + tall.size] = tall
     ints[layout.table_at : layout.table_at + batch.page_table.size] = batch.page_table.reshape(-1)
     ints[layout.starts_at : layout.starts_at + len(batch.span_starts)] = batch.span_starts
     words[layout.extras_at : layout.num_words] = np.concatenate(_extras(batch))
@@ -195,7 +202,7 @@ def send_batch(batch: Batch, num_rows: int, device: torch.device) -> Sent:
     host = staging(layout.num_words, device)
     fill(host.numpy(), batch, layout)
     words = send(host, device)
-    return layout.sent(words, layout.rows(words, batch.short_tiles))
+    return layout.sent(words, layout.rows(words))
 
 
 def rows_of(one: Pass, page_size: int, *, tile_rows: int = 0, device: torch.device = _CPU) -> Rows:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.arithmetic.totals import MAX_SHORT_ROWS
 from holdfast.models.decoder import Decoder
 from holdfast.run.batch import Batch, Layout, Sent, fill, layout_of
 from holdfast.run.transfer import staging
@@ -32,6 +33,9 @@ Work = Callable[[], None]
 _PAGE_ENTRIES = (
     1 << 18
 )  # a pass with more entries in its page table is not captured: 256 sequences of 1024 pages
+
+
+_CUT_TILES = 64  # tall tiles that are not full
 
 
 class Recorder(Protocol):
@@ -64,7 +68,9 @@ class _Graph:
 class Graphs:
     """The captured passes of a decoder, by (rows, canonical)."""
 
-    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer]) -> None:
+    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], tall_rows: int) -> None:
+        """tall_rows: how many rows a tall tile holds."""
+        self._tall_rows = tall_rows
         self._decoder = decoder
         self._layers = layers
         self._graphs: dict[tuple[int, bool], _Graph] = {}
@@ -104,7 +110,7 @@ class Graphs:
 
     def load(self, batch: Batch, size: int, *, canonical: bool) -> Sent:
         """The batch into the buffer, by one copy behind everything that reads what is there now."""
-        layout = layout_of(batch, size, num_tiles=size)
+        layout = layout_of(batch, size, self._room(size))
         host = staging(layout.num_words, self._buffer.device)
         fill(host.numpy(), batch, layout)
         self._buffer[: layout.num_words].copy_(host, non_blocking=True)
@@ -116,11 +122,20 @@ class Graphs:
         return self._output[:size]
 
     def _fits(self, batch: Batch, size: int) -> bool:
+        short, tall = self._room(size)
         return (
-            batch.short_tiles == len(batch.tiles)  # longer spans want other tiles, and are not captured
+            batch.short_tiles <= short
+            and len(batch.tiles) - batch.short_tiles <= tall
             and batch.page_table.shape[1] <= self._max_pages
-            and layout_of(batch, size, num_tiles=size).num_words <= len(self._buffer)
+            and layout_of(batch, size, (short, tall)).num_words <= len(self._buffer)
         )
+
+    def _room(self, size: int) -> tuple[int, int]:
+        """How many short and how many tall tiles a graph has: one with few rows has no tall ones, which would cost it a launch
+        a layer; one with many has them for long prompts, and for some that are cut."""
+        if size <= MAX_SHORT_ROWS:
+            return size, 0
+        return MAX_SHORT_ROWS, size // self._tall_rows + _CUT_TILES
 
     def _allocate(self, most_rows: int, max_pages: int) -> None:
         device, config = self._decoder.arithmetic.device, self._decoder.config
@@ -143,10 +158,10 @@ class Graphs:
 
     def _rows(self, size: int) -> Rows:
         """The buffer's rows, with a page table as long as it can be. Where spans start is not for graphs to know."""
-        before = Layout(size, size, (1, 0), ())
+        before = Layout(size, *self._room(size), (1, 0), ())
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what stands behind is aligned
-        layout = Layout(size, size, (1, entries), ())
-        return replace(layout.rows(self._buffer, size), max_pages=self._max_pages)
+        layout = Layout(size, *self._room(size), (1, entries), ())
+        return replace(layout.rows(self._buffer), max_pages=self._max_pages)
 
 
 @contextmanager

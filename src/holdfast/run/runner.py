@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.totals import MAX_GRAPH_ROWS
+from holdfast.arithmetic.totals import MAX_SHORT_ROWS
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
 from holdfast.run.batch import Batch, Sent, batch_of, send_batch
@@ -49,7 +49,8 @@ class Runner:
         self._certified_head = arithmetic.recipe.path == "triton"
         self._stream = Stream(self._device)
         self._lanes = Lanes(self._device)
-        self._graphs = Graphs(decoder, store.layers)
+        tall_rows = arithmetic.tile_rows(1 << 20, self._group) or 1
+        self._graphs = Graphs(decoder, store.layers, tall_rows)
 
     def run(self, plan: Plan) -> list[PassResult]:
         """The passes of a plan, in order."""
@@ -103,7 +104,7 @@ class Runner:
 
     def _batch(self, one: Pass) -> Batch:
         arithmetic, group = self._decoder.arithmetic, self._group
-        only_short = one.padded_rows <= MAX_GRAPH_ROWS and self._is_cheap(one)
+        only_short = one.padded_rows <= MAX_SHORT_ROWS and self._is_cheap(one)
         return batch_of(
             one,
             arithmetic.page_size,
