@@ -1,4 +1,8 @@
-"""Shared set-up: one cache of kernels for all runs, certificates made anew, and tiny models made once."""
+"""Shared set-up: one cache of kernels for all runs, certificates made anew, and tiny models made once.
+
+Threads that wait sleep. Two workers of two threads on two cores would otherwise wait for each other in circles, with most
+of the machine's time. Which thread computes what, and so every bit, stays as it is.
+"""
 
 import os
 import shutil
@@ -6,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, here and in children
 
 try:
     import hypothesis

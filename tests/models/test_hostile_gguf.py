@@ -36,8 +36,9 @@ def string(text: bytes) -> bytes:
 
 
 def refused(path: Path, content: bytes) -> None:
+    """In five seconds of work; on a busy machine that may take longer."""
     path.write_bytes(content)
-    started = time.perf_counter()
+    started, working = time.perf_counter(), time.thread_time()
     tracemalloc.start()
     try:
         with pytest.raises(ModelError):
@@ -45,7 +46,8 @@ def refused(path: Path, content: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - working < 5
+    assert time.perf_counter() - started < 60
 
 
 def test_every_truncation_is_an_error(whole: bytes, tmp_path: Path) -> None:
