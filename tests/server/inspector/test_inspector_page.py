@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import LLM, SamplingParams
 from support.browsing import browsing
 from support.serving import Server, serving
 
@@ -16,6 +17,21 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 SECONDS = 60_000.0  # milliseconds, that is: the longest anything may take
+# Much is on the page for a moment only, and whoever asks now and then may miss it on a busy machine: the page notes it.
+NOTE_ALL = """
+  window.seen = { cards: [], kinds: new Set(), rolled: null };
+  new MutationObserver(() => {
+    for (const one of document.querySelectorAll(".request"))
+      if (!seen.cards.includes(one)) seen.cards.push(one);
+    for (const one of document.querySelectorAll(".strip .token")) {
+      for (const kind of one.classList) seen.kinds.add(kind);
+      if (seen.rolled === null && one.classList.contains("rolled")) {
+        const { backgroundColor, textDecorationLine } = getComputedStyle(one);
+        seen.rolled = { element: one, style: { backgroundColor, textDecorationLine } };
+      }
+    }
+  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["class"] });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +44,12 @@ def server(tiny_llama: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def endless(server: Server) -> str:
-    """A raw prompt to which the greedy answer does not end by itself."""
+def endless(tiny_llama: Path) -> str:
+    """A raw prompt to which the greedy answer does not end by itself; here it is found without slow steps."""
     letters = list("abcdefghijkl")
-    choices = server.post("/v1/completions", {"prompt": letters, "temperature": 0, "max_tokens": 450}).json()[
-        "choices"
-    ]
-    return next(letters[one["index"]] for one in choices if one["finish_reason"] == "length")
+    params = SamplingParams(max_tokens=450, temperature=0, deterministic=True)
+    answers = LLM(str(tiny_llama), max_num_seqs=16).generate(letters, params)
+    return next(letter for letter, one in zip(letters, answers, strict=True) if one.finish_reason == "length")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +64,7 @@ class Visit:
     def __init__(self, browser: "Browser", server: Server, **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
         self.context.set_default_timeout(SECONDS)
+        self.context.add_init_script(NOTE_ALL)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
         self.requested: list[str] = []
@@ -76,9 +92,13 @@ class Visit:
 
     def card(self) -> "ElementHandle":
         """The first request's card, also when it has left the page."""
-        card = self.page.wait_for_selector(".request")
+        card = self.page.wait_for_function("() => seen.cards[0]").as_element()
         assert card is not None
         return card
+
+    def wait_seen(self, kind: str) -> None:
+        """A token of this kind has been on the page."""
+        self.page.wait_for_function("kind => seen.kinds.has(kind)", arg=kind)
 
     def colour(self, selector: str, name: str = "background-color") -> str:
         found: str = self.page.eval_on_selector(selector, f"one => getComputedStyle(one)['{name}']")
@@ -89,6 +109,15 @@ class Visit:
 def visit(browser: "Browser", server: Server) -> Iterator[Visit]:
     visit = Visit(browser, server)
     yield visit
+    visit.context.close()
+    assert visit.problems == []
+
+
+@pytest.fixture(scope="module")
+def page(browser: "Browser", server: Server) -> Iterator["Page"]:
+    """One page for all tests of functions that touch nothing of it."""
+    visit = Visit(browser, server)
+    yield visit.page
     visit.context.close()
     assert visit.problems == []
 
@@ -120,9 +149,8 @@ def is_reddish(colour: str) -> bool:
 def test_tokens_appear(visit: Visit, server: Server) -> None:
     visit.ask(seed="7", max_tokens="60")
     card = visit.card()
-    visit.page.wait_for_selector(".strip .token.prompt")
-    visit.page.wait_for_selector(".strip .token.candidate")
-    visit.page.wait_for_selector(".strip .token.committed")
+    for kind in ("prompt", "candidate", "committed"):
+        visit.wait_seen(kind)
     facts = visit.wait_answered()
     wait_ended(card)
     body = {
@@ -146,21 +174,12 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
 def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
     visit.ask(max_tokens="60")
     card = visit.card()
-    visit.page.wait_for_selector(".strip .token.rolled")
+    visit.wait_seen("rolled")
     assert is_reddish(visit.colour(".key .token.rolled"))
-    state = visit.page.evaluate(
-        """() => new Promise((resolve) => {
-          const seen = document.querySelector(".strip .token.rolled");
-          const { backgroundColor, textDecorationLine } = getComputedStyle(seen);
-          const started = performance.now();
-          const wait = () => seen.isConnected
-            ? setTimeout(wait, 20)
-            : resolve({ backgroundColor, textDecorationLine, lasted: performance.now() - started });
-          wait();
-        })"""
-    )
+    state = visit.page.evaluate("() => seen.rolled.style")
     assert is_reddish(state["backgroundColor"])
     assert state["textDecorationLine"] == "line-through"
+    visit.page.wait_for_function("() => !seen.rolled.element.isConnected")
     facts = visit.wait_answered()
     rolled_back = int(re.findall(r"(\d+) rolled back", facts["Candidates"])[0])
     assert rolled_back > 0
@@ -173,7 +192,7 @@ def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
 
 def test_an_ended_request_leaves(visit: Visit) -> None:
     visit.ask(max_tokens="3")
-    visit.page.wait_for_selector(".request.ended")
+    wait_ended(visit.card())
     visit.page.wait_for_selector(".request", state="detached")
     assert visit.page.is_visible("#empty")
 
@@ -290,7 +309,7 @@ def test_a_phone_scrolls_one_way_only(browser: "Browser", server: Server) -> Non
         device_scale_factor=2,
     )
     phone.ask("a rather long prompt, " * 5, max_tokens="80")
-    phone.page.wait_for_selector(".strip .token.committed")
+    phone.wait_seen("committed")
     phone.wait_answered()
     phone.page.fill("#max-tokens", "6")
     phone.page.select_option("#times", "8")
@@ -366,6 +385,7 @@ def test_it_can_be_used_from_the_keyboard(visit: Visit) -> None:
     visit.page.focus("#prompt")
     visit.page.keyboard.press("Control+Enter")
     visit.wait_answered()
+    wait_ended(visit.card())  # the last step is drawn
     visit.page.focus("#timeline")
     last = visit.page.inner_text("#step-note")
     visit.page.keyboard.press("ArrowLeft")
@@ -373,8 +393,8 @@ def test_it_can_be_used_from_the_keyboard(visit: Visit) -> None:
     assert visit.page.inner_text("#step-note") != last
 
 
-def test_everything_has_a_name(visit: Visit) -> None:
-    nameless = visit.page.eval_on_selector_all(
+def test_everything_has_a_name(page: "Page") -> None:
+    nameless = page.eval_on_selector_all(
         "input, textarea, select, button, canvas",
         """all => all.filter((one) => !(one.labels?.length || one.textContent.trim()
               || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).map((one) => one.outerHTML)""",
@@ -409,9 +429,9 @@ def test_with_a_key_the_browser_asks_for_it_once(browser: "Browser", tiny_llama:
         ("a\U0001f600", "a\U0001f601", 1),
     ],
 )
-def test_the_first_difference(visit: Visit, one: str, other: str, place: int) -> None:
+def test_the_first_difference(page: "Page", one: str, other: str, place: int) -> None:
     program = "async ([one, other]) => (await import('/inspector/compare.js')).firstDifference(one, other)"
-    assert visit.page.evaluate(program, [one, other]) == place
+    assert page.evaluate(program, [one, other]) == place
 
 
 @pytest.mark.parametrize(
@@ -426,10 +446,10 @@ def test_the_first_difference(visit: Visit, one: str, other: str, place: int) ->
     ],
 )
 def test_the_verdict_is_honest(
-    visit: Visit, texts: str, bits: str, deterministic: bool, outcome: str, words: str
+    page: "Page", texts: str, bits: str, deterministic: bool, outcome: str, words: str
 ) -> None:
     outputs = [{"text": text, "logprobs": bit} for text, bit in zip(texts, bits, strict=True)]
     program = "async ([outputs, deterministic]) => (await import('/inspector/compare.js')).judge(outputs, deterministic)"
-    found = visit.page.evaluate(program, [outputs, deterministic])
+    found = page.evaluate(program, [outputs, deterministic])
     assert found["outcome"] == outcome
     assert words in found["sentence"]
