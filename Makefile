@@ -22,7 +22,7 @@ demo: $(VENV)/.run  ## one deterministic answer: alone, under two loads, after f
 	$(VENV)/bin/holdfast bench demo
 
 test: $(VENV)/.dev browser  ## all tests
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev  ## lint, format, types, floors
 	$(VENV)/bin/ruff check .

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+HERE = Path(__file__).parent
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, here and in children
 
 try:
@@ -23,9 +25,38 @@ else:  # a busy machine is no finding
     )
     hypothesis.settings.load_profile("holdfast")
 
+# These take longest. Begun first, none of them is what everybody waits for in the end.
+LONG_FILES = (
+    "server/inspector/test_inspector_page.py",
+    "train/test_learns.py",
+    "needle/test_default_model.py",
+    "protocol/test_schedules.py",
+    "needle/test_matrix.py",
+    "cli/test_replay_command.py",
+    "parity/test_smollm2_parity.py",
+    "needle/test_processes.py",
+    "bench/test_gpu_bench.py",
+    "server/test_hostile.py",
+    "cli/test_bench_serve_command.py",
+    "needle/test_needle.py",
+    "server/test_faults.py",
+    "engine/test_revocation.py",
+    "parity/test_safetensors_parity.py",
+    "server/test_openai_client.py",
+    "bench/test_forms.py",
+    "server/test_fuzz.py",
+)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several workers, long files come first; alone, the order is the tree's."""
+    if hasattr(config, "workerinput"):
+        first = {HERE / name: place for place, name in enumerate(LONG_FILES)}
+        items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 @pytest.fixture(scope="session", autouse=True)
