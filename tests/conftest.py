@@ -4,6 +4,7 @@ Threads that wait sleep. Two workers of two threads on two cores would otherwise
 of the machine's time. Which thread computes what, and so every bit, stays as it is.
 """
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -57,6 +58,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = {HERE / name: place for place, name in enumerate(LONG_FILES)}
         items.sort(key=lambda item: first.get(item.path, len(first)))
+
+
+def pytest_collection_finish() -> None:
+    """All tests and all they import live until the end; a collection of garbage need not look at them, each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

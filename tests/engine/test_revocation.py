@@ -2,17 +2,18 @@
 
 import logging
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.arithmetic.certificate import load_certificate, save_certificate
+from holdfast.arithmetic.certificate import Certificate, load_certificate, save_certificate
 from holdfast.bench.tiny import tiny_engine
 from holdfast.core.events import CertificateChecked
 from holdfast.core.result import Result
-from holdfast.engine.config import EngineConfig
+from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.loop import Engine
 
 PROMPT = tuple(range(20, 60))
@@ -47,17 +48,30 @@ def corrupt(engine: Engine, which: int) -> Corrupted:
     return corrupted
 
 
-@pytest.fixture(params=["compiled", "library"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def open_engine(kernels: Kernels) -> Engine:
     config = EngineConfig(
         dtype="fp32",
-        kernels=request.param,
+        kernels=kernels,
         max_num_seqs=8,
         max_pass_rows=64,
         spot_check_rate=0.25,
         kv_memory="8MiB",
     )
-    engine = tiny_engine(config)
+    return tiny_engine(config)
+
+
+@cache
+def sound_certificate(kernels: Kernels) -> Certificate:
+    """Made once; tests revoke it, and begin with it all the same."""
+    certificate = open_engine(kernels).certificate
+    assert certificate is not None
+    return certificate
+
+
+@pytest.fixture(params=["compiled", "library"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    save_certificate(sound_certificate(request.param))
+    engine = open_engine(request.param)
     assert engine.certificate is not None
     if not engine.scheduler.config.one_pass_suffices:
         pytest.skip("nothing is certified on this machine, so nothing can be revoked")

@@ -29,7 +29,7 @@ def engine() -> Engine:
         locate(None)
     except ModelNotFound as error:
         pytest.skip(str(error))
-    return LLM(dtype="bf16", kv_memory="256MiB", max_model_len=2048).engine
+    return LLM(dtype="bf16", kv_memory="256MiB").engine  # as others open it, so that all share a certificate
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,12 @@ Greedy tokens are compared by one forward of the reference over prompt and answe
 the answer's next token, then its own greedy answer is this answer.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -26,7 +29,10 @@ def open_reference(path: Path) -> Any:
     where: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if path.is_file():
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+    with pytest.MonkeyPatch.context() as patch:  # it reads a file twice, and maps its names for every module
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
 
 
 def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
