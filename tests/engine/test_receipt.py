@@ -195,9 +195,9 @@ def test_a_client_that_changes_its_receipt_changes_no_other() -> None:
 
 @pytest.mark.parametrize("form", [None, *FORMS], ids=lambda form: form and form.kind)
 def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
-    given_settings = {**EVERYTHING, "structured": form}
+    given_settings = {**EVERYTHING, "structured": form, "think": False, "forced_thoughts": ()}
     if form is not None:
-        given_settings["ignore_eos"] = False
+        given_settings |= {"ignore_eos": False, "think": True, "forced_thoughts": {3: (7, 8), 0: ()}}
     params = SamplingParams(**given_settings)
     assert set(given_settings) == {one.name for one in fields(SamplingParams)}
     defaults = SamplingParams()
@@ -205,7 +205,7 @@ def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
         same = {
             one.name for one in fields(params) if getattr(params, one.name) == getattr(defaults, one.name)
         }
-        assert same == {"structured"}, "every field is tried with another value than its own"
+        assert same == {"structured", "forced_thoughts"}, "every field is tried with another value than its own"
     receipt = valid(receipt_of(params, (4,), (5,), (6,)))
     assert parse_receipt(receipt).params == params
     assert parse_receipt(json.loads(json.dumps(receipt))).params == params

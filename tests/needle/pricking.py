@@ -81,10 +81,11 @@ def digests(kernels: Kernels, **limits: object) -> list[str]:
     """One line a needle: its dtype, how many outcomes it had, and a digest of the first. limits change the engine's own."""
     lines = []
     for dtype in ("fp32", "bf16"):
-        one = engine(kernels, dtype)
         if limits:
             config = EngineConfig(kernels=kernels, dtype=dtype, **limits)  # type: ignore[arg-type]
             one = tiny_engine(config, twins=dtype == "fp32")
+        else:
+            one = engine(kernels, dtype)
         known = {one.name: one for one in find_features(one, one.tokenizer.encode(TEXT))}
         combined = [
             replace(one.needle(), params=replace(one.needle().params, logprobs=2))
@@ -98,7 +99,11 @@ def digests(kernels: Kernels, **limits: object) -> list[str]:
     return lines
 
 
-TIGHT = {"max_num_seqs": 4, "max_pass_rows": 48, "kv_memory": "256KiB", "prefix_cache": False}
+LIMITS: dict[str, dict[str, object]] = {
+    "usual": {},
+    "tight": {"max_num_seqs": 4, "max_pass_rows": 48, "kv_memory": "256KiB", "prefix_cache": False},
+    "narrow": {"max_num_seqs": 32, "max_pass_rows": 128, "kv_memory": "64MiB"},  # certified in a few seconds
+}
 
 if __name__ == "__main__":
-    print("\n".join(digests(sys.argv[1], **(TIGHT if "tight" in sys.argv else {}))))  # type: ignore[arg-type]
+    print("\n".join(digests(sys.argv[1], **LIMITS[sys.argv[2]])))  # type: ignore[arg-type]

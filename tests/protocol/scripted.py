@@ -152,15 +152,13 @@ class ScriptedRunner:
     ) -> tuple[tuple[Sampled, ...], tuple[TokenLogprob, ...]]:
         canonical = kind is not PassKind.FAST
         deterministic = span.sampling.params.deterministic
-        for position in range(span.start):
-            slot = self._slots[self._slot(span, position)]
+        read = self._read(span)
+        for position, slot in enumerate(read):
             assert slot.position == position, "a page holds another position's KV"
-            if canonical and deterministic:
-                assert slot.canonical, "a canonical row of a deterministic request reads fast KV"
-        context = self._slots[self._slot(span, span.start - 1)].context if span.start else START
-        whole = canonical and all(
-            self._slots[self._slot(span, position)].canonical for position in range(span.start)
-        )
+        context = read[-1].context if read else START
+        whole = canonical and all(slot.canonical for slot in read)
+        if canonical and deterministic:
+            assert whole, "a canonical row of a deterministic request reads fast KV"
         samples, scores = [], []
         first_given = span.sample_from - len(span.given)
         assert first_given >= 0
@@ -233,6 +231,13 @@ class ScriptedRunner:
             mismatch = mismatch or "logits"
         self.num_mismatches += mismatch is not None
         return PassResult(((),), mismatch=mismatch)
+
+    def _read(self, span: Span) -> list[Slot]:
+        """What a span's rows find before them, by position."""
+        size = self._page_size
+        pages = span.pages[: -(-span.start // size)]
+        places = [page * size + at for page in pages for at in range(size)]
+        return [self._slots[place] for place in places[: span.start]]
 
     def _slot(self, span: Span, position: int) -> int:
         return span.pages[position // self._page_size] * self._page_size + position % self._page_size

@@ -137,7 +137,7 @@ def test_rows_of_a_check_are_computed_at_the_references_shape(
     switches: list[tuple[int, bool]] = []
     forward = runner._decoder.forward
 
-    def noting(rows: Any, *arguments: Any, canonical: bool) -> Tensor:
+    def noting(rows: Any, *arguments: Any, canonical: bool, between: object = None) -> Tensor:
         switches.append((rows.num_rows, canonical))
         return forward(rows, *arguments, canonical=canonical)
 

@@ -1,11 +1,22 @@
 """Tiny random thinking models in their training form, and their weights by name."""
 
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 
-from holdfast.models.config import parse_config
+from holdfast.models.config import FAMILIES, parse_config
 from holdfast.thinking.config import ThinkingConfig
+from holdfast.thinking.reference import Reference
+from holdfast.train.build import Built
+from holdfast.train.export import export
 from holdfast.train.model import ThinkingModel, fresh_model
+from holdfast.train.settings import Settings
+from holdfast.train.tokenizer import build_tokenizer
 
 VOCAB = 40
 END, START = 1, 2
@@ -28,7 +39,18 @@ def tiny_thinker(
     family: str = "llama", thinking: ThinkingConfig | None = None, *, seed: int = 3, **fields: object
 ) -> ThinkingModel:
     """Norms and scales are random too, so that none can be forgotten."""
-    sizes = {
+    sizes = _sizes(family)
+    model = fresh_model(parse_config({**sizes, **fields}), thinking or thinking_config(), 128, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name or name == "c.scale":
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def _sizes(family: str) -> dict[str, Any]:
+    return {
         "model_type": family,
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -42,15 +64,46 @@ def tiny_thinker(
         "tie_word_embeddings": True,
         **({"sliding_window": 7} if family == "mistral" else {}),
     }
-    model = fresh_model(parse_config({**sizes, **fields}), thinking or thinking_config(), 128, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name or name == "c.scale":
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
 
 
 def named_weights(model: ThinkingModel) -> dict[str, Tensor]:
     """Copies that can be differentiated, as the checkpoint names them."""
     return {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+
+
+def thinker_folder(
+    folder: Path,
+    family: str = "llama",
+    *,
+    seed: int = 3,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    **thinking: object,
+) -> Path:
+    """A tiny random model that thinks, as the engine opens it; about half of its chunks have the trivial thought.
+
+    T's first token is some favourites of its own: the most frequent one is made the end of a thought.
+    """
+    tokenizer = build_tokenizer(["heads tails the coin is flips"])
+    vocab = tokenizer.get_vocab_size(with_added_tokens=True)
+    config = thinking_config(**{"max_thought": 3, **thinking})
+    model = tiny_thinker(family, config, seed=seed, vocab_size=vocab, max_position_embeddings=512)
+    fields = {
+        **_sizes(family),
+        "vocab_size": vocab,
+        "max_position_embeddings": 512,
+        "eos_token_id": 0,
+        "architectures": [FAMILIES[family].architecture],
+    }
+    reference = Reference(model.config, config, {n: p.detach() for n, p in model.named_parameters()})
+    rng = random.Random(seed)
+    firsts = Counter(
+        thought[0]
+        for _ in range(12)
+        for thought in reference.read(
+            reference.start(), [rng.randrange(3, vocab) for _ in range(16)]
+        ).thoughts
+        if thought
+    )
+    model.thinking = replace(config, end_id=firsts.most_common(1)[0][0])
+    export(Built(model, tokenizer, fields, 0), Settings(dtype=dtype), folder)
+    return folder

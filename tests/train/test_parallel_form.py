@@ -10,6 +10,7 @@ from holdfast.train.batch import Batch
 from holdfast.train.evaluate import answer
 from holdfast.train.loss import Weights, compute_loss, count_tokens
 from holdfast.train.model import ThinkingModel
+from holdfast.train.packed import pack, send
 from support.thinking_models import END, VOCAB, named_weights, thinking_config, tiny_thinker
 
 CPU = torch.device("cpu")
@@ -48,19 +49,16 @@ def test_the_parallel_forward_is_the_reference(family: str, fields: dict[str, ob
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch()
     with torch.no_grad():
-        ids, gold = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.thoughts)
-        rows, h = model(ids, model.spread_states(gold, ids.shape[1]))
-        logits = model.logits(rows)
+        texts = send(pack(batch, model.reader), CPU)
+        rows, h = model(texts)
+        logits, gold = model.logits(rows), torch.from_numpy(batch.thoughts)
         for row in range(len(batch)):
             reading = _read(reference, batch, row)
-            n = int(batch.num_tokens[row])
-            torch.testing.assert_close(logits[row, :n], torch.stack(reading.logits), atol=2e-5, rtol=1e-4)
+            own = torch.nonzero(texts.texts == row)[:, 0]
+            torch.testing.assert_close(logits[own], torch.stack(reading.logits), atol=2e-5, rtol=1e-4)
             for chunk, expected in enumerate(reading.thought_logits):
-                mine = model.logits(
-                    model.thought_rows(
-                        h[row : row + 1, chunk * 4 : chunk * 4 + 4], gold[row : row + 1, chunk]
-                    )
-                )[0]
+                seen = h[own][chunk * 4 : chunk * 4 + 4]
+                mine = model.logits(model.thought_rows(seen[None], gold[row : row + 1, chunk]))[0]
                 assert expected is not None
                 torch.testing.assert_close(mine[: len(expected)], expected, atol=2e-5, rtol=1e-4)
 

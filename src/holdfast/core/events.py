@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.core.plan import Sampled, TokenLogprob
+from holdfast.core.plan import Sampled, ThoughtIds, TokenLogprob
 from holdfast.core.record_class import record_class
 from holdfast.core.result import Determinism, Stats
 from holdfast.core.stop import FinishReason
@@ -23,6 +23,14 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtsCommitted:
+    """What was thought behind the next chunks, as (chunk, thought)."""
+
+    request_id: int
+    thoughts: tuple[tuple[int, ThoughtIds], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CertificateChecked:
     """Rows of certified passes were computed again at the reference's shape. If the bits differ, the certificate is void."""
 
@@ -39,4 +47,4 @@ class RequestEnded:
     error: str | None = None
 
 
-Event = TokensCommitted | PromptScored | CertificateChecked | RequestEnded
+Event = TokensCommitted | PromptScored | ThoughtsCommitted | CertificateChecked | RequestEnded

@@ -19,6 +19,7 @@ MAX_CHOICES = 128
 MAX_BIASED = 1024
 MAX_LISTED_IDS = 1 << 20
 MAX_BAD_WORDS = 1024
+MAX_FORCED = 1 << 14  # thoughts, and tokens of one
 MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and looked for at every token
 
 
@@ -29,7 +30,8 @@ class SamplingParams:
     temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and the result says
     which. logprobs asks for the chosen token's logprob and that many best ones beside it, prompt_logprobs for those of the
     prompt's own tokens. n answers are sampled from one prompt, the first of them as if n were 1. `deterministic` asks
-    for the guarantee: the same tokens and logprob bits, whatever else runs.
+    for the guarantee: the same tokens and logprob bits, whatever else runs. think=False asks a model that thinks to do
+    without, forced_thoughts puts token ids in the place of what it would think behind a chunk, by the chunk's number.
 
     From logits to a token: repetition, frequency and presence penalty, logit bias, then what is not allowed is left out
     (allowed and bad tokens, bad words, min_tokens, the structured form), temperature, top-k, top-p, min-p, noise.
@@ -58,6 +60,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     echo: bool = False
     structured: StructuredOutput | None = None
+    think: bool = True
+    forced_thoughts: Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]] = ()
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen to everybody else
@@ -76,6 +80,7 @@ class SamplingParams:
         put(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
         put(self, "bad_token_ids", _ids("bad_token_ids", self.bad_token_ids, MAX_LISTED_IDS))
         put(self, "logit_bias", _biases(self.logit_bias))
+        put(self, "forced_thoughts", _thoughts(self.forced_thoughts))
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_LISTED_IDS))
         if self.seed is not None:
@@ -88,7 +93,7 @@ class SamplingParams:
             raise InvalidRequest(
                 f"structured must be a StructuredOutput, not {type(self.structured).__name__}"
             )
-        for name in ("ignore_eos", "deterministic", "echo"):
+        for name in ("ignore_eos", "deterministic", "echo", "think"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
         if sum(map(len, self.bad_texts)) > MAX_BAD_CHARS:
@@ -109,6 +114,8 @@ class SamplingParams:
             )
         if self.structured is not None and self.ignore_eos:
             raise InvalidRequest("a structured answer ends where its form ends; leave ignore_eos out")
+        if self.forced_thoughts and not self.think:
+            raise InvalidRequest("forced_thoughts are for a request that thinks; leave think as it is")
         if self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower one or raise the other"
@@ -146,6 +153,12 @@ class SamplingParams:
     def bad_texts(self) -> tuple[str, ...]:
         assert isinstance(self.bad_words, tuple)
         return self.bad_words
+
+    @property
+    def forced(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(chunk, the thought behind it), by chunk."""
+        assert isinstance(self.forced_thoughts, tuple)
+        return self.forced_thoughts
 
     @property
     def penalises(self) -> bool:
@@ -241,3 +254,21 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
         token_id = _integer("a token id of logit_bias", pair[0], 0, MAX_TOKEN_ID)
         biases[token_id] = _number("logit_bias", pair[1], -100.0, 100.0)
     return tuple(sorted(biases.items()))
+
+
+def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise InvalidRequest(f"forced_thoughts must map chunk numbers to token ids, not {show(value)}")
+    taken = tuple(islice(pairs, MAX_FORCED + 1))
+    if len(taken) > MAX_FORCED:
+        raise InvalidRequest(f"forced_thoughts holds more than {MAX_FORCED} thoughts")
+    thoughts: dict[int, tuple[int, ...]] = {}
+    for pair in taken:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidRequest(
+                f"forced_thoughts must map chunk numbers to token ids; {show(pair)} is no such pair"
+            )
+        chunk = _integer("a chunk of forced_thoughts", pair[0], 0, MAX_TOKENS_LIMIT)
+        thoughts[chunk] = _ids("a thought of forced_thoughts", pair[1], MAX_FORCED)
+    return tuple(sorted(thoughts.items()))

@@ -17,6 +17,8 @@ from holdfast.core.grammar import Constraint
 from holdfast.core.params import SamplingParams
 from holdfast.core.record_class import record_class
 
+ThoughtIds = tuple[int, ...]  # the tokens of a thought, its end not among them; none: the trivial thought
+
 NO_TOKEN = -1  # what a row gives whose request allows nothing to come next
 UNKNOWN = -1  # the token of a row whose id only the device knows so far
 LANE_WIDTH = 64  # positions of a sequence whose sampled tokens are kept
@@ -57,6 +59,24 @@ class Sampling:
         return self.params.penalises or bool(self.bad_words)
 
 
+@dataclass(frozen=True, slots=True)
+class ThinkRule:
+    """Which chunks of a request are thought about, in a model that thinks. One object a request, shared by all its spans.
+
+    until: only chunks that end there or before, None: all. forced: what is thought behind a chunk whatever T would write,
+    as (chunk, thought), by chunk.
+    """
+
+    until: int | None = None
+    forced: tuple[tuple[int, ThoughtIds], ...] = ()
+
+    def thinks(self, chunk: int, chunk_len: int) -> bool:
+        return self.until is None or (chunk + 1) * chunk_len <= self.until
+
+    def forced_on(self, chunk: int) -> ThoughtIds | None:
+        return next((thought for number, thought in self.forced if number == chunk), None)
+
+
 @record_class
 class Span:
     """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each.
@@ -64,6 +84,8 @@ class Span:
     given are known tokens whose logprobs are asked for: each stands behind one of the len(given) rows before sample_from.
     history is what stands before start, for whom it matters (`Sampling.looks_back`); with watched, the logits' bits are
     reported as well. lane is the sequence's place in the table of sampled tokens, -1 where nobody will ask for them there.
+    With a rule the rows are thought about: guesses are what is taken to be thought behind each chunk that ends among the rows
+    with more rows behind it.
     """
 
     request_id: int
@@ -78,6 +100,8 @@ class Span:
     constraint: Constraint | None = None
     watched: bool = False
     lane: int = -1
+    rule: ThinkRule | None = None
+    guesses: tuple[ThoughtIds, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -90,6 +114,10 @@ class Span:
     @property
     def num_sampled(self) -> int:
         return len(self.token_ids) - self.sample_from
+
+    @property
+    def num_given(self) -> int:
+        return len(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +169,11 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """The sampled rows of each span of a pass, in order; the logprobs of the tokens it was given, a tuple each, if any span
-    was given some; and for a check, where the bits differ.
+    was given some; what is thought behind each chunk that ends among a span's rows, if the model thinks; and for a check,
+    where the bits differ.
     """
 
     samples: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+    thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
     mismatch: str | None = None

@@ -14,7 +14,9 @@ class Stats:
     """What a request cost. candidates == accepted + rolled_back; tokens == accepted + canonical_tokens.
 
     An ordinary request's fast tokens are candidates nobody has to verify: proposed and accepted at once. looked_up counts the
-    candidates that were found in the request's own text.
+    candidates that were found in the request's own text. prefill_passes are those with rows of the prompt (or of what was
+    computed again); guessed counts the thoughts that were taken for granted in some pass, guessed_right those of them that
+    stood.
     """
 
     candidates: int = 0
@@ -28,11 +30,14 @@ class Stats:
     preemptions: int = 0
     cached_tokens: int = 0
     looked_up: int = 0
+    prefill_passes: int = 0
+    guessed: int = 0
+    guessed_right: int = 0
 
 
 @dataclass(frozen=True)
 class Thought:
-    """What a thinking model wrote after a chunk. A trivial thought has no text."""
+    """What a thinking model wrote behind a chunk, whose last token stands at position. A trivial thought has no text."""
 
     chunk: int
     position: int

@@ -10,20 +10,23 @@ from holdfast.core.events import RequestEnded
 from holdfast.core.plan import Sampled, TokenLogprob
 from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
-from holdfast.core.result import Choice
+from holdfast.core.result import Choice, Thought
 from holdfast.core.stop import FinishReason, find_stop, held_back_len
 from holdfast.engine.detokenizer import Detokenizer
 
 
 @record_class
 class Delta:
-    """What came since the last delta of this choice. Tokens may come without text, and text later than its tokens."""
+    """What came since the last delta of this choice. Tokens may come without text, and text later than its tokens; thoughts
+    come before the tokens they led to.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
     index: int = 0
     finish_reason: FinishReason | None = None  # with the last delta of a choice
+    thoughts: tuple[Thought, ...] = ()
 
 
 class Answer:
@@ -42,6 +45,7 @@ class Answer:
         self._num_pushed = 0
         self._token_ids: list[int] = []
         self._echo = request.echo_text  # not shown yet
+        self._thoughts: list[Thought] = []
         self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, asked for or not
 
     def push(self, token_id: int) -> bool:
@@ -86,6 +90,11 @@ class Answer:
             self.request.index,
         )
 
+    def take_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
+        """What was thought behind further chunks."""
+        self._thoughts += thoughts
+        return Delta("", (), index=self.request.index, thoughts=tuple(thoughts))
+
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
         """The last text and the whole answer."""
         if not self._cut:
@@ -97,6 +106,7 @@ class Answer:
             token_ids=tuple(self._token_ids),
             finish_reason=ended.reason,
             logprobs=tuple(self.logprobs) if self.request.params.logprobs is not None else None,
+            thoughts=tuple(self._thoughts),
         )
         return delta, choice
 

@@ -34,7 +34,7 @@ from holdfast.engine.receipt import Receipts
 from holdfast.engine.recipes import choose_recipes
 from holdfast.engine.request_maker import Limits
 from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, UnsupportedModel
 from holdfast.kv.pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
@@ -42,8 +42,12 @@ from holdfast.models.decoder import load_decoder
 from holdfast.models.locate import locate
 from holdfast.run.runner import Runner
 from holdfast.run.store import KVStore, num_pages_in, page_bytes
+from holdfast.run.thinker import Thinker
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.scheduler import Scheduler
+from holdfast.thinking.blocks import load_blocks
+from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.weights import thinking_parts
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -71,10 +75,13 @@ def assemble(
     device = choose_device(config.device, config.kernels)
     settings = apply_numeric_settings(config.num_threads, device=device)
     model = checkpoint.config
+    thinking = read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None
     max_len = _max_len(config, model)
     dtype = torch_dtype(config, model.torch_dtype)
     limits = config.row_limits(device.type)
     arithmetic = _open_arithmetic(config, model, dtype, device, settings, show)
+    if thinking is not None:
+        _check_chunk(thinking, arithmetic.page_size)
     schedule = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_pass_rows=limits.max_pass_rows,
@@ -83,19 +90,35 @@ def assemble(
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
         spot_check_rate=config.check_rate(device.type),
-        run_ahead=1 if device.type == "cuda" else 0,
+        run_ahead=1 if device.type == "cuda" and thinking is None else 0,
+        chunk=0 if thinking is None else thinking.chunk,
+        while_answering=thinking is None or thinking.while_answering,
     )
     if config.kv_memory is not None:  # too little is said before anything is loaded
-        num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size)
+        num_pages_in(
+            parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinking is not None
+        )
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
     fingerprinter = Fingerprinter(
         checkpoint,
-        lambda: engine_parts(model, eos_ids, tokenizer, arithmetic.recipe, settings, device_parts(device)),
+        lambda: engine_parts(
+            model,
+            eos_ids,
+            tokenizer,
+            arithmetic.recipe,
+            settings,
+            device_parts(device),
+            None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
+        ),
     )
-    decoder = load_decoder(checkpoint, arithmetic, dtype, max_len, _stage(show, "Loading weights"))
-    num_pages = _num_pages(config, model, arithmetic, limits, max_len)
+    longest = max_len if thinking is None else max(max_len, thinking.longest)
+    decoder = load_decoder(checkpoint, arithmetic, dtype, longest, _stage(show, "Loading weights"))
+    num_pages = _num_pages(config, model, arithmetic, limits, max_len, thinks=thinking is not None)
     store = KVStore(num_pages, model, arithmetic)
-    runner = Runner(decoder, store)
+    thinker = None
+    if thinking is not None:
+        thinker = Thinker(decoder, load_blocks(checkpoint.path, thinking, decoder), num_pages)
+    runner = Runner(decoder, store, thinker)
     if device.type == "cuda":
         _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
     certifying = _stage(show, "Certifying")
@@ -110,6 +133,7 @@ def assemble(
         max_model_len=max_len,
         eos_ids=eos_ids,
         refusal=_refusal(config, certificate),
+        max_thought=0 if thinking is None else thinking.max_thought,
     )
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
@@ -207,17 +231,31 @@ def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
 
 
 def _num_pages(
-    config: EngineConfig, model: DecoderConfig, arithmetic: Arithmetic, limits: RowLimits, max_len: int
+    config: EngineConfig,
+    model: DecoderConfig,
+    arithmetic: Arithmetic,
+    limits: RowLimits,
+    max_len: int,
+    *,
+    thinks: bool,
 ) -> int:
     """As many pages as the budget holds; without one, at most what every request at full length would need."""
     dtype = _DTYPES[arithmetic.recipe.dtype]
     if config.kv_memory is not None:
-        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size)
+        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinks)
     on_gpu = arithmetic.device.type == "cuda"
     budget = default_gpu_kv_bytes(free_memory(arithmetic.device)) if on_gpu else default_kv_bytes()
     size = arithmetic.page_size
     most = limits.max_num_seqs * -(-max_len // size)
-    return min(num_pages_in(max(budget, page_bytes(model, dtype, size)), model, dtype, size), most)
+    budget = max(budget, page_bytes(model, dtype, size, thinks=thinks))
+    return min(num_pages_in(budget, model, dtype, size, thinks=thinks), most)
+
+
+def _check_chunk(thinking: ThinkingConfig, page_size: int) -> None:
+    if page_size % thinking.chunk:
+        raise UnsupportedModel(
+            f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of {page_size}"
+        )
 
 
 def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:

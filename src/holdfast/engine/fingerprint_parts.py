@@ -34,9 +34,11 @@ def engine_parts(
     recipe: Recipe,
     settings: NumericSettings,
     device: Mapping[str, Part],
+    thinking: Mapping[str, Part] | None = None,
 ) -> dict[str, Part]:
-    """Every part but the weights."""
+    """Every part but the decoder's weights. A model that thinks has one more."""
     return {
+        **({} if thinking is None else {"thinking": dict(thinking)}),
         "config": config_parts(config, eos_ids),
         "tokenizer": tokenizer.digest(),
         "chat_template": ChatTemplate.of(tokenizer).digest() if tokenizer.chat_templates else None,

@@ -84,7 +84,7 @@ class Handle:
             raise news
         self.result = news.result
         delta = news.delta
-        return delta if delta.token_ids or delta.text or delta.finish_reason else None
+        return delta if delta.token_ids or delta.text or delta.thoughts or delta.finish_reason else None
 
 
 class AsyncEngine:

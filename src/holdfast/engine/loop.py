@@ -17,10 +17,10 @@ from holdfast.arithmetic.certificate import Certificate, forget_certificate
 from holdfast.core.events import CertificateChecked, Event
 from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, PassResult, Plan
+from holdfast.core.plan import PassKind, PassResult, Plan, ThoughtIds
 from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
-from holdfast.core.result import Result
+from holdfast.core.result import Result, Thought
 from holdfast.engine.answer import Answer, Delta
 from holdfast.engine.detokenizer import Detokenizer
 from holdfast.engine.fingerprint import Fingerprint
@@ -264,12 +264,17 @@ class Engine:
                 self._note_check(event)
                 continue
             reply = self._replies[event.request_id]
-            delta = reply.take(event)
+            delta = reply.take(event, self._spell)
             if reply.result is not None:
                 self._close(reply)
             if delta is not None or reply.result is not None:
                 updates.append(Update(reply.request.request_id, delta or Delta("", ()), reply.result))
         return updates
+
+    def _spell(self, chunk: int, token_ids: ThoughtIds) -> Thought:
+        """A thought for people to read."""
+        position = (chunk + 1) * self.scheduler.config.chunk - 1
+        return Thought(chunk, position, self.tokenizer.decode(token_ids).strip(), token_ids)
 
     def _close(self, reply: Reply) -> None:
         """All answers of a request are there."""

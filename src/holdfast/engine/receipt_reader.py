@@ -219,7 +219,7 @@ def _hints(value: object) -> EngineHints:
         model=None if model is None else _text(model, "the engine's model", 4096),
         device=_text(hints["device"], "the engine's device", 32),
         dtype=_one_of(hints["dtype"], "the engine's dtype", ("bfloat16", "float16", "float32")),
-        kernels=_one_of(hints["kernels"], "the engine's kernels", ("compiled", "library")),
+        kernels=_one_of(hints["kernels"], "the engine's kernels", ("compiled", "library", "triton")),
         num_threads=_integer(hints["num_threads"], "the engine's num_threads", 1, _MAX_THREADS),
     )
 

@@ -4,14 +4,16 @@ An answer that ended while others of the same request go on is not out of doubt 
 again, in silence, and must come out as it was sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from holdfast.core.events import PromptScored, RequestEnded, TokensCommitted
-from holdfast.core.plan import TokenLogprob
+from holdfast.core.events import PromptScored, RequestEnded, ThoughtsCommitted, TokensCommitted
+from holdfast.core.plan import ThoughtIds, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.core.result import Choice, Determinism, Result, Stats
+from holdfast.core.result import Choice, Determinism, Result, Stats, Thought
 from holdfast.engine.answer import Answer, Delta
+
+Spell = Callable[[int, ThoughtIds], Thought]
 
 _WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 _LOST = "guarantee_lost: an answer that was sent already is not that of a verified pass"
@@ -64,14 +66,18 @@ class Reply:
         self.answers[branch] = answer
         del self._ends[branch]
 
-    def take(self, event: TokensCommitted | PromptScored | RequestEnded) -> Delta | None:
-        """News of one branch; what the client is told of it."""
+    def take(
+        self, event: TokensCommitted | PromptScored | ThoughtsCommitted | RequestEnded, spell: Spell
+    ) -> Delta | None:
+        """News of one branch; what the client is told of it. spell makes a thought of a chunk's number and token ids."""
         branch = event.request_id
         if isinstance(event, PromptScored):
             self._scores.extend(event.logprobs)
             return None
         if isinstance(event, TokensCommitted):
             delta = self.answers[branch].take(event.samples)
+        elif isinstance(event, ThoughtsCommitted):
+            delta = self.answers[branch].take_thoughts([spell(*thought) for thought in event.thoughts])
         else:
             delta = self._finish(event)
         return None if branch in self._sent else delta

@@ -7,7 +7,7 @@ that a slow prompt or a slow form holds nobody else up.
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
@@ -34,6 +34,7 @@ class Limits:
     max_model_len: int
     eos_ids: frozenset[int]
     refusal: str | None  # why deterministic requests are refused, or None
+    max_thought: int = 0  # tokens of a thought; 0: the model does not think
 
 
 class RequestMaker:
@@ -76,7 +77,8 @@ class RequestMaker:
             )
         params = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=deterministic)
         self._check(prompt_ids + given, params)
-        return self._request(prompt_ids + given, params, len(prompt_ids), "")
+        scored = self._request(prompt_ids + given, params, len(prompt_ids), "")
+        return replace(scored, read_len=len(prompt_ids))
 
     def _echo(self, prompt: str | Sequence[int], prompt_ids: Sequence[int]) -> str:
         """The prompt as text. A model may have more ids than its tokenizer; those behind have no text."""
@@ -121,6 +123,7 @@ class RequestMaker:
             *params.bad_ids,
             *(params.allowed_ids or ()),
             *(id_ for id_, _ in params.biases),
+            *(id_ for _, thought in params.forced for id_ in thought),
         )
         for ids in (prompt_ids, named):
             if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
@@ -128,6 +131,10 @@ class RequestMaker:
                 raise InvalidRequest(
                     f"token id {show(token_id)} is not in the vocabulary of {limits.vocab_size} tokens"
                 )
+        if params.forced and not limits.max_thought:
+            raise InvalidRequest("forced_thoughts are for models that think; this one does not")
+        if any(len(thought) > limits.max_thought for _, thought in params.forced):
+            raise InvalidRequest(f"a thought of this model has at most {limits.max_thought} tokens")
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
                 f"the prompt has {len(prompt_ids)} tokens and max_tokens is {params.max_tokens}, together more than "

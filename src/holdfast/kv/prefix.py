@@ -2,7 +2,7 @@
 
 A node is one full page of tokens behind its parent's. It may know two pages: a canonical one, which anybody may read,
 and a fast one, written by an ordinary request, which deterministic requests never read. A node whose pages were
-evicted stays, hollow, as long as it has children.
+evicted stays, hollow, as long as it has children. Beside a page stands what a model that thinks thought behind its chunks.
 
     root -- (t0..t15) -- (t16..t31) -- ...
               canonical 7    fast 12
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from holdfast.kv.pool import PagePool
 
 PageTokens = tuple[int, ...]
+PageThoughts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +25,8 @@ class Node:
     tokens: PageTokens
     canonical: int | None = None
     fast: int | None = None
+    canonical_thoughts: PageThoughts = ()
+    fast_thoughts: PageThoughts = ()
     children: dict[PageTokens, "Node"] = field(default_factory=dict)
     attached: bool = True
 
@@ -71,15 +74,26 @@ class PrefixIndex:
             node = child
         return pages, node, num_canonical
 
-    def insert(self, parent: Node, tokens: PageTokens, page: int, *, canonical: bool) -> Node:
+    def thoughts(self, node: Node, pages: Sequence[int]) -> list[tuple[int, ...]]:
+        """What was thought behind the chunks of these pages, which end with the node's."""
+        found: list[PageThoughts] = []
+        for page in reversed(pages):
+            found.append(node.canonical_thoughts if page == node.canonical else node.fast_thoughts)
+            assert node.parent is not None
+            node = node.parent
+        return [thought for each in reversed(found) for thought in each]
+
+    def insert(
+        self, parent: Node, tokens: PageTokens, page: int, *, canonical: bool, thoughts: PageThoughts = ()
+    ) -> Node:
         """Make a full page known behind its parent. If the chain has such a page already, the older one stays."""
         node = _child(_attached(parent), tokens)
         if self._pool.is_indexed(page):
             return node
         if canonical and node.canonical is None:
-            node.canonical = page
+            node.canonical, node.canonical_thoughts = page, thoughts
         elif not canonical and node.canonical is None and node.fast is None:
-            node.fast = page
+            node.fast, node.fast_thoughts = page, thoughts
         else:
             return node
         self._node_of[page] = node

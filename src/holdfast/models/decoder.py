@@ -7,6 +7,7 @@ numbers go through one `Arithmetic`, so what is canonical is decided there and n
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+# (layers done, residual, x): may change both in place, [rows, hidden]; x is what the next layer reads, normed.
+Between = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,39 @@ class Decoder:
         other.arithmetic = arithmetic
         return other
 
-    def forward(self, rows: Rows, kv: Sequence[KVLayer], wanted: Tensor, *, canonical: bool) -> Tensor:
+    def forward(
+        self,
+        rows: Rows,
+        kv: Sequence[KVLayer],
+        wanted: Tensor,
+        *,
+        canonical: bool,
+        between: Between | None = None,
+    ) -> Tensor:
         """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden]."""
-        return self.hidden(rows, kv, canonical=canonical)[wanted]
+        return self.hidden(rows, kv, canonical=canonical, between=between)[wanted]
 
-    def hidden(self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool) -> Tensor:
+    def hidden(
+        self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+    ) -> Tensor:
         """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
         ops = self.arithmetic
-        at = Positions(self._cos[rows.positions], self._sin[rows.positions])  # [rows, head_dim / 2]
-        residual = ops.embed(self._embedding, rows.token_ids)  # [rows, hidden]
+        at = self.rotations(rows.positions)
+        residual = self.embed(rows.token_ids)
         x = ops.rms_norm(residual, self._first_norm, self._shape.eps)
-        for weights, layer in zip(self._layers, kv, strict=True):
+        for index, (weights, layer) in enumerate(zip(self._layers, kv, strict=True)):
             ops.layer(residual, x, weights, self._shape, layer, rows, at, canonical=canonical)
+            if between is not None:
+                between(index + 1, residual, x)
         return x
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [rows] -> [rows, hidden]."""
+        return self.arithmetic.embed(self._embedding, token_ids)
+
+    def rotations(self, positions: Tensor) -> Positions:
+        """int64 [rows] -> fp32 [rows, head_dim / 2] each."""
+        return Positions(self._cos[positions], self._sin[positions])
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
         """The head over what `forward` returned: a new fp32 [rows, vocab].
@@ -121,23 +144,40 @@ def load_decoder(
     On the host there is never more than one tensor; on the device never more than the weights and one tensor. A path whose
     `pack` keeps the weight as it is shares a tied head with the embedding.
     """
-    loader = _Loader(checkpoint, arithmetic, dtype, progress)
     config = checkpoint.config
+    loader = Loader(checkpoint, arithmetic, dtype, progress)
     embedding = loader.tensor("model.embed_tokens.weight")
     norms = [
         loader.tensor(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
     ]
     norms.append(loader.tensor("model.norm.weight"))
-    layers = [loader.layer(index, norms[index + 1]) for index in range(config.num_layers)]
+    layers = [
+        loader.layer(f"model.layers.{index}.", norms[index + 1], config.layer_windows[index])
+        for index in range(config.num_layers)
+    ]
     head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
     return Decoder(config, arithmetic, embedding, norms[0], layers, arithmetic.pack(head, None), max_len)
 
 
-class _Loader:
+class Tensors(Protocol):
+    """Tensors by name: of a `Checkpoint`, all that is needed to load them."""
+
+    def names(self) -> tuple[str, ...]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
+
+
+class Loader:
     """Takes tensors out of a checkpoint and reports how far it is."""
 
     def __init__(
-        self, checkpoint: Checkpoint, arithmetic: Arithmetic, dtype: torch.dtype, progress: Progress | None
+        self,
+        checkpoint: Tensors,
+        arithmetic: Arithmetic,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
     ) -> None:
         self._checkpoint = checkpoint
         self._arithmetic = arithmetic
@@ -153,8 +193,8 @@ class _Loader:
         here = found.to(self._device)
         return here.clone() if here is found and self._device.type == "cpu" else here
 
-    def layer(self, index: int, next_norm: Tensor) -> LayerWeights:
-        at = f"model.layers.{index}."
+    def layer(self, at: str, next_norm: Tensor, window: int | None) -> LayerWeights:
+        """The layer whose tensors' names begin so."""
         return LayerWeights(
             qkv=self._linear(*(f"{at}self_attn.{name}_proj" for name in "qkv")),
             q_norm=self._optional(f"{at}self_attn.q_norm.weight"),
@@ -164,7 +204,7 @@ class _Loader:
             gate_up=self._linear(f"{at}mlp.gate_proj", f"{at}mlp.up_proj"),
             down=self._linear(f"{at}mlp.down_proj"),
             next_norm=next_norm,
-            window=self._checkpoint.config.layer_windows[index],
+            window=window,
         )
 
     def _linear(self, *names: str) -> Linear:

@@ -1,8 +1,8 @@
 """A certificate put to the test: rows that certified passes gave, computed again at the reference's shape.
 
-The rows write into scratch pages, so the sequence goes on undisturbed. Their keys and values in every layer, and the
-checksums of their logits, must have the bits of the first time. Nothing is tolerated. Where they differ is worked out on the
-device and read later.
+The rows write into scratch pages, so the sequence goes on undisturbed. Their keys and values in every layer, the checksums of
+their logits, and what is thought behind their chunks must have the bits of the first time. Nothing is tolerated. Where they
+differ is worked out on the device and read later.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from holdfast.models.decoder import Decoder
 from holdfast.run.checksum import checksums
 from holdfast.run.parts import max_slice_rows
 from holdfast.run.store import KVStore
+from holdfast.run.thinker import Thinker
 from holdfast.run.transfer import Returns, send_array
 
 _AS_INTEGER = {2: torch.int16, 4: torch.int32}
@@ -24,13 +25,13 @@ _AS_INTEGER = {2: torch.int16, 4: torch.int32}
 class Check:
     """One check: where its rows' keys and values were written first, and where they are written again, in every layer."""
 
-    def __init__(self, one: Pass, store: KVStore, page_size: int) -> None:
+    def __init__(self, one: Pass, store: KVStore, page_size: int, thinker: Thinker | None = None) -> None:
         (span,) = one.spans
         assert len(one.logit_bits) == span.num_sampled
         before = len(span.pages) - len(one.originals)
         assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
         self._one, self._span, self._num_layers = one, span, len(store.layers)
-        self._whole = store.whole
+        self._whole, self._thinker = store.whole, thinker
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - before
         scratch, first = np.array(span.pages[before:]), np.array(one.originals)
@@ -38,6 +39,7 @@ class Check:
         device = self._whole.keys.device
         whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, first)])
         self._scratch_pages, self._original_pages = send_array(whole_pages, device)  # [layers * pages]
+        self._first_pages = send_array(np.stack((first, scratch)), device)  # of one layer
         slots = [np.broadcast_to(positions % page_size, (self._num_layers, len(positions)))]
         slots += [layers + scratch[pages], layers + first[pages]]
         numbers = np.stack([each.reshape(-1) for each in slots])
@@ -48,6 +50,8 @@ class Check:
         number, so that one the pass does not write cannot pass for written."""
         for tensor in (self._whole.keys, self._whole.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
+        if self._thinker is not None:
+            self._thinker.copy_pages(*self._first_pages)
         keys, values = _bits(self._whole.keys), _bits(self._whole.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
@@ -56,6 +60,7 @@ class Check:
         """Behind the pass that wrote the rows again, hidden being its sampled ones. What is returned reads the first place
         where the bits differ, or None."""
         span = self._span
+        (thoughts,) = ((),) if self._thinker is None else self._thinker.finish(self._one, canonical=True)
         differs = up.take(self._differences())  # bool [2, layers, rows]
         found = [
             up.take(checksums(decoder.logits(some, canonical=True)))
@@ -65,6 +70,9 @@ class Check:
         def read() -> str | None:
             for layer, kind, row in differs.transpose(0, 1).nonzero()[:1].tolist():
                 return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
+            for place, (now_thought, then_thought) in enumerate(zip(thoughts, span.guesses, strict=False)):
+                if now_thought != then_thought:
+                    return f"the {place + 1}. thought behind position {span.start}"
             bits = [number for some in found for number in some.tolist()]
             for row, (now, then) in enumerate(zip(bits, self._one.logit_bits, strict=True), span.sample_from):
                 if now != then:

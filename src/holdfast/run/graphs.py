@@ -30,11 +30,7 @@ from holdfast.run.transfer import staging
 Progress = Callable[[int, int], None]  # (graphs captured, in all)
 Work = Callable[[], None]
 
-_PAGE_ENTRIES = (
-    1 << 18
-)  # a pass with more entries in its page table is not captured: 256 sequences of 1024 pages
-
-
+_PAGE_ENTRIES = 1 << 18  # in a page table; a pass with more is not captured: 256 sequences of 1024 pages
 _CUT_TILES = 64  # tall tiles that are not full
 
 
@@ -131,8 +127,8 @@ class Graphs:
         )
 
     def _room(self, size: int) -> tuple[int, int]:
-        """How many short and how many tall tiles a graph has: one with few rows has no tall ones, which would cost it a launch
-        a layer; one with many has them for long prompts, and for some that are cut."""
+        """How many short and how many tall tiles a graph has: one with few rows has no tall ones, which would cost it a
+        launch a layer; one with many has them for long prompts, and for some that are cut."""
         if size <= MAX_SHORT_ROWS:
             return size, 0
         return MAX_SHORT_ROWS, size // self._tall_rows + _CUT_TILES

@@ -24,6 +24,7 @@ from holdfast.run.page_rows import PageRows
 from holdfast.run.parts import Masks, max_slice_rows, slice_parts
 from holdfast.run.sampler import Choices, sample
 from holdfast.run.store import KVStore
+from holdfast.run.thinker import Thinker
 from holdfast.run.transfer import Returns, Stream, send_array
 
 _MOST_READ = 1 << 17  # positions the short tiles of a pass may read
@@ -33,11 +34,13 @@ Samples = tuple[tuple[Sampled, ...], ...]
 
 
 class Runner:
-    """A decoder over a KV store."""
+    """A decoder over a KV store; with a thinker, one that thinks. What is thought is read when it is enqueued, so such a
+    runner has nothing in flight and captures no graphs."""
 
-    def __init__(self, decoder: Decoder, store: KVStore) -> None:
+    def __init__(self, decoder: Decoder, store: KVStore, thinker: Thinker | None = None) -> None:
         self._decoder = decoder
         self._store = store
+        self._thinker = thinker
         self._mask_worker = MaskWorker()
         self._page_rows = PageRows()
         arithmetic, config = decoder.arithmetic, decoder.config
@@ -81,7 +84,7 @@ class Runner:
         max_len: int = 32768,
     ) -> None:
         """CUDA graphs for passes padded to these sizes, with sequences up to max_len; on CPU there is nothing to do."""
-        if self._stream.cuda is None:
+        if self._stream.cuda is None or self._thinker is not None:
             return
         page_size = self._decoder.arithmetic.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
@@ -97,10 +100,12 @@ class Runner:
         with self._mask_worker.working_on(one.spans) as masks:
             batch = self._batch(one)
             sent, hidden = self._forward(one, batch)  # [given and sampled, hidden]
+            thinker = self._thinker
+            thoughts = thinker.finish(one, canonical=canonical) if thinker is not None else ()
             reference = canonical and not (one.certified and self._certified_head)
             scores = self._score(hidden[: batch.num_given], one.spans, reference, up)
             samples = self._sample(hidden[batch.num_given :], one.spans, masks(), reference, sent, up)
-        return lambda: PassResult(samples(), scores())
+        return lambda: PassResult(samples(), scores(), thoughts)
 
     def _batch(self, one: Pass) -> Batch:
         arithmetic, group = self._decoder.arithmetic, self._group
@@ -120,7 +125,7 @@ class Runner:
         return one.kind is PassKind.CHECK or read <= _MOST_READ
 
     def _start_check(self, one: Pass, up: Returns) -> Callable[[], str | None]:
-        check = Check(one, self._store, self._decoder.arithmetic.page_size)
+        check = Check(one, self._store, self._decoder.arithmetic.page_size, self._thinker)
         check.prepare()
         _, hidden = self._forward(one, self._batch(one))
         return check.compare(self._decoder, hidden, up)
@@ -134,8 +139,9 @@ class Runner:
         if size is None:
             sent = send_batch(batch, one.padded_rows, self._device)
             self._resolve(batch, sent)
+            between = self._thinker.begin(one, batch) if self._thinker is not None else None
             return sent, self._decoder.forward(
-                sent.rows, self._store.layers, sent.wanted, canonical=canonical
+                sent.rows, self._store.layers, sent.wanted, canonical=canonical, between=between
             )
         sent = self._graphs.load(batch, size, canonical=canonical)
         self._resolve(batch, sent)

@@ -8,15 +8,19 @@ from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
 
 
-def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int) -> int:
-    """Keys and values of one page in every layer."""
-    slot = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
-    return config.num_layers * slot * page_size
+def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False) -> int:
+    """Keys and values of one page in every layer; in a model that thinks, what T reads and C wrote, too."""
+    slot = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    if thinks:
+        slot += 2 * config.hidden_size * dtype.itemsize + 1
+    return slot * page_size
 
 
-def num_pages_in(budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int) -> int:
+def num_pages_in(
+    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False
+) -> int:
     """How many pages a budget in bytes holds."""
-    one = page_bytes(config, dtype, page_size)
+    one = page_bytes(config, dtype, page_size, thinks=thinks)
     num_pages = budget // one
     if num_pages < 1:
         raise ConfigError(

@@ -11,6 +11,8 @@ from holdfast.errors import ConfigError
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
+FIRST_GUESSES = 32  # thoughts a pass takes for granted, before it is known how often they are right
+_MOST_GUESSES = 1 << 12
 WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
 
 
@@ -21,6 +23,7 @@ class SchedulerConfig:
     reference_rows is the recipe's row count; certified_sizes are the row totals the certificate vouches for, and
     spot_check_rate the share of their deterministic rows that is computed again to see whether it is right. run_ahead is
     how many plans may be in flight when the next is made: 0 where a pass is computed when it is asked for, 1 for a device.
+    chunk is the length of a chunk in a model that thinks, 0 in a plain one; while_answering whether it thinks there, too.
     """
 
     max_num_seqs: int
@@ -32,6 +35,8 @@ class SchedulerConfig:
     speculation: Speculation = "ngram"
     spot_check_rate: float = 0.0
     run_ahead: int = 0
+    chunk: int = 0
+    while_answering: bool = True
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -45,6 +50,9 @@ class SchedulerConfig:
                 f"max_pass_rows ({self.max_pass_rows}) must be at least max_num_seqs ({self.max_num_seqs}), "
                 "so that every running request gets a row in every pass"
             )
+        assert not (self.chunk and self.run_ahead), (
+            "what is thought must be known before the next rows are planned"
+        )
 
     @property
     def one_pass_suffices(self) -> bool:
@@ -69,6 +77,11 @@ def choose_burst(num_windows: int, reference_rows: int) -> int:
     if not num_windows:
         return 1
     return min(LANE_WIDTH - 2, max(1, reference_rows // num_windows - 1))
+
+
+def adapt_guesses(most: int, right: int, guessed: int) -> int:
+    """How many thoughts the next pass may take for granted: twice as many as stood, and no fewer where all did."""
+    return max(1, 2 * right) if right < guessed else min(_MOST_GUESSES, max(most, 2 * right))
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:

@@ -54,6 +54,8 @@ class Roster:
                     self._pool.drop(page)
                 break
             self.queue.remove(seq)
+            if seq.thoughts is not None:
+                seq.thoughts.adopt(self._index.thoughts(node, pages))
             seq.admit(pages, node, num_canonical)
             seq.table.grow(length)
             self._start(seq)

@@ -13,10 +13,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 
-from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
+from holdfast.core.events import (
+    CertificateChecked,
+    Event,
+    PromptScored,
+    RequestEnded,
+    ThoughtsCommitted,
+    TokensCommitted,
+)
 from holdfast.core.grammar import Grammar
 from holdfast.core.phase import LIVE, Phase
-from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, TokenLogprob
+from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, ThinkRule, TokenLogprob
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.stop import FinishReason
 from holdfast.errors import PromptTooLong
@@ -27,6 +34,7 @@ from holdfast.schedule.packing import Packing
 from holdfast.schedule.policy import SchedulerConfig
 from holdfast.schedule.roster import PagesLack, Roster
 from holdfast.schedule.sequence import Sequence
+from holdfast.schedule.thoughts import ThoughtLog
 from holdfast.schedule.watch import Check, Watch
 
 
@@ -50,7 +58,7 @@ class Scheduler:
         self._flights: deque[Flight] = deque()
         self._step = 0
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
-        self._watch = Watch(rate, config.reference_rows, pool)
+        self._watch = Watch(rate, config.reference_rows, config.max_pass_rows, pool)
         self._roster = Roster(config, pool, self.index, self._watch)
 
     # Requests come and go
@@ -103,8 +111,28 @@ class Scheduler:
         max_window = self.config.reference_rows - 1
         speculates = self.config.speculation == "ngram"
         self._roster.enqueue(
-            Sequence(request, text, self.pool, self.index, max_window, grammar=grammar, speculates=speculates)
+            Sequence(
+                request,
+                text,
+                self.pool,
+                self.index,
+                max_window,
+                grammar=grammar,
+                speculates=speculates,
+                thoughts=self._thoughts(request),
+            )
         )
+
+    def _thoughts(self, request: Request) -> ThoughtLog | None:
+        """Of a model that thinks. A request that shall do without has chunks that are not thought about."""
+        params = request.params
+        if not self.config.chunk:
+            return None
+        until = request.prompt_len if request.read_len is None else request.read_len
+        if not params.think:
+            until = 0
+        rule = ThinkRule(None if params.think and self.config.while_answering else until, params.forced)
+        return ThoughtLog(self.config.chunk, rule, confirms=params.deterministic)
 
     def abort(self, request_id: int) -> list[Event]:
         """End a request now. Pages a running pass writes to are given back when that pass is absorbed."""
@@ -180,11 +208,15 @@ class Scheduler:
 
     def _absorb_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
         running, scores = self._roster.running, result.scores
-        for number, (span, samples) in enumerate(zip(one.spans, result.samples, strict=True)):
+        for number, (span, sampled) in enumerate(zip(one.spans, result.samples, strict=True)):
             seq = running.get(span.request_id)
             if seq is not None and seq.land(span):  # else it ended or started over while the pass ran
-                if scores and scores[number]:
-                    self._absorb_scores(seq, scores[number], events)
+                samples: Ordered[Sampled] = sampled
+                told: Ordered[TokenLogprob] = scores[number] if scores else ()
+                if seq.thoughts is not None:
+                    span, samples, told = seq.keep(span, samples, told, result.thoughts[number])
+                if told:
+                    self._absorb_scores(seq, told, events)
                 self._absorb_span(seq, one, span, samples, events)
 
     def _absorb_scores(self, seq: Sequence, scores: Ordered[TokenLogprob], events: list[Event]) -> None:
@@ -202,6 +234,8 @@ class Scheduler:
                 committed = seq.absorb_fast(span, samples)
             if seq.only_scored:
                 seq.finish_scoring()
+            if seq.thoughts is not None:
+                self._absorb_thoughts(seq, events)
             if committed:
                 events.append(TokensCommitted(seq.request_id, committed))
         if seq.computed_len >= seq.index_at and self.config.prefix_cache:
@@ -212,6 +246,11 @@ class Scheduler:
             self._watch.settle(seq, ended=phase not in LIVE)
         if phase is not Phase.DECODE:
             self._settle(seq, phase, events, sampled=bool(samples))
+
+    def _absorb_thoughts(self, seq: Sequence, events: list[Event]) -> None:
+        thoughts = seq.settle_thoughts()
+        if thoughts:
+            events.append(ThoughtsCommitted(seq.request_id, thoughts))
 
     def _settle(self, seq: Sequence, phase: Phase, events: list[Event], *, sampled: bool) -> None:
         if seq.failure is not None:

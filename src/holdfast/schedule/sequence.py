@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.phase import LIVE, Phase, advance
-from holdfast.core.plan import NO_TOKEN, Sampled, Sampling, Span, TokenLogprob
+from holdfast.core.plan import NO_TOKEN, Sampled, Sampling, Span, ThoughtIds, TokenLogprob
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.result import Determinism, Stats
 from holdfast.core.stop import FinishReason, finish_reason, looks_final
@@ -27,6 +27,7 @@ from holdfast.kv.prefix import Node, PrefixIndex
 from holdfast.kv.table import PageTable
 from holdfast.schedule.lookup import Lookup
 from holdfast.schedule.record import Record
+from holdfast.schedule.thoughts import ThoughtLog
 
 FIRST_WINDOW = 1  # candidates in a request's first window: its client is waiting
 
@@ -44,6 +45,7 @@ class Sequence:
         *,
         grammar: Grammar | None = None,
         speculates: bool = False,
+        thoughts: ThoughtLog | None = None,
     ) -> None:
         params = request.params
         self.request = request
@@ -70,6 +72,8 @@ class Sequence:
         self.grammar = grammar
         self._grammar_restarts = False  # when it is admitted: a pass in flight may still use it
         self.lookup = Lookup(request.prompt_ids) if speculates else None
+        self.thoughts = thoughts  # if it thinks
+        self.rule = None if thoughts is None else thoughts.rule
         self._looked_up = False
         self._record = Record(request.params.deterministic)
         self._text = text
@@ -161,6 +165,8 @@ class Sequence:
     def cacheable_len(self) -> int:
         """So much may come from the prefix index: not the rows whose logits are still wanted."""
         length = self.log.committed_len - 1
+        if self.thoughts is not None:
+            length = self.thoughts.shared_len(length)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
 
     @property
@@ -231,10 +237,40 @@ class Sequence:
 
     # What a pass said
 
+    def keep(
+        self, span: Span, samples: Ordered[Sampled], scores: Ordered[TokenLogprob], found: Ordered[ThoughtIds]
+    ) -> tuple[Span, Ordered[Sampled], Ordered[TokenLogprob]]:
+        """What stands of a span by what was thought in it; rows behind a wrong guess never were."""
+        assert self.thoughts is not None
+        right = self.thoughts.judge(span, found)
+        self.stats.guessed += len(span.guesses)
+        self.stats.guessed_right += right
+        num_rows = self.thoughts.stands(span, right) - span.start
+        if num_rows == span.num_rows:
+            return span, samples, scores
+        num_given = max(0, min(span.num_given, num_rows - span.sample_from + span.num_given))
+        sampled = max(0, num_rows - span.sample_from)
+        shorter = replace(
+            span,
+            token_ids=span.token_ids[:num_rows],
+            sample_from=min(span.sample_from, num_rows),
+            given=span.given[:num_given],
+        )
+        return shorter, samples[:sampled], scores[:num_given]
+
+    def settle_thoughts(self) -> tuple[tuple[int, ThoughtIds], ...]:
+        """What was thought behind chunks whose rows stand by now, as (chunk, thought), if it was not told before."""
+        assert self.thoughts is not None
+        new, same = self.thoughts.settle(self.canonical_len if self.deterministic else self.computed_len)
+        if not same:
+            self._lose()
+        return new
+
     def absorb_fast(self, span: Span, samples: Ordered[Sampled]) -> tuple[Sampled, ...]:
         """A fast pass computed the span. Returns what is committed by it: nothing, for a deterministic sequence."""
         self.computed_len = span.stop
         self.stats.fast_passes += 1
+        self.stats.prefill_passes += self.phase is Phase.PREFILL
         if not samples:
             return ()
         if self.deterministic:
@@ -247,6 +283,7 @@ class Sequence:
     def absorb_canonical(self, span: Span, samples: Ordered[Sampled], certified: bool) -> tuple[Sampled, ...]:
         """A canonical pass computed the span. Returns what is committed by it and was not sent before."""
         self.stats.canonical_passes += 1
+        self.stats.prefill_passes += self.phase is Phase.PREFILL
         if span.start <= self.canonical_len:
             self.canonical_len = max(self.canonical_len, span.stop)
         self.computed_len = max(self.computed_len, span.stop)
@@ -275,10 +312,11 @@ class Sequence:
         if not self.log.num_candidates:
             return self._take_one(samples, fast=fast)
         candidates = self.log.candidates
-        verdict = judge(candidates, [sample.token_id for sample in samples])
+        verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
         self.stats.windows += 1
+        dropped = len(candidates) - verdict.accepted  # those behind a wrong thought among them
         if not self._looked_up:
-            self._adapt_window(verdict.accepted, verdict.dropped)
+            self._adapt_window(verdict.accepted, dropped)
         self.log.drop_candidates()
         self._looked_up = False
         taken, new = self._commit(samples[: verdict.num_committed])
@@ -288,7 +326,7 @@ class Sequence:
         self.stats.candidates += own if fast else 0
         self.stats.canonical_tokens += 0 if fast else own
         self.stats.rolled_back += len(candidates) - accepted
-        self.stats.rollbacks += verdict.is_rollback
+        self.stats.rollbacks += dropped > 0
         self.roll_back()
         return new
 
@@ -349,7 +387,8 @@ class Sequence:
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        self.move(Phase.FAILED)
+        if self.is_live:  # else it had just ended
+            self.move(Phase.FAILED)
 
     def _lose(self) -> None:
         if self.failure is None:
@@ -393,7 +432,7 @@ class Sequence:
         assert not self.flying
         self.drop_candidates()
         self.release()
-        self.canonical_len = self.computed_len = 0
+        self._compute_again()
         self.window_cap = FIRST_WINDOW
         self.stats.preemptions += 1
         self.move(Phase.QUEUED)
@@ -406,7 +445,7 @@ class Sequence:
         self.drop_candidates()
         self.give_up_pages()
         self.table = PageTable(self._pool)
-        self.canonical_len = self.computed_len = 0
+        self._compute_again()
         self.scored_len = self.request.score_from or 0
         self._record.doubt()
         self.log.forget_output()
@@ -419,6 +458,11 @@ class Sequence:
             self.lookup = Lookup(self.request.prompt_ids)
         if self.phase is not Phase.QUEUED:
             self.move(Phase.QUEUED)
+
+    def _compute_again(self) -> None:
+        self.canonical_len = self.computed_len = 0
+        if self.thoughts is not None:
+            self.thoughts.start_again()
 
     def distrust_pages(self) -> None:
         """An ordinary sequence goes on with the pages it has, and what is in flight, but nobody else shall read them."""
@@ -450,6 +494,8 @@ class Sequence:
     def index_pages(self) -> None:
         """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
         settled = self.canonical_len if self.deterministic else min(self.computed_len, self.log.committed_len)
+        if self.thoughts is not None:
+            settled = self.thoughts.shared_len(settled)
         size = self._page_size
         while self._may_index and (self._num_indexed + 1) * size <= settled:
             start = self._num_indexed * size
@@ -458,6 +504,7 @@ class Sequence:
                 self.log.ids(start, start + size),
                 self.table[self._num_indexed],
                 canonical=start + size <= self.canonical_len,
+                thoughts=() if self.thoughts is None else self.thoughts.of_pages(start, start + size),
             )
             self._num_indexed += 1
         self.index_at = (self._num_indexed + 1) * size

@@ -1,7 +1,7 @@
 """The next rows of a sequence, as spans of a pass. What is in flight counts as done; its tokens are UNKNOWN so far."""
 
 from holdfast.core.grammar import Constraint
-from holdfast.core.plan import UNKNOWN, Span
+from holdfast.core.plan import UNKNOWN, Span, ThinkRule, ThoughtIds
 from holdfast.kv.table import PageTable
 from holdfast.schedule.sequence import Sequence
 
@@ -29,6 +29,7 @@ def row_span(seq: Sequence, logprobs: int | None) -> Span:
         None,
         False,
         seq.lane,
+        seq.rule,
     )
 
 
@@ -72,11 +73,15 @@ def check_span(
     num_pages = table.pages_for(stop)
     pages = table.pages[: num_pages - len(scratch)] + scratch
     ids = seq.log.ids(start, stop)
-    return Span(seq.request_id, start, ids, pages, len(ids) - num_sampled, seq.sampling)
+    rule, guesses = _thinking(seq, start, stop)
+    sampled = len(ids) - num_sampled
+    return Span(seq.request_id, start, ids, pages, sampled, seq.sampling, rule=rule, guesses=guesses)
 
 
 def _span(seq: Sequence, start: int, stop: int, logprobs: int | None) -> Span:
     log = seq.log
+    if seq.thoughts is not None:
+        stop = min(stop, seq.thoughts.reach(start))
     if seq.only_scored:
         stop = min(stop, seq.prefill_len)
         sample_from = stop - start
@@ -103,7 +108,15 @@ def _span(seq: Sequence, start: int, stop: int, logprobs: int | None) -> Span:
         constraint,
         False,
         seq.lane,
+        *_thinking(seq, start, stop),
     )
+
+
+def _thinking(seq: Sequence, start: int, stop: int) -> tuple[ThinkRule | None, tuple[ThoughtIds, ...]]:
+    """How these rows are thought about, and what is taken for granted among them."""
+    if seq.thoughts is None:
+        return None, ()
+    return seq.thoughts.rule, seq.thoughts.guesses(start, stop)
 
 
 def _given(seq: Sequence, stop: int) -> tuple[int, ...]:

@@ -45,9 +45,11 @@ class Check:
 class Watch:
     """Decides what is checked: at most one open window a request, and the checks that are due."""
 
-    def __init__(self, rate: float, rows: int, pool: PagePool) -> None:
+    def __init__(self, rate: float, rows: int, most_rows: int, pool: PagePool) -> None:
+        """rows: of a reference pass; most_rows: of any."""
         self._rate = rate
         self._rows = rows
+        self._most_rows = most_rows // rows * rows
         self._pool = pool
         self._credit = 0.0
         self._last_id = -1
@@ -102,6 +104,7 @@ class Watch:
         if window is None:
             return
         window.stop = seq.canonical_len
+        window.start = max(window.start, window.stop - self._most_rows)  # no more than a pass holds
         size = window.stop - window.start
         if size >= self._rows or (ended and size > 0):
             self._due.append(Check(seq, seq.table, window))

@@ -42,6 +42,11 @@ class ThinkingConfig:
     end_id: int
     while_answering: bool
 
+    @property
+    def longest(self) -> int:
+        """Positions of the little sequences T and C see, at most."""
+        return self.chunk + 1 + self.max_thought
+
     def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
         """Itself, or an error that says what of the decoder it does not fit."""
         for key, value, low, high in (

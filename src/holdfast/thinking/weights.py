@@ -1,7 +1,12 @@
 """The tensors of `thinking.safetensors`: read whole, checked against what the configurations say."""
 
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
@@ -23,3 +28,30 @@ def read_thinking_weights(folder: Path, config: ThinkingConfig, decoder: Decoder
     expected = thinking_tensors(config, decoder)
     require_tensors(expected, lambda name: tuple(held[name].shape) if name in held else None, str(path))
     return {name: held[name] for name in expected}
+
+
+class ThinkingTensors:
+    """The tensors T and C consist of, for a loader to take."""
+
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        self._held = held
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._held)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._held[name].shape)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        return self._held[name].to(dtype or self._held[name].dtype)
+
+
+def thinking_parts(
+    folder: Path, config: ThinkingConfig, decoder: DecoderConfig
+) -> dict[str, int | bool | str]:
+    """All that decides what a model thinks: its configuration, and a digest of T's and C's tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(read_thinking_weights(folder, config, decoder).items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return {**asdict(config), "weights": digest.hexdigest()}

@@ -36,6 +36,12 @@ class Batch:
             told[:, :, :longest],
         )
 
+    def take(self, order: NDArray[np.intp]) -> "Batch":
+        """The sequences in another order."""
+        return Batch(
+            self.token_ids[order], self.num_prompt[order], self.num_tokens[order], self.thoughts[order]
+        )
+
     def is_answer(self) -> Bools:
         """[B, L]: the tokens the model is to say."""
         places = np.arange(self.token_ids.shape[1])

@@ -8,6 +8,7 @@
 Sums are divided by the counts of the whole step, so a step cut into micro-batches has the gradients of the uncut one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from holdfast.train.batch import Batch
 from holdfast.train.model import ThinkingModel
+from holdfast.train.packed import IGNORED, Packed, Targets, Thoughts, pack, send
 
 
 @dataclass(frozen=True)
@@ -57,40 +59,32 @@ def compute_loss(
     model: ThinkingModel, batch: Batch, counts: Counts, weights: Weights, device: torch.device
 ) -> Losses:
     """The parallel form, teacher-forced: one pass of everything."""
-    ids = torch.from_numpy(batch.token_ids).to(device)  # [B, L]
-    gold = torch.from_numpy(batch.thoughts).to(device)  # [B, K, M]
-    states = None if model.thinking is None else model.spread_states(gold, ids.shape[1])
-    rows, h = model(ids, states)
+    return packed_loss(model, send(pack(batch, model.reader, weights.text != 0), device), counts, weights)
+
+
+def packed_loss(model: ThinkingModel, texts: Packed[Tensor], counts: Counts, weights: Weights) -> Losses:
+    """Nothing here waits for the device."""
+    rows, h = model(texts)  # [R, hidden] both
     zero = rows.new_zeros((), dtype=torch.float32)
-    is_answer = torch.from_numpy(batch.is_answer()).to(device)
-    answer = _next_token_loss(model, rows, ids, is_answer) / max(1, counts.answer)
-    text = zero
-    if weights.text:
-        places = torch.arange(ids.shape[1], device=device)
-        is_text = places < torch.from_numpy(batch.num_prompt).to(device)[:, None]
-        text = _next_token_loss(model, rows, ids, is_text) / max(1, counts.text)
-    thought = zero
-    if model.thinking is not None:
-        is_due = torch.from_numpy(batch.is_thought_about(model.thinking.while_answering)).to(device)
-        thought = _thought_loss(model, h, gold, is_due, model.thinking.end_id) / max(1, counts.thought)
+    answer = _target_loss(model, rows, texts.answer) / max(1, counts.answer)
+    text = zero if texts.text is None else _target_loss(model, rows, texts.text) / max(1, counts.text)
+    thought = zero if texts.due_ids is None else _thought_loss(model, h, texts.due, texts.due_ids)
+    thought = thought / max(1, counts.thought)
     total = weights.answer * answer + weights.text * text + weights.thought * thought
     return Losses(total, answer.detach(), text.detach(), thought.detach())
 
 
-def _next_token_loss(model: ThinkingModel, rows: Tensor, ids: Tensor, is_wanted: Tensor) -> Tensor:
-    """Summed over the wanted tokens but the first, each predicted by the row before it."""
-    wanted = is_wanted[:, 1:]
-    logits = model.logits(rows[:, :-1][wanted])  # [n, vocab]
-    return F.cross_entropy(logits.float(), ids[:, 1:][wanted], reduction="sum")
+def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -> Tensor:
+    return _summed_loss(model.logits(rows.index_select(0, targets.rows)), targets.ids)
 
 
-def _thought_loss(model: ThinkingModel, h: Tensor, gold: Tensor, is_due: Tensor, end_id: int) -> Tensor:
-    batch, num_chunks, _ = gold.shape
-    chunks = h.reshape(batch, num_chunks, -1, h.shape[-1])[is_due]  # [n, c, hidden]
-    told = gold[is_due]  # [n, M]
-    lens = (told >= 0).sum(dim=1)
-    targets = F.pad(told, (0, 1), value=-1)
-    targets[torch.arange(len(targets), device=told.device), lens] = end_id  # [n, M + 1]
-    is_real = targets >= 0
-    rows = model.thought_rows(chunks, told)[is_real]  # [tokens, hidden]
-    return F.cross_entropy(model.logits(rows).float(), targets[is_real], reduction="sum")
+def _thought_loss(model: ThinkingModel, h: Tensor, due: Sequence[Thoughts[Tensor]], ids: Tensor) -> Tensor:
+    """T over every chunk that is thought about, those of about equally long thoughts together."""
+    assert model.thinking is not None
+    chunks = h.unflatten(0, (-1, model.thinking.chunk))  # [R / c, c, hidden]
+    rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in due]
+    return _summed_loss(model.logits(torch.cat([each.flatten(0, 1) for each in rows])), ids)
+
+
+def _summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), ids, ignore_index=IGNORED, reduction="sum")

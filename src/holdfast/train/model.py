@@ -1,11 +1,13 @@
 """A thinking model in its training form: gold thoughts are known, so all chunks are computed at once.
 
-C turns every gold thought into its state in one batch, the backbone runs once with the states added, T reads all
-chunks at once. States enter through the embeddings of gold tokens only: nothing is propagated back through time.
+C turns every gold thought into its state, the backbone runs once with the states added, T reads all chunks at once.
+Texts lie one behind the other (`packed.py`). States enter through the embeddings of gold tokens only: nothing is propagated back through time.
 What it computes is `holdfast.thinking.reference`; parameters bear the checkpoint's names.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -16,11 +18,31 @@ from holdfast.arithmetic.rope import rope_tables
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
 from holdfast.thinking.config import ThinkingConfig
-from holdfast.train.layer import DecoderLayer, RMSNorm, Rotation, sees
+from holdfast.train.layer import (
+    DecoderLayer,
+    Heads,
+    RMSNorm,
+    Rotation,
+    attend,
+    attend_causally,
+    attend_locally,
+    fold,
+    see_locally,
+    sees,
+)
+from holdfast.train.packed import Packed, Reader, Whole, block_of, is_local
 
 _STATE_SCALE = (
     0.25  # of a fresh model's states: about what the residual stream measures behind the first layer
 )
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """The two halves of every layer, as they are or compiled."""
+
+    before: Callable[[DecoderLayer, Tensor, Rotation], Heads]
+    behind: Callable[[DecoderLayer, Tensor, Tensor], Tensor]
 
 
 class Backbone(nn.Module):
@@ -71,6 +93,7 @@ class ThinkingModel(nn.Module):
             self.c = CompressionBlock(config, thinking.chunk)
             max_len = max(max_len, 2 * thinking.chunk + thinking.max_thought + 1)
         cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, D / 2]
+        self.rowwise = Rowwise(DecoderLayer.before, DecoderLayer.behind)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -89,21 +112,49 @@ class ThinkingModel(nn.Module):
         """Of rows behind the last norm, or behind T's."""
         return F.linear(x, self.head)
 
-    def forward(self, token_ids: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor]:
-        """token_ids [B, L], states [B, L, hidden] -> (rows the head takes, H), both [B, L, hidden]."""
-        length = token_ids.shape[1]
-        places = torch.arange(length, device=token_ids.device)
-        at = self.rotation(places)
-        x = h = self.embed(token_ids)
-        for index in range(self.config.num_layers):
-            seen = sees(places, places, self.config.layer_windows[index])
-            x = self.model.layer(index)(x, at, seen)
+    @property
+    def reader(self) -> Reader:
+        """How texts are packed for this model."""
+        thinking = self.thinking
+        windows = self.config.layer_windows
+        if thinking is None:
+            return Reader(windows, None)
+        return Reader(windows, thinking.end_id, thinking.while_answering)
+
+    def forward(self, texts: Packed[Tensor]) -> tuple[Tensor, Tensor]:
+        """Packed texts with the states of their gold thoughts -> (rows the head takes, H), both [R, hidden]."""
+        at = self.rotation(texts.places)
+        x = h = self.embed(texts.token_ids)  # [R, hidden]
+        looks = self._looks(texts)
+        for index, window in enumerate(self.config.layer_windows):
+            layer = self.model.layer(index)
+            x = self.rowwise.behind(layer, x, looks[window](*self.rowwise.before(layer, x, at)))
             if self.thinking is not None:
-                if index + 1 == self.thinking.l_in and states is not None:
-                    x = x + states
+                if index + 1 == self.thinking.l_in and texts.told:
+                    x = self._add_states(x, texts)
                 if index + 1 == self.thinking.l_out:
                     h = x
         return self.model.norm(x), h
+
+    def _looks(self, texts: Packed[Tensor]) -> dict[int | None, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+        """How queries, keys and values [R, heads, D] become what was attended to, for every window there is."""
+        return {window: self._look(texts, window) for window in set(self.config.layer_windows)}
+
+    def _look(self, texts: Packed[Tensor], window: int | None) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        if window is None or not is_local(window, texts.longest):
+            assert texts.whole is not None
+            return partial(_attend_whole, texts.whole)
+        block = block_of(window)
+        group = self.config.num_heads // self.config.num_kv_heads
+        folded = fold(see_locally(texts.texts, window, block), group)
+        return partial(attend_locally, folded=folded, block=block)
+
+    def _add_states(self, x: Tensor, texts: Packed[Tensor]) -> Tensor:
+        made = torch.cat([self.states(each.tokens) for each in texts.told])  # [n, c, hidden]
+        chunks = torch.cat([each.chunks for each in texts.told])  # [n]
+        c = made.shape[1]
+        rows = chunks[:, None] * c + torch.arange(c, device=x.device)
+        return x.index_add(0, rows.view(-1), made.flatten(0, 1).to(x.dtype))
 
     def states(self, thoughts: Tensor) -> Tensor:
         """C over gold thoughts [n, m], -1 behind each, none trivial -> [n, c, hidden]."""
@@ -120,22 +171,8 @@ class ThinkingModel(nn.Module):
         order = torch.arange(m + c, device=thoughts.device)
         seen = (order[None, :] <= order[:, None]) & is_real[:, None, :]  # [n, rows, rows]
         seen = seen | torch.eye(m + c, dtype=torch.bool, device=thoughts.device)  # no row may see nothing
-        y: Tensor = self.c.layer(x, self.rotation(places), seen[:, None])[:, m:]
+        y = self._run_block(self.c.layer, x, places, seen, first=m)
         return cast(Tensor, self.c.norm(y)) * self.c.scale
-
-    def spread_states(self, thoughts: Tensor, length: int) -> Tensor | None:
-        """Gold thoughts [B, K, m] -> what is added to each of `length` positions, [B, length, hidden]; None: nothing."""
-        batch, num_chunks, _ = thoughts.shape
-        is_told = thoughts[:, :, 0] >= 0  # [B, K]
-        if not bool(is_told.any()):
-            return None
-        made = self.states(thoughts[is_told])  # [n, c, hidden]
-        c = made.shape[1]
-        at = is_told.reshape(-1).nonzero()[:, 0]  # [n]
-        zeros = made.new_zeros(batch * num_chunks, c, made.shape[2])
-        rows = zeros.index_copy(0, at, made).view(batch, num_chunks * c, -1)
-        behind = F.pad(rows, (0, 0, c, 0))  # chunk k's thought is chunk k + 1's state
-        return F.pad(behind, (0, 0, 0, max(0, length - behind.shape[1])))[:, :length]
 
     def thought_rows(self, h: Tensor, thoughts: Tensor) -> Tensor:
         """H [n, c, hidden], gold thoughts [n, m] -> T's normed rows for its tokens and its end, [n, m + 1, hidden]."""
@@ -143,8 +180,18 @@ class ThinkingModel(nn.Module):
         ids = F.pad(thoughts.clamp(min=0), (1, 0), value=self.thinking.start_id)  # [n, m + 1]
         x = torch.cat((h, self.embed(ids).to(h.dtype)), dim=1)
         places = torch.arange(x.shape[1], device=x.device)
-        y: Tensor = self.t.layer(x, self.rotation(places), sees(places, places, None))
-        return cast(Tensor, self.t.norm(y[:, h.shape[1] :]))
+        seen = sees(places, places, None)
+        y = self._run_block(self.t.layer, x, places.expand(len(h), -1), seen, first=h.shape[1])
+        return cast(Tensor, self.t.norm(y))
+
+    def _run_block(self, layer: DecoderLayer, x: Tensor, places: Tensor, seen: Tensor, first: int) -> Tensor:
+        """T's or C's layer over x [n, rows, hidden], as far as rows from `first` on need it."""
+        n, num_rows, _ = x.shape
+        at = self.rotation(places.reshape(-1))
+        q, k, v = (each.unflatten(0, (n, num_rows)) for each in self.rowwise.before(layer, x.flatten(0, 1), at))
+        attended = attend(q[:, first:], k, v, fold(seen[..., first:, :], q.shape[2] // k.shape[2]))
+        rows = self.rowwise.behind(layer, x[:, first:].flatten(0, 1), attended.flatten(0, 1))
+        return rows.unflatten(0, (n, num_rows - first))
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the weights named here; what is not named stays as it is."""
@@ -152,6 +199,14 @@ class ThinkingModel(nn.Module):
         with torch.no_grad():
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
+
+
+def _attend_whole(whole: Whole[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Rows [R, heads, D], each text's among themselves."""
+    texts, longest = whole.rows.shape
+    rows = whole.rows.view(-1)
+    q, k, v = (each.index_select(0, rows).unflatten(0, (texts, longest)) for each in (q, k, v))
+    return attend_causally(q, k, v).flatten(0, 1).index_select(0, whole.back)
 
 
 def fresh_model(

@@ -86,10 +86,7 @@ class Source:
                 rng = self._rng(_TRAIN, index, step)
                 parts.append(self._draw(name, rng, count, 1, self._settings.max_events, held_out=False))
         whole = join_batches(parts)
-        order = np.argsort(whole.num_tokens, kind="stable")
-        return Batch(
-            whole.token_ids[order], whole.num_prompt[order], whole.num_tokens[order], whole.thoughts[order]
-        )
+        return whole.take(np.argsort(whole.num_tokens, kind="stable"))
 
     def test(self, name: str, events: int, count: int, index: int = 0) -> Batch:
         """Texts of exactly so many events that training does not draw."""

@@ -1,0 +1,147 @@
+"""States beside the pages: what a pass of a model that thinks reads and writes more than a plain one.
+
+Every slot of the KV store has three things more:
+
+    rows      what T reads of its position: the residual stream behind l_out layers
+    states    what C made of the thought behind its chunk, a vector for each of the chunk's slots
+    told      whether that thought was not the trivial one
+
+The row at position p adds the state at the slot of p - c, if it is told; so a state lies in the page of the chunk it was made
+from, and is cached, truncated and computed again with it. Before a pass the states its guesses give are put there, behind it
+those of what was really thought.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.plan import Pass, Span, ThoughtIds
+from holdfast.models.decoder import Between, Decoder
+from holdfast.run.batch import Batch, Ints
+from holdfast.run.transfer import send_array
+from holdfast.thinking.blocks import Blocks
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk that ends among a span's rows."""
+
+    span: int
+    number: int
+    first_slot: int
+
+
+class Thinker:
+    """T, C and their states, over the slots of a KV store."""
+
+    def __init__(self, decoder: Decoder, blocks: Blocks, num_pages: int) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        self._config = blocks.config
+        self._page_size = decoder.arithmetic.page_size
+        assert self._page_size % self._config.chunk == 0, "a chunk lies within a page"
+        device, num_slots = decoder.arithmetic.device, num_pages * self._page_size
+        hidden = decoder.config.hidden_size
+        self.rows, self.states = (
+            torch.zeros((num_slots, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
+        )
+        self.told = torch.zeros(num_slots, dtype=torch.bool, device=device)
+
+    def begin(self, one: Pass, batch: Batch) -> Between:
+        """The guesses' states are put in place; what is returned stands between the layers of the pass."""
+        chunks = [chunk for number, span in enumerate(one.spans) for chunk in self._ends(number, span)]
+        guessed: list[_Chunk] = []
+        guesses: list[ThoughtIds] = []
+        for chunk in chunks:
+            span = one.spans[chunk.span]
+            place = chunk.number - span.start // self._config.chunk
+            if place < len(span.guesses):
+                guessed.append(chunk)
+                guesses.append(span.guesses[place])
+        self._put(guessed, guesses)
+        device = self.rows.device
+        read_from = send_array(self._state_slots(one, batch), device)
+        slots = send_array(batch.slots, device)
+        config, ops, shape = self._config, self._decoder.arithmetic, self._decoder.layer_shape
+        count = batch.num_rows
+
+        def between(layers_done: int, residual: Tensor, x: Tensor) -> None:
+            if layers_done == config.l_in:
+                at = read_from.clamp(min=0)
+                is_told = (self.told[at] & (read_from >= 0))[:, None]
+                moved = torch.where(is_told, residual[:count] + self.states[at], residual[:count])
+                residual[:count] = moved
+                norm = self._decoder.layers[layers_done - 1].next_norm
+                x[:count] = torch.where(is_told, ops.rms_norm(moved, norm, shape.eps), x[:count])
+            if layers_done == config.l_out:
+                self.rows[slots] = residual[:count]
+
+        return between
+
+    def finish(self, one: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        """What is thought behind every chunk that ended in the pass, by span; its state is put in place."""
+        chunks = [chunk for number, span in enumerate(one.spans) for chunk in self._ends(number, span)]
+        thoughts = [self._known(one.spans[chunk.span], chunk) for chunk in chunks]
+        open_ones = [place for place, thought in enumerate(thoughts) if thought is None]
+        if open_ones:
+            slots = self._slots([chunks[place] for place in open_ones])  # [n, c]
+            found = self._blocks.think(self.rows[slots], canonical=canonical)
+            for place, thought in zip(open_ones, found, strict=True):
+                thoughts[place] = thought
+        decided = [thought or () for thought in thoughts]
+        self._put(chunks, decided)
+        by_span: list[list[ThoughtIds]] = [[] for _ in one.spans]
+        for chunk, thought in zip(chunks, decided, strict=True):
+            by_span[chunk.span].append(thought)
+        return tuple(map(tuple, by_span))
+
+    def copy_pages(self, source: Tensor, target: Tensor) -> None:
+        """Whole pages, int64 [n] both."""
+        for tensor in (self.rows, self.states, self.told):
+            paged = tensor.view(-1, self._page_size, *tensor.shape[1:])
+            paged[target] = paged[source]
+
+    def _known(self, span: Span, chunk: _Chunk) -> ThoughtIds | None:
+        """A thought that T need not write; None: it must."""
+        assert span.rule is not None
+        if not span.rule.thinks(chunk.number, self._config.chunk):
+            return ()
+        return span.rule.forced_on(chunk.number)
+
+    def _ends(self, number: int, span: Span) -> list[_Chunk]:
+        """The chunks that end in the span; none if it is not one to think about."""
+        if span.rule is None:
+            return []
+        c, size = self._config.chunk, self._page_size
+        return [
+            _Chunk(number, chunk, span.pages[chunk * c // size] * size + chunk * c % size)
+            for chunk in range(span.start // c, span.stop // c)
+        ]
+
+    def _put(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
+        """The states of these thoughts behind these chunks."""
+        if not chunks:
+            return
+        slots = self._slots(chunks)
+        is_told = np.array([bool(thought) for thought in thoughts])
+        self.told[slots] = send_array(is_told, slots.device)[:, None]
+        if is_told.any():
+            where = send_array(np.flatnonzero(is_told), slots.device)
+            self.states[slots[where]] = self._blocks.compress([thought for thought in thoughts if thought])
+
+    def _slots(self, chunks: Sequence[_Chunk]) -> Tensor:
+        """int64 [n, c]."""
+        first = np.array([chunk.first_slot for chunk in chunks], np.int64)
+        return send_array(first[:, None] + np.arange(self._config.chunk), self.rows.device)
+
+    def _state_slots(self, one: Pass, batch: Batch) -> Ints:
+        """For each row the slot whose state it adds, -1 for none: int64 [rows]."""
+        lengths = np.diff(batch.span_starts)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        back = batch.positions - self._config.chunk
+        pages = batch.page_table[owners, np.maximum(back, 0) // self._page_size].astype(np.int64)
+        thinks = np.array([span.rule is not None for span in one.spans])[owners]
+        return np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)

@@ -1,0 +1,103 @@
+"""What a sequence of a thinking model has thought, and what it is taken to think next.
+
+Chunk k is the positions k c .. (k + 1) c - 1; the thought behind it decides all rows behind it. A pass whose rows go on
+behind the end of a chunk takes a thought for granted there: the last one any pass found, at first the trivial one. What the
+pass itself finds is the verdict, as for tokens: rows up to the end of the first chunk whose guess was wrong stand, the others
+never were.
+
+    rows      c0 c0 | c1 c1 | c2 c2 | c3       guesses behind c0, c1, c2:  -   -   -
+    thought       -      tails    heads        c1's was wrong: c0 and c1 stand, and the next pass begins with c2
+
+A thought is settled when the rows of its chunk are; only then is it told, once.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.core.plan import Span, ThinkRule, ThoughtIds
+from holdfast.schedule.policy import FIRST_GUESSES, adapt_guesses
+
+
+class ThoughtLog:
+    """The thoughts of one sequence."""
+
+    def __init__(self, chunk: int, rule: ThinkRule, *, confirms: bool) -> None:
+        """confirms: whether what was told must come out again where it is computed again."""
+        self.rule = rule
+        self._chunk = chunk
+        self._confirms = confirms
+        self._latest: dict[int, ThoughtIds] = {}
+        self._told: list[ThoughtIds] = []  # a chunk each
+        self._num_settled = 0  # chunks
+        self._most_guesses = FIRST_GUESSES
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its states depend on its tokens alone, so that others may read its pages and it theirs."""
+        return not self.rule.forced
+
+    def reach(self, start: int) -> int:
+        """Where a span from start on ends at the latest: not too many guesses hang on one another."""
+        return (start // self._chunk + 1 + self._most_guesses) * self._chunk
+
+    def shared_len(self, length: int) -> int:
+        """So many of the first positions are the same for everybody who has these tokens."""
+        if not self.is_shared:
+            return 0
+        return length if self.rule.until is None else min(length, self.rule.until)
+
+    def guesses(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
+        """Behind each chunk that ends in start .. stop - 1 with more rows behind it."""
+        return tuple(self._guess(chunk) for chunk in range(start // self._chunk, (stop - 1) // self._chunk))
+
+    def _guess(self, chunk: int) -> ThoughtIds:
+        if not self.rule.thinks(chunk, self._chunk):
+            return ()
+        forced = self.rule.forced_on(chunk)
+        return self._latest.get(chunk, ()) if forced is None else forced
+
+    def judge(self, span: Span, found: Sequence[ThoughtIds]) -> int:
+        """What a pass found behind each chunk that ends in the span: so many of its guesses were right."""
+        first = span.start // self._chunk
+        right = 0
+        while right < len(span.guesses) and span.guesses[right] == found[right]:
+            right += 1
+        self._latest.update(enumerate(found, first))
+        if span.guesses:
+            self._most_guesses = adapt_guesses(self._most_guesses, right, len(span.guesses))
+        return right
+
+    def stands(self, span: Span, right: int) -> int:
+        """Where the rows end that stand after so many right guesses."""
+        return (
+            span.stop if right == len(span.guesses) else (span.start // self._chunk + 1 + right) * self._chunk
+        )
+
+    def of_pages(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
+        """The thoughts behind the chunks of whole pages."""
+        return tuple(
+            self._latest.get(chunk, ()) for chunk in range(start // self._chunk, stop // self._chunk)
+        )
+
+    def adopt(self, thoughts: Sequence[ThoughtIds]) -> None:
+        """Start, or start again, behind pages whose chunks were thought about by others."""
+        self._latest.update(enumerate(thoughts))
+
+    def settle(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
+        """Rows 0 .. length - 1 are settled. What is new, as (chunk, thought); and whether all else is as it was told."""
+        new: list[tuple[int, ThoughtIds]] = []
+        same = True
+        for chunk in range(self._num_settled, length // self._chunk):
+            thought = self._latest.get(chunk, ())
+            if chunk < len(self._told):
+                same &= thought == self._told[chunk]
+                continue
+            self._told.append(thought)
+            if self.rule.thinks(chunk, self._chunk):
+                new.append((chunk, thought))
+        self._num_settled = max(self._num_settled, length // self._chunk)
+        return tuple(new), same or not self._confirms
+
+    def start_again(self) -> None:
+        """All rows are computed again. What was thought so far is the best guess."""
+        self._num_settled = 0
+        self._most_guesses = max(self._most_guesses, len(self._told))

@@ -1,0 +1,161 @@
+"""T and C as the engine runs them: many chunks at once, by the arithmetic of the backbone.
+
+Each chunk is a little sequence of its own, in scratch pages: T reads the chunk's rows and writes its thought token by token,
+C reads a thought and gives the next chunk's state. What they compute is `reference.py`'s; in canonical form, which every
+operation has for any number of rows, a chunk's bits do not depend on the chunks beside it. C is always canonical, and what
+it made of a thought is kept: the same thought comes again and again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.arithmetic.layer import LayerWeights
+from holdfast.arithmetic.rows import Rows
+from holdfast.core.plan import ThoughtIds
+from holdfast.models.decoder import Decoder, Loader
+from holdfast.thinking.config import ThinkingConfig
+from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
+
+_MOST_CHUNKS = 128  # thought about at once
+_KEPT_STATES = 4096
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer with the norm before it; the norm behind it is the layer's own `next_norm`."""
+
+    first_norm: Tensor
+    layer: LayerWeights
+
+
+class Blocks:
+    """T and C of one model."""
+
+    def __init__(
+        self, decoder: Decoder, config: ThinkingConfig, t: Block, c: Block, queries: Tensor, scale: Tensor
+    ) -> None:
+        self.config = config
+        self._decoder = decoder
+        self._t, self._c = t, c
+        self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
+        self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
+        arithmetic, model = decoder.arithmetic, decoder.config
+        longest = max(config.chunk + 1 + config.max_thought, config.max_thought + config.chunk)
+        self._num_pages = -(-longest // arithmetic.page_size)  # of a little sequence
+        self._kv = arithmetic.new_layer(
+            _MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
+        )  # scratch
+
+    def think(self, rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
+        """T over the rows of n chunks, [n, c, hidden]."""
+        return [
+            thought
+            for some in torch.split(rows, _MOST_CHUNKS)
+            for thought in (self._think(some, canonical) if len(some) else ())
+        ]
+
+    def compress(self, thoughts: Sequence[ThoughtIds]) -> Tensor:
+        """C over thoughts none of which is trivial: their states, [n, c, hidden]."""
+        missing = [thought for thought in dict.fromkeys(thoughts) if thought not in self._states]
+        for start in range(0, len(missing), _MOST_CHUNKS):
+            some = missing[start : start + _MOST_CHUNKS]
+            self._states.update(zip(some, self._compress(some), strict=True))
+        for thought in thoughts:
+            self._states.move_to_end(thought)
+        states = torch.stack([self._states[thought] for thought in thoughts])
+        while len(self._states) > _KEPT_STATES:
+            self._states.popitem(last=False)
+        return states
+
+    def _think(self, rows: Tensor, canonical: bool) -> list[ThoughtIds]:
+        config, decoder = self.config, self._decoder
+        n, c, hidden = rows.shape
+        start = decoder.embed(self._ids([config.start_id])).expand(n, 1, hidden)
+        x = torch.cat((rows, start), dim=1).view(n * (c + 1), hidden)
+        behind = self._run(self._t, x, np.arange(n), np.zeros(n, np.int64), c + 1, canonical)[c :: c + 1]
+        thoughts: list[list[int]] = [[] for _ in range(n)]
+        open_ones = list(range(n))
+        for count in range(config.max_thought):
+            logits = decoder.logits(behind, canonical=canonical)
+            ids: list[int] = decoder.arithmetic.greedy(logits)[0].tolist()
+            going = [
+                (which, token_id)
+                for which, token_id in zip(open_ones, ids, strict=True)
+                if token_id != config.end_id
+            ]
+            for which, token_id in going:
+                thoughts[which].append(token_id)
+            if not going or count + 1 == config.max_thought:
+                break
+            open_ones = [which for which, _ in going]
+            x = decoder.embed(self._ids([token_id for _, token_id in going]))
+            places = np.full(len(going), c + 1 + count, np.int64)
+            behind = self._run(self._t, x, np.array(open_ones), places, 1, canonical)
+        return [tuple(thought) for thought in thoughts]
+
+    def _compress(self, thoughts: Sequence[ThoughtIds]) -> Iterator[Tensor]:
+        c = self.config.chunk
+        lengths = np.array([len(thought) + c for thought in thoughts])
+        stops = np.cumsum(lengths)
+        tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
+        parts = torch.split(tokens, [len(thought) for thought in thoughts])
+        x = torch.cat([part for tokens in parts for part in (tokens, self._queries)])
+        places = np.zeros(len(thoughts), np.int64)
+        y = self._run(self._c, x, np.arange(len(thoughts)), places, lengths, canonical=True)
+        for stop in stops.tolist():
+            yield y[stop - c : stop] * self._scale
+
+    def _run(
+        self, block: Block, residual: Tensor, which: Ints, starts: Ints, lengths: Ints | int, canonical: bool
+    ) -> Tensor:
+        """So many rows of each of these little sequences, from these positions on; normed by what stands behind the block."""
+        decoder, ops = self._decoder, self._decoder.arithmetic
+        rows = self._rows(which, starts, np.broadcast_to(np.asarray(lengths), which.shape))
+        residual = residual.contiguous()
+        x = ops.rms_norm(residual, block.first_norm, decoder.layer_shape.eps)
+        at = decoder.rotations(rows.positions)
+        ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, rows, at, canonical=canonical)
+        return x
+
+    def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> Rows:
+        size = self._decoder.arithmetic.page_size
+        bounds = np.concatenate(([0], np.cumsum(lengths)))
+        owners = np.repeat(np.arange(len(which)), lengths)
+        positions = starts[owners] + np.arange(len(owners)) - bounds[owners]
+        table = which[:, None] * self._num_pages + np.arange(self._num_pages)
+        slots = table[owners, positions // size] * size + positions % size
+        device = self._decoder.arithmetic.device
+        at, slot = torch.from_numpy(np.stack((positions, slots))).to(device)
+        return Rows(
+            token_ids=torch.zeros_like(at),
+            positions=at,
+            slots=slot,
+            span_starts=torch.from_numpy(bounds.astype(np.int32)).to(device),
+            page_table=torch.from_numpy(table.astype(np.int32)).to(device),
+        )
+
+    def _ids(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.arithmetic.device)
+
+
+def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> Blocks:
+    """T and C from a model's folder, rounded to the decoder's dtype and packed as its weights are."""
+    held = ThinkingTensors(read_thinking_weights(folder, config, decoder.config))
+    loader = Loader(held, decoder.arithmetic, decoder.dtype)
+    blocks = []
+    for name in ("t", "c"):
+        norm = loader.tensor(f"{name}.layer.input_layernorm.weight")
+        layer = loader.layer(f"{name}.layer.", loader.tensor(f"{name}.norm.weight"), window=None)
+        blocks.append(Block(norm, layer))
+    t, c = blocks
+    return Blocks(decoder, config, t, c, loader.tensor("c.queries"), loader.tensor("c.scale"))
