@@ -12,7 +12,7 @@ DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
 FIRST_GUESSES = 32  # thoughts a pass takes for granted, before it is known how often they are right
-_MOST_GUESSES = 1 << 12
+MOST_GUESSES = 1 << 12
 WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
 
 
@@ -24,6 +24,7 @@ class SchedulerConfig:
     spot_check_rate the share of their deterministic rows that is computed again to see whether it is right. run_ahead is
     how many plans may be in flight when the next is made: 0 where a pass is computed when it is asked for, 1 for a device.
     chunk is the length of a chunk in a model that thinks, 0 in a plain one; while_answering whether it thinks there, too.
+    max_guesses is how many thoughts a pass may take for granted; 0: it reads one chunk.
     """
 
     max_num_seqs: int
@@ -37,6 +38,7 @@ class SchedulerConfig:
     run_ahead: int = 0
     chunk: int = 0
     while_answering: bool = True
+    max_guesses: int = MOST_GUESSES
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -81,7 +83,7 @@ def choose_burst(num_windows: int, reference_rows: int) -> int:
 
 def adapt_guesses(most: int, right: int, guessed: int) -> int:
     """How many thoughts the next pass may take for granted: twice as many as stood, and no fewer where all did."""
-    return max(1, 2 * right) if right < guessed else min(_MOST_GUESSES, max(most, 2 * right))
+    return max(1, 2 * right) if right < guessed else min(MOST_GUESSES, max(most, 2 * right))
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:

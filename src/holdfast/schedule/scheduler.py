@@ -132,7 +132,9 @@ class Scheduler:
         if not params.think:
             until = 0
         rule = ThinkRule(None if params.think and self.config.while_answering else until, params.forced)
-        return ThoughtLog(self.config.chunk, rule, confirms=params.deterministic)
+        return ThoughtLog(
+            self.config.chunk, rule, confirms=params.deterministic, max_guesses=self.config.max_guesses
+        )
 
     def abort(self, request_id: int) -> list[Event]:
         """End a request now. Pages a running pass writes to are given back when that pass is absorbed."""

@@ -14,13 +14,15 @@ A thought is settled when the rows of its chunk are; only then is it told, once.
 from collections.abc import Sequence
 
 from holdfast.core.plan import Span, ThinkRule, ThoughtIds
-from holdfast.schedule.policy import FIRST_GUESSES, adapt_guesses
+from holdfast.schedule.policy import FIRST_GUESSES, MOST_GUESSES, adapt_guesses
 
 
 class ThoughtLog:
     """The thoughts of one sequence."""
 
-    def __init__(self, chunk: int, rule: ThinkRule, *, confirms: bool) -> None:
+    def __init__(
+        self, chunk: int, rule: ThinkRule, *, confirms: bool, max_guesses: int = MOST_GUESSES
+    ) -> None:
         """confirms: whether what was told must come out again where it is computed again."""
         self.rule = rule
         self._chunk = chunk
@@ -29,6 +31,7 @@ class ThoughtLog:
         self._told: list[ThoughtIds] = []  # a chunk each
         self._num_settled = 0  # chunks
         self._most_guesses = FIRST_GUESSES
+        self._max_guesses = max_guesses
 
     @property
     def is_shared(self) -> bool:
@@ -37,7 +40,7 @@ class ThoughtLog:
 
     def reach(self, start: int) -> int:
         """Where a span from start on ends at the latest: not too many guesses hang on one another."""
-        return (start // self._chunk + 1 + self._most_guesses) * self._chunk
+        return (start // self._chunk + 1 + min(self._most_guesses, self._max_guesses)) * self._chunk
 
     def shared_len(self, length: int) -> int:
         """So many of the first positions are the same for everybody who has these tokens."""
