@@ -1,5 +1,6 @@
 """`holdfast train`: a thin call into `holdfast.train`."""
 
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
 _FORMS = ("thinking", "none", "cot", "words")
+_TOLD_EVERY = 250  # steps, to a log
 
 
 @train.callback()
@@ -51,7 +53,15 @@ def thinking(
         int | None, typer.Option(min=0, help="Positions a new backbone sees, 0 for all.")
     ] = None,
     chunk: Annotated[int | None, typer.Option(min=1, help="Tokens in a chunk, c.")] = None,
+    max_thought: Annotated[int | None, typer.Option(min=1, help="Tokens in a thought.")] = None,
+    while_answering: Annotated[
+        bool | None,
+        typer.Option("--while-answering/--no-while-answering", help="Whether it thinks about its answer."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Time in all, instead of steps: as many as fit are taken.")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Texts in a step.")] = None,
     accumulate: Annotated[int | None, typer.Option(min=1, help="Passes a step is cut into.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="At its height.")] = None,
@@ -59,6 +69,13 @@ def thinking(
         str | None, typer.Option(help="What is thought of variables: changed or all.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of weights and texts.")] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(min=0, help="Steps from test to test, 0 for one at the end.")
+    ] = None,
+    compile_: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the layers; if not said, on a GPU."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
@@ -81,12 +98,17 @@ def thinking(
         "size": None if size is None else SIZES[_one_of("--size", size, tuple(SIZES)) or ""],
         "backbone": None if backbone is None else str(backbone),
         "chunk": chunk,
+        "max_thought": max_thought,
+        "while_answering": while_answering,
         "steps": steps,
+        "minutes": minutes,
         "batch": batch,
         "accumulate": accumulate,
         "learning_rate": learning_rate,
         "variables_thought": _one_of("--variables-thought", variables_thought, ("changed", "all")),
         "seed": seed,
+        "eval_every": eval_every,
+        "compile": compile_,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     if window is not None:
@@ -135,16 +157,38 @@ def _train(run: "Run", out: Path) -> None:
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = stderr()
+    pace = _Pace(run.step)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
         def report(moment: "Moment") -> None:
-            bar.update(line, completed=moment.step, description=f"loss {moment.loss:.4f}")
+            told = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
+            bar.update(
+                line, completed=moment.step, total=run.settings.steps, description=f"loss {moment.loss:.4f}"
+            )
             if moment.accuracy:
                 shown = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
-                note(f"step {moment.step}: loss {moment.loss:.4f}, right: {shown}")
+                note(f"{told}, right: {shown}")
+                pace.since(moment.step)  # testing is no part of a step
+            elif not console.is_terminal and moment.step % _TOLD_EVERY == 0:
+                parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
+                note(f"{told} ({parts}), {pace.since(moment.step):.1f} ms a step")
 
         go_on(run, out, report=report)
     export(run.built, run.settings, out)
     plot_curves(run.moments, out / "curves.png")
     note(f"written: {out}")
+
+
+class _Pace:
+    """How long a step took since it was last asked."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._time = step, time.monotonic()
+
+    def since(self, step: int) -> float:
+        """Milliseconds."""
+        now = time.monotonic()
+        passed = (now - self._time) * 1000 / max(1, step - self._step)
+        self._step, self._time = step, now
+        return passed

@@ -64,7 +64,9 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor, at: Rotation) -> Heads:
         """x [.., hidden] -> queries [.., heads, D], keys and values [.., kv heads, D], rotated."""
-        q, k, v = (each(x).unflatten(-1, (-1, self.dim)) for each in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            each(x).view(*x.shape[:-1], -1, self.dim) for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.has_norms:
             q, k = self.q_norm(q), self.k_norm(k)
         return _rotate(q, at), _rotate(k, at), v
@@ -123,7 +125,7 @@ def _rotate(x: Tensor, at: Rotation) -> Tensor:
 
 
 def fold(seen: Tensor, group: int) -> Tensor:
-    """A mask [.., n, keys] for `attend`: a row for each of the query heads that share a key head, [.., 1, n * group, keys]."""
+    """A mask [.., n, keys] for `attend`: a row for each query head that shares a key head, [.., 1, n * group, keys]."""
     return seen.repeat_interleave(group, dim=-2).unsqueeze(-3)
 
 
@@ -133,9 +135,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, folded: Tensor) -> Tensor:
     Query heads that share a key head are rows of it, so that no key is copied."""
     batch, n, heads, dim = q.shape
     kv_heads = k.shape[2]
-    rows = q.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(batch, kv_heads, -1, dim)  # [.., n * group, D]
+    rows = (
+        q.view(batch, n, kv_heads, -1, dim).transpose(1, 2).reshape(batch, kv_heads, -1, dim)
+    )  # [.., n * group, D]
     y = F.scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), attn_mask=folded)
-    return y.unflatten(2, (n, -1)).transpose(1, 2).reshape(batch, n, heads, dim)
+    return y.view(batch, kv_heads, n, -1, dim).transpose(1, 2).reshape(batch, n, heads, dim)
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -159,10 +163,10 @@ def see_locally(texts: Tensor, window: int, block: int) -> Tensor:
 def attend_locally(q: Tensor, k: Tensor, v: Tensor, folded: Tensor, block: int) -> Tensor:
     """Rows [R, heads, D] in blocks, each with the keys of its own block and the one before."""
     k, v = (_with_block_before(each, block) for each in (k, v))
-    return attend(q.unflatten(0, (-1, block)), k, v, folded).flatten(0, 1)
+    return attend(q.view(-1, block, *q.shape[1:]), k, v, folded).flatten(0, 1)
 
 
 def _with_block_before(x: Tensor, block: int) -> Tensor:
     """[R, heads, D] -> [blocks, 2 * block, heads, D]."""
-    blocks = x.unflatten(0, (-1, block))
+    blocks = x.view(-1, block, *x.shape[1:])
     return torch.cat((F.pad(blocks[:-1], (0, 0, 0, 0, 0, 0, 1, 0)), blocks), dim=1)

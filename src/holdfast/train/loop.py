@@ -5,25 +5,30 @@ had not been, on the same CPU with the same number of threads.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from holdfast.train.batch import Batch
+from holdfast.train.batch import join_batches
 from holdfast.train.build import Built, build
+from holdfast.train.clock import Clock
+from holdfast.train.compiled import autocast, compile_rowwise
 from holdfast.train.evaluate import answer
-from holdfast.train.loss import compute_loss, count_tokens
+from holdfast.train.loss import Counts, count_tokens, packed_loss
 from holdfast.train.model import ThinkingModel
+from holdfast.train.packed import Packed, pack, send
 from holdfast.train.saved import load_state, read_told, save_state
 from holdfast.train.settings import Settings, settings_from_json, settings_to_json
 from holdfast.train.source import Source, open_topics, topic_texts
 
-_TEST_BATCH = 128
+_TEST_BATCH, _TEST_THINKING = 128, 512  # texts at once; chunk by chunk is many small passes
 _LOG_EVERY = 10
 _LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
 
@@ -69,6 +74,8 @@ def start_run(settings: Settings, device: torch.device) -> Run:
     topics = open_topics(settings)
     built = build(settings, topic_texts(topics) if settings.backbone is None else [])
     built.model.to(device)
+    if device.type == "cuda" if settings.compile is None else settings.compile:
+        compile_rowwise(built.model, device)
     source = Source(settings, topics, built.tokenizer, built.eos_id)
     return Run(settings, device, built, source, _optimizer(built.model, settings))
 
@@ -87,39 +94,46 @@ def train(
     run: Run, folder: Path | None = None, until: int | None = None, report: Report | None = None
 ) -> None:
     """Go on to the last step, or to `until`; save into the folder on the way and at the end."""
-    s = run.settings
-    last = s.steps if until is None else min(until, s.steps)
-    for batch in _ahead(run.source, run.step, last):
-        parts = _take_step(run, batch)
+    clock = Clock(run.device)
+    steps = _ahead(run)
+    while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
+        s = run.settings
+        parts = _take_step(run, next(steps))
         run.step += 1
-        is_tested = run.step == s.steps or (s.eval_every > 0 and run.step % s.eval_every == 0)
+        if s.minutes is not None and clock.is_due(run.step):
+            run.settings = s = _in_time(run, clock, s.minutes)
+        is_last = run.step == s.steps
+        is_tested = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_tested or run.step % _LOG_EVERY == 0:
             loss, said, thought = parts.tolist()
             accuracy = measure_accuracy(run, s.tested_events, s.eval_texts) if is_tested else None
             run.moments.append(Moment(run.step, loss, said, thought, accuracy))
             if report is not None:
                 report(run.moments[-1])
-        if folder is not None and s.save_every > 0 and run.step % s.save_every == 0 and run.step != last:
+        if folder is not None and s.save_every > 0 and run.step % s.save_every == 0 and not is_last:
             run.save(folder)
+    steps.close()
     if folder is not None:
         run.save(folder)
 
 
 def measure_accuracy(run: Run, events: tuple[int, ...], count: int) -> dict[str, float]:
     """The share of right answers for each task and number of events, the model thinking its own thoughts."""
-    found = {}
+    # A file's texts have no number of events.
+    asked = [
+        (name, number) for name in run.settings.tasks for number in (events[:1] if ":" in name else events)
+    ]
+    texts = join_batches([run.source.test(name, number, count) for name, number in asked])
+    order = np.argsort(texts.num_tokens, kind="stable")
+    is_right = np.zeros(len(texts), dtype=np.bool_)
     run.model.eval()
-    for name in run.settings.tasks:
-        for number in events:
-            right = 0
-            for index, first in enumerate(range(0, count, _TEST_BATCH)):
-                batch = run.source.test(name, number, min(_TEST_BATCH, count - first), index)
-                right += int(answer(run.model, batch, run.device).is_right.sum())
-            found[f"{name} {number}"] = right / count
-            if ":" in name:
-                break  # a file's texts have no number of events
+    at_once = _TEST_BATCH if run.model.thinking is None else _TEST_THINKING
+    for first in range(0, len(order), at_once):
+        among = order[first : first + at_once]
+        is_right[among] = answer(run.model, texts.take(among).part(0, len(among)), run.device).is_right
     run.model.train()
-    return found
+    shares = is_right.reshape(len(asked), count).mean(axis=1).tolist()
+    return {f"{name} {number}": share for (name, number), share in zip(asked, shares, strict=True)}
 
 
 def learning_rate(settings: Settings, step: int) -> float:
@@ -131,23 +145,50 @@ def learning_rate(settings: Settings, step: int) -> float:
     return settings.learning_rate * share
 
 
-def _take_step(run: Run, batch: Batch) -> torch.Tensor:
+@dataclass(frozen=True)
+class Prepared:
+    """A step's texts, on the device, in passes."""
+
+    passes: tuple[Packed[torch.Tensor], ...]
+    counts: Counts
+
+
+def prepare(run: Run, step: int) -> Prepared:
+    s, reader = run.settings, run.model.reader
+    batch = run.source.batch(step)
+    cuts = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
+    parts = [batch.part(first, last) for first, last in pairwise(cuts)]
+    packs = tuple(send(pack(part, reader, s.weights.text != 0), run.device) for part in parts)
+    return Prepared(packs, count_tokens(batch, reader.while_answering))
+
+
+def _take_step(run: Run, prepared: Prepared) -> torch.Tensor:
     """One step of the optimizer; its losses [total, answer, thought], still on the device."""
-    s, thinking = run.settings, run.model.thinking
-    counts = count_tokens(batch, thinking is not None and thinking.while_answering)
+    s = run.settings
     parts = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)
-    for index in range(s.accumulate):
-        part = batch.part(index * s.batch // s.accumulate, (index + 1) * s.batch // s.accumulate)
-        with torch.autocast("cuda", torch.bfloat16) if run.device.type == "cuda" else nullcontext():
-            losses = compute_loss(run.model, part, counts, s.weights, run.device)
+    for texts in prepared.passes:
+        with autocast(run.device):
+            losses = packed_loss(run.model, texts, prepared.counts, s.weights)
         losses.total.backward()  # type: ignore[no-untyped-call]
         parts += torch.stack((losses.total.detach(), losses.answer, losses.thought))
-    torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip)
+    torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip, foreach=True)
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(s, run.step)
     run.optimizer.step()
     return parts
+
+
+def _in_time(run: Run, clock: Clock, minutes: float) -> Settings:
+    """The settings with as many steps as the minutes allow, tests included; after the last look they are what they are."""
+    s = run.settings
+    began = time.monotonic()
+    measure_accuracy(run, s.tested_events, s.eval_texts)
+    testing = time.monotonic() - began
+    left = clock.left(minutes) - testing
+    a_step = clock.step_time() + (testing / s.eval_every if s.eval_every > 0 else 0.0)
+    steps = max(run.step + 1, run.step + int(left / a_step))
+    return replace(s, steps=steps, minutes=None if clock.is_last_look(run.step) else minutes)
 
 
 def _optimizer(model: ThinkingModel, settings: Settings) -> torch.optim.Optimizer:
@@ -158,15 +199,15 @@ def _optimizer(model: ThinkingModel, settings: Settings) -> torch.optim.Optimize
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=fused)
 
 
-def _ahead(source: Source, first: int, last: int) -> Iterator[Batch]:
-    """The batches of the steps, each made while the one before is learned."""
+def _ahead(run: Run) -> Generator[Prepared]:
+    """The steps' texts from where the run is, each made while the one before is learned."""
     with ThreadPoolExecutor(1) as maker:
-        coming = maker.submit(source.batch, first)
-        for step in range(first, last):
-            batch = coming.result()
-            if step + 1 < last:
-                coming = maker.submit(source.batch, step + 1)
-            yield batch
+        coming = maker.submit(prepare, run, run.step)
+        for step in count(run.step + 1):
+            prepared = coming.result()
+            coming = maker.submit(prepare, run, step)
+            yield prepared

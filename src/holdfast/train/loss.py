@@ -81,7 +81,7 @@ def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -
 def _thought_loss(model: ThinkingModel, h: Tensor, due: Sequence[Thoughts[Tensor]], ids: Tensor) -> Tensor:
     """T over every chunk that is thought about, those of about equally long thoughts together."""
     assert model.thinking is not None
-    chunks = h.unflatten(0, (-1, model.thinking.chunk))  # [R / c, c, hidden]
+    chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
     rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in due]
     return _summed_loss(model.logits(torch.cat([each.flatten(0, 1) for each in rows])), ids)
 

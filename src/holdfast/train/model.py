@@ -1,8 +1,8 @@
 """A thinking model in its training form: gold thoughts are known, so all chunks are computed at once.
 
 C turns every gold thought into its state, the backbone runs once with the states added, T reads all chunks at once.
-Texts lie one behind the other (`packed.py`). States enter through the embeddings of gold tokens only: nothing is propagated back through time.
-What it computes is `holdfast.thinking.reference`; parameters bear the checkpoint's names.
+Texts lie one behind the other (`packed.py`). States enter through the embeddings of gold tokens only: nothing is
+propagated back through time. What it computes is `holdfast.thinking.reference`; parameters bear the checkpoint's names.
 """
 
 from collections.abc import Callable, Mapping
@@ -188,10 +188,13 @@ class ThinkingModel(nn.Module):
         """T's or C's layer over x [n, rows, hidden], as far as rows from `first` on need it."""
         n, num_rows, _ = x.shape
         at = self.rotation(places.reshape(-1))
-        q, k, v = (each.unflatten(0, (n, num_rows)) for each in self.rowwise.before(layer, x.flatten(0, 1), at))
+        q, k, v = (
+            each.view(n, num_rows, *each.shape[1:])
+            for each in self.rowwise.before(layer, x.flatten(0, 1), at)
+        )
         attended = attend(q[:, first:], k, v, fold(seen[..., first:, :], q.shape[2] // k.shape[2]))
-        rows = self.rowwise.behind(layer, x[:, first:].flatten(0, 1), attended.flatten(0, 1))
-        return rows.unflatten(0, (n, num_rows - first))
+        rows = self.rowwise.behind(layer, x[:, first:].flatten(0, 1).contiguous(), attended.flatten(0, 1))
+        return rows.view(n, num_rows - first, -1)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the weights named here; what is not named stays as it is."""
@@ -205,7 +208,7 @@ def _attend_whole(whole: Whole[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tens
     """Rows [R, heads, D], each text's among themselves."""
     texts, longest = whole.rows.shape
     rows = whole.rows.view(-1)
-    q, k, v = (each.index_select(0, rows).unflatten(0, (texts, longest)) for each in (q, k, v))
+    q, k, v = (each.index_select(0, rows).view(texts, longest, *each.shape[1:]) for each in (q, k, v))
     return attend_causally(q, k, v).flatten(0, 1).index_select(0, whole.back)
 
 

@@ -143,7 +143,9 @@ def pack(batch: Batch, reader: Reader, with_text: bool = False) -> Packed[Ints]:
         _list_targets(batch, ~batch.is_answer(), starts, num_rows) if with_text else None,
         tuple(told),
         tuple(due),
-        None if reader.end_id is None or not due else _list_due_ids(batch, due, reader),
+        _list_due_ids(batch, due, reader.end_id, reader.while_answering)
+        if reader.end_id is not None and due
+        else None,
         _list_whole(starts, text, place, rows, longest, num_rows) if len(blocks) < len(windows) else None,
         longest,
     )
@@ -161,8 +163,13 @@ def send(packed: Packed[Ints], device: torch.device) -> Packed[Tensor]:
     flat = torch.from_numpy(np.concatenate([each.reshape(-1) for each in arrays]))
     if device.type == "cuda":
         flat = flat.pin_memory().to(device, non_blocking=True)
-    pieces = iter(flat.split([each.size for each in arrays]))
-    return packed.map(lambda array: next(pieces).view(array.shape))
+    ends = iter(np.cumsum([each.size for each in arrays]).tolist())
+
+    def take(array: Ints) -> Tensor:
+        last = next(ends)
+        return flat[last - array.size : last].view(array.shape)
+
+    return packed.map(take)
 
 
 def round_up_all(counts: Ints, unit: int) -> Ints:
@@ -192,15 +199,15 @@ def _list_due(batch: Batch, first: Ints, num_chunks: int, while_answering: bool)
     return lists
 
 
-def _list_due_ids(batch: Batch, due: Sequence[Thoughts[Ints]], reader: Reader) -> Ints:
+def _list_due_ids(batch: Batch, due: Sequence[Thoughts[Ints]], end_id: int, while_answering: bool) -> Ints:
     """A thought's tokens and its end; nothing of what the lists were padded with."""
-    lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(reader.while_answering)]
+    lens = (batch.thoughts >= 0).sum(axis=2)[batch.is_thought_about(while_answering)]
     parts = []
     for each, (among, _) in zip(due, _by_length(lens, batch.thoughts.shape[2]), strict=True):
         ids = np.pad(each.tokens, ((0, 0), (0, 1)), constant_values=-1)
         ids[ids < 0] = IGNORED
         own = lens[among]
-        ids[np.arange(len(own)), own] = reader.end_id
+        ids[np.arange(len(own)), own] = end_id
         parts.append(ids.reshape(-1))
     return np.concatenate(parts)
 
@@ -213,14 +220,14 @@ def _list_told(batch: Batch, first: Ints, num_chunks: int, size: int) -> list[Th
     for among, width in _by_length((batch.thoughts[text, chunk] >= 0).sum(axis=1), batch.thoughts.shape[2]):
         tokens = _cut(batch.thoughts[text[among], chunk[among]], width)
         missing = padded(len(tokens)) - len(tokens)
-        chunks = np.pad(
-            first[text[among]] + chunk[among] + 1, (0, missing), constant_values=num_chunks - 1
-        )
+        chunks = np.pad(first[text[among]] + chunk[among] + 1, (0, missing), constant_values=num_chunks - 1)
         lists.append(Thoughts(chunks, np.pad(tokens, ((0, missing), (0, 0)), constant_values=-1)))
     return lists
 
 
-def _list_whole(starts: Ints, text: Ints, place: Ints, rows: Ints, longest: int, num_rows: int) -> Whole[Ints]:
+def _list_whole(
+    starts: Ints, text: Ints, place: Ints, rows: Ints, longest: int, num_rows: int
+) -> Whole[Ints]:
     width = padded(longest)
     back = np.arange(num_rows) % (len(starts) * width)
     back[rows] = text * width + place

@@ -57,10 +57,11 @@ def load_state(folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimi
     model.load_tensors(
         {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith("weight/")}
     )
+    is_fused = bool(optimizer.defaults["fused"])  # then it counts its steps on the device
     for name, parameter in model.named_parameters():
         if f"exp_avg/{name}" in tensors:
             held = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
             optimizer.state[parameter] = {
-                moment: tensor if moment == "step" else tensor.to(parameter.device)
+                moment: tensor if moment == "step" and not is_fused else tensor.to(parameter.device)
                 for moment, tensor in held.items()
             }

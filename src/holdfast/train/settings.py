@@ -46,14 +46,20 @@ class Settings:
     long_texts: bool = True  # sentences that say nothing between the events of half of the texts
     context: int = 4096
     steps: int = 1500
+    minutes: float | None = (
+        None  # if set, `steps` is set so that the run ends in time, and this is None again
+    )
     batch: int = 256
-    accumulate: int = 1  # a step's texts are sorted by length and cut into so many passes
+    accumulate: int = (
+        1  # a step's texts are sorted by length and cut into so many passes, to need less memory
+    )
     learning_rate: float = 1e-3
     warmup: int = 100
     weight_decay: float = 0.05
     clip: float = 1.0
     weights: Weights = field(default_factory=Weights)
     seed: int = 0
+    compile: bool | None = None  # None: on a GPU
     eval_every: int = 250
     eval_texts: int = 128
     eval_events: tuple[int, ...] = ()  # empty: the limit and its double
@@ -73,6 +79,8 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"minutes is {self.minutes}; a run needs some time")
         if not self.tasks:
             raise ConfigError("no task to train; name one: parity, variables, babi:FILE or gsm8k:FILE")
         if self.accumulate > self.batch:
@@ -93,7 +101,6 @@ PRESETS = {
         variables_thought="all",
         steps=6000,
         batch=256,
-        accumulate=2,
         learning_rate=1e-3,
         warmup=200,
         eval_every=1000,
