@@ -99,7 +99,7 @@ def test_limits_are_the_device_s_unless_they_are_given() -> None:
         return found.max_num_seqs, found.max_pass_rows
 
     assert limits("cpu") == (64, 512)
-    assert limits("cuda") == (256, 4096)
+    assert limits("cuda") == (256, 8192)
     assert limits("cuda", max_num_seqs=3, max_pass_rows=700) == (3, 700)
     assert limits("cpu", max_pass_rows=32) == (32, 32)
     assert limits("cpu", max_num_seqs=1000) == (1000, 1000)

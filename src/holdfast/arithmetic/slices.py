@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _FORMAT = 1
 _SLICES = (0, 1, 2, 4, 8)
 # The same list whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
-TOTALS = gpu_totals(4096)
+TOTALS = gpu_totals(8192)
 _DEVIATION = 0.02
 _LEAST_WIDTH = 16  # of a slice
 

@@ -48,7 +48,8 @@ def padded_totals(max_rows: int) -> tuple[int, ...]:
         1152,
         1280,
         *range(1536, 2049, 256),
-        *range(2560, max_rows + 1, 512),
+        *range(2560, 4097, 512),
+        *range(5120, max_rows + 1, 1024),
     )
     found = [total for total in (*small, *large) if total <= max_rows]
     return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)
@@ -60,6 +61,6 @@ def graph_totals(max_rows: int) -> tuple[int, ...]:
 
 
 def _large(max_rows: int) -> tuple[int, ...]:
-    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, max_rows + 1, 128))
+    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, 4097, 128), *range(5120, max_rows + 1, 1024))
     found = [total for total in steps if total <= max_rows]
     return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)

@@ -24,7 +24,7 @@ from holdfast.run.runner import Runner
 from holdfast.schedule.policy import DeterminismMode
 
 _PAGE_SPARE = 128  # positions of a request's last page, and of one more for a check
-_PASS_ROWS = {"cpu": 512, "cuda": 4096}
+_PASS_ROWS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ KVMemory = Annotated[
 MaxPassRows = Annotated[
     int | None,
     typer.Option(
-        help="Rows of the largest pass; without it 512 on a CPU, 4096 on a GPU.",
+        help="Rows of the largest pass; without it 512 on a CPU, 8192 on a GPU.",
         show_default=False,
         rich_help_panel=_ENGINE,
     ),

@@ -33,7 +33,7 @@ class RowLimits:
     max_pass_rows: int
 
 
-_ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 4096)}
+_ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 8192)}
 
 
 @dataclass(frozen=True)

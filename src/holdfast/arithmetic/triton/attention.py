@@ -70,7 +70,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     max_splits = -(-(rows.max_pages or rows.page_table.shape[1]) * PAGE_SIZE // SPLIT)
     room = (num_rows, heads, max_splits) if programs > 1 else (1,)
     sums, marks = (q.new_empty((*room, size), dtype=torch.float32) for size in (width, 2))
-    _attend_short[(len(short), kv_heads, programs)](
+    _attend_short[(kv_heads, len(short), programs)](  # neighbours read the same pages
         *(out, sums, marks, max_splits, programs, q, keys, values, rows.positions, short), *what, **shape,
         BLOCK_M=_SHORT if group <= _SHORT else _TALL, SHARED=programs > 1,
         num_warps=4, num_stages=2 if is_small else 1, **in_turn,
@@ -197,7 +197,7 @@ def _attend_short(
 ):  # fmt: skip
     """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs."""
     take_turn(TURNS)
-    tile, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_rows = tl.load(tiles + tile * 3 + 1)
     if num_rows == 0:
         return
