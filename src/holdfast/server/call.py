@@ -112,6 +112,12 @@ class Call:
     def num_prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the model that answers does."""
+        ready = self._link.ready
+        return ready is not None and ready.chunk > 0
+
     async def accepted(self) -> None:
         """Once the engine took every request. Raises what it refused one for."""
         while True:
@@ -215,6 +221,8 @@ class Call:
             self._told_begun = True
             self._metrics.started(ticket.queue_seconds)
             self._traced().started(ticket.queue_seconds)
+        if piece.thoughts:
+            self._metrics.thoughts(piece.thoughts)
         if piece.token_ids:
             if self.first_token is None:
                 self.first_token = time.monotonic()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from holdfast.core.request import Request
 from holdfast.core.settings import params_of
+from holdfast.engine.answer import Delta
 from holdfast.engine.loop import Engine, Update
 from holdfast.engine.tracer import Tracer
 from holdfast.engine.worker import Worker
@@ -125,12 +126,8 @@ class Desk:
         pieces, outcomes = [], []
         for update in updates:
             number, delta = self._numbers[update.request_id], update.delta
-            if delta.token_ids or delta.text or delta.finish_reason is not None:
-                pieces.append(
-                    m.Piece(
-                        number, delta.index, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason
-                    )
-                )
+            if delta.token_ids or delta.text or delta.thoughts or delta.finish_reason is not None:
+                pieces.append(_piece(number, delta))
             if update.result is not None:
                 outcomes.append(self._close(update))
         if begun or pieces or outcomes:
@@ -171,6 +168,18 @@ class Desk:
             result.receipt,
             result.prompt_logprobs,
         )
+
+
+def _piece(number: int, delta: Delta) -> m.Piece:
+    return m.Piece(
+        number,
+        delta.index,
+        delta.text,
+        delta.token_ids,
+        delta.logprobs,
+        delta.finish_reason,
+        delta.thoughts,
+    )
 
 
 def _takes_time(message: m.Submit) -> bool:

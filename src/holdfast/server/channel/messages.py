@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.plan import TokenLogprob
-from holdfast.core.result import Determinism, Stats
+from holdfast.core.result import Determinism, Stats, Thought
 from holdfast.core.stop import FinishReason
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import StepTrace
@@ -95,6 +95,7 @@ class Ready(Message, frozen=True):
     determinism: str
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
+    chunk: int = 0  # tokens a thought is about; 0: the model does not think
 
 
 class Unfit(Message, frozen=True):
@@ -124,7 +125,7 @@ class Refused(Message, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """What came since the last piece of one choice of one request."""
+    """What came since the last piece of one choice of one request. Thoughts come before the tokens they led to."""
 
     number: int
     index: int
@@ -132,6 +133,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason | None
+    thoughts: tuple[Thought, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

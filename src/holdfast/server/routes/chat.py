@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import TokenLogprob
+from holdfast.core.result import Thought
 from holdfast.errors import HoldfastError
 from holdfast.server.call import Call
 from holdfast.server.channel.messages import Piece
@@ -23,6 +24,7 @@ from holdfast.server.gate.presence import until_gone
 from holdfast.server.routes.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.routes.reply import chat_logprobs, holdfast_object, usage
 from holdfast.server.routes.sampling import sampling_params
+from holdfast.server.routes.thinking import ThoughtStream, all_thoughts, require_thinker
 from holdfast.server.schema.answers import ChatCompletion
 from holdfast.server.schema.bodies import ChatBody
 from holdfast.server.schema.openapi import ASKED, responses
@@ -64,6 +66,7 @@ def chat_routes(front: Front) -> APIRouter:
 
 async def _begin(front: Front, prompts: ChatPrompts, call: Call, body: ChatBody) -> "ChatAnswer":
     """Read the conversation and ask the engine."""
+    require_thinker(call, body)
     try:
         prompt = await prompts.read(body)
         params = _params(front, body, prompt)
@@ -111,12 +114,14 @@ class ChatChoice:
         self.deltas: list[Delta] = []
         self.logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] = []
+        self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
 
     def take(self, piece: Piece) -> list[Delta]:
         """What a piece says to the client."""
         self.logprobs.extend(piece.logprobs or ())
         self.token_ids.extend(piece.token_ids)
+        self.thoughts.extend(piece.thoughts)
         new = self._reader.feed(piece.text)
         if piece.finish_reason is not None:
             new += self._reader.finish()
@@ -143,6 +148,7 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
         ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
         yield event({**head, "choices": [first], **open_ended, **ids})
     num_open = len(answer.choices)
+    thoughts = ThoughtStream()
     last: dict[str, Any] = {}
     async for _, piece in call.pieces():
         if piece is None:
@@ -150,14 +156,15 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
             continue
         if piece.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
+        thoughts.add(piece.index, piece.thoughts)
         for choice in _chunks(answer, piece):
             num_open -= choice["finish_reason"] is not None
             if num_open == 0:
                 last = choice
                 break
-            yield event({**head, "choices": [choice], **open_ended})
+            yield event({**head, "choices": [choice], **open_ended, **thoughts.about()})
     call.finished([choice.finish_reason or "stop" for choice in answer.choices])
-    about = {"holdfast": holdfast_object(call)}
+    about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
     if with_usage:
         yield event({**head, "choices": [last], "usage": None})
         yield event({**head, "choices": [], "usage": usage(call), **about})
@@ -183,7 +190,7 @@ def _chunks(answer: ChatAnswer, piece: Piece) -> list[dict[str, Any]]:
     return [
         one
         for one in chunks
-        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids")
+        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids") or piece.thoughts
     ]
 
 
@@ -208,7 +215,7 @@ async def _collect(answer: ChatAnswer) -> dict[str, Any]:
         **answer.head("chat.completion"),
         "choices": choices,
         "usage": usage(call),
-        "holdfast": holdfast_object(call),
+        "holdfast": {**holdfast_object(call), **all_thoughts(call, (one.thoughts for one in answer.choices))},
     }
     return {**response, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else response
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.params import SamplingParams
+from holdfast.core.result import Thought
 from holdfast.errors import HoldfastError
 from holdfast.server.call import Call
 from holdfast.server.channel.messages import Outcome, Piece
@@ -23,6 +24,7 @@ from holdfast.server.gate.presence import until_gone
 from holdfast.server.routes.reply import TextLogprobs, holdfast_object, usage
 from holdfast.server.routes.response_format import form_of
 from holdfast.server.routes.sampling import sampling_params
+from holdfast.server.routes.thinking import ThoughtStream, all_thoughts, require_thinker
 from holdfast.server.schema.answers import TextCompletion
 from holdfast.server.schema.bodies import CompletionBody
 from holdfast.server.schema.openapi import ASKED, responses
@@ -71,6 +73,7 @@ def completion_routes(front: Front) -> APIRouter:
 async def _submit(
     front: Front, call: Call, prompts: list[str | list[int]], body: CompletionBody, params: SamplingParams
 ) -> None:
+    require_thinker(call, body)
     frame = body.add_special_tokens is not False
     try:
         for prompt in prompts:
@@ -96,6 +99,7 @@ class _Choice:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    thoughts: list[Thought] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -134,6 +138,7 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
     begun: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
+    thoughts = ThoughtStream()
     async for at, piece in call.pieces():
         if piece is None:
             yield QUIET
@@ -141,6 +146,7 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
         if piece.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
         index = answer.index(at, piece)
+        thoughts.add(index, piece.thoughts)
         choice: dict[str, Any] = {
             "index": index,
             "text": piece.text,
@@ -160,9 +166,10 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
         if len(reasons) == len(call.tickets) * answer.params.n:
             last = {**head, "choices": [choice]}  # told when it is known how all of them were come by
             continue
-        yield event({**head, "choices": [choice], **({"usage": None} if with_usage else {})})
+        usage_to_come = {"usage": None} if with_usage else {}
+        yield event({**head, "choices": [choice], **usage_to_come, **thoughts.about()})
     call.finished([reasons[index] for index in sorted(reasons)])
-    about = {"holdfast": holdfast_object(call)}
+    about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
     if with_usage:
         yield event({**last, "usage": None})
         yield event({**head, "choices": [], "usage": usage(call), **about})
@@ -181,6 +188,7 @@ async def _collect(answer: Completion) -> dict[str, Any]:
             choice.text.append(piece.text)
             choice.token_ids.extend(piece.token_ids)
             choice.logprobs.extend(piece.logprobs or ())
+            choice.thoughts.extend(piece.thoughts)
             choice.finish_reason = piece.finish_reason or choice.finish_reason
     call.finished([choice.finish_reason or "stop" for choice in choices])
     answer.fingerprint = await call.fingerprint()
@@ -191,7 +199,8 @@ async def _collect(answer: Completion) -> dict[str, Any]:
     if body.return_token_ids:
         for index, one in enumerate(written):
             one["prompt_token_ids"] = call.prompts[index // params.n]
-    return {**answer.head(), "choices": written, "usage": usage(call), "holdfast": holdfast_object(call)}
+    about = {**holdfast_object(call), **all_thoughts(call, (choice.thoughts for choice in choices))}
+    return {**answer.head(), "choices": written, "usage": usage(call), "holdfast": about}
 
 
 def _written(answer: Completion, index: int, choice: _Choice, outcome: Outcome) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from holdfast.core.params import SamplingParams
 from holdfast.core.structured import StructuredOutput
 from holdfast.server.config import ServerConfig
 from holdfast.server.failures import ApiError
+from holdfast.server.routes.thinking import forced_thoughts
 from holdfast.server.schema.bodies import Asking
 
 _SAME_NAMES = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
+    "think",
 )
 _SEED_BITS = 53  # every JSON reader keeps such a number as it is
 
@@ -34,6 +36,8 @@ def sampling_params(
         given["stop"] = _stops(body.stop, config.max_stops)
     if body.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
+    if body.forced_thoughts is not None:
+        given["forced_thoughts"] = forced_thoughts(body.forced_thoughts)
     if given.get("n", 1) > config.max_choices:
         raise ApiError(
             400, f"n must be at most {config.max_choices}, not {given['n']}", param="n", code="invalid_value"

@@ -49,10 +49,21 @@ class HoldfastOfOne(Answer):
     receipt: dict[str, Any] | None = Field(None, description="On request; see docs/receipt.schema.json.")
 
 
+class ThoughtAnswer(Answer):
+    """What a model that thinks wrote behind a chunk of prompt and answer. A trivial thought has no tokens."""
+
+    index: int = Field(description="Of which choice.")
+    chunk: int
+    position: int = Field(description="Of the chunk's last token, in prompt and answer.")
+    text: str
+    token_ids: list[int]
+
+
 class HoldfastObject(HoldfastOfOne):
     """How an answer was come by. Where there are several prompts: all together, and each by itself."""
 
     requests: list[HoldfastOfOne] | None = None
+    thoughts: list[ThoughtAnswer] | None = Field(None, description="Only of a model that thinks.")
 
 
 class Completed(Answer):

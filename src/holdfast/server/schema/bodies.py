@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from holdfast.server.gate.json_body import Many
 from holdfast.server.schema.field_schemas import (
     Biases,
+    ForcedThoughts,
     ResponseFormat,
     StructuredOutputs,
     ToolChoices,
@@ -76,6 +77,14 @@ class Asking(Body):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
+    think: bool | None = Field(
+        None, description="False: a model that thinks does without. True: refused by a model that does not."
+    )
+    forced_thoughts: ForcedThoughts | None = Field(
+        None,
+        description="Numbers of chunks, as text, and the token ids of the thought that stands behind each, "
+        "whatever the model would think there; [] is no thought.",
+    )
     user: str | None = Field(None, description="Taken and ignored.")
     response_format: ResponseFormat | None = None
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import WithJsonSchema
 
+from holdfast.server.gate.json_body import Many
+
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
 _TEXT = {"type": "string", "minLength": 1}
 _MAYBE_TEXT = {"type": ["string", "null"]}
@@ -83,6 +85,12 @@ _BIASES = {
     "maxProperties": 1024,
 }
 
+_FORCED = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,8}$"},
+    "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
+}
+
 ToolObject = Annotated[dict[str, Any], WithJsonSchema(_TOOL)]
 ToolChoices = Annotated[
     str | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL]})
@@ -90,3 +98,4 @@ ToolChoices = Annotated[
 ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_RESPONSE_FORMAT)]
 StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_STRUCTURED_OUTPUTS)]
 Biases = Annotated[dict[str, float], WithJsonSchema(_BIASES)]
+ForcedThoughts = Annotated[dict[str, Many[int]], WithJsonSchema(_FORCED)]

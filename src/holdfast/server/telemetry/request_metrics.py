@@ -1,6 +1,6 @@
 """One request's figures, from its arrival to its end.
 
-    Metrics.request -> started(queue time) -> tokens(choice, count) ... -> finished(...) or failed(code)
+    Metrics.request -> started(queue time) -> thoughts(...), tokens(choice, count) ... -> finished(...) or failed(code)
 
 The time to the first token is the request's: whichever choice gave it. The latency between tokens is a choice's: a piece of
 several tokens that comes dt behind the choice's last piece is that many intervals of dt / count. So the sum over an answer is
@@ -8,12 +8,12 @@ the time from its first piece to its last, and a window of eight tokens weighs a
 choice's first piece have no interval, because nothing came before them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from holdfast.core.result import Stats
+from holdfast.core.result import Stats, Thought
 
 # fmt: off
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640)
@@ -30,6 +30,8 @@ _STATS = {
     "windows": ("windows", "Windows that were verified."),
     "canonical_tokens": ("canonical_tokens", "Tokens a canonical pass gave itself."),
     "looked_up": ("looked_up", "Candidates found in the request's own text."),
+    "guessed": ("thoughts_guessed", "Thoughts that were taken for granted in some pass."),
+    "guessed_right": ("thoughts_guessed_right", "Those of them that stood."),
     "preemptions": ("num_preemptions", "Times a request gave its pages to an older one."),
 }
 
@@ -58,6 +60,7 @@ class RequestFamilies:
         self.errors = counter("request_errors", "Requests that got an error, by its code.", "code")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.thoughts = counter("thoughts", "Chunks that were thought about, by what came of it.", "kind")
         self.stats = {field: counter(name, help) for field, (name, help) in _STATS.items()}
 
 
@@ -75,6 +78,8 @@ class RequestSeries:
     generation_total: Counter
     prefix_queries: Counter
     prefix_hits: Counter
+    thoughts: Counter
+    trivial_thoughts: Counter
     stats: dict[str, Counter]
     end: Callable[[str], None]
     fail: Callable[[str], None]
@@ -95,6 +100,8 @@ class RequestSeries:
             families.generation_total.labels(label),
             families.prefix_queries.labels(label),
             families.prefix_hits.labels(label),
+            families.thoughts.labels(label, "written"),
+            families.thoughts.labels(label, "trivial"),
             {field: family.labels(label) for field, family in families.stats.items()},
             lambda reason: families.success.labels(label, reason).inc(),
             lambda code: families.errors.labels(label, code).inc(),
@@ -138,6 +145,12 @@ class RequestMetrics:
         elif self.first_token_seconds is None:
             self.first_token_seconds = now - self._arrived
             self._series.first.observe(self.first_token_seconds)
+
+    def thoughts(self, thoughts: Sequence[Thought]) -> None:
+        """What a choice thought further."""
+        num_written = sum(bool(one.token_ids) for one in thoughts)
+        self._series.thoughts.inc(num_written)
+        self._series.trivial_thoughts.inc(len(thoughts) - num_written)
 
     def finished(
         self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats, num_choices: int = 1

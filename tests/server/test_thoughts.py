@@ -1,0 +1,234 @@
+"""A model that thinks, over HTTP: thoughts in the `holdfast` object, whole and streamed; its settings; plain models."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from holdfast import LLM, SamplingParams
+from support.serving import Server, serving
+from support.thinking_models import thinker_folder
+
+CHUNK = 4
+PROMPT = "heads tails the coin is flips heads heads tails the"
+QUESTION: Any = [{"role": "user", "content": PROMPT}]
+TEMPLATE = "{% for one in messages %}{{ one.content }} {% endfor %}"
+ASKED: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def thinker(folder: Path) -> Iterator[Server]:
+    with serving(folder, "--max-num-seqs", "8", "--served-model-name", "thinker") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(thinker: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinker.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def complete(server: Server, **body: Any) -> dict[str, Any]:
+    answer = server.post("/v1/completions", {"prompt": PROMPT, **ASKED, **body})
+    assert answer.status_code == 200, answer.text
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    text = server.post(path, {**ASKED, **body, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def told(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All thoughts of a stream, in the order a whole response has them."""
+    thoughts = [one for chunk in chunks for one in chunk.get("holdfast", {}).get("thoughts", ())]
+    return sorted(thoughts, key=lambda one: one["index"])
+
+
+def test_thoughts_are_those_of_the_engine(thinker: Server, folder: Path) -> None:
+    answer = complete(thinker, n=2, return_token_ids=True)
+    params = SamplingParams(**{**ASKED, "n": 2})
+    here = LLM(str(folder)).generate([PROMPT], params)[0]
+    assert [tuple(one["token_ids"]) for one in answer["choices"]] == [one.token_ids for one in here.choices]
+    expected = [
+        (index, one.chunk, one.position, one.text, list(one.token_ids))
+        for index, choice in enumerate(here.choices)
+        for one in choice.thoughts
+    ]
+    assert [tuple(one.values()) for one in answer["holdfast"]["thoughts"]] == expected
+    kinds = {bool(token_ids) for *_, token_ids in expected}
+    assert kinds == {True, False}, "the model has no thoughts to tell, or no trivial ones"
+
+
+def test_every_complete_chunk_has_a_thought(thinker: Server) -> None:
+    answer = complete(thinker)
+    thoughts = answer["holdfast"]["thoughts"]
+    last = answer["usage"]["total_tokens"] - 1  # the last token was read by nobody
+    assert [one["chunk"] for one in thoughts] == list(range(last // CHUNK))
+    assert all(one["position"] == (one["chunk"] + 1) * CHUNK - 1 for one in thoughts)
+
+
+def test_a_stream_tells_thoughts_as_they_come_and_each_once(thinker: Server) -> None:
+    whole = complete(thinker, n=2)
+    chunks = stream(thinker, "/v1/completions", {"prompt": PROMPT, "n": 2})
+    assert told(chunks) == whole["holdfast"]["thoughts"]
+    assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+    assert "thoughts" not in chunks[-1]["holdfast"] and "stats" in chunks[-1]["holdfast"]
+    prompt_len, num_tokens = whole["usage"]["prompt_tokens"], 0
+    for chunk in stream(thinker, "/v1/completions", {"prompt": PROMPT, "return_token_ids": True}):
+        for one in chunk.get("holdfast", {}).get("thoughts", ()):
+            assert one["position"] + 1 >= prompt_len + num_tokens or num_tokens == 0
+            assert one["position"] < prompt_len + num_tokens  # behind what it read, before what it led to
+        num_tokens += len(chunk["choices"][0]["token_ids"])
+
+
+def test_several_prompts_have_their_thoughts_by_the_number_of_the_choice(thinker: Server) -> None:
+    prompts = [PROMPT, "the coin is heads", PROMPT]
+    batch = complete(thinker, prompt=prompts)
+    by_choice = [
+        [{**one, "index": 0} for one in batch["holdfast"]["thoughts"] if one["index"] == number]
+        for number in range(3)
+    ]
+    assert by_choice == [complete(thinker, prompt=one)["holdfast"]["thoughts"] for one in prompts]
+    assert told(stream(thinker, "/v1/completions", {"prompt": prompts})) == batch["holdfast"]["thoughts"]
+
+
+@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
+def test_the_official_client_chats_with_it(
+    thinker: Server, client: openai.OpenAI, usage: dict[str, Any]
+) -> None:
+    settings: Any = {
+        "model": "thinker",
+        "messages": QUESTION,
+        "max_tokens": 14,
+        "seed": 5,
+        "extra_body": {"deterministic": True, "ignore_eos": True},
+    }
+    whole = client.chat.completions.create(**settings)
+    assert whole.model_extra is not None
+    thoughts = whole.model_extra["holdfast"]["thoughts"]
+    assert any(one["token_ids"] for one in thoughts)
+    text, streamed = "", []
+    for chunk in client.chat.completions.create(**settings, stream=True, **usage):
+        assert chunk.model_extra is not None
+        streamed += chunk.model_extra.get("holdfast", {}).get("thoughts", [])
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+    assert text == whole.choices[0].message.content
+    assert streamed == thoughts
+    with client.chat.completions.stream(**settings) as events:  # the helper that adds chunks up
+        for _ in events:
+            pass
+        assert events.current_completion_snapshot.choices[0].message.content == text
+
+
+def test_thinking_can_be_done_without(thinker: Server) -> None:
+    without = complete(thinker, think=False)
+    assert without["holdfast"]["thoughts"] == []
+    assert without["choices"] != complete(thinker)["choices"]
+    assert complete(thinker, think=True)["choices"] == complete(thinker)["choices"]
+    assert not told(stream(thinker, "/v1/completions", {"prompt": PROMPT, "think": False}))
+
+
+def test_a_thought_can_be_put_in_the_place_of_the_model_s(thinker: Server) -> None:
+    own = complete(thinker)
+    forced = complete(thinker, forced_thoughts={"0": [70, 71], "1": []})
+    first, second = forced["holdfast"]["thoughts"][:2]
+    assert (first["token_ids"], second["token_ids"], second["text"]) == ([70, 71], [], "")
+    assert forced["choices"] != own["choices"]
+    same = {str(one["chunk"]): one["token_ids"] for one in own["holdfast"]["thoughts"]}
+    assert complete(thinker, forced_thoughts=same)["choices"] == own["choices"]
+    chat = thinker.post(
+        "/v1/chat/completions", {"messages": QUESTION, **ASKED, "forced_thoughts": {"0": [9]}}
+    )
+    assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
+
+
+def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
+    made = complete(thinker, forced_thoughts={"0": [70]}, return_receipt=True)
+    replayed = thinker.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
+    assert replayed["same"] and replayed["compared"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"think": "no"}, "'think': expected a boolean"),
+        ({"forced_thoughts": [[0, [5]]]}, "'forced_thoughts': expected an object"),
+        ({"forced_thoughts": {"0": "tails"}}, "'forced_thoughts.0': expected an array"),
+        ({"forced_thoughts": {"0": ["tails"]}}, "'forced_thoughts.0[0]': expected an integer"),
+        ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
+        ({"forced_thoughts": {"-1": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
+        ({"forced_thoughts": {"99999999": [5]}}, "a chunk of forced_thoughts must be from 0"),
+        ({"forced_thoughts": {"0": [-1]}}, "a thought of forced_thoughts must be from 0"),
+        ({"forced_thoughts": {"0": [10**6]}}, "token id 1000000 is not in the vocabulary"),
+        ({"forced_thoughts": {"0": [5, 5, 5, 5]}}, "has at most 3 tokens"),
+        ({"forced_thoughts": {"0": [5]}, "think": False}, "forced_thoughts are for a request that thinks"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_wrong_setting_is_refused_and_said(
+    thinker: Server, path: str, body: dict[str, Any], said: str
+) -> None:
+    asked = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
+    answer = thinker.post(path, {**asked, **ASKED, **body})
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+
+
+def test_thoughts_are_counted(thinker: Server) -> None:
+    def counts() -> tuple[float, float, float]:
+        text = thinker.get("/metrics").text
+        kinds = [
+            sum(
+                float(line.rsplit(" ", 1)[1])
+                for line in text.splitlines()
+                if line.startswith("holdfast_thoughts_total") and f'kind="{kind}"' in line
+            )
+            for kind in ("written", "trivial")
+        ]
+        return kinds[0], kinds[1], thinker.metric("holdfast_thoughts_guessed_total")
+
+    before = counts()
+    answer = complete(thinker, prompt=f"is {PROMPT}")["holdfast"]
+    written = sum(bool(one["token_ids"]) for one in answer["thoughts"])
+    expected = (written, len(answer["thoughts"]) - written, answer["stats"]["guessed"])
+    assert tuple(now - then for now, then in zip(counts(), before, strict=True)) == expected
+    assert answer["stats"]["guessed"] >= answer["stats"]["guessed_right"]
+
+
+def test_a_plain_model_is_as_it_was(tiny_server: Server) -> None:
+    body = {"prompt": "the quick brown fox", "max_tokens": 6, "seed": 5}
+    answers = [
+        tiny_server.post("/v1/completions", {**body, **more}).json() for more in ({}, {"think": False})
+    ]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert all("thoughts" not in one["holdfast"] for one in answers)
+    chat = {"messages": QUESTION, "max_tokens": 6, "seed": 5}
+    assert "thoughts" not in tiny_server.post("/v1/chat/completions", chat).json()["holdfast"]
+    for chunk in stream(tiny_server, "/v1/completions", {"prompt": "the fox", "ignore_eos": False}):
+        assert "thoughts" not in chunk.get("holdfast", {})
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("asked", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"])
+def test_a_plain_model_cannot_be_made_to_think(tiny_server: Server, path: str, asked: dict[str, Any]) -> None:
+    body = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
+    answer = tiny_server.post(path, {**body, "max_tokens": 4, **asked})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] in asked and error["code"] == "unsupported_value"
+    assert "models that think, and this one does not" in error["message"]
