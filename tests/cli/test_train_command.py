@@ -11,7 +11,16 @@ TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device",
 def test_help(holdfast, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     shown = holdfast("train", "thinking", "--help").stdout
-    for word in ("--preset", "--task", "--form", "--max-events", "--window", "--resume", "--device"):
+    for word in (
+        "--preset",
+        "--task",
+        "--form",
+        "--max-events",
+        "--window",
+        "--resume",
+        "--minutes",
+        "--compile",
+    ):
         assert word in shown
     assert " thinking " in holdfast("train", "--help").stdout
 
@@ -24,6 +33,18 @@ def test_a_model_is_trained_written_and_resumed(holdfast, tmp_path: Path, monkey
     names = {each.name for each in out.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "thinking.json", "curves.png"}
     assert holdfast("train", "thinking", "--out", str(out), "--resume").exit_code == 0
+
+
+def test_a_log_is_told_how_it_goes(holdfast, tmp_path: Path, monkeypatch):
+    from holdfast.cli import train as command
+
+    monkeypatch.setattr(command, "_TOLD_EVERY", 10)
+    wanted = ["--max-thought", "4", "--no-while-answering", "--eval-every", "0", "--no-compile"]
+    out = ["train", "thinking", "--out", str(tmp_path / "m"), *TINY, "--steps", "11", *wanted]
+    done = holdfast(*out)
+    assert done.exit_code == 0, done.stderr
+    assert "step 10 of 11: loss" in done.stderr and "ms a step" in done.stderr
+    assert '"max_thought": 4' in (tmp_path / "m" / "thinking.json").read_text()
 
 
 def test_what_cannot_be_is_refused(holdfast, tmp_path: Path):

@@ -11,6 +11,7 @@ from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
 from holdfast.thinking.reference import open_reference
+from holdfast.train import clock
 from holdfast.train.evaluate import answer
 from holdfast.train.export import export
 from holdfast.train.loop import Run, learning_rate, measure_accuracy, resume_run, start_run, train
@@ -141,3 +142,19 @@ def test_curves_are_drawn(tmp_path: Path) -> None:
     train(run)
     plot_curves(run.moments, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_with_minutes_ends_in_time_and_is_resumed_with_the_steps_it_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "_LOOKS", (3, 6))
+    monkeypatch.setattr(clock, "_TIMED", 2)
+    asked = replace(TINY, minutes=60.0, steps=20)
+    run = start_run(asked, CPU)
+    train(run, tmp_path, until=8)
+    assert run.settings.minutes is None and run.settings.steps > 1000  # a step takes much less than a second
+    resumed = resume_run(tmp_path, CPU)
+    assert resumed.settings == run.settings
+    short = start_run(replace(asked, minutes=1e-6), CPU)
+    train(short)
+    assert short.step == short.settings.steps == 4 and short.moments[-1].accuracy is not None

@@ -76,6 +76,10 @@ def thinking(
         bool | None,
         typer.Option("--compile/--no-compile", help="Compile the layers; if not said, on a GPU."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that make texts, 0 for a thread; if not said, 2 on a GPU."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
@@ -109,6 +113,7 @@ def thinking(
         "seed": seed,
         "eval_every": eval_every,
         "compile": compile_,
+        "workers": workers,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     if window is not None:

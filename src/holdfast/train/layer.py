@@ -126,7 +126,8 @@ def _rotate(x: Tensor, at: Rotation) -> Tensor:
 
 def fold(seen: Tensor, group: int) -> Tensor:
     """A mask [.., n, keys] for `attend`: a row for each query head that shares a key head, [.., 1, n * group, keys]."""
-    return seen.repeat_interleave(group, dim=-2).unsqueeze(-3)
+    each = seen.repeat_interleave(group, dim=-2)
+    return each.view(-1, 1, *each.shape[-2:])  # always four dimensions: fewer would lose the fast kernels
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, folded: Tensor) -> Tensor:

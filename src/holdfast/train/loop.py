@@ -6,24 +6,22 @@ had not been, on the same CPU with the same number of threads.
 
 import math
 import time
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from holdfast.train.ahead import Maker, Sent, ahead
 from holdfast.train.batch import join_batches
 from holdfast.train.build import Built, build
 from holdfast.train.clock import Clock
 from holdfast.train.compiled import autocast, compile_rowwise
 from holdfast.train.evaluate import answer
-from holdfast.train.loss import Counts, count_tokens, packed_loss
+from holdfast.train.loss import packed_loss
 from holdfast.train.model import ThinkingModel
-from holdfast.train.packed import Packed, pack, send
 from holdfast.train.saved import load_state, read_told, save_state
 from holdfast.train.settings import Settings, settings_from_json, settings_to_json
 from holdfast.train.source import Source, open_topics, topic_texts
@@ -63,6 +61,10 @@ class Run:
     def model(self) -> ThinkingModel:
         return self.built.model
 
+    @property
+    def maker(self) -> Maker:
+        return Maker(self.settings, self.source, self.model.reader)
+
     def save(self, folder: Path) -> None:
         told: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
         save_state(
@@ -74,6 +76,9 @@ def start_run(settings: Settings, device: torch.device) -> Run:
     topics = open_topics(settings)
     built = build(settings, topic_texts(topics) if settings.backbone is None else [])
     built.model.to(device)
+    if device.type == "cuda":
+        # cuDNN's attention plans anew for every number of rows, which takes longer than many steps.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" if settings.compile is None else settings.compile:
         compile_rowwise(built.model, device)
     source = Source(settings, topics, built.tokenizer, built.eos_id)
@@ -95,7 +100,10 @@ def train(
 ) -> None:
     """Go on to the last step, or to `until`; save into the folder on the way and at the end."""
     clock = Clock(run.device)
-    steps = _ahead(run)
+    workers = run.settings.workers
+    if workers is None:
+        workers = 2 if run.device.type == "cuda" else 0
+    steps = ahead(run.maker, run.device, run.step, workers)
     while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
         s = run.settings
         parts = _take_step(run, next(steps))
@@ -145,31 +153,14 @@ def learning_rate(settings: Settings, step: int) -> float:
     return settings.learning_rate * share
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step's texts, on the device, in passes."""
-
-    passes: tuple[Packed[torch.Tensor], ...]
-    counts: Counts
-
-
-def prepare(run: Run, step: int) -> Prepared:
-    s, reader = run.settings, run.model.reader
-    batch = run.source.batch(step)
-    cuts = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
-    parts = [batch.part(first, last) for first, last in pairwise(cuts)]
-    packs = tuple(send(pack(part, reader, s.weights.text != 0), run.device) for part in parts)
-    return Prepared(packs, count_tokens(batch, reader.while_answering))
-
-
-def _take_step(run: Run, prepared: Prepared) -> torch.Tensor:
+def _take_step(run: Run, sent: Sent) -> torch.Tensor:
     """One step of the optimizer; its losses [total, answer, thought], still on the device."""
     s = run.settings
     parts = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)
-    for texts in prepared.passes:
+    for texts in sent.passes:
         with autocast(run.device):
-            losses = packed_loss(run.model, texts, prepared.counts, s.weights)
+            losses = packed_loss(run.model, texts, sent.counts, s.weights)
         losses.total.backward()  # type: ignore[no-untyped-call]
         parts += torch.stack((losses.total.detach(), losses.answer, losses.thought))
     torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip, foreach=True)
@@ -201,13 +192,3 @@ def _optimizer(model: ThinkingModel, settings: Settings) -> torch.optim.Optimize
     ]
     fused = next(model.parameters()).is_cuda
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=fused)
-
-
-def _ahead(run: Run) -> Generator[Prepared]:
-    """The steps' texts from where the run is, each made while the one before is learned."""
-    with ThreadPoolExecutor(1) as maker:
-        coming = maker.submit(prepare, run, run.step)
-        for step in count(run.step + 1):
-            prepared = coming.result()
-            coming = maker.submit(prepare, run, step)
-            yield prepared

@@ -60,6 +60,7 @@ class Settings:
     weights: Weights = field(default_factory=Weights)
     seed: int = 0
     compile: bool | None = None  # None: on a GPU
+    workers: int | None = None  # processes that make texts; None: two beside a GPU, else a thread
     eval_every: int = 250
     eval_texts: int = 128
     eval_events: tuple[int, ...] = ()  # empty: the limit and its double
