@@ -25,6 +25,7 @@ from holdfast.core.plan import (
     Plan,
     Sampled,
     Span,
+    ThoughtIds,
     TokenLogprob,
 )
 from holdfast.core.stop import finish_reason
@@ -145,7 +146,19 @@ class ScriptedRunner:
         corrupt = self.is_corrupt(one)
         given = [self._run_span(span, one.kind, corrupt) for span in one.spans]
         scores = tuple(scores for _, scores in given)
-        return PassResult(tuple(samples for samples, _ in given), scores if any(scores) else ())
+        samples = tuple(samples for samples, _ in given)
+        return PassResult(samples, scores if any(scores) else (), self._think(one, corrupt))
+
+    def _think(self, one: Pass, corrupt: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        """What a model that thinks finds behind the chunks that ended, by span."""
+        return ()
+
+    def _next(self, context: Context, token_id: int, span: Span, position: int) -> Context:
+        return chain(context, token_id)
+
+    def _whole(self, span: Span) -> Context:
+        """What the span's history alone gives."""
+        return context_of(span.history)
 
     def _run_span(
         self, span: Span, kind: PassKind, corrupt: bool
@@ -169,7 +182,7 @@ class ScriptedRunner:
             self._check_what_is_known(span)
         said = []
         for offset, token_id in enumerate(token_ids):
-            context = chain(context, token_id)
+            context = self._next(context, token_id, span, span.start + offset)
             if corrupt:
                 context = (context[0] ^ 1, *context[1:])
             self._slots[self._slot(span, span.start + offset)] = Slot(span.start + offset, context, whole)
@@ -200,7 +213,7 @@ class ScriptedRunner:
             known = (*span.history, *span.token_ids)
             assert len(known) == span.stop and UNKNOWN not in known
             before = self._slots[self._slot(span, span.start - 1)].context if span.start else START
-            assert self._corrupt_from is not None or context_of(span.history) == before
+            assert self._corrupt_from is not None or self._whole(span) == before
 
     def _say(self, context: Context, canonical: bool, span: Span) -> Sampled:
         token_id = next_token(context)

@@ -181,7 +181,8 @@ class Sequence:
 
     @property
     def determinism(self) -> Determinism:
-        if not self.deterministic or self.failure is not None or self.is_confirming:
+        doubted = self.is_confirming or (self.thoughts is not None and self.thoughts.is_doubted)
+        if not self.deterministic or self.failure is not None or doubted:
             return "none"
         return "certified" if self.certified_only else "verified"
 
@@ -448,6 +449,8 @@ class Sequence:
         self._compute_again()
         self.scored_len = self.request.score_from or 0
         self._record.doubt()
+        if self.thoughts is not None:
+            self.thoughts.doubt()
         self.log.forget_output()
         self.window_cap = FIRST_WINDOW
         self.certified_only = False

@@ -30,6 +30,7 @@ class ThoughtLog:
         self._latest: dict[int, ThoughtIds] = {}
         self._told: list[ThoughtIds] = []  # a chunk each
         self._num_settled = 0  # chunks
+        self._num_doubted = 0  # chunks
         self._most_guesses = FIRST_GUESSES
         self._max_guesses = max_guesses
 
@@ -37,6 +38,11 @@ class ThoughtLog:
     def is_shared(self) -> bool:
         """Whether its states depend on its tokens alone, so that others may read its pages and it theirs."""
         return not self.rule.forced
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether something told is not confirmed yet."""
+        return self._num_settled < self._num_doubted
 
     def reach(self, start: int) -> int:
         """Where a span from start on ends at the latest: not too many guesses hang on one another."""
@@ -98,9 +104,15 @@ class ThoughtLog:
             if self.rule.thinks(chunk, self._chunk):
                 new.append((chunk, thought))
         self._num_settled = max(self._num_settled, length // self._chunk)
+        if not self.is_doubted:
+            self._num_doubted = 0
         return tuple(new), same or not self._confirms
 
     def start_again(self) -> None:
         """All rows are computed again. What was thought so far is the best guess."""
         self._num_settled = 0
         self._most_guesses = max(self._most_guesses, len(self._told))
+
+    def doubt(self) -> None:
+        """All that was told must be confirmed."""
+        self._num_doubted = len(self._told)

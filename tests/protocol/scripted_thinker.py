@@ -1,0 +1,190 @@
+"""The scripted model, thinking: what stands at a slot depends on the thought behind the chunk before it, too.
+
+A thought is a function of all before it. Its state lies beside the slots of its chunk and is read through the page table, as
+in the real runner; so a state that is stale, of another page or of nobody shows in every answer behind it. A fast pass may
+lie about thoughts, and so may certified passes from some time on.
+"""
+
+import hashlib
+from dataclasses import replace
+
+from scripted import (
+    EOS,
+    START,
+    Context,
+    ScriptedRunner,
+    chain,
+    logprob,
+    next_token,
+)
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Pass, PassKind, PassResult, Span, ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.stop import finish_reason
+
+Told = list[tuple[int, ThoughtIds]]
+
+
+def mix(context: Context, thought: ThoughtIds) -> Context:
+    """A row behind a thought; behind the trivial one it is as in a plain model."""
+    if not thought:
+        return context
+    digest = hashlib.blake2b(f"{context[0]}:{thought}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big"), *context[1:]
+
+
+def think(context: Context) -> ThoughtIds:
+    """What is thought behind a chunk: nothing, for every second one."""
+    number = context[0] >> 5
+    return ((), (), (number % 7,), (number % 5, 1))[number % 4]
+
+
+class Reading:
+    """The definition: one token after the other, a thought behind each chunk."""
+
+    def __init__(self, chunk: int, rule: ThinkRule) -> None:
+        self._chunk, self._rule = chunk, rule
+        self._thought: ThoughtIds = ()
+        self._length = 0
+        self.context = START
+        self.told: Told = []
+
+    def read(self, token_id: int) -> None:
+        self.context = mix(chain(self.context, token_id), self._thought)
+        self._length += 1
+        if self._length % self._chunk:
+            return
+        number = self._length // self._chunk - 1
+        self._thought = ()
+        if self._rule.thinks(number, self._chunk):
+            forced = self._rule.forced_on(number)
+            self._thought = think(self.context) if forced is None else forced
+            self.told.append((number, self._thought))
+
+
+def reference(
+    prompt: tuple[int, ...], params: SamplingParams, chunk: int, rule: ThinkRule
+) -> tuple[tuple[int, ...], Told]:
+    """The answer and what is thought up to its last token, which nobody reads."""
+    reading = Reading(chunk, rule)
+    for token_id in prompt if params.max_tokens else prompt[: max(1, len(prompt) - 1)]:
+        reading.read(token_id)
+    output: list[int] = []
+    while len(output) < params.max_tokens:
+        output.append(next_token(reading.context))
+        if finish_reason(output[-1], len(output), False, params, frozenset({EOS})):
+            break
+        reading.read(output[-1])
+    return tuple(output), reading.told
+
+
+def reference_scores(
+    prompt: tuple[int, ...], score_from: int, chunk: int, rule: ThinkRule
+) -> list[TokenLogprob]:
+    reading, scores = Reading(chunk, rule), []
+    for position, token_id in enumerate(prompt):
+        if position >= score_from:
+            scores.append(logprob(reading.context, token_id))
+        reading.read(token_id)
+    return scores
+
+
+class ScriptedThinker(ScriptedRunner):
+    """`thought_lie` is the chance that a fast pass is wrong about a thought; from pass number `forgets_from` on certified
+    passes are wrong about every one of them, and about nothing else."""
+
+    def __init__(
+        self,
+        page_size: int,
+        lie: float,
+        seed: int,
+        chunk: int,
+        *,
+        thought_lie: float = 0.0,
+        forgets_from: int | None = None,
+        corrupt_from: int | None = None,
+        **rest: object,
+    ) -> None:
+        super().__init__(page_size, lie, seed, corrupt_from=corrupt_from, **rest)  # type: ignore[arg-type]
+        self._chunk = chunk
+        self._thought_lie = thought_lie
+        self._forgets_from = forgets_from
+        self._states: dict[int, ThoughtIds] = {}  # by the slot where its chunk begins
+        self.num_guesses = self.num_wrong = 0
+
+    def _run_pass(self, one: Pass) -> PassResult:
+        for span in one.spans:
+            self._put_guesses(span)
+        result = super()._run_pass(one)
+        for span, found in zip(one.spans, result.thoughts, strict=True):
+            self.num_guesses += len(span.guesses)
+            self.num_wrong += span.guesses != found[: len(span.guesses)]
+        return result
+
+    def _put_guesses(self, span: Span) -> None:
+        chunks = range(span.start // self._chunk, (span.stop - 1) // self._chunk)
+        assert len(span.guesses) == len(chunks), "a guess for each chunk with rows behind it"
+        for number, guess in zip(chunks, span.guesses, strict=True):
+            self._states[self._slot(span, number * self._chunk)] = guess
+
+    def _next(self, context: Context, token_id: int, span: Span, position: int) -> Context:
+        before = position - self._chunk
+        context = super()._next(context, token_id, span, position)
+        if before < 0:
+            return context
+        return mix(context, self._states[self._slot(span, before // self._chunk * self._chunk)])
+
+    def _whole(self, span: Span) -> Context:
+        assert span.rule is not None
+        reading = Reading(self._chunk, span.rule)
+        for token_id in span.history:
+            reading.read(token_id)
+        return reading.context
+
+    def _check_what_is_known(self, span: Span) -> None:
+        if self._thought_lie == 0 and self._forgets_from is None:
+            super()._check_what_is_known(span)
+
+    def _think(self, one: Pass, corrupt: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        return tuple(self._think_about(span, one) for span in one.spans)
+
+    def _think_about(self, span: Span, one: Pass) -> tuple[ThoughtIds, ...]:
+        found = []
+        for number in range(span.start // self._chunk, span.stop // self._chunk):
+            thought = self._thought(span, number, one)
+            self._states[self._slot(span, number * self._chunk)] = thought
+            found.append(thought)
+        return tuple(found)
+
+    def _thought(self, span: Span, number: int, one: Pass) -> ThoughtIds:
+        assert span.rule is not None
+        if not span.rule.thinks(number, self._chunk):
+            return ()
+        forced = span.rule.forced_on(number)
+        if forced is not None:
+            return forced
+        thought = think(self._slots[self._slot(span, (number + 1) * self._chunk - 1)].context)
+        if one.kind is PassKind.FAST and self._rng.random() < self._thought_lie:
+            return (self._rng.randrange(7), 2)
+        return (*thought, 3) if self.forgets(one) else thought
+
+    def forgets(self, one: Pass) -> bool:
+        return self._forgets_from is not None and one.certified and len(self.passes) > self._forgets_from
+
+    def _check(self, one: Pass) -> PassResult:
+        """What was thought behind the rows is compared, too."""
+        (span,) = one.spans
+        before = len(span.pages) - len(one.originals)
+        then = replace(span, pages=(*span.pages[:before], *one.originals))
+        starts = range(before * self._page_size, span.stop // self._chunk * self._chunk, self._chunk)
+        for start in starts:
+            self._states[self._slot(span, start)] = self._states[self._slot(then, start)]
+        self._put_guesses(span)
+        result = super()._check(one)
+        self._think_about(span, one)
+        for start in starts:
+            differs = self._states[self._slot(span, start)] != self._states[self._slot(then, start)]
+            if differs and result.mismatch is None:
+                self.num_mismatches += 1
+                result = replace(result, mismatch=f"the thought behind position {start + self._chunk - 1}")
+        return result
