@@ -32,6 +32,7 @@ LONG_FILES = (
     "train/test_learns.py",
     "needle/test_default_model.py",
     "protocol/test_schedules.py",
+    "protocol/test_thinking_schedules.py",
     "needle/test_matrix.py",
     "cli/test_replay_command.py",
     "parity/test_smollm2_parity.py",
