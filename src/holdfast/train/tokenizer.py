@@ -1,4 +1,4 @@
-"""A small tokenizer for models trained from scratch: a word is one token, two digits are, a mark is; all else is bytes.
+"""A small tokenizer for models trained from scratch: a word is one token, a digit one, a mark one; all else is bytes.
 
 A word that is in the vocabulary is a token, with the space before it; one that is not is spelt in bytes, so any text
 can be typed. How a text is cut does not depend on what stands around a word: pieces encoded one by one are the whole
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EOS, START, END = "<eos>", "<think>", "</think>"  # of an answer; before a thought, behind it
 SPECIAL = (EOS, START, END)
-_WORDS = r"'\p{L}+| ?\p{L}+| ?\d{1,2}| ?[^\s\p{L}\d]|\s"
+_WORDS = r"'\p{L}+| ?\p{L}+| ?\d| ?[^\s\p{L}\d]|\s"
 
 
 def build_tokenizer(texts: Iterable[str]) -> "Tokenizer":

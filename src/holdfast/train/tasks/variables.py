@@ -3,7 +3,7 @@
     Let a = 3, b = 5, c = 2. a = a + b. c = a - 1. What is the value of c? A: 7.
                                       a 8        c 7
 
-A number is settled by the mark behind it: 1 may be the beginning of 12. With `thought="all"` a thought names the
+A change is settled by the mark behind it: a = a may go on with + b. With `thought="all"` a thought names the
 values of all variables, and of several changes in one chunk only the last is thought. As a chain of thought:
 " a = 8. c = 7. So 7.", in one word (number) an event: " 8 7. So 7."
 """
@@ -19,8 +19,8 @@ from holdfast.train.tasks.task import Form
 
 LETTERS = "abcdkmnpxyz"
 NUM_VARIABLES = 3
-LARGEST = 20
-_STEP = 9  # the largest constant that is added
+LARGEST = 9
+_STEP = 5  # the largest constant that is added
 _STARTS = ("Let", "Given", "We start with", "First,")
 _CONST, _COPY, _ADD, _TAKE, _ADD_OTHER, _TAKE_OTHER = range(6)
 _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
