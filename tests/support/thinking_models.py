@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +78,7 @@ def thinker_folder(
     *,
     seed: int = 3,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    sizes: Mapping[str, int] | None = None,
     **thinking: object,
 ) -> Path:
     """A tiny random model that thinks, as the engine opens it; about half of its chunks have the trivial thought.
@@ -86,11 +88,11 @@ def thinker_folder(
     tokenizer = build_tokenizer(["heads tails the coin is flips"])
     vocab = tokenizer.get_vocab_size(with_added_tokens=True)
     config = thinking_config(**{"max_thought": 3, **thinking})
-    model = tiny_thinker(family, config, seed=seed, vocab_size=vocab, max_position_embeddings=512)
+    sizes = {"vocab_size": vocab, "max_position_embeddings": 512, **(sizes or {})}
+    model = tiny_thinker(family, config, seed=seed, **sizes)
     fields = {
         **_sizes(family),
-        "vocab_size": vocab,
-        "max_position_embeddings": 512,
+        **sizes,
         "eos_token_id": 0,
         "architectures": [FAMILIES[family].architecture],
     }
