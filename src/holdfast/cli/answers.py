@@ -43,6 +43,7 @@ def _choice(one: Choice) -> dict[str, Any]:
         "token_ids": list(one.token_ids),
         "finish_reason": one.finish_reason,
         "logprobs": _logprobs(one.logprobs),
+        "thoughts": [asdict(thought) for thought in one.thoughts],
     }
 
 

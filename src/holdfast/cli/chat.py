@@ -60,6 +60,15 @@ def chat(
             rich_help_panel=_SERVER,
         ),
     ] = None,
+    thoughts: Annotated[
+        bool | None,
+        typer.Option(
+            "--thoughts/--no-thoughts",
+            help="Show what a model that thinks writes while it reads, on stderr: dimmed, in a terminal in its place in the "
+            "answer. Without either, if the model thinks.",
+            show_default=False,
+        ),
+    ] = None,
     sampling: SamplingOptions = _SAMPLING,
     engine: o.EngineOptions = o.ENGINE,
 ) -> None:
@@ -72,7 +81,10 @@ def chat(
         from holdfast.cli.remote_chat import RemoteConversation
 
         server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
-        _begin(RemoteConversation(server, model_name, sampling.params(), system))
+        remote = RemoteConversation(
+            server, model_name, sampling.params(), system, with_thoughts=thoughts is not False
+        )
+        _begin(remote)
         return
     _refuse(
         given_options(context, ("api_key", "model_name")), "is for a server; give its --url, or MODEL alone"
@@ -82,8 +94,10 @@ def chat(
 
     params = sampling.params()
     llm = replace(engine, model=model, max_num_seqs=1).open()
+    if thoughts and not llm.engine.limits.max_thought:
+        note("this model does not think: there are no thoughts to show")
     with AsyncEngine(llm.engine) as running:
-        _begin(LocalConversation(llm, running, params, system))
+        _begin(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
 
 
 def _refuse(given: list[str], why: str) -> None:

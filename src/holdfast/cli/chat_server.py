@@ -5,13 +5,16 @@ The standard library's client: somebody who types needs no other.
 
 import http.client
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.bench.http_body import Events
 from holdfast.bench.http_client import Heard, note_event
 from holdfast.bench.http_connection import Address, BrokenStream, Refused, key_header
+from holdfast.core.result import Thought
 from holdfast.errors import ServerError
+
+Show = Callable[[str, Sequence[Thought]], None]
 
 _TIMEOUT = 300.0  # seconds without a byte
 
@@ -38,10 +41,11 @@ class ChatServer:
         finally:
             connection.close()
 
-    def stream(self, body: dict[str, Any], show: Callable[[str], None]) -> Heard:
-        """One answer, its text shown as it comes. Ctrl-C ends it: the connection is closed, which the server sees.
+    def stream(self, body: dict[str, Any], show: Show) -> Heard:
+        """One answer, its text and its thoughts shown as they come.
 
-        Raises `ServerError` if there is no answer. What goes wrong inside one is noted in it.
+        Ctrl-C ends it: the connection is closed, which the server sees. Raises `ServerError` if there is no answer. What
+        goes wrong inside one is noted in it.
         """
         heard = Heard(0.0)
         connection = self._connect()
@@ -84,8 +88,24 @@ class ChatServer:
         return BrokenStream(f"the server at {self._address.url} cannot be reached: {why}")
 
 
-def _take(heard: Heard, event: bytes, show: Callable[[str], None]) -> None:
+def _take(heard: Heard, event: bytes, show: Show) -> None:
     if event != b"[DONE]":
         before = len(heard.text)
         note_event(heard, event, 0.0)
-        show(heard.text[before:])
+        show(heard.text[before:], () if heard.error is not None else _thoughts(event))
+
+
+def _thoughts(event: bytes) -> tuple[Thought, ...]:
+    """Those of one event, of a server like ours; nobody else has them."""
+    if b'"thoughts"' not in event:
+        return ()
+    try:
+        told = json.loads(event)["holdfast"]["thoughts"]
+        return tuple(
+            Thought(
+                int(one["chunk"]), int(one["position"]), str(one["text"]), tuple(map(int, one["token_ids"]))
+            )
+            for one in told
+        )
+    except (ValueError, KeyError, TypeError):
+        return ()

@@ -11,16 +11,20 @@ from holdfast.cli import options as o
 from holdfast.cli.answers import as_json, show_logprobs
 from holdfast.cli.form_options import FormOptions
 from holdfast.cli.groups import grouped
+from holdfast.cli.prompt_text import TokenText
 from holdfast.cli.prompts import read_prompts
 from holdfast.cli.receipt_file import drop_prompt, require_writable, write_receipts
 from holdfast.cli.sampling_options import SamplingOptions
 from holdfast.cli.show import note, show_error, stats_line
+from holdfast.cli.thoughts import Writer
 from holdfast.core.result import Result
 
 if TYPE_CHECKING:
     from holdfast.core.params import SamplingParams
+    from holdfast.engine.answer import Delta
     from holdfast.engine.handle import Handle
     from holdfast.engine.llm import LLM
+    from holdfast.engine.tokenizer import Tokenizer
 
 _SAMPLING = SamplingOptions()
 _NO_FORM = FormOptions()
@@ -51,6 +55,15 @@ def generate(
         bool,
         typer.Option("--json", help="One JSON object a prompt, a line each; all answers are in its choices."),
     ] = False,
+    thoughts: Annotated[
+        bool,
+        typer.Option(
+            "--thoughts",
+            help="Show what a model that thinks writes while it reads: the prompt with each thought behind what it read, "
+            "then the answer with its own. They go to stderr, so that stdout holds the answer alone: dimmed and in "
+            "their place in a terminal, elsewhere a line each. --json has them with or without this.",
+        ),
+    ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show mode, seed and counts on stderr.")] = False,
     receipt: Annotated[
         Path | None,
@@ -75,8 +88,14 @@ def generate(
     asked = read_prompts(prompt, prompts or [], prompts_file)
     if receipt is not None:
         require_writable(receipt)
-    output = Output(len(asked), json_output, keep_prompts=not no_prompt_in_receipt)
-    results = _answer(replace(engine, model=model).open(), asked, params, chat, output)
+    llm = replace(engine, model=model).open()
+    if thoughts and not llm.engine.limits.max_thought:
+        note("this model does not think: there are no thoughts to show")
+    shows_thoughts = thoughts and llm.engine.limits.max_thought > 0
+    output = Output(
+        len(asked), json_output, keep_prompts=not no_prompt_in_receipt, with_thoughts=shows_thoughts
+    )
+    results = _answer(llm, asked, params, chat, output)
     if receipt is not None:
         write_receipts(receipt, results)
     for number, result in enumerate(results, 1):
@@ -104,7 +123,10 @@ def _answer(
     with AsyncEngine(llm.engine) as engine:
         handles = [engine.submit(one, params) for one in tokens]
         try:
-            return [output.show(number, handle, params.n) for number, handle in enumerate(handles, 1)]
+            return [
+                output.show(number, handle, params.n, llm.engine.tokenizer, prompt)
+                for number, (handle, prompt) in enumerate(zip(handles, tokens, strict=True), 1)
+            ]
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -116,28 +138,42 @@ class Output:
     num_prompts: int
     as_json: bool
     keep_prompts: bool
+    with_thoughts: bool = False
 
-    def show(self, number: int, handle: "Handle", num_choices: int) -> Result:
+    def show(
+        self,
+        number: int,
+        handle: "Handle",
+        num_choices: int,
+        tokenizer: "Tokenizer",
+        prompt: str | list[int],
+    ) -> Result:
         """Write the answers to one prompt and give back its result.
 
         The first choice is shown as it grows. The others grow beside it; they follow when all are complete.
         """
         if not self.as_json:
-            self._head(number, 0, num_choices)
+            read = TokenText(tokenizer, prompt) if self.with_thoughts else None
+            writer = self._begin(number, 0, num_choices, read)
+            later: dict[int, list[Delta]] = {}
             for delta in handle:
-                if delta.index == 0 and delta.text:
-                    sys.stdout.write(delta.text)
-                    sys.stdout.flush()
-            sys.stdout.write("\n")
+                if delta.index == 0:
+                    writer.take(delta.text, delta.thoughts)
+                else:
+                    later.setdefault(delta.index, []).append(delta)
+            writer.end()
         result = handle.wait()
         if not self.keep_prompts:
             result = drop_prompt(result)
         if self.as_json:
             typer.echo(as_json(result))
         else:
-            for index, choice in enumerate(result.choices[1:], 1):
-                self._head(number, index, num_choices)
-                typer.echo(choice.text)
+            for index in range(1, len(result.choices)):
+                writer = self._begin(number, index, num_choices)
+                for delta in later.get(index, ()):
+                    own = [one for one in delta.thoughts if one.position >= len(result.prompt_token_ids)]
+                    writer.take(delta.text, own)
+                writer.end()
         sys.stdout.flush()
         return result
 
@@ -146,10 +182,16 @@ class Output:
         parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
         return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
 
-    def _head(self, number: int, index: int, num_choices: int) -> None:
+    def _begin(self, number: int, index: int, num_choices: int, prompt: TokenText | None = None) -> Writer:
+        """The heading, and a writer of what stands under it. Of several choices, the first shows the prompt."""
+        writer = Writer(with_thoughts=self.with_thoughts, prompt=prompt)
         if self.num_prompts > 1 or num_choices > 1:
             first = number == 1 and index == 0
-            typer.echo(f"{'' if first else chr(10)}[{self.label(number, index, num_choices)}]")
+            label = f"[{self.label(number, index, num_choices)}]"
+            typer.echo(f"{'' if first else chr(10)}{label}")
+            if self.with_thoughts and not writer.inline:
+                note(label)
+        return writer
 
 
 def _show_tables(number: int, result: Result, output: Output) -> None:

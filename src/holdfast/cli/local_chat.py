@@ -1,9 +1,9 @@
 """A conversation with a model in this process. It forgets its oldest turns when the context is full."""
 
-import sys
 from typing import TYPE_CHECKING
 
 from holdfast.cli.show import mode_line, note, show_error
+from holdfast.cli.thoughts import NewThoughts, Writer
 from holdfast.core.params import SamplingParams
 from holdfast.errors import PromptTooLong
 
@@ -15,30 +15,41 @@ if TYPE_CHECKING:
 class LocalConversation:
     """The messages so far. Only turns that were answered are kept."""
 
-    def __init__(self, llm: "LLM", engine: "AsyncEngine", params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self,
+        llm: "LLM",
+        engine: "AsyncEngine",
+        params: SamplingParams,
+        system: str | None,
+        *,
+        with_thoughts: bool = True,
+    ) -> None:
         self._llm = llm
         self._engine = engine
         self._params = params
         self._system = [{"role": "system", "content": system}] if system is not None else []
+        self._with_thoughts = with_thoughts
+        self._new_thoughts = NewThoughts()
         self.turns: list[dict[str, str]] = []
 
     def reset(self) -> None:
         self.turns = []
+        self._new_thoughts.forget()
 
     def say(self, text: str) -> str:
         """One turn: the answer goes to stdout as it is committed. An answer stopped by Ctrl-C counts as said."""
         question = {"role": "user", "content": text}
         prompt_ids = self._fit(question)
         handle = self._engine.submit(prompt_ids, self._params)
+        writer = Writer(with_thoughts=self._with_thoughts)
+        self._new_thoughts.begin_turn()
         while handle.result is None:
             try:
                 for delta in handle:
-                    sys.stdout.write(delta.text)
-                    sys.stdout.flush()
+                    writer.take(delta.text, self._new_thoughts.take(delta.thoughts))
             except KeyboardInterrupt:
                 handle.cancel()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        writer.end()
         result = handle.result
         if result.error is not None:
             show_error(result.error)

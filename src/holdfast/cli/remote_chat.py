@@ -1,6 +1,6 @@
 """A conversation with a server: what is sent to it, and what is told of its answers. Its errors are one line each."""
 
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from holdfast.bench.http_client import Heard
@@ -8,14 +8,16 @@ from holdfast.bench.http_connection import Refused
 from holdfast.cli.chat_server import ChatServer
 from holdfast.cli.local_chat import note_forgotten
 from holdfast.cli.show import show_error
+from holdfast.cli.thoughts import NewThoughts, Writer
 from holdfast.core.params import SamplingParams
+from holdfast.core.result import Thought
 from holdfast.errors import ConfigError, ServerError
 
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _SAME_NAMES = (
     *("min_tokens", "top_k", "top_p", "min_p", "seed", "deterministic"),
     *("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words"),
-    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "think"),
 )
 
 
@@ -37,40 +39,55 @@ class RemoteConversation:
     """The messages so far. Only turns that were answered are kept."""
 
     def __init__(
-        self, server: ChatServer, model: str | None, params: SamplingParams, system: str | None
+        self,
+        server: ChatServer,
+        model: str | None,
+        params: SamplingParams,
+        system: str | None,
+        *,
+        with_thoughts: bool = True,
     ) -> None:
         """Raises `ServerError` if nobody answers, `ConfigError` for what cannot be asked of a server."""
         fields = request_fields(params)
         self._server = server
         self._asked = {"model": model or server.first_model(), **fields, **_STREAMED}
         self._system = [{"role": "system", "content": system}] if system is not None else []
+        self._with_thoughts = with_thoughts
+        self._new_thoughts = NewThoughts()
         self.turns: list[dict[str, str]] = []
 
     def reset(self) -> None:
         self.turns = []
+        self._new_thoughts.forget()
 
     def say(self, text: str) -> str | None:
         """One turn. An answer stopped by Ctrl-C counts as said; one that failed is told and forgotten."""
         question = {"role": "user", "content": text}
+        writer = Writer(with_thoughts=self._with_thoughts)
+        self._new_thoughts.begin_turn()
         try:
-            heard = self._ask(question)
+            heard = self._ask(question, writer)
         except ServerError as error:
             show_error(str(error))
             return None
-        _write("\n")
+        writer.end()
         if heard.error is not None:
             show_error(heard.detail)
             return None
         self.turns += [question, {"role": "assistant", "content": heard.text}]
         return answer_line(heard)
 
-    def _ask(self, question: dict[str, str]) -> Heard:
+    def _ask(self, question: dict[str, str], writer: Writer) -> Heard:
         """The answer. The oldest turns are forgotten until the server finds room for the rest."""
+
+        def show(text: str, thoughts: Sequence[Thought]) -> None:
+            writer.take(text, self._new_thoughts.take(thoughts))
+
         kept = list(self.turns)
         while True:
             try:
                 messages = [*self._system, *kept, question]
-                heard = self._server.stream({**self._asked, "messages": messages}, _write)
+                heard = self._server.stream({**self._asked, "messages": messages}, show)
                 break
             except Refused as error:
                 if error.code != "context_length_exceeded" or not kept:
@@ -80,11 +97,6 @@ class RemoteConversation:
             note_forgotten((len(self.turns) - len(kept)) // 2)
             self.turns = kept
         return heard
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def answer_line(heard: Heard) -> str:

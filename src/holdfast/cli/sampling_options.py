@@ -72,6 +72,9 @@ class SamplingOptions:
     bad_words: Annotated[
         list[str] | None, _option("--bad-word", help="Never write this text; may be repeated.")
     ] = None
+    think: Annotated[
+        bool, _option("--think/--no-think", help="Let a model that thinks do so, or do without.")
+    ] = True
     logprobs: Annotated[
         int | None,
         _option(

@@ -49,4 +49,17 @@ def stats_line(result: Result) -> str:
         f"{stats.accepted} + rolled back {stats.rolled_back} · canonical tokens {stats.canonical_tokens} · windows "
         f"{stats.windows} · passes {stats.fast_passes} fast, {stats.canonical_passes} canonical · prompt "
         f"{len(result.prompt_token_ids)} tokens, {stats.cached_tokens} cached · preemptions {stats.preemptions}"
+        f"{_thoughts_part(result)}"
+    )
+
+
+def _thoughts_part(result: Result) -> str:
+    thoughts = [thought for choice in result.choices for thought in choice.thoughts]
+    if not thoughts:
+        return ""
+    written = sum(bool(thought.token_ids) for thought in thoughts)
+    stats = result.stats
+    return (
+        f" · thoughts {written}, trivial {len(thoughts) - written}, guessed {stats.guessed}, of them right "
+        f"{stats.guessed_right}"
     )

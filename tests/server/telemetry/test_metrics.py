@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.core.result import Stats
+from holdfast.core.result import Stats, Thought
 from holdfast.engine.loop import Counters
 from holdfast.server.channel.engine_status import EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
@@ -68,6 +68,8 @@ REQUEST_COUNTERS = (
     "rolled_back_total",
     "rollbacks_total",
     "windows_total",
+    "thoughts_guessed_total",
+    "thoughts_guessed_right_total",
 )
 ENGINE = (
     "num_requests_running",
@@ -94,6 +96,8 @@ def test_every_series_of_requests_is_there_from_the_start(metrics, label):
     for name in REQUEST_COUNTERS:
         assert of_request(metrics, name, label) == 0, name
     assert of_request(metrics, "request_success_total", label, finished_reason="stop") == 0
+    for kind in ("written", "trivial"):
+        assert of_request(metrics, "thoughts_total", label, kind=kind) == 0
 
 
 def test_every_series_of_the_engine_is_there_from_the_start(metrics):
@@ -316,3 +320,14 @@ def test_numbers_survive_being_rendered_twice(metrics):
 
 def test_a_status_is_plain_numbers():
     assert all(type(value) is int for value in asdict(IDLE).values())
+
+
+def test_thoughts_are_counted_by_what_came_of_them(metrics):
+    request = metrics.request(True)
+    request.thoughts((Thought(0, 3, "", ()), Thought(1, 7, "tails", (9,))))
+    request.thoughts((Thought(2, 11, "", ()),))
+    request.finished("stop", 8, 4, Stats(guessed=3, guessed_right=2))
+    assert of_request(metrics, "thoughts_total", "true", kind="written") == 1
+    assert of_request(metrics, "thoughts_total", "true", kind="trivial") == 2
+    assert of_request(metrics, "thoughts_guessed_total", "true") == 3
+    assert of_request(metrics, "thoughts_guessed_right_total", "true") == 2

@@ -1,0 +1,217 @@
+"""Thoughts on the command line: where they stand, where they go, and that stdout stays the answer's."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli import thoughts
+from holdfast.cli.prompt_text import TokenText
+from holdfast.cli.thoughts import NewThoughts, Writer, spell
+from holdfast.core.result import Thought
+from holdfast.engine.byte_tokenizer import byte_tokenizer
+from support.fake_server import FakeServer
+from support.thinking_models import thinker_folder
+
+PROMPT = "heads tails the coin is flips heads heads tails"
+ASKED = ("-n", "16", "--ignore-eos", "--seed", "3", "--raw", "-d")
+TEMPLATE = "{% for one in messages %}{{ one.content }} {% endfor %}"
+NONE = "this model does not think: there are no thoughts to show"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    folder = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
+    return str(folder)
+
+
+def thought(chunk, text, ids=(7,)):
+    return Thought(chunk, 4 * chunk + 3, text, ids)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """One terminal for stdout and stderr, without colours."""
+    both = Terminal()
+    monkeypatch.setattr(thoughts, "sys", SimpleNamespace(stdout=both))
+    console = Console(file=both, force_terminal=True, color_system=None, soft_wrap=True, highlight=False)
+    monkeypatch.setattr(thoughts, "stderr", lambda: console)
+    return both
+
+
+class Letters:
+    """A prompt of letters, one a token."""
+
+    def __init__(self, text):
+        self._text, self._read = text, 0
+
+    def __len__(self):
+        return len(self._text)
+
+    def until(self, length):
+        piece, self._read = self._text[self._read : length], max(self._read, length)
+        return piece
+
+
+def say(writer):
+    """A prompt of ten letters in chunks of four, and an answer."""
+    writer.take("", [thought(0, "one"), thought(1, "", ())])
+    writer.take("ab")
+    writer.take("", [thought(2, "two\n2")])
+    writer.take("cdef")
+    writer.end()
+
+
+def test_in_a_terminal_they_stand_in_their_place(screen):
+    say(Writer(with_thoughts=True, prompt=Letters("0123456789")))
+    assert screen.getvalue() == "0123 ‹one›456789\nab ‹two 2›cdef\n"
+
+
+def test_in_a_conversation_they_stand_before_the_answer(screen):
+    writer = Writer(with_thoughts=True)
+    writer.take("", [thought(0, "one"), thought(1, "two")])
+    writer.take("yes", [thought(2, "three")])
+    writer.end()
+    assert screen.getvalue() == "‹one› ‹two› ‹three›\nyes\n"
+
+
+def test_nothing_is_shown_unless_it_is_wanted(screen):
+    say(Writer())
+    assert screen.getvalue() == "abcdef\n"
+
+
+def test_they_are_dimmed(monkeypatch, screen):
+    console = Console(file=screen, force_terminal=True, color_system="standard", soft_wrap=True)
+    monkeypatch.setattr(thoughts, "stderr", lambda: console)
+    writer = Writer(with_thoughts=True)
+    writer.take("yes", [thought(0, "one")])
+    assert screen.getvalue() == "\x1b[2;3m‹one›\x1b[0m\nyes"
+
+
+def test_without_a_terminal_each_has_a_line_behind_what_it_read(capsys):
+    say(Writer(with_thoughts=True, prompt=Letters("0123456789")))
+    told = capsys.readouterr()
+    assert told.out == "abcdef\n"
+    assert told.err.splitlines() == ["0123 ‹one›", "456789", "ab ‹two 2›"]
+
+
+def test_tokens_without_text_are_told_by_their_ids():
+    assert spell(thought(0, " a\n b ")) == "a b"
+    assert spell(thought(0, "", (5, 6))) == "#5 #6"
+
+
+def test_a_conversation_shows_a_thought_once():
+    new = NewThoughts()
+    one, two, three = thought(0, "one"), thought(1, "two"), thought(2, "three")
+    new.begin_turn()
+    assert new.take([one]) + new.take([two]) == [one, two]
+    new.begin_turn()
+    assert new.take([one, two, three]) == [three]
+    new.begin_turn()
+    other = thought(1, "other")
+    assert new.take([one, other, three]) == [other, three]  # what lies behind a new one is new
+    new.forget()
+    new.begin_turn()
+    assert new.take([one]) == [one]
+
+
+def test_no_piece_of_a_prompt_ends_inside_a_character():
+    text = TokenText(byte_tokenizer(), "aé€")
+    assert [text.until(length) for length in (2, 3, 5, 6, 6)] == ["a", "é", "", "€", ""]
+
+
+def test_generate_keeps_stdout_to_the_answer(holdfast, thinker):
+    plain = holdfast("generate", PROMPT, "-m", thinker, *ASKED)
+    shown = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--thoughts")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout_bytes == plain.stdout_bytes
+    assert "‹" not in plain.stderr
+    lines = shown.stderr.splitlines()
+    assert lines[0].startswith("heads tails the coin") and lines[0].endswith("›")
+    (whole,) = [json.loads(holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--json").stdout)]
+    told = [Thought(**{**one, "token_ids": tuple(one["token_ids"])}) for one in whole["thoughts"]]
+    written = [f"‹{spell(one)}›" for one in told if one.token_ids]
+    assert written and [line[line.index("‹") :] for line in lines if "‹" in line] == written
+    assert [one.position for one in told] == [4 * one.chunk + 3 for one in told]
+    assert whole["choices"][0]["thoughts"] == whole["thoughts"]
+
+
+def test_stats_count_thoughts(holdfast, thinker, model):
+    result = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--stats")
+    assert " · thoughts " in result.stderr and ", guessed " in result.stderr
+    assert "thoughts" not in holdfast("generate", "the dog", "-m", model, *ASKED, "--stats").stderr
+
+
+def test_of_several_choices_each_has_the_thoughts_of_its_answer(holdfast, thinker):
+    plain = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--n", "2")
+    result = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--n", "2", "--thoughts")
+    assert result.stdout_bytes == plain.stdout_bytes
+    first, second = result.stderr.split("[2]")
+    assert first.startswith("[1]\nheads tails") and "heads tails" not in second
+    choices = json.loads(holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--n", "2", "--json").stdout)
+    num_prompt = choices["prompt_tokens"]
+    behind = [one for one in choices["choices"][1]["thoughts"] if one["position"] >= num_prompt]
+    assert second.count("‹") == sum(bool(one["token_ids"]) for one in behind)
+
+
+def test_thinking_can_be_done_without(holdfast, thinker):
+    def ask(*more):
+        return json.loads(holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--json", *more).stdout)
+
+    assert ask("--no-think")["thoughts"] == []
+    assert ask("--no-think")["token_ids"] != ask()["token_ids"]
+
+
+def test_a_plain_model_says_that_it_does_not_think_and_answers(holdfast, model):
+    asked = ("generate", "the dog", "-m", model, *ASKED)
+    plain, shown = holdfast(*asked), holdfast(*asked, "--thoughts")
+    assert shown.exit_code == 0 and shown.stderr == f"{NONE}\n"
+    assert shown.stdout == plain.stdout
+    assert json.loads(holdfast(*asked, "--json").stdout)["thoughts"] == []
+
+
+def test_chat_shows_what_is_new_in_every_turn(holdfast, thinker):
+    def chat(*more):
+        lines = f"{PROMPT}\nthe coin is\n"
+        result = holdfast("chat", thinker, "-n", "9", "-t", "0", "--ignore-eos", *more, stdin=lines)
+        assert result.exit_code == 0, result.stderr
+        return result
+
+    shown, hidden = chat(), chat("--no-thoughts")
+    assert shown.stdout == hidden.stdout
+    assert "‹" in shown.stderr and "‹" not in hidden.stderr
+    assert "‹" not in chat("--no-think").stderr
+    again = holdfast("chat", thinker, "-n", "9", "-t", "0", "--ignore-eos", stdin=f"{PROMPT}\n")
+    assert shown.stderr.startswith(again.stderr)
+
+
+def test_chat_with_a_plain_model_says_nothing_unless_asked(holdfast, model):
+    asked = ("chat", model, "-n", "4", "-t", "0")
+    assert NONE not in holdfast(*asked, stdin="the dog\n").stderr
+    assert NONE in holdfast(*asked, "--thoughts", stdin="the dog\n").stderr
+
+
+def test_thoughts_of_a_server_are_shown(holdfast, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
+    told = {"index": 0, "chunk": 0, "position": 3, "text": "tails", "token_ids": [7]}
+
+    class Thinking(FakeServer):
+        def _choice(self, asked, text, finish_reason):
+            chunk = super()._choice(asked, text, finish_reason)
+            return {**chunk, "holdfast": {"thoughts": [told]}} if finish_reason is None else chunk
+
+    with Thinking(lambda body: ["heads"]) as server:
+        result = holdfast("chat", "--url", server.url, stdin="flip\n")
+        assert (result.stdout, result.stderr.splitlines()[0]) == ("heads\n", "‹tails›")
+        assert "‹" not in holdfast("chat", "--url", server.url, "--no-thoughts", stdin="flip\n").stderr
+        holdfast("chat", "--url", server.url, "--no-think", stdin="flip\n")
+        assert [asked.body.get("think") for asked in server.completions()] == [None, None, False]
