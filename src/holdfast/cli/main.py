@@ -13,6 +13,7 @@ from holdfast.cli.bench import bench
 from holdfast.cli.certify import certify
 from holdfast.cli.chat import chat
 from holdfast.cli.doctor import doctor
+from holdfast.cli.eval import evaluate
 from holdfast.cli.generate import generate
 from holdfast.cli.replay import replay
 from holdfast.cli.score import score
@@ -51,6 +52,7 @@ app.command()(replay)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")
+app.add_typer(evaluate, name="eval")
 
 
 def _show_version(wanted: bool) -> None:

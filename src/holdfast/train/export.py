@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
 from holdfast.train.build import Built
+from holdfast.train.record import write_record
 from holdfast.train.settings import Settings
 from holdfast.train.tokenizer import save_tokenizer
 
@@ -22,12 +23,16 @@ _TOKENIZER_FILES = (
 
 
 def export(built: Built, settings: Settings, folder: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer; for a thinking model thinking.json and .safetensors."""
+    """Write config.json, model.safetensors and the tokenizer; for a thinking model thinking.json and .safetensors.
+
+    training.json tells how it was trained.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(built.fields, indent=2) + "\n"
     folder.joinpath("config.json").write_text(config, encoding="utf-8")
+    write_record(folder, settings)
     tensors = named_tensors(built, _DTYPES[settings.dtype])
     blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(("t.", "c."))}
     backbone = {name: tensor for name, tensor in tensors.items() if name not in blocks}
