@@ -60,7 +60,7 @@ export class Playground {
     const extra = stream ? { stream, stream_options: { include_usage: true } } : {};
     const [path, body] = question({ ...settings(), model: this.modelName(), return_receipt: true, ...extra });
     const response = await post(path, body, signal);
-    const seen = { finish: null, usage: null, holdfast: null, fingerprint: null };
+    const seen = { finish: null, usage: null, holdfast: null, fingerprint: null, thoughts: [] };
     if (stream) for await (const chunk of chunks(response)) this.#take(chunk, seen);
     else this.#take(read(await response.text()), seen);
     this.#finish(seen);
@@ -68,6 +68,9 @@ export class Playground {
 
   #take(part, seen) {
     const choice = part.choices?.[0];
+    const thoughts = part.holdfast?.thoughts ?? [];
+    seen.thoughts.push(...thoughts);
+    for (const { text, token_ids: ids } of thoughts) if (ids.length) byId("answer").append(make("i", { className: "thought", textContent: ` ‹${text}› ` }));
     byId("answer").append(textOf(choice));
     seen.finish = choice?.finish_reason ?? seen.finish;
     seen.usage = part.usage ?? seen.usage;
@@ -75,7 +78,7 @@ export class Playground {
     seen.fingerprint = part.system_fingerprint ?? seen.fingerprint;
   }
 
-  #finish({ finish, usage, holdfast, fingerprint }) {
+  #finish({ finish, usage, holdfast, fingerprint, thoughts }) {
     const stats = holdfast?.stats ?? {};
     const facts = [["Finish", finish]];
     if (holdfast) facts.push(["Mode", holdfast.mode], ["Seed", holdfast.seed]);
@@ -84,6 +87,10 @@ export class Playground {
       facts.push(["Candidates", `${stats.candidates} = ${stats.accepted} accepted + ${stats.rolled_back} rolled back`]);
       facts.push(["Windows", `${stats.windows}, ${stats.rollbacks} of them rolled back`]);
       facts.push(["Passes", `${stats.fast_passes} fast, ${stats.canonical_passes} canonical`]);
+    }
+    if (thoughts.length) {
+      const written = thoughts.filter((one) => one.token_ids.length).length;
+      facts.push(["Thoughts", `${written}, ${thoughts.length - written} trivial`]);
     }
     if (fingerprint) facts.push(["Fingerprint", fingerprint]);
     describe(byId("facts"), facts.map(([term, value]) => [term, String(value)]));

@@ -1,0 +1,45 @@
+"""The playground with a model that thinks: its thoughts stand in the answer, as what they are."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.browsing import browsing
+from support.serving import Server, serving
+from support.thinking_models import thinker_folder
+
+pytestmark = pytest.mark.slow
+PROMPT = "heads tails the coin is flips heads heads tails"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
+    with serving(folder, "--served-model-name", "thinker") as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_thoughts_stand_in_the_answer(thinker: Server, stream: bool) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "seed": 1, "deterministic": True}
+    answer = thinker.post("/v1/completions", body).json()
+    thoughts = answer["holdfast"]["thoughts"]
+    written = [one["text"] for one in thoughts if one["token_ids"]]
+    assert written
+    with browsing() as browser:
+        page = browser.new_page()
+        page.goto(thinker.url)
+        page.wait_for_selector("#link[data-state=open]")
+        page.check("input[name=mode][value=raw]")
+        page.set_checked("#stream", stream)
+        page.check("#deterministic")
+        for name, value in (("prompt", PROMPT), ("max-tokens", "24"), ("temperature", "0"), ("seed", "1")):
+            page.fill(f"#{name}", value)
+        page.click("#send")
+        page.wait_for_selector("#facts:visible")
+        shown = page.locator("#answer .thought").all_text_contents()
+        assert [one.strip() for one in shown] == [f"‹{text}›" for text in written]
+        facts = page.locator("#facts dd").all_inner_texts()
+        assert f"{len(written)}, {len(thoughts) - len(written)} trivial" in facts
+        page.evaluate("() => document.querySelectorAll('.thought').forEach((one) => one.remove())")
+        assert page.text_content("#answer") == answer["choices"][0]["text"]
