@@ -1,0 +1,96 @@
+"""Engines over tiny models that think, what they are asked, and what of their answers must not differ."""
+
+import json
+import random
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.params import SamplingParams
+from holdfast.core.request import Request
+from holdfast.core.result import Choice, Result
+from holdfast.engine.build import build
+from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.loop import Engine
+from holdfast.run.thinker import Thinker
+from holdfast.thinking.config import CONFIG_FILE
+
+Ids = tuple[int, ...]
+
+
+def open_thinker(folder: Path, kernels: Kernels = "compiled", **settings: Any) -> Engine:
+    """Large enough for 32 requests; to be restarted under any schedule."""
+    usual = {"dtype": "fp32", "max_num_seqs": 32, "max_pass_rows": 128, "kv_memory": "8MiB"}
+    return build(EngineConfig(model=str(folder), kernels=kernels, **{**usual, **settings}))
+
+
+def thinker_of(engine: Engine) -> Thinker:
+    thinker: Thinker | None = engine.runner._thinker  # type: ignore[attr-defined]
+    assert thinker is not None
+    return thinker
+
+
+def change_thinking(folder: Path, **changes: object) -> None:
+    """Other settings in thinking.json; the weights stay."""
+    path = folder / CONFIG_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
+
+
+def draw_prompt(rng: random.Random, length: int, vocab_size: int) -> Ids:
+    """Any tokens; sometimes a few of them over and over."""
+    period = rng.choice([length, length, min(length, 3)])
+    pattern = [rng.randrange(3, vocab_size) for _ in range(period)]
+    return tuple(pattern[at % period] for at in range(length))
+
+
+def greedy(max_tokens: int = 12, **changes: Any) -> SamplingParams:
+    usual = {"temperature": 0, "deterministic": True, "ignore_eos": True, "logprobs": 2}
+    return SamplingParams(max_tokens=max_tokens, **{**usual, **changes})
+
+
+def answer(engine: Engine, requests: Iterable[Request]) -> list[Result]:
+    """All at once, in order; behind it nothing is left."""
+    ids = []
+    for request in requests:
+        engine.submit(request)
+        ids.append(request.request_id)
+    results: dict[int, Result] = {}
+    while engine.has_work:
+        for update in engine.step():
+            if update.result is not None:
+                results[update.request_id] = update.result
+    engine.check()
+    assert engine.scheduler.pool.num_held == 0, "a page leaked"
+    return [results[number] for number in ids]
+
+
+def ask_all(engine: Engine, prompts: Sequence[Ids], params: SamplingParams) -> list[Result]:
+    return answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
+
+
+def thoughts_of(choice: Choice | Result) -> tuple[tuple[int, Ids], ...]:
+    return tuple((thought.chunk, thought.token_ids) for thought in choice.thoughts)
+
+
+def bits_of(result: Result) -> tuple[Any, ...]:
+    """All that is promised: tokens, the bits of every logprob, thoughts, how it ended."""
+    return tuple(
+        (
+            choice.token_ids,
+            tuple(
+                (
+                    one.token_id,
+                    struct.pack("<f", one.logprob),
+                    tuple(struct.pack("<if", *top) for top in one.top),
+                )
+                for one in choice.logprobs or ()
+            ),
+            thoughts_of(choice),
+            choice.finish_reason,
+        )
+        for choice in result.choices
+    ) + (
+        tuple(struct.pack("<f", one.logprob) for one in result.prompt_logprobs or () if one is not None),
+        result.error,
+    )

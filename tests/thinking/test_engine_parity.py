@@ -1,0 +1,88 @@
+"""The engine says and thinks what the definition does, token by token, for every family, chunk and path."""
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.engine.config import Kernels
+from holdfast.thinking.reference import open_reference
+from support.thinking_engines import (
+    Ids,
+    answer,
+    change_thinking,
+    draw_prompt,
+    greedy,
+    open_thinker,
+    thoughts_of,
+)
+from support.thinking_models import thinker_folder
+
+MODELS = [("llama", 4), ("llama", 16), ("mistral", 2), ("mistral", 8), ("qwen2", 8), ("qwen3", 16)]
+MAX_TOKENS = 10
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[1]}")
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    family, chunk = request.param
+    return thinker_folder(tmp_path_factory.mktemp(family) / "model", family, chunk=chunk), chunk
+
+
+def _prompts(chunk: int) -> list[Ids]:
+    """Shorter than a chunk, ending on an edge and one off it, and a long one."""
+    rng = random.Random(chunk)
+    edge = rng.randint(1, max(1, 20 // chunk)) * chunk
+    lengths = [rng.randint(1, chunk - 1), edge, edge - 1, edge + 1, 90 if chunk == 4 else 40 + chunk]
+    return [draw_prompt(rng, max(1, length), 290) for length in lengths]
+
+
+@cache
+def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Ids, tuple[Ids, ...]]]:
+    """The greedy answers, and what is thought up to their last token."""
+    reference = open_reference(folder)
+    truths = []
+    for prompt in _prompts(chunk):
+        with torch.inference_mode():
+            answer, reading = reference.generate(prompt, MAX_TOKENS)
+        settled = (len(prompt) + len(answer) - 1) // chunk  # nobody reads the last token
+        thinks = settled if while_answering else len(prompt) // chunk
+        truths.append((tuple(answer), tuple(reading.thoughts[: min(settled, thinks)])))
+    return truths
+
+
+@pytest.mark.parametrize("while_answering", [True, False])
+def test_greedy_answers_and_thoughts_are_the_definitions(
+    model: tuple[Path, int], while_answering: bool
+) -> None:
+    folder, chunk = model
+    change_thinking(folder, while_answering=while_answering)
+    truths = _truths(folder, chunk, while_answering=while_answering)
+    prompts = _prompts(chunk)
+    paths: tuple[Kernels, ...] = ("compiled", "library")
+    for kernels in paths:
+        engine = open_thinker(folder, kernels, determinism="off")
+        params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)
+        results = answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
+        for result, (tokens, thoughts) in zip(results, truths, strict=True):
+            assert result.token_ids == tokens
+            assert thoughts_of(result) == tuple(enumerate(thoughts))
+    assert any(thought for _, thoughts in truths for thought in thoughts), "nothing was thought"
+    if chunk == 4:
+        assert any(not thought for _, thoughts in truths for thought in thoughts), (
+            "all of it was thought about"
+        )
+
+
+def test_the_thought_behind_the_last_token_of_a_prompt_comes_before_the_first_token(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = thinker_folder(tmp_path_factory.mktemp("edge") / "model", chunk=4)
+    engine = open_thinker(folder, determinism="off")
+    engine.submit(engine.prepare(draw_prompt(random.Random(1), 8, 290), greedy(3, deterministic=False)))
+    seen: list[str] = []
+    while engine.has_work:
+        for update in engine.step():
+            seen += ["thought"] * len(update.delta.thoughts) + ["token"] * len(update.delta.token_ids)
+    assert seen == ["thought", "thought", "token", "token", "token"]

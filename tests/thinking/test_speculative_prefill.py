@@ -1,0 +1,170 @@
+"""A prompt read with guessed thoughts is the prompt read chunk by chunk, to the last bit of every slot, in fewer passes."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from holdfast.core.result import Result, Stats
+from holdfast.engine.config import Kernels
+from holdfast.engine.loop import Engine
+from holdfast.schedule.policy import MOST_GUESSES, DeterminismMode
+from holdfast.schedule.sequence import Sequence
+from holdfast.thinking.config import WEIGHTS_FILE
+from support.thinking_engines import (
+    Ids,
+    ask_all,
+    bits_of,
+    change_thinking,
+    draw_prompt,
+    greedy,
+    open_thinker,
+    thinker_of,
+)
+from support.thinking_models import thinker_folder
+
+CHUNK = 4
+Slots = tuple[bytes, ...]
+Watched = dict[Ids, Slots]
+
+
+def _never(folder: Path) -> None:
+    """T's first token is always the end of its thought."""
+    weights = load_file(folder / WEIGHTS_FILE)
+    weights["t.norm.weight"].zero_()  # equal logits: the lowest id
+    save_file(weights, folder / WEIGHTS_FILE)
+    change_thinking(folder, end_id=0)
+
+
+def _always(folder: Path) -> None:
+    """A token T never begins with."""
+    change_thinking(folder, end_id=4)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {"some": lambda folder: None, "none": _never, "all": _always}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for kind, make in KINDS.items():
+        found[kind] = thinker_folder(
+            tmp_path_factory.mktemp(kind) / "model", chunk=CHUNK, while_answering=True
+        )
+        make(found[kind])
+    return found
+
+
+def _slots(engine: Engine, seq: Sequence) -> Slots:
+    """Every bit of what stands in the slots of a sequence's settled rows, and of the states of its chunks."""
+    size, thinker = engine.scheduler.pool.page_size, thinker_of(engine)
+    positions = torch.arange(seq.canonical_len if seq.deterministic else seq.computed_len)
+    pages = torch.tensor(seq.table.pages)[positions // size]
+    offsets = positions % size
+    slots = pages * size + offsets
+    found = [thinker.rows[slots]]
+    for layer in engine.runner._store.layers:  # type: ignore[attr-defined]
+        found += [layer.keys[pages, :, :, offsets], layer.values[pages, :, offsets]]
+    whole = slots[: len(slots) // CHUNK * CHUNK]
+    told = thinker.told[whole]
+    found += [told, thinker.states[whole] * told[:, None]]
+    return tuple(each.contiguous().view(torch.uint8).numpy().tobytes() for each in found)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], Watched]:
+    """What stands in the slots of each sequence when it gives them up, by its tokens."""
+
+    def watch(engine: Engine) -> Watched:
+        found: Watched = {}
+        give_up = Sequence.give_up_pages
+
+        def look(seq: Sequence) -> None:
+            found[seq.log.ids(0, seq.log.committed_len)] = _slots(engine, seq)
+            give_up(seq)
+
+        monkeypatch.setattr(Sequence, "give_up_pages", look)
+        return found
+
+    return watch
+
+
+def _read(
+    engine: Engine,
+    prompts: list[Ids],
+    watch: Callable[[Engine], Watched],
+    max_guesses: int,
+    **schedule: object,
+) -> tuple[list[Result], Watched]:
+    how = replace(engine.scheduler.config, prefix_cache=False, max_guesses=max_guesses, **schedule)  # type: ignore[arg-type]
+    engine = engine.restarted(how)
+    seen = watch(engine)
+    results = [
+        one for at in range(0, len(prompts), 10) for one in ask_all(engine, prompts[at : at + 10], greedy(3))
+    ]
+    return results, seen
+
+
+def _sum(results: list[Result]) -> Stats:
+    total = Stats()
+    for result in results:
+        for name in ("prefill_passes", "guessed", "guessed_right"):
+            setattr(total, name, getattr(total, name) + getattr(result.stats, name))
+    return total
+
+
+def compare(
+    engine: Engine, prompts: list[Ids], watch: Callable[[Engine], Watched], **schedule: object
+) -> tuple[Stats, Stats, list[Result]]:
+    guessing, seen = _read(engine, prompts, watch, MOST_GUESSES, **schedule)
+    stepping, truth = _read(engine, prompts, watch, 0, **schedule)
+    assert [bits_of(result) for result in guessing] == [bits_of(result) for result in stepping]
+    assert len(truth) == len(prompts)
+    assert seen == truth
+    quick, slow = _sum(guessing), _sum(stepping)
+    assert slow.guessed == slow.guessed_right == 0
+    assert slow.prefill_passes >= sum(-(-len(prompt) // CHUNK) for prompt in prompts)
+    return quick, slow, guessing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guessed_thoughts_leave_the_bits_of_a_reading_chunk_by_chunk(
+    kind: str, folders: dict[str, Path], watched: Callable[[Engine], Watched]
+) -> None:
+    engine = open_thinker(folders[kind])
+    rng = random.Random(kind)
+    prompts = [draw_prompt(rng, rng.randint(1, 90), 290) for _ in range(100)]
+    quick, slow, results = compare(engine, prompts, watched)
+    print(
+        f"{quick.prefill_passes} passes for {slow.prefill_passes}, {quick.guessed_right} of {quick.guessed} guesses right"
+    )
+    thoughts = [thought.token_ids for result in results for thought in result.thoughts]
+    trivial = sum(not thought for thought in thoughts)
+    if kind == "none":
+        assert trivial == len(thoughts)
+        assert quick.guessed == quick.guessed_right
+        assert quick.prefill_passes < 1.5 * len(prompts)  # a prompt waits where a pass is full
+    elif kind == "all":
+        assert trivial == 0
+        assert quick.prefill_passes < slow.prefill_passes
+    else:
+        assert 0 < trivial < len(thoughts)
+        assert quick.prefill_passes < slow.prefill_passes
+
+
+@pytest.mark.parametrize(
+    ("kernels", "mode"), [("compiled", "auto"), ("compiled", "verify"), ("library", "verify")]
+)
+def test_so_it_is_in_other_passes_and_on_other_paths(
+    kernels: Kernels, mode: DeterminismMode, folders: dict[str, Path], watched: Callable[[Engine], Watched]
+) -> None:
+    engine = open_thinker(folders["some"], kernels, determinism="off")
+    engine.limits = replace(engine.limits, refusal=None)  # not certified, so that all is verified
+    rng = random.Random(kernels + mode)
+    prompts = [draw_prompt(rng, rng.randint(1, 90), 290) for _ in range(16)]
+    rows = rng.choice([32, 48])
+    compare(engine, prompts, watched, determinism=mode, max_pass_rows=rows)
