@@ -30,9 +30,11 @@ COMMANDS = {
         ),
         *("--allowed-token-id", "--prompt-logprobs", "--echo", "--receipt", "--no-prompt-in-receipt"),
         *("--json-schema", "--json-object", "--regex", "--choice", "--lark", "--speculation"),
-        *("--spot-check-rate", "--no-prefix-cache"),
+        *("--spot-check-rate", "--no-prefix-cache", "--thoughts", "--no-think"),
     ],
     ("chat",): [
+        "--no-thoughts",
+        "--no-think",
         "--url",
         "--api-key",
         "--system",
@@ -72,6 +74,13 @@ COMMANDS = {
     ],
     ("bench", "needle"): ["--runs"],
     ("bench", "demo"): ["forced rollbacks"],
+    ("train",): ["thinking"],
+    ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--max-events"],
+    ("eval",): ["thinking"],
+    ("eval", "thinking"): [
+        *("--baseline", "--task", "--events", "--count", "--baseline-count", "--seed", "--no-deterministic"),
+        *("--ablate", "--latency", "--rounds", "--cost", "--out", "--device", "--max-num-seqs"),
+    ],
 }
 
 
@@ -86,7 +95,18 @@ def test_help_of_every_command(holdfast, command, monkeypatch):
 
 def test_help_names_every_command(holdfast):
     result = holdfast("--help")
-    for name in ("serve", "generate", "chat", "score", "certify", "replay", "doctor", "bench"):
+    for name in (
+        "serve",
+        "generate",
+        "chat",
+        "score",
+        "certify",
+        "replay",
+        "doctor",
+        "bench",
+        "train",
+        "eval",
+    ):
         assert f" {name} " in result.stdout
 
 

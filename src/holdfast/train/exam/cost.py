@@ -18,13 +18,17 @@ from holdfast.train.exam.subject import Open, Subject
 TEXTS = {"trivial": "none", "thought-rich": "dense"}
 VARIANTS = ("thinks", "does not think", "plain folder")
 _STREAMS = (1, 16)
-_ROUNDS = 7  # the first of them warms up
-_ANSWER = 64
-_MOST_TOKENS = 600
+_ROUNDS = 6  # the first of them warms up
+_ANSWER = 32
+_MOST_TOKENS = 500
 
 
 def measure_cost(
-    subject: Subject, open_llm: Open, rounds: int = _ROUNDS, streams: Sequence[int] = _STREAMS
+    subject: Subject,
+    open_llm: Open,
+    rounds: int = _ROUNDS,
+    streams: Sequence[int] = _STREAMS,
+    most_tokens: int = _MOST_TOKENS,
 ) -> list[Cost]:
     with plain_copy(subject.folder) as folder:
         plain = open_llm(folder)
@@ -37,7 +41,7 @@ def measure_cost(
                 subject,
                 plain,
                 texts,
-                coin_texts(subject, density, number, _MOST_TOKENS - _ANSWER),
+                coin_texts(subject, density, number, most_tokens),
                 rounds,
             )
         ]
@@ -84,9 +88,7 @@ def _measure(
 def _time(
     subject: Subject, plain: LLM, variant: str, questions: Sequence[Question], max_tokens: int
 ) -> tuple[float, list[Result]]:
-    params = subject.params(
-        max_tokens, ignore_eos=True, think=variant == "thinks" or variant == "plain folder"
-    )
+    params = subject.params(max_tokens, ignore_eos=True, think=variant != "does not think")
     started = time.perf_counter()
     results = subject.ask_each(
         questions, [params] * len(questions), plain if variant == "plain folder" else None

@@ -73,6 +73,7 @@ def hold_exam(
     report = _start(subjects, settings, tasks, long_texts)
     counts = [settings.baseline_count if each.is_baseline else settings.count for each in candidates]
     if settings.latency:
+        tell(f"one request alone: {settings.latency_count} texts, all models in turns")
         report.latency = measure_latency(subjects, settings.latency_count)
         report.save(out)
     if settings.accuracy:
@@ -80,9 +81,11 @@ def hold_exam(
             _ask_all(subject, count, tasks, settings, report, out, tell)
     thinkers = [each for each in subjects if each.thinking is not None]
     for subject in thinkers if settings.rounds else ():
+        tell(f"{subject.name}: guessed thoughts against chunk by chunk")
         report.rounds += measure_rounds(subject)
         report.save(out)
     for subject in thinkers if settings.cost else ():
+        tell(f"{subject.name}: what a token costs")
         report.cost += measure_cost(subject, open_llm)
         report.save(out)
     report.save(out)

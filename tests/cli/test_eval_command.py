@@ -1,0 +1,35 @@
+"""`holdfast eval thinking`: from folders to tables, JSON and plots, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from holdfast.train.export import export
+from holdfast.train.loop import start_run
+from holdfast.train.settings import SIZES, Settings
+
+
+def test_a_folder_is_examined(holdfast, tmp_path: Path):
+    settings = Settings(max_events=2, size=SIZES["tiny"], long_texts=False)
+    model, out = tmp_path / "model", tmp_path / "out"
+    export(start_run(settings, torch.device("cpu")).built, settings, model)
+    asked = ("eval", "thinking", f"own={model}", "--events", "2,3", "--count", "2", "--device", "cpu")
+    done = holdfast(*asked, "--ablate", "--no-deterministic", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    assert "own" in done.stdout and "N = 2" in done.stdout and "ordinary" in done.stdout
+    held = json.loads((out / "eval-thinking.json").read_text())
+    assert [each["events"] for each in held["accuracy"]] == [2, 3]
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_is_refused(holdfast, tmp_path: Path, model: str):
+    for wrong, named in (
+        ([tmp_path / "none"], "no model folder"),
+        ([model], "training.json"),
+        ([model, "--events", "ten"], "--events"),
+        ([model, "--events", "0"], "--events"),
+        ([model, "--baseline", f"b={tmp_path}/none"], "no model folder"),
+    ):
+        done = holdfast("eval", "thinking", *wrong)
+        assert done.exit_code == 2 and named in done.stderr, (wrong, done.stderr)
