@@ -169,6 +169,8 @@ def test_thinking_can_be_done_without(holdfast, thinker):
 
     assert ask("--no-think")["thoughts"] == []
     assert ask("--no-think")["token_ids"] != ask()["token_ids"]
+    shown = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--no-think", "--thoughts")
+    assert shown.exit_code == 0 and shown.stderr == "without thinking there are no thoughts to show\n"
 
 
 def test_a_plain_model_says_that_it_does_not_think_and_answers(holdfast, model):

@@ -64,6 +64,8 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
     for name, most in (("max_tokens", 12), ("max_completion_tokens", 12), ("min_tokens", 1), ("n", 4)):
         if tamed.get(name) is not None and tamed[name] < _LARGE:
             tamed[name] = min(tamed[name], most)
+    if tamed.get("think") or tamed.get("forced_thoughts"):
+        tamed |= {"think": None, "forced_thoughts": {}}  # the model does not think
     if tamed.get("logit_bias"):
         tamed["logit_bias"] = {str(int(id_) % VOCAB_SIZE): bias for id_, bias in tamed["logit_bias"].items()}
     return tamed

@@ -12,6 +12,7 @@ from holdfast.cli.given import given_options
 from holdfast.cli.groups import grouped
 from holdfast.cli.sampling_options import SamplingOptions
 from holdfast.cli.show import note, show_error
+from holdfast.cli.thoughts import has_thoughts
 from holdfast.errors import ConfigError, RequestError
 
 _SAMPLING = SamplingOptions(max_tokens=512)
@@ -94,8 +95,8 @@ def chat(
 
     params = sampling.params()
     llm = replace(engine, model=model, max_num_seqs=1).open()
-    if thoughts and not llm.engine.limits.max_thought:
-        note("this model does not think: there are no thoughts to show")
+    if thoughts:
+        has_thoughts(llm, params)  # says so if not
     with AsyncEngine(llm.engine) as running:
         _begin(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
 

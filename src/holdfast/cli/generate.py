@@ -16,7 +16,7 @@ from holdfast.cli.prompts import read_prompts
 from holdfast.cli.receipt_file import drop_prompt, require_writable, write_receipts
 from holdfast.cli.sampling_options import SamplingOptions
 from holdfast.cli.show import note, show_error, stats_line
-from holdfast.cli.thoughts import Writer
+from holdfast.cli.thoughts import Writer, has_thoughts
 from holdfast.core.result import Result
 
 if TYPE_CHECKING:
@@ -89,11 +89,11 @@ def generate(
     if receipt is not None:
         require_writable(receipt)
     llm = replace(engine, model=model).open()
-    if thoughts and not llm.engine.limits.max_thought:
-        note("this model does not think: there are no thoughts to show")
-    shows_thoughts = thoughts and llm.engine.limits.max_thought > 0
     output = Output(
-        len(asked), json_output, keep_prompts=not no_prompt_in_receipt, with_thoughts=shows_thoughts
+        len(asked),
+        json_output,
+        keep_prompts=not no_prompt_in_receipt,
+        with_thoughts=thoughts and has_thoughts(llm, params),
     )
     results = _answer(llm, asked, params, chat, output)
     if receipt is not None:

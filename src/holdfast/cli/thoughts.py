@@ -10,10 +10,14 @@ shown.
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from holdfast.cli.show import stderr
+from holdfast.cli.show import note, stderr
+from holdfast.core.params import SamplingParams
 from holdfast.core.result import Thought
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
 
 _STYLE = "dim italic"
 
@@ -101,6 +105,15 @@ class Writer:
         starts_line = not self._answering and not self._line_is_open
         stderr().print(Text(mark if starts_line else f" {mark}", style=_STYLE), end="")
         self._line_is_open = not self._answering
+
+
+def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
+    """Whether there will be any; says why not."""
+    if not llm.engine.limits.max_thought:
+        note("this model does not think: there are no thoughts to show")
+    elif not params.think:
+        note("without thinking there are no thoughts to show")
+    return llm.engine.limits.max_thought > 0 and params.think
 
 
 class NewThoughts:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.result import Thought
 from holdfast.server.channel import frames
 from holdfast.server.channel import messages as m
 
@@ -106,3 +107,11 @@ def test_a_socket_that_was_closed_is_a_lost_connection() -> None:
     ours.close()
     with pytest.raises(frames.ConnectionLost):
         frames.to_engine().read(ours)
+
+
+def test_thoughts_arrive_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    thoughts = (Thought(0, 3, "", ()), Thought(1, 7, "tails", (9, 8)))
+    news = m.News((), (m.Piece(1, 0, "", (), None, None, thoughts),), ())
+    theirs.sendall(frames.encode([news]))
+    assert frames.from_engine().read(ours) == news
