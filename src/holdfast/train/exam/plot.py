@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from holdfast.train.exam.latency import EVENTS, TASK
 from holdfast.train.exam.report import Report
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
@@ -72,7 +73,7 @@ def _plot_latency(report: Report, path: Path) -> Path:
         )
     panel.set_yticks(range(len(report.latency)), [one.model for one in reversed(report.latency)])
     panel.set_xlim(0, 1.5 * max(one.median_ms for one in report.latency))
-    panel.set_xlabel("ms from asking to the whole answer, parity of 40 events, median")
+    panel.set_xlabel(f"ms from asking to the whole answer, {TASK} of {EVENTS} events, median")
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     return _save(figure, path)

@@ -9,7 +9,7 @@ from holdfast.core.result import Result
 from holdfast.train.exam.accuracy import is_right
 from holdfast.train.exam.paper import Question
 from holdfast.train.exam.report import Rounds
-from holdfast.train.exam.subject import Subject
+from holdfast.train.exam.subject import Subject, with_schedule
 from holdfast.train.tasks.filler import NAMES, SENTENCES
 from holdfast.train.tasks.parity import STATES
 
@@ -20,7 +20,7 @@ _WARM_UPS = 2
 
 
 def measure_rounds(subject: Subject, count: int = _COUNT, most_tokens: int = _MOST_TOKENS) -> list[Rounds]:
-    by_chunk = subject.guessing_at_most(0)
+    by_chunk = with_schedule(subject.llm, max_guesses=0)
     found = []
     for density in ("few", "medium", "dense"):
         questions = coin_texts(subject, density, count + _WARM_UPS, most_tokens)

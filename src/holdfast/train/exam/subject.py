@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.result import Result
@@ -64,13 +65,13 @@ class Subject:
         (result,) = self.ask_each([question], [params], llm)
         return time.perf_counter() - started, result
 
-    def guessing_at_most(self, max_guesses: int) -> LLM:
-        """The same engine under another schedule. Neither may run while the other does."""
-        twin = copy.copy(self.llm)
-        schedule = replace(self.llm.engine.scheduler.config, max_guesses=max_guesses)
-        twin.engine = self.llm.engine.restarted(schedule)
-        _quieten(twin)
-        return twin
+
+def with_schedule(llm: LLM, **changes: Any) -> LLM:
+    """The same engine under another schedule. Neither may run while the other does."""
+    twin = copy.copy(llm)
+    twin.engine = llm.engine.restarted(replace(llm.engine.scheduler.config, **changes))
+    _quieten(twin)
+    return twin
 
 
 def open_subject(

@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.train.exam.latency import EVENTS, TASK
 from holdfast.train.exam.report import Latency, Report
 
 _NONE = "-"
@@ -105,7 +106,7 @@ def _show_swapped(report: Report, console: Console) -> None:
 
 def _show_latency(found: Sequence[Latency], console: Console) -> None:
     table = _table(
-        f"one request alone, the same {found[0].count} parity texts of 40 events, in turns; ms of prompt and answer",
+        f"one request alone, the same {found[0].count} {TASK} texts of {EVENTS} events, in turns; ms of prompt and answer",
         *("model", "form", "median", "p10", "p90", f"of {found[0].model}", "% right"),
         *("prompt", "answer", "looked up", "rounds", "tokens an event"),
     )
