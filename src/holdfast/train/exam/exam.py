@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast.engine.device import cpu_name
+from holdfast.engine.device import choose_device, cpu_name
 from holdfast.errors import ConfigError
 from holdfast.train.exam.ablation import swap, zero
 from holdfast.train.exam.accuracy import examine
@@ -117,9 +117,10 @@ def _ask_all(
 def _start(
     subjects: Sequence[Subject], settings: ExamSettings, tasks: tuple[str, ...], long_texts: bool
 ) -> Report:
-    on_gpu = torch.cuda.is_available() and subjects[0].llm.config.device != "cpu"
+    config = subjects[0].llm.config
+    device = choose_device(config.device, config.kernels)
     report = Report(
-        machine=torch.cuda.get_device_name() if on_gpu else cpu_name(),
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         torch=torch.__version__,
         settings={**asdict(settings), "tasks": tasks, "long_texts": long_texts},
     )
