@@ -1,8 +1,8 @@
 """A certificate put to the test: rows that certified passes gave, computed again at the reference's shape.
 
 The rows write into scratch pages, so the sequence goes on undisturbed. Their keys and values in every layer, the checksums of
-their logits, and what is thought behind their chunks must have the bits of the first time. Nothing is tolerated. Where they
-differ is worked out on the device and read later.
+their logits, and what is thought behind their chunks (`thought_check.py`) must have the bits of the first time. Nothing is
+tolerated. Where they differ is worked out on the device and read later.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,8 @@ from holdfast.run.checksum import checksums
 from holdfast.run.parts import max_slice_rows
 from holdfast.run.store import KVStore
 from holdfast.run.thinker import Thinker
+from holdfast.run.thought_check import ThoughtCheck, bits_of
 from holdfast.run.transfer import Returns, send_array
-
-_AS_INTEGER = {2: torch.int16, 4: torch.int32}
 
 
 class Check:
@@ -31,7 +30,8 @@ class Check:
         before = len(span.pages) - len(one.originals)
         assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
         self._one, self._span, self._num_layers = one, span, len(store.layers)
-        self._whole, self._thinker = store.whole, thinker
+        self._whole = store.whole
+        self._thoughts = None if thinker is None else ThoughtCheck(one, thinker, page_size)
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - before
         scratch, first = np.array(span.pages[before:]), np.array(one.originals)
@@ -39,7 +39,6 @@ class Check:
         device = self._whole.keys.device
         whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, first)])
         self._scratch_pages, self._original_pages = send_array(whole_pages, device)  # [layers * pages]
-        self._first_pages = send_array(np.stack((first, scratch)), device)  # of one layer
         slots = [np.broadcast_to(positions % page_size, (self._num_layers, len(positions)))]
         slots += [layers + scratch[pages], layers + first[pages]]
         numbers = np.stack([each.reshape(-1) for each in slots])
@@ -50,9 +49,9 @@ class Check:
         number, so that one the pass does not write cannot pass for written."""
         for tensor in (self._whole.keys, self._whole.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
-        if self._thinker is not None:
-            self._thinker.copy_pages(*self._first_pages)
-        keys, values = _bits(self._whole.keys), _bits(self._whole.values)
+        if self._thoughts is not None:
+            self._thoughts.prepare()
+        keys, values = bits_of(self._whole.keys), bits_of(self._whole.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
 
@@ -60,7 +59,7 @@ class Check:
         """Behind the pass that wrote the rows again, hidden being its sampled ones. What is returned reads the first place
         where the bits differ, or None."""
         span = self._span
-        (thoughts,) = ((),) if self._thinker is None else self._thinker.finish(self._one, canonical=True)
+        thought = None if self._thoughts is None else self._thoughts.compare(up)
         differs = up.take(self._differences())  # bool [2, layers, rows]
         found = [
             up.take(checksums(decoder.logits(some, canonical=True)))
@@ -70,9 +69,8 @@ class Check:
         def read() -> str | None:
             for layer, kind, row in differs.transpose(0, 1).nonzero()[:1].tolist():
                 return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
-            for place, (now_thought, then_thought) in enumerate(zip(thoughts, span.guesses, strict=False)):
-                if now_thought != then_thought:
-                    return f"the {place + 1}. thought behind position {span.start}"
+            if thought is not None and (problem := thought()) is not None:
+                return problem
             bits = [number for some in found for number in some.tolist()]
             for row, (now, then) in enumerate(zip(bits, self._one.logit_bits, strict=True), span.sample_from):
                 if now != then:
@@ -82,15 +80,10 @@ class Check:
         return read
 
     def _differences(self) -> Tensor:
-        keys, values = _bits(self._whole.keys), _bits(self._whole.values)
+        keys, values = bits_of(self._whole.keys), bits_of(self._whole.values)
         pairs = (  # each [layers * rows, kv_heads, head_dim]
             (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
             (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
         )
         differs = torch.stack([(again != before).flatten(1).any(1) for again, before in pairs])
         return differs.view(2, self._num_layers, -1)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The same numbers as integers: -0 is not 0, and a NaN equals itself."""
-    return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])

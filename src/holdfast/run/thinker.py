@@ -41,6 +41,7 @@ class Thinker:
         self._decoder = decoder
         self._blocks = blocks
         self._config = blocks.config
+        self.chunk = blocks.config.chunk
         self._page_size = decoder.arithmetic.page_size
         assert self._page_size % self._config.chunk == 0, "a chunk lies within a page"
         device, num_slots = decoder.arithmetic.device, num_pages * self._page_size

@@ -1,0 +1,161 @@
+"""The watch over a certificate, where the model thinks: sound passes are found sound, whatever is wrong is found out."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.bench.needle import outcome_of
+from holdfast.core.plan import PassKind, PassResult, Plan, ThoughtIds
+from holdfast.core.result import Result
+from holdfast.engine.loop import Engine
+from support.thinking_engines import (
+    ask_all,
+    change_thinking,
+    draw_prompt,
+    greedy,
+    open_thinker,
+    thinker_of,
+    thoughts_of,
+)
+from support.thinking_models import thinker_folder
+
+_rng = random.Random(2)
+PROMPTS = [draw_prompt(_rng, length, 290) for length in (5, 16, 21, 40, 63, 80)]
+PARAMS = greedy(24)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Only ever restarted. What T reads is what the last layer gives: no key is made of it."""
+    folder: Path = thinker_folder(tmp_path_factory.mktemp("watched") / "model", chunk=4)
+    change_thinking(folder, l_out=3)
+    return open_thinker(folder, spot_check_rate=1.0)
+
+
+@pytest.fixture
+def engine(sound: Engine) -> Iterator[Engine]:
+    arithmetic = sound.runner._decoder.arithmetic  # type: ignore[attr-defined]
+    fresh = sound.restarted(sound.scheduler.config)
+    if not fresh.scheduler.config.one_pass_suffices:
+        pytest.skip("nothing is certified on this machine, so nothing can be revoked")
+    yield fresh
+    sound.runner._decoder.arithmetic = arithmetic  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def truths(sound: Engine) -> list[Result]:
+    fresh = sound.restarted(replace(sound.scheduler.config, determinism="verify"))
+    return ask_all(fresh, PROMPTS, PARAMS)
+
+
+def test_sound_passes_pass(engine: Engine, truths: list[Result]) -> None:
+    for _ in range(2):
+        results = ask_all(engine, PROMPTS, PARAMS)
+        assert [outcome_of(result) for result in results] == [outcome_of(result) for result in truths]
+    assert engine.counters.spot_checks > 10
+    assert engine.counters.revocations == 0
+    assert any(thought for result in results for _, thought in thoughts_of(result))
+
+
+class WrongLayer:
+    """An arithmetic whose fast form of one layer is off; of the last one only what T reads, not what is said."""
+
+    def __init__(self, arithmetic: Any, wrong: Any, *, only_rows: bool) -> None:
+        self._arithmetic, self._wrong, self._only_rows = arithmetic, wrong, only_rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arithmetic, name)
+
+    def layer(self, residual: Tensor, x: Tensor, weights: Any, *rest: Any, canonical: bool) -> None:
+        self._arithmetic.layer(residual, x, weights, *rest, canonical=canonical)
+        if weights is self._wrong and not canonical:
+            residual[:, 3] *= 1.5
+            if not self._only_rows:
+                x[:, 3] *= 1.5
+
+
+def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:
+    """Every answer that is not certified is the truth's, or says that the guarantee was lost."""
+    errors = []
+    for result, truth in zip(ask_all(engine, PROMPTS, PARAMS), truths, strict=True):
+        errors.append(result.error)
+        if result.error is not None:
+            assert result.error.startswith("guarantee_lost")
+            assert (result.finish_reason, result.determinism) == ("error", "none")
+        elif result.determinism != "certified":
+            assert outcome_of(result) == outcome_of(truth)
+    assert engine.counters.revocations == 1
+    later = ask_all(engine, PROMPTS, PARAMS)
+    assert [outcome_of(result) for result in later] == [outcome_of(result) for result in truths]
+    assert all(result.determinism == "verified" for result in later)
+    return errors
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_wrong_layer_is_found_out(engine: Engine, truths: list[Result], which: int) -> None:
+    decoder = engine.runner._decoder  # type: ignore[attr-defined]
+    decoder.arithmetic = WrongLayer(decoder.arithmetic, decoder.layers[which], only_rows=which == 2)
+    errors = finish_or_lose(engine, truths)
+    assert any(errors), "what was sent of it was wrong"
+    assert engine.revocation is not None
+    assert ("thought about at position" in engine.revocation) == (which == 2)
+
+
+def test_a_wrong_thought_is_found_out(
+    engine: Engine, truths: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certified passes think something else, and nothing else is wrong."""
+    thinker = thinker_of(engine)
+    finish, think = thinker.finish, thinker._blocks.think
+
+    def other(rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
+        return [(7,) for _ in think(rows, canonical=canonical)]
+
+    def finish_wrongly(one: Any, *, canonical: bool) -> Any:
+        with monkeypatch.context() as patch:
+            if one.certified:
+                patch.setattr(thinker._blocks, "think", other)
+            return finish(one, canonical=canonical)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thinker, "finish", finish_wrongly)
+        errors = finish_or_lose(engine, truths)
+    assert any(errors)
+    assert engine.revocation is not None and "the thought behind position" in engine.revocation
+
+
+def _flip(tensor: Tensor) -> None:
+    tensor.view(torch.int32)[..., 5] ^= 1
+
+
+SPOIL: dict[str, Callable[[Any], None]] = {
+    "rows": lambda thinker: _flip(thinker.rows),
+    "states": lambda thinker: _flip(thinker.states),
+    "told": lambda thinker: thinker.told.logical_not_(),
+}
+
+
+@pytest.mark.parametrize("what", SPOIL)
+def test_one_bit_of_what_lies_beside_the_pages(
+    engine: Engine, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spoiled behind the pass that gave it, before the check that looks at it."""
+    thinker, run = thinker_of(engine), engine.runner.run
+    spoiled = []
+
+    def spoil(plan: Plan) -> list[PassResult]:
+        checks = [one.spans[0] for one in plan.passes if one.kind is PassKind.CHECK]
+        if not spoiled and any(any(span.guesses) for span in checks):
+            spoiled.append(True)
+            SPOIL[what](thinker)
+        return run(plan)
+
+    monkeypatch.setattr(engine.runner, "run", spoil)
+    ask_all(engine, PROMPTS[-1:], PARAMS)
+    assert spoiled and engine.revocation is not None, "it was not found"
