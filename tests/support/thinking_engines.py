@@ -2,14 +2,13 @@
 
 import json
 import random
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.params import SamplingParams
 from holdfast.core.request import Request
-from holdfast.core.result import Choice, Result
+from holdfast.core.result import Result
 from holdfast.engine.build import build
 from holdfast.engine.config import EngineConfig, Kernels
 from holdfast.engine.loop import Engine
@@ -69,28 +68,5 @@ def ask_all(engine: Engine, prompts: Sequence[Ids], params: SamplingParams) -> l
     return answer(engine, [engine.prepare(prompt, params) for prompt in prompts])
 
 
-def thoughts_of(choice: Choice | Result) -> tuple[tuple[int, Ids], ...]:
+def thoughts_of(choice: Result) -> tuple[tuple[int, Ids], ...]:
     return tuple((thought.chunk, thought.token_ids) for thought in choice.thoughts)
-
-
-def bits_of(result: Result) -> tuple[Any, ...]:
-    """All that is promised: tokens, the bits of every logprob, thoughts, how it ended."""
-    return tuple(
-        (
-            choice.token_ids,
-            tuple(
-                (
-                    one.token_id,
-                    struct.pack("<f", one.logprob),
-                    tuple(struct.pack("<if", *top) for top in one.top),
-                )
-                for one in choice.logprobs or ()
-            ),
-            thoughts_of(choice),
-            choice.finish_reason,
-        )
-        for choice in result.choices
-    ) + (
-        tuple(struct.pack("<f", one.logprob) for one in result.prompt_logprobs or () if one is not None),
-        result.error,
-    )

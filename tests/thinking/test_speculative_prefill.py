@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from holdfast.bench.needle import outcome_of
 from holdfast.core.result import Result, Stats
 from holdfast.engine.config import Kernels
 from holdfast.engine.loop import Engine
@@ -18,7 +19,6 @@ from holdfast.thinking.config import WEIGHTS_FILE
 from support.thinking_engines import (
     Ids,
     ask_all,
-    bits_of,
     change_thinking,
     draw_prompt,
     greedy,
@@ -122,7 +122,7 @@ def compare(
 ) -> tuple[Stats, Stats, list[Result]]:
     guessing, seen = _read(engine, prompts, watch, MOST_GUESSES, **schedule)
     stepping, truth = _read(engine, prompts, watch, 0, **schedule)
-    assert [bits_of(result) for result in guessing] == [bits_of(result) for result in stepping]
+    assert [outcome_of(result) for result in guessing] == [outcome_of(result) for result in stepping]
     assert len(truth) == len(prompts)
     assert seen == truth
     quick, slow = _sum(guessing), _sum(stepping)

@@ -1,13 +1,14 @@
 """A runner whose fast passes lie: wrong candidates, so that the canonical pass has something to catch.
 
-Only candidates of deterministic requests are changed, and nothing but their token. The engine knows nothing of it.
+Only candidates of deterministic requests are changed, and nothing but their token; in a model that thinks, what was thought
+behind their chunks, too. The engine knows nothing of it.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from holdfast.core.plan import PassKind, PassResult, Plan, Sampled
+from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, ThoughtIds
 from holdfast.engine.loop import PlanRunner
 
 
@@ -41,8 +42,24 @@ class LyingProposer:
                     self._tell(given) if span.sampling.params.deterministic else given
                     for span, given in zip(one.spans, results[index].samples, strict=True)
                 )
-                results[index] = replace(results[index], samples=samples)
+                thoughts = self._think(one, results[index].thoughts)
+                results[index] = replace(results[index], samples=samples, thoughts=thoughts)
         return results
+
+    def _think(
+        self, one: Pass, true: tuple[tuple[ThoughtIds, ...], ...]
+    ) -> tuple[tuple[ThoughtIds, ...], ...]:
+        if not true:
+            return true
+        return tuple(
+            tuple(
+                (*thought[:-1], self._rng.randrange(self._vocab_size))
+                if span.sampling.params.deterministic and self._rng.random() < self._chance
+                else thought
+                for thought in found
+            )
+            for span, found in zip(one.spans, true, strict=True)
+        )
 
     def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         return tuple(self._lie(sample) if self._rng.random() < self._chance else sample for sample in samples)

@@ -14,7 +14,7 @@ from holdfast.bench.haystack import Haystack, Needle, Scale, draw
 from holdfast.bench.lies import LyingProposer
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import TokenLogprob
-from holdfast.core.result import Choice, Result, Stats
+from holdfast.core.result import Choice, Result, Stats, Thought
 from holdfast.engine.loop import Counters, Engine
 from holdfast.schedule.policy import DeterminismMode
 
@@ -30,11 +30,12 @@ class ChoiceBits:
     finish_reason: str
     logprob_bits: tuple[bytes, ...]
     recorded: str | None
+    thoughts: tuple[Thought, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What must not differ: every answer, and the fp32 bits of every logprob that was asked for."""
+    """What must not differ: every answer, all that was thought, and the fp32 bits of every logprob that was asked for."""
 
     choices: tuple[ChoiceBits, ...]
     prompt_bits: tuple[bytes, ...] = ()
@@ -90,6 +91,7 @@ def _choice_bits(choice: Choice, kept: dict[str, dict[str, str] | None] | None) 
         choice.finish_reason,
         _bits(choice.logprobs or ()),
         logprobs["digest"] if logprobs is not None else None,
+        choice.thoughts,
     )
 
 

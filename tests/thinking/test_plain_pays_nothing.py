@@ -1,0 +1,67 @@
+"""A plain model has nothing of what thinking needs: no tensors, nothing between its layers, nothing in its spans."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.models.decoder import Decoder
+from holdfast.run import thinker
+from holdfast.run.store import page_bytes
+from holdfast.schedule.scheduler import Scheduler
+from holdfast.thinking import blocks
+from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
+from support.thinking_engines import ask_all, draw_prompt, greedy, open_thinker
+from support.thinking_models import thinker_folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The backbone of a model that thinks."""
+    folder = thinker_folder(tmp_path_factory.mktemp("backbone") / "model")
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        folder.joinpath(name).unlink()
+    return folder
+
+
+def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise AssertionError("a plain model thinks")
+
+    monkeypatch.setattr(thinker.Thinker, "__init__", refuse)
+    monkeypatch.setattr(blocks.Blocks, "__init__", refuse)
+    between, spans = [], []
+    forward, absorb = Decoder.forward, Scheduler.absorb
+
+    def look(self: Decoder, *arguments: Any, **settings: Any) -> Any:
+        between.append(settings.get("between"))
+        return forward(self, *arguments, **settings)
+
+    def look_at(self: Scheduler, plan: Any, results: Any, *rest: Any) -> Any:
+        spans.extend((span.rule, span.guesses) for one in plan.passes for span in one.spans)
+        assert all(result.thoughts == () for result in results)
+        return absorb(self, plan, results, *rest)
+
+    monkeypatch.setattr(Decoder, "forward", look)
+    monkeypatch.setattr(Scheduler, "absorb", look_at)
+    engine = open_thinker(plain, max_num_seqs=8, max_pass_rows=32)
+    rng = random.Random(3)
+    results = ask_all(engine, [draw_prompt(rng, 20, 290) for _ in range(3)], greedy(8))
+    assert engine.runner._thinker is None  # type: ignore[attr-defined]
+    assert engine.scheduler.config.chunk == 0
+    assert set(between) == {None} and set(spans) == {(None, ())}
+    for result in results:
+        assert result.thoughts == ()
+        assert result.stats.guessed == result.stats.guessed_right == 0
+
+
+def test_its_pages_are_as_small_as_before(plain: Path) -> None:
+    engine = open_thinker(plain, determinism="off")
+    decoder = engine.runner._decoder  # type: ignore[attr-defined]
+    size = engine.scheduler.pool.page_size
+    usual = page_bytes(decoder.config, decoder.dtype, size)
+    keys = 2 * decoder.config.num_kv_heads * decoder.config.head_dim * decoder.dtype.itemsize
+    assert usual == decoder.config.num_layers * keys * size
+    more = page_bytes(decoder.config, decoder.dtype, size, thinks=True) - usual
+    assert more == size * (2 * decoder.config.hidden_size * decoder.dtype.itemsize + 1)

@@ -1,0 +1,344 @@
+"""A deterministic answer of a model that thinks: the same tokens, logprob bits and thoughts, whatever happens around it."""
+
+import random
+import shutil
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lying import lie_in_lookups
+
+from holdfast.bench.lies import LyingProposer
+from holdfast.bench.needle import Outcome, outcome_of
+from holdfast.core.params import SamplingParams
+from holdfast.core.plan import Sampled
+from holdfast.core.result import Result
+from holdfast.core.structured import StructuredOutput
+from holdfast.engine.loop import Engine
+from holdfast.schedule.policy import DeterminismMode
+from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
+from support.thinking_engines import (
+    Ids,
+    answer,
+    ask_all,
+    change_thinking,
+    draw_prompt,
+    greedy,
+    open_thinker,
+    thoughts_of,
+)
+from support.thinking_models import thinker_folder
+
+CHUNK = 4
+MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
+LENGTHS = (1, 3, 4, 5, 16, 17, 33, 48, 63)
+SAMPLED = greedy(14, temperature=0.8, seed=11)
+_rng = random.Random(4)
+PROMPTS = [draw_prompt(_rng, length, 290) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return thinker_folder(tmp_path_factory.mktemp("thinker") / "model", chunk=CHUNK)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    """Only ever restarted."""
+    return open_thinker(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The backbone alone."""
+    bare = tmp_path_factory.mktemp("plain") / "model"
+    ignored = shutil.ignore_patterns(CONFIG_FILE, WEIGHTS_FILE)
+    shutil.copytree(folder, bare, ignore=ignored)
+    return open_thinker(bare)
+
+
+@pytest.fixture(scope="module")
+def truths(engine: Engine) -> list[Outcome]:
+    """Each of the prompts alone, sampled, without a cache."""
+    fresh = schedule(engine, prefix_cache=False, speculation="off")
+    results = [ask_all(fresh, [prompt], SAMPLED)[0] for prompt in PROMPTS]
+    thoughts = [thought for result in results for _, thought in thoughts_of(result)]
+    assert any(thoughts) and not all(thoughts)
+    assert all(result.determinism == "certified" for result in results)
+    return [outcome_of(result) for result in results]
+
+
+def schedule(engine: Engine, num_pages: int | None = None, **changes: Any) -> Engine:
+    return engine.restarted(replace(engine.scheduler.config, **changes), num_pages)
+
+
+def outcomes(results: list[Result]) -> list[Outcome]:
+    for result in results:
+        stats = result.stats
+        assert stats.candidates == stats.accepted + stats.rolled_back
+        assert sum(len(one.token_ids) for one in result.choices) == stats.accepted + stats.canonical_tokens
+        assert stats.guessed_right <= stats.guessed
+    return [outcome_of(result) for result in results]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rows", [32, 40, 128])
+def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
+    engine: Engine, truths: list[Outcome], mode: DeterminismMode, rows: int
+) -> None:
+    one = schedule(engine, determinism=mode, max_pass_rows=rows, spot_check_rate=1.0)
+    others = [draw_prompt(random.Random(at), 5 * at + 1, 290) for at in range(8)]
+    noise = [one.prepare(prompt, greedy(20, deterministic=False)) for prompt in others]
+    for warm in (False, True):
+        results = answer(one, [*noise, *(one.prepare(prompt, SAMPLED) for prompt in PROMPTS)])[len(noise) :]
+        assert outcomes(results) == truths
+        assert any(result.stats.cached_tokens for result in results) is warm
+    assert one.counters.revocations == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_preemption_inside_a_chunk_and_on_its_edge(
+    engine: Engine, truths: list[Outcome], mode: DeterminismMode
+) -> None:
+    places = set()
+    for at, cut in product((0, 1, 4, 6), (1, 2, 3)):
+        one = schedule(engine, determinism=mode, prefix_cache=cut % 2 == 0)
+        number = _submit(one, PROMPTS[at], SAMPLED)
+        results: list[Result] = []
+        pushed = False
+        while one.has_work:
+            results += [update.result for update in one.step() if update.result is not None]
+            (seq,) = one.scheduler.sequences or (None,)
+            if seq is not None and not pushed and seq.log.num_output >= cut:
+                places.add((seq.log.committed_len - 1) % CHUNK)
+                _push_out(one, number)
+                pushed = True
+        assert outcomes(results) == [truths[at]]
+        assert results[0].stats.preemptions == 1
+    assert places == set(range(CHUNK))
+
+
+def _push_out(engine: Engine, number: int) -> None:
+    """As when pages are short."""
+    roster = engine.scheduler._roster
+    seq = roster.running[number]
+    roster.free_lane(roster.remove(seq))
+    engine.scheduler._watch.forget(seq)
+    seq.preempt()
+    roster.enqueue(seq)
+    engine.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
+    rng = random.Random(7)
+    long = greedy(40)
+    truth = [outcome_of(ask_all(schedule(engine), [prompt], long)[0]) for prompt in PROMPTS[:3]]
+    preemptions = 0
+    for at, expected in enumerate(truth):
+        one = schedule(engine, num_pages=8, determinism=mode)
+        older = [draw_prompt(rng, rng.randint(1, 15), 290) for _ in range(4)]
+        growing = [one.prepare(prompt, greedy(60, deterministic=False)) for prompt in older]
+        (result,) = answer(one, [*growing, one.prepare(PROMPTS[at], long)])[len(growing) :]
+        assert outcomes([result]) == [expected]
+        preemptions += result.stats.preemptions
+    assert preemptions > 0
+
+
+class ThoughtLiar(LyingProposer):
+    """Wrong about thoughts and about nothing else."""
+
+    def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+        return samples
+
+
+@pytest.mark.parametrize("liar", [LyingProposer, ThoughtLiar])
+@pytest.mark.parametrize("chance", [0.6, 1.0])
+def test_lies_about_tokens_and_thoughts_are_rolled_back(
+    engine: Engine, truths: list[Outcome], liar: type[LyingProposer], chance: float
+) -> None:
+    one = schedule(engine, determinism="verify", speculation="off")
+    one.runner = liar(one.runner, one.limits.vocab_size, chance)
+    results = ask_all(one, PROMPTS, SAMPLED)
+    assert outcomes(results) == truths
+    assert sum(result.stats.rolled_back for result in results) > 0
+    if liar is ThoughtLiar:  # windows that cross an edge are cut there
+        guessed = sum(result.stats.guessed for result in results)
+        assert sum(result.stats.guessed_right for result in results) < guessed
+
+
+def test_lying_look_ups_are_rolled_back(
+    engine: Engine, truths: list[Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ask_all(schedule(engine), PROMPTS, SAMPLED)
+    lie_in_lookups(monkeypatch, engine.limits.vocab_size, 0.2, truths=known)
+    for seed in range(3):
+        results = ask_all(schedule(engine, max_pass_rows=64 + 32 * seed), PROMPTS, SAMPLED)
+        assert outcomes(results) == truths
+        assert sum(result.stats.rolled_back for result in results) > 0
+        assert sum(result.stats.accepted for result in results) > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_answers_and_their_seeds(engine: Engine, mode: DeterminismMode) -> None:
+    several = replace(SAMPLED, n=3)
+    alone = [
+        outcomes(ask_all(schedule(engine, prefix_cache=False), [prompt], several))[0] for prompt in PROMPTS
+    ]
+    together = schedule(engine, determinism=mode, max_pass_rows=40)
+    assert outcomes(ask_all(together, PROMPTS, several)) == alone
+    assert [len({choice.token_ids for choice in one.choices}) for one in alone] == [3] * len(alone)
+    first = outcomes(ask_all(schedule(engine), PROMPTS, SAMPLED))
+    assert [one.choices[0].thoughts for one in first] == [one.choices[0].thoughts for one in alone]
+
+
+@pytest.mark.parametrize("while_answering", [True, False])
+def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, while_answering: bool) -> None:
+    mine = tmp_path / "model"
+    shutil.copytree(folder, mine)
+    change_thinking(mine, while_answering=while_answering)
+    engine = open_thinker(mine)
+    given = ask_all(schedule(engine), PROMPTS, SAMPLED)
+    for rows, cache in ((32, True), (128, False)):
+        one = schedule(engine, max_pass_rows=rows, prefix_cache=cache)
+        for _ in range(2):  # a cold cache and a warm one
+            scored = answer(
+                one,
+                [
+                    one.prepare_score(prompt, result.token_ids, deterministic=True)
+                    for prompt, result in zip(PROMPTS, given, strict=True)
+                ],
+            )
+            for result, truth in zip(scored, given, strict=True):
+                assert [each.logprob for each in result.prompt_logprobs or () if each] == [
+                    each.logprob for each in truth.logprobs or ()
+                ]
+                assert thoughts_of(result) == thoughts_of(truth)
+    answered = any(
+        len(result.prompt_token_ids) <= last.position for result in given for last in result.thoughts[-1:]
+    )
+    assert answered is while_answering
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: DeterminismMode) -> None:
+    prompts = PROMPTS[1:]
+    one = schedule(engine, determinism=mode)
+    scored = answer(
+        one, [one.prepare_score(prompt[:1], prompt[1:], deterministic=True) for prompt in prompts]
+    )
+    expected = [[each.logprob for each in result.prompt_logprobs or () if each] for result in scored]
+    for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):
+        one = schedule(engine, determinism=mode, max_pass_rows=rows, max_guesses=guesses)
+        results = ask_all(one, prompts, replace(SAMPLED, prompt_logprobs=1))
+        assert [
+            [each.logprob for each in result.prompt_logprobs or () if each] for result in results
+        ] == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
+    form = replace(
+        SAMPLED,
+        structured=StructuredOutput(regex=r"(heads|tails)( (heads|tails)){3,6}"),
+        ignore_eos=False,
+        max_tokens=24,
+    )
+    prompts = PROMPTS[::2]
+    truth = [outcomes(ask_all(schedule(engine), [prompt], form))[0] for prompt in prompts]
+    assert all(one.choices[0].finish_reason == "stop" and "s" in one.choices[0].text for one in truth)
+    one = schedule(engine, determinism=mode, max_pass_rows=48)
+    one.runner = LyingProposer(one.runner, one.limits.vocab_size, 0.5)
+    assert outcomes(ask_all(one, prompts, form)) == truth
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_abort_leaves_a_beginning_and_disturbs_nobody(
+    engine: Engine, truths: list[Outcome], mode: DeterminismMode
+) -> None:
+    for step in (1, 3, 6, 9):
+        one = schedule(engine, determinism=mode, max_pass_rows=32)
+        ids = [_submit(one, prompt, SAMPLED) for prompt in PROMPTS]
+        found: dict[int, Result] = {}
+        for number in range(1000):
+            updates = one.step() if one.has_work else []
+            if number == step:
+                updates += [update for at in ids[::2] for update in one.abort(at)]
+            found.update(
+                {update.request_id: update.result for update in updates if update.result is not None}
+            )
+        one.check()
+        assert one.scheduler.pool.num_held == 0
+        for at, truth in zip(ids, truths, strict=True):
+            (whole,), choice = truth.choices, found[at].choices[0]
+            if found[at].finish_reason == "abort":
+                assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
+                assert choice.thoughts == whole.thoughts[: len(choice.thoughts)]
+            else:
+                assert outcome_of(found[at]) == truth
+
+
+def _submit(engine: Engine, prompt: Ids, params: SamplingParams) -> int:
+    request = engine.prepare(prompt, params)
+    engine.submit(request)
+    return request.request_id
+
+
+# Without thinking, and with other thoughts
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_thinking_it_is_the_backbone(engine: Engine, plain: Engine, mode: DeterminismMode) -> None:
+    params = replace(SAMPLED, prompt_logprobs=1)
+    bare = [
+        _without_record(one) for one in outcomes(ask_all(schedule(plain, determinism=mode), PROMPTS, params))
+    ]
+    one = schedule(engine, determinism=mode)
+    asked = [
+        one.prepare(prompt, replace(params, think=think)) for prompt in PROMPTS for think in (True, False)
+    ]
+    results = answer(one, asked)
+    assert [_without_record(one) for one in outcomes(results[1::2])] == bare
+    assert all(result.thoughts == () for result in results[1::2])
+    assert [_without_record(one) for one in outcomes(results[::2])] != bare
+    assert engine.limits.max_thought > 0 == plain.limits.max_thought
+
+
+def _without_record(outcome: Outcome) -> Outcome:
+    return replace(outcome, choices=tuple(replace(choice, recorded=None) for choice in outcome.choices))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_does_not_think_shares_no_pages_with_who_does(engine: Engine, first: bool) -> None:
+    one = schedule(engine)
+    prompt = PROMPTS[-1]
+    ask_all(one, [prompt], replace(SAMPLED, think=first))
+    (other,) = ask_all(one, [prompt], replace(SAMPLED, think=not first))
+    assert other.stats.cached_tokens == 0
+    (again,) = ask_all(one, [prompt], SAMPLED)
+    assert again.stats.cached_tokens > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_forced_thoughts_are_reported_and_change_what_follows(engine: Engine, mode: DeterminismMode) -> None:
+    one, prompt = schedule(engine, determinism=mode), PROMPTS[-1]
+    (usual,) = ask_all(one, [prompt], SAMPLED)
+    chunk, thought = next(pair for pair in thoughts_of(usual) if pair[1])
+    forced = {chunk: (*thought[:-1], (thought[-1] + 1) % 290)}
+    (other,) = ask_all(one, [prompt], replace(SAMPLED, forced_thoughts=forced))
+    assert thoughts_of(other)[: chunk + 1] == (*thoughts_of(usual)[:chunk], (chunk, forced[chunk]))
+    assert other.logprobs != usual.logprobs
+    assert other.stats.cached_tokens == 0
+    same = {number: known for number, known in thoughts_of(usual) if number % 2}
+    (again,) = ask_all(one, [prompt], replace(SAMPLED, forced_thoughts=same))
+    assert outcome_of(again).choices[0].logprob_bits == outcome_of(usual).choices[0].logprob_bits
+    assert thoughts_of(again) == thoughts_of(usual)
+    silent = {number: () for number, _ in thoughts_of(usual)}
+    (still,) = ask_all(one, [prompt], replace(SAMPLED, forced_thoughts=silent))
+    (without,) = ask_all(one, [prompt], replace(SAMPLED, think=False))
+    assert outcome_of(still).choices[0].logprob_bits == outcome_of(without).choices[0].logprob_bits
+    assert thoughts_of(still) == tuple(silent.items())
+    (last,) = ask_all(one, [prompt], SAMPLED)  # nobody reads what was forced
+    assert outcome_of(last) == outcome_of(usual)
