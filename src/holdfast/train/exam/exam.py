@@ -78,7 +78,7 @@ def hold_exam(
         report.save(out)
     if settings.accuracy:
         for subject, count in zip(subjects, counts, strict=True):
-            _ask_all(subject, count, tasks, settings, report, out, tell)
+            _ask_all(subject, count, max(counts), tasks, settings, report, out, tell)
     thinkers = [each for each in subjects if each.thinking is not None]
     for subject in thinkers if settings.rounds else ():
         tell(f"{subject.name}: guessed thoughts against chunk by chunk")
@@ -95,15 +95,17 @@ def hold_exam(
 def _ask_all(
     subject: Subject,
     count: int,
+    most: int,
     tasks: tuple[str, ...],
     settings: ExamSettings,
     report: Report,
     out: Path | None,
     tell: Tell,
 ) -> None:
+    """most: texts that are drawn, of which the first are asked, so that who is asked fewer is asked some of the same."""
     for task in tasks:
         for events in settings.events:
-            questions = subject.papers.draw(task, events, count)
+            questions = subject.papers.draw(task, events, most)[:count]
             cell, results = examine(subject, task, events, questions)
             report.accuracy.append(cell)
             tell(f"{subject.name}, {task}, {events} events: {cell.accuracy:.1%} in {cell.seconds:.1f} s")
