@@ -1,8 +1,8 @@
 """A haystack: one random load and schedule around the needle, all of it drawn from one random source.
 
 What varies: the neighbours (what they ask, when they come, whether they are sent away, whether they share the needle's
-prompt), whether the needle's prompt is known already, rows, sequences, pages, look-up, spot checks, and how many of the
-proposals are lies. None of it may show in a deterministic answer.
+prompt), whether the needle's prompt is known already, rows, sequences, pages, look-up, spot checks, how many thoughts are
+taken for granted, and how many of the proposals are lies. None of it may show in a deterministic answer.
 """
 
 import random
@@ -110,6 +110,7 @@ def _schedule(rng: random.Random, engine: Engine, needle: Needle, mode: Determin
         prefix_cache=rng.random() < 0.8,
         speculation=needle.speculation or speculation,
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
+        max_guesses=rng.choice([0, 2, usual.max_guesses]) if usual.chunk else usual.max_guesses,
     )
 
 
