@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 EOS, START, END = "<eos>", "<think>", "</think>"  # of an answer; before a thought, behind it
 SPECIAL = (EOS, START, END)
+# One question at a time; the answer follows " A:", whoever writes it.
+_CHAT_TEMPLATE = (
+    "{% set question = messages[-1]['content'].rstrip() %}{{ question }}"
+    "{{ ' A:' if add_generation_prompt and not question.endswith(' A:') }}"
+)
 _WORDS = r"'\p{L}+| ?\p{L}+| ?\d| ?[^\s\p{L}\d]|\s"
 
 
@@ -44,5 +49,10 @@ def build_tokenizer(texts: Iterable[str]) -> "Tokenizer":
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json, as the engine reads them."""
     folder.joinpath("tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    config = {"eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False}
+    config = {
+        "eos_token": EOS,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "chat_template": _CHAT_TEMPLATE,
+    }
     folder.joinpath("tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
