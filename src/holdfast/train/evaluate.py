@@ -104,6 +104,8 @@ def _think(model: ThinkingModel, h: Tensor, due: Tensor) -> Tensor:
         rows = model.thought_rows(h, thought[:, :place])[:, -1]  # [n, hidden]
         token = model.logits(rows).argmax(dim=-1)
         open_ = open_ & (token != model.thinking.end_id)
+        if h.device.type == "cpu" and not bool(open_.any()):
+            break  # another device would have to be waited for
         thought[:, place] = torch.where(open_, token, -1)
     return thought
 
