@@ -64,7 +64,7 @@ class Thinker:
                 guesses.append(span.guesses[place])
         self._put(guessed, guesses)
         device = self.rows.device
-        read_from = send_array(self._state_slots(one, batch), device)
+        read_from = send_array(self._state_slots(one, batch), device)  # [padded rows]: so many are certified
         slots = send_array(batch.slots, device)
         config, ops, shape = self._config, self._decoder.arithmetic, self._decoder.layer_shape
         count = batch.num_rows
@@ -73,10 +73,9 @@ class Thinker:
             if layers_done == config.l_in:
                 at = read_from.clamp(min=0)
                 is_told = (self.told[at] & (read_from >= 0))[:, None]
-                moved = torch.where(is_told, residual[:count] + self.states[at], residual[:count])
-                residual[:count] = moved
+                residual.copy_(torch.where(is_told, residual + self.states[at], residual))
                 norm = self._decoder.layers[layers_done - 1].next_norm
-                x[:count] = torch.where(is_told, ops.rms_norm(moved, norm, shape.eps), x[:count])
+                x.copy_(torch.where(is_told, ops.rms_norm(residual, norm, shape.eps), x))
             if layers_done == config.l_out:
                 self.rows[slots] = residual[:count]
 
@@ -139,10 +138,11 @@ class Thinker:
         return send_array(first[:, None] + np.arange(self._config.chunk), self.rows.device)
 
     def _state_slots(self, one: Pass, batch: Batch) -> Ints:
-        """For each row the slot whose state it adds, -1 for none: int64 [rows]."""
+        """For each row the slot whose state it adds, -1 for none, as for padding: int64 [padded rows]."""
         lengths = np.diff(batch.span_starts)
         owners = np.repeat(np.arange(len(lengths)), lengths)
         back = batch.positions - self._config.chunk
         pages = batch.page_table[owners, np.maximum(back, 0) // self._page_size].astype(np.int64)
         thinks = np.array([span.rule is not None for span in one.spans])[owners]
-        return np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)
+        slots = np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)
+        return np.pad(slots, (0, one.padded_rows - len(slots)), constant_values=-1)

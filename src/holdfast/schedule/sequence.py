@@ -394,7 +394,7 @@ class Sequence:
     def _lose(self) -> None:
         if self.failure is None:
             self._fail(
-                "guarantee_lost: tokens or logprobs that were sent already are not those of a verified pass"
+                "guarantee_lost: tokens, logprobs or thoughts that were sent already are not those of a verified pass"
             )
 
     def _adapt_window(self, accepted: int, dropped: int) -> None:

@@ -1,0 +1,111 @@
+"""T and C over many chunks at once: what the definition gives, and for each chunk the bits it has alone."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.settings import apply_numeric_settings
+from holdfast.engine.config import Kernels
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.thinking import blocks as blocks_module
+from holdfast.thinking.blocks import Blocks, load_blocks
+from holdfast.thinking.config import read_thinking
+from holdfast.thinking.reference import Reference, open_reference
+from support.thinking_engines import Ids
+from support.thinking_models import thinker_folder
+
+CHUNK, LONGEST = 8, 5
+PATHS = [("compiled", torch.float32), ("library", torch.float32), ("compiled", torch.bfloat16)]
+COUNTS = (1, 2, 5, 17, 140)  # the last in two parts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return thinker_folder(tmp_path_factory.mktemp("blocks") / "model", chunk=CHUNK, max_thought=LONGEST)
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=["compiled", "library", "compiled-bf16"])
+def decoder(request: pytest.FixtureRequest, folder: Path) -> Decoder:
+    path: Kernels
+    path, dtype = request.param
+    arithmetic = open_arithmetic(dtype, path=path, num_threads=apply_numeric_settings().threads)
+    return load_decoder(open_checkpoint(folder), arithmetic, dtype, max_len=64)
+
+
+@pytest.fixture
+def blocks(folder: Path, decoder: Decoder) -> Blocks:
+    """With nothing kept of earlier thoughts."""
+    config = read_thinking(folder, decoder.config)
+    assert config is not None
+    return load_blocks(folder, config, decoder)
+
+
+@pytest.fixture(scope="module")
+def definition(folder: Path) -> Reference:
+    return open_reference(folder)
+
+
+def _rows(decoder: Decoder, count: int) -> Tensor:
+    numbers = torch.randn(count, CHUNK, 32, generator=torch.Generator().manual_seed(3))
+    return (numbers * torch.linspace(0.1, 20, count)[:, None, None]).to(decoder.dtype)
+
+
+def _thoughts(count: int) -> list[Ids]:
+    rng = random.Random(count)
+    return [tuple(rng.randrange(290) for _ in range(rng.randint(1, LONGEST))) for _ in range(count)]
+
+
+@torch.inference_mode()
+def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: Blocks, decoder: Decoder) -> None:
+    rows = _rows(decoder, COUNTS[-1])
+    alone = [blocks.think(each[None], canonical=True)[0] for each in rows]
+    for count in COUNTS:
+        assert blocks.think(rows[:count], canonical=True) == alone[:count]
+    shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
+    assert blocks.think(rows[shuffled], canonical=True) == [alone[at] for at in shuffled]
+    assert blocks.think(rows[:0], canonical=True) == []
+    assert len({len(thought) for thought in alone}) > 1
+
+
+@torch.inference_mode()
+def test_a_state_has_the_bits_it_has_alone(
+    blocks: Blocks, folder: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_module, "_KEPT_STATES", 0)  # nothing is kept: each is computed again
+    thoughts = _thoughts(COUNTS[-1])
+    alone = torch.cat([blocks.compress([thought]) for thought in thoughts])
+    for count in COUNTS:
+        assert torch.equal(blocks.compress(thoughts[:count]), alone[:count])
+    assert torch.equal(blocks.compress(thoughts[::-1]), alone.flip(0))
+
+
+@torch.inference_mode()
+def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_module, "_KEPT_STATES", 3)
+    thoughts = _thoughts(6)
+    first = blocks.compress(thoughts)
+    assert list(blocks._states) == thoughts[-3:]
+    blocks.compress(thoughts[3:4])
+    blocks.compress([thoughts[0], thoughts[0]])
+    assert list(blocks._states) == [thoughts[5], thoughts[3], thoughts[0]]
+    assert torch.equal(blocks.compress([thoughts[at] for at in (0, 3, 1, 0)]), first[[0, 3, 1, 0]])
+
+
+@torch.inference_mode()
+def test_they_are_the_definitions(blocks: Blocks, decoder: Decoder, definition: Reference) -> None:
+    if decoder.dtype != torch.float32:
+        pytest.skip("the definition is in fp32")
+    assert definition.thinking is not None
+    rows, thoughts = _rows(decoder, 40), _thoughts(20)
+    assert blocks.think(rows, canonical=True) == [
+        definition.think(each, definition.thinking)[0] for each in rows
+    ]
+    expected = torch.stack([definition.compress(thought) for thought in thoughts])
+    torch.testing.assert_close(blocks.compress(thoughts), expected, atol=1e-4, rtol=1e-4)
