@@ -20,14 +20,19 @@ from support.thinking_engines import (
 )
 from support.thinking_models import thinker_folder
 
-MODELS = [("llama", 4), ("llama", 16), ("mistral", 2), ("mistral", 8), ("qwen2", 8), ("qwen3", 16)]
+# family, chunk, and the layers behind which the state is added and the rows are read, of three
+MODELS = [
+    ("llama", 4, 1, 2), ("llama", 16, 1, 1), ("mistral", 2, 2, 3), ("mistral", 8, 3, 3), ("qwen2", 8, 1, 3),
+    ("qwen3", 16, 2, 2),
+]  # fmt: skip
 MAX_TOKENS = 10
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda model: f"{model[0]}-{model[1]}")
+@pytest.fixture(scope="module", params=MODELS, ids=lambda model: "-".join(map(str, model)))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    family, chunk = request.param
-    return thinker_folder(tmp_path_factory.mktemp(family) / "model", family, chunk=chunk), chunk
+    family, chunk, l_in, l_out = request.param
+    folder = tmp_path_factory.mktemp(family) / "model"
+    return thinker_folder(folder, family, chunk=chunk, l_in=l_in, l_out=l_out), chunk
 
 
 def _prompts(chunk: int) -> list[Ids]:
