@@ -21,7 +21,7 @@ from support.thinking_models import thinker_folder
 
 CHUNK, LONGEST = 8, 5
 PATHS = [("compiled", torch.float32), ("library", torch.float32), ("compiled", torch.bfloat16)]
-COUNTS = (1, 2, 5, 17, 140)  # the last in two parts
+COUNTS = (1, 2, 5, 17, 30)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,11 @@ def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: Blocks, decoder: D
         assert blocks.think(rows[:count], canonical=True) == alone[:count]
     shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
     assert blocks.think(rows[shuffled], canonical=True) == [alone[at] for at in shuffled]
+    many = _rows(decoder, 140)  # thought about in two parts
+    found = blocks.think(many, canonical=True)
+    assert found[128:] == blocks.think(many[128:], canonical=True)
+    assert len({len(thought) for thought in found}) > 1
     assert blocks.think(rows[:0], canonical=True) == []
-    assert len({len(thought) for thought in alone}) > 1
 
 
 @torch.inference_mode()

@@ -104,7 +104,7 @@ def _read(
     engine = engine.restarted(how)
     seen = watch(engine)
     results = [
-        one for at in range(0, len(prompts), 10) for one in ask_all(engine, prompts[at : at + 10], greedy(3))
+        one for at in range(0, len(prompts), 25) for one in ask_all(engine, prompts[at : at + 25], greedy(2))
     ]
     return results, seen
 
