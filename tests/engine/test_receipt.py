@@ -205,7 +205,9 @@ def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
         same = {
             one.name for one in fields(params) if getattr(params, one.name) == getattr(defaults, one.name)
         }
-        assert same == {"structured", "forced_thoughts"}, "every field is tried with another value than its own"
+        assert same == {"structured", "forced_thoughts"}, (
+            "every field is tried with another value than its own"
+        )
     receipt = valid(receipt_of(params, (4,), (5,), (6,)))
     assert parse_receipt(receipt).params == params
     assert parse_receipt(json.loads(json.dumps(receipt))).params == params

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from engines import HAS_GPU, answers, outcome, prompt, scheduled
-from support.thinking_models import thinker_folder
 
 from holdfast import SamplingParams
 from holdfast.bench.gpu_engines import the_device
@@ -13,6 +12,7 @@ from holdfast.engine.build import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.loop import Engine
 from holdfast.thinking.reference import open_reference
+from support.thinking_models import thinker_folder
 
 SIZES = {
     "hidden_size": 256,

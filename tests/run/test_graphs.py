@@ -41,7 +41,7 @@ class FakeDecoder:
         self.seen: list[tuple[int, bool]] = []
         self.slots: list[int] = []
 
-    def hidden(self, rows: Rows, kv: Any, *, canonical: bool) -> Tensor:
+    def hidden(self, rows: Rows, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
         assert rows.tiles is not None
         assert rows.tiles.shape == (rows.num_rows, 3)
         assert rows.max_pages == 50
@@ -165,7 +165,7 @@ def test_capturing_again_starts_anew(captured: Graphs) -> None:
 
 def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
     class Tiled(FakeDecoder):
-        def hidden(self, rows: Rows, kv: Any, *, canonical: bool) -> Tensor:
+        def hidden(self, rows: Rows, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
             assert rows.tiles is not None
             self.tiles, self.short = rows.tiles.tolist(), rows.short_tiles
             return torch.zeros(rows.num_rows, 4)

@@ -10,8 +10,10 @@ position of this sequence. So planning needs not wait for the device. What is sa
     a row at position q with an UNKNOWN token reads lanes[l, q % LANE_WIDTH]
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.params import SamplingParams
@@ -74,7 +76,9 @@ class ThinkRule:
         return self.until is None or (chunk + 1) * chunk_len <= self.until
 
     def forced_on(self, chunk: int) -> ThoughtIds | None:
-        return next((thought for number, thought in self.forced if number == chunk), None)
+        at = bisect_left(self.forced, chunk, key=itemgetter(0))
+        found = at < len(self.forced) and self.forced[at][0] == chunk
+        return self.forced[at][1] if found else None
 
 
 @record_class

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from holdfast.arithmetic.rows import KVLayer, Rows
 from holdfast.arithmetic.totals import MAX_SHORT_ROWS
-from holdfast.models.decoder import Decoder
+from holdfast.models.decoder import Between, Decoder
 from holdfast.run.batch import Batch, Layout, Sent, fill, layout_of
 from holdfast.run.transfer import staging
 
@@ -64,9 +64,16 @@ class _Graph:
 class Graphs:
     """The captured passes of a decoder, by (rows, canonical)."""
 
-    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], tall_rows: int) -> None:
-        """tall_rows: how many rows a tall tile holds."""
+    def __init__(
+        self,
+        decoder: Decoder,
+        layers: Sequence[KVLayer],
+        tall_rows: int,
+        between: Callable[[Rows], Between] | None = None,
+    ) -> None:
+        """tall_rows: how many rows a tall tile holds; between: what stands between the layers of a pass of these rows."""
         self._tall_rows = tall_rows
+        self._between = between
         self._decoder = decoder
         self._layers = layers
         self._graphs: dict[tuple[int, bool], _Graph] = {}
@@ -147,8 +154,10 @@ class Graphs:
             tensor.fill_(nothing)
         output = self._output[:size]
 
+        between = None if self._between is None else self._between(rows)
+
         def work() -> None:
-            output.copy_(self._decoder.hidden(rows, self._layers, canonical=canonical))
+            output.copy_(self._decoder.hidden(rows, self._layers, canonical=canonical, between=between))
 
         return _Graph(rows, recorder.record(work))
 

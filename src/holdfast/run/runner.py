@@ -34,8 +34,8 @@ Samples = tuple[tuple[Sampled, ...], ...]
 
 
 class Runner:
-    """A decoder over a KV store; with a thinker, one that thinks. What is thought is read when it is enqueued, so such a
-    runner has nothing in flight and captures no graphs."""
+    """A decoder over a KV store; with a thinker, one that thinks. What is thought is waited for when a pass is started, so
+    such a runner has nothing in flight."""
 
     def __init__(self, decoder: Decoder, store: KVStore, thinker: Thinker | None = None) -> None:
         self._decoder = decoder
@@ -53,7 +53,8 @@ class Runner:
         self._stream = Stream(self._device)
         self._lanes = Lanes(self._device)
         tall_rows = arithmetic.tile_rows(1 << 20, self._group) or 1
-        self._graphs = Graphs(decoder, store.layers, tall_rows)
+        between = None if thinker is None else thinker.between_captured
+        self._graphs = Graphs(decoder, store.layers, tall_rows, between)
 
     def run(self, plan: Plan) -> list[PassResult]:
         """The passes of a plan, in order."""
@@ -84,12 +85,14 @@ class Runner:
         max_len: int = 32768,
     ) -> None:
         """CUDA graphs for passes padded to these sizes, with sequences up to max_len; on CPU there is nothing to do."""
-        if self._stream.cuda is None or self._thinker is not None:
+        if self._stream.cuda is None:
             return
         page_size = self._decoder.arithmetic.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
         with torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
+            if self._thinker is not None:
+                self._thinker.capture(max(*sizes, *canonical_sizes), recorder)
             self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
 
     def _start_pass(self, one: Pass, up: Returns) -> Callable[[], PassResult]:
@@ -136,15 +139,20 @@ class Runner:
         exact = one.kind is not PassKind.FAST
         canonical = exact and not one.certified
         size = self._graphs.size_for(batch, one.padded_rows, canonical=canonical, exact=exact)
+        read_from = self._thinker.begin(one, batch) if self._thinker is not None else None
         if size is None:
             sent = send_batch(batch, one.padded_rows, self._device)
             self._resolve(batch, sent)
-            between = self._thinker.begin(one, batch) if self._thinker is not None else None
+            between = None
+            if self._thinker is not None and read_from is not None:
+                between = self._thinker.between(sent.rows.slots, read_from)
             return sent, self._decoder.forward(
                 sent.rows, self._store.layers, sent.wanted, canonical=canonical, between=between
             )
         sent = self._graphs.load(batch, size, canonical=canonical)
         self._resolve(batch, sent)
+        if self._thinker is not None and read_from is not None:
+            self._thinker.load(read_from, size)
         hidden = self._graphs.replay(size, canonical=canonical)
         return sent, hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
 

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import Pass, Span, ThoughtIds
 from holdfast.models.decoder import Between, Decoder
 from holdfast.run.batch import Batch, Ints
+from holdfast.run.graphs import Recorder
+from holdfast.run.thought_graphs import ThoughtGraphs
 from holdfast.run.transfer import send_array
 from holdfast.thinking.blocks import Blocks
 
@@ -46,13 +49,21 @@ class Thinker:
         assert self._page_size % self._config.chunk == 0, "a chunk lies within a page"
         device, num_slots = decoder.arithmetic.device, num_pages * self._page_size
         hidden = decoder.config.hidden_size
+        # One more than there are slots: padding, whose slot is -1, is written to the last, and nothing is told there.
         self.rows, self.states = (
-            torch.zeros((num_slots, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
+            torch.zeros((num_slots + 1, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
         )
-        self.told = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.told = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+        self._graphs: ThoughtGraphs | None = None
+        self._read_from = torch.empty(0, dtype=torch.int64, device=device)  # what captured passes read
 
-    def begin(self, one: Pass, batch: Batch) -> Between:
-        """The guesses' states are put in place; what is returned stands between the layers of the pass."""
+    def capture(self, most_rows: int, recorder: Recorder) -> None:
+        """T as graphs, and a place that captured passes of up to so many rows read from."""
+        self._read_from = torch.full((most_rows,), -1, dtype=torch.int64, device=self.rows.device)
+        self._graphs = ThoughtGraphs(self._blocks, self.rows, recorder)
+
+    def begin(self, one: Pass, batch: Batch) -> Tensor:
+        """The guesses' states are put in place. Returns whose state each row adds: slots, int64 [padded rows]."""
         chunks = [chunk for number, span in enumerate(one.spans) for chunk in self._ends(number, span)]
         guessed: list[_Chunk] = []
         guesses: list[ThoughtIds] = []
@@ -63,23 +74,32 @@ class Thinker:
                 guessed.append(chunk)
                 guesses.append(span.guesses[place])
         self._put(guessed, guesses)
-        device = self.rows.device
-        read_from = send_array(self._state_slots(one, batch), device)  # [padded rows]: so many are certified
-        slots = send_array(batch.slots, device)
-        config, ops, shape = self._config, self._decoder.arithmetic, self._decoder.layer_shape
-        count = batch.num_rows
+        return send_array(self._state_slots(one, batch), self.rows.device)
 
-        def between(layers_done: int, residual: Tensor, x: Tensor) -> None:
+    def load(self, read_from: Tensor, num_rows: int) -> None:
+        """For the captured pass of so many rows that is replayed next."""
+        self._read_from[:num_rows].fill_(-1)
+        self._read_from[: len(read_from)].copy_(read_from)
+
+    def between_captured(self, rows: Rows) -> Between:
+        """For a pass that is captured."""
+        return self.between(rows.slots, self._read_from[: rows.num_rows])
+
+    def between(self, slots: Tensor, read_from: Tensor) -> Between:
+        """What stands between the layers of a pass; the rows' own slots and those of the states they add, -1 for none."""
+        config, ops, shape = self._config, self._decoder.arithmetic, self._decoder.layer_shape
+        norm = self._decoder.layers[config.l_in - 1].next_norm
+
+        def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
             if layers_done == config.l_in:
-                at = read_from.clamp(min=0)
-                is_told = (self.told[at] & (read_from >= 0))[:, None]
-                residual.copy_(torch.where(is_told, residual + self.states[at], residual))
-                norm = self._decoder.layers[layers_done - 1].next_norm
+                # At the pass's padded total, which is what is certified.
+                is_told = self.told[read_from][:, None]
+                residual.copy_(torch.where(is_told, residual + self.states[read_from], residual))
                 x.copy_(torch.where(is_told, ops.rms_norm(residual, norm, shape.eps), x))
             if layers_done == config.l_out:
-                self.rows[slots] = residual[:count]
+                self.rows[slots] = residual
 
-        return between
+        return act
 
     def finish(self, one: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
         """What is thought behind every chunk that ended in the pass, by span; its state is put in place."""
@@ -88,7 +108,7 @@ class Thinker:
         open_ones = [place for place, thought in enumerate(thoughts) if thought is None]
         if open_ones:
             slots = self._slots([chunks[place] for place in open_ones])  # [n, c]
-            found = self._blocks.think(self.rows[slots], canonical=canonical)
+            found = self._think(slots, canonical)
             for place, thought in zip(open_ones, found, strict=True):
                 thoughts[place] = thought
         decided = [thought or () for thought in thoughts]
@@ -101,8 +121,13 @@ class Thinker:
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
         """Whole pages, int64 [n] both."""
         for tensor in (self.rows, self.states, self.told):
-            paged = tensor.view(-1, self._page_size, *tensor.shape[1:])
+            paged = tensor[:-1].view(-1, self._page_size, *tensor.shape[1:])
             paged[target] = paged[source]
+
+    def _think(self, slots: Tensor, canonical: bool) -> list[ThoughtIds]:
+        if self._graphs is None:
+            return self._blocks.think(self.rows[slots], canonical=canonical)
+        return self._graphs.think(slots, canonical=canonical)
 
     def _known(self, span: Span, chunk: _Chunk) -> ThoughtIds | None:
         """A thought that T need not write; None: it must."""

@@ -44,9 +44,13 @@ class ThoughtLog:
         """Whether something told is not confirmed yet."""
         return self._num_settled < self._num_doubted
 
-    def reach(self, start: int) -> int:
-        """Where a span from start on ends at the latest: not too many guesses hang on one another."""
-        return (start // self._chunk + 1 + min(self._most_guesses, self._max_guesses)) * self._chunk
+    def reach(self, start: int, *, is_window: bool = False) -> int:
+        """Where a span from start on ends at the latest: not too many guesses hang on one another. A window's are those the
+        passes before it found."""
+        most = MOST_GUESSES if is_window else self._most_guesses
+        if not self.rule.thinks(start // self._chunk, self._chunk):
+            most = MOST_GUESSES  # nothing is thought from here on
+        return (start // self._chunk + 1 + min(most, self._max_guesses)) * self._chunk
 
     def shared_len(self, length: int) -> int:
         """So many of the first positions are the same for everybody who has these tokens."""
@@ -73,6 +77,8 @@ class ThoughtLog:
         self._latest.update(enumerate(found, first))
         if span.guesses:
             self._most_guesses = adapt_guesses(self._most_guesses, right, len(span.guesses))
+        elif found and not found[-1]:
+            self._most_guesses = max(1, self._most_guesses)  # the next may be trivial, too
         return right
 
     def stands(self, span: Span, right: int) -> int:

@@ -9,7 +9,7 @@ it made of a thought is kept: the same thought comes again and again.
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from holdfast.models.decoder import Decoder, Loader
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
 
-_MOST_CHUNKS = 128  # thought about at once
+MOST_CHUNKS = 128  # thought about at once
 _KEPT_STATES = 4096
 
 Ints = NDArray[np.int64]
@@ -48,27 +48,29 @@ class Blocks:
         self._decoder = decoder
         self._t, self._c = t, c
         self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
+        self._start = decoder.embed(self._ids([config.start_id]))  # [1, hidden]
+        self._together: dict[tuple[int, int, int], Rows] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         arithmetic, model = decoder.arithmetic, decoder.config
         longest = max(config.chunk + 1 + config.max_thought, config.max_thought + config.chunk)
         self._num_pages = -(-longest // arithmetic.page_size)  # of a little sequence
         self._kv = arithmetic.new_layer(
-            _MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
+            MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
         )  # scratch
 
     def think(self, rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
         """T over the rows of n chunks, [n, c, hidden]."""
         return [
             thought
-            for some in torch.split(rows, _MOST_CHUNKS)
+            for some in torch.split(rows, MOST_CHUNKS)
             for thought in (self._think(some, canonical) if len(some) else ())
         ]
 
     def compress(self, thoughts: Sequence[ThoughtIds]) -> Tensor:
         """C over thoughts none of which is trivial: their states, [n, c, hidden]."""
         missing = [thought for thought in dict.fromkeys(thoughts) if thought not in self._states]
-        for start in range(0, len(missing), _MOST_CHUNKS):
-            some = missing[start : start + _MOST_CHUNKS]
+        for start in range(0, len(missing), MOST_CHUNKS):
+            some = missing[start : start + MOST_CHUNKS]
             self._states.update(zip(some, self._compress(some), strict=True))
         for thought in thoughts:
             self._states.move_to_end(thought)
@@ -77,31 +79,41 @@ class Blocks:
             self._states.popitem(last=False)
         return states
 
-    def _think(self, rows: Tensor, canonical: bool) -> list[ThoughtIds]:
-        config, decoder = self.config, self._decoder
+    def say_first(self, rows: Tensor, *, canonical: bool) -> Tensor:
+        """T's first token behind each of n chunks, int64 [n]; rows [n, c, hidden]."""
         n, c, hidden = rows.shape
-        start = decoder.embed(self._ids([config.start_id])).expand(n, 1, hidden)
-        x = torch.cat((rows, start), dim=1).view(n * (c + 1), hidden)
-        behind = self._run(self._t, x, np.arange(n), np.zeros(n, np.int64), c + 1, canonical)[c :: c + 1]
-        thoughts: list[list[int]] = [[] for _ in range(n)]
-        open_ones = list(range(n))
-        for count in range(config.max_thought):
-            logits = decoder.logits(behind, canonical=canonical)
-            ids: list[int] = decoder.arithmetic.greedy(logits)[0].tolist()
-            going = [
-                (which, token_id)
-                for which, token_id in zip(open_ones, ids, strict=True)
-                if token_id != config.end_id
-            ]
+        x = torch.cat((rows, self._start.expand(n, 1, hidden)), dim=1).view(n * (c + 1), hidden)
+        return self._say(self._run(self._t, x, self._all(n, 0, c + 1), canonical)[c :: c + 1], canonical)
+
+    def say_next(
+        self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
+    ) -> Tensor:
+        """T's token behind the count-th, token_ids [n]; which of the chunks these are, if not the first n."""
+        n, start = len(token_ids), self.config.chunk + count
+        if which is None:
+            rows = self._all(n, start, 1)
+        else:
+            rows = self._rows(np.array(which), np.full(n, start), np.ones(n, np.int64))
+        return self._say(self._run(self._t, self._decoder.embed(token_ids), rows, canonical), canonical)
+
+    def _think(self, rows: Tensor, canonical: bool) -> list[ThoughtIds]:
+        thoughts: list[list[int]] = [[] for _ in rows]
+        open_ones = list(range(len(rows)))
+        ids: list[int] = self.say_first(rows, canonical=canonical).tolist()
+        for count in range(1, self.config.max_thought + 1):
+            said = zip(open_ones, ids, strict=True)
+            going = [(which, token_id) for which, token_id in said if token_id != self.config.end_id]
             for which, token_id in going:
                 thoughts[which].append(token_id)
-            if not going or count + 1 == config.max_thought:
+            if not going or count == self.config.max_thought:
                 break
-            open_ones = [which for which, _ in going]
-            x = decoder.embed(self._ids([token_id for _, token_id in going]))
-            places = np.full(len(going), c + 1 + count, np.int64)
-            behind = self._run(self._t, x, np.array(open_ones), places, 1, canonical)
+            open_ones, ids = [which for which, _ in going], [token_id for _, token_id in going]
+            ids = self.say_next(self._ids(ids), count, canonical=canonical, which=open_ones).tolist()
         return [tuple(thought) for thought in thoughts]
+
+    def _say(self, behind: Tensor, canonical: bool) -> Tensor:
+        """The token each row gives, the rows being as the head takes them."""
+        return self._decoder.arithmetic.greedy(self._decoder.logits(behind, canonical=canonical))[0]
 
     def _compress(self, thoughts: Sequence[ThoughtIds]) -> Iterator[Tensor]:
         c = self.config.chunk
@@ -110,39 +122,60 @@ class Blocks:
         tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
         parts = torch.split(tokens, [len(thought) for thought in thoughts])
         x = torch.cat([part for tokens in parts for part in (tokens, self._queries)])
-        places = np.zeros(len(thoughts), np.int64)
-        y = self._run(self._c, x, np.arange(len(thoughts)), places, lengths, canonical=True)
+        rows = self._rows(np.arange(len(thoughts)), np.zeros(len(thoughts), np.int64), lengths)
+        y = self._run(self._c, x, rows, canonical=True)
         for stop in stops.tolist():
             yield y[stop - c : stop] * self._scale
 
-    def _run(
-        self, block: Block, residual: Tensor, which: Ints, starts: Ints, lengths: Ints | int, canonical: bool
-    ) -> Tensor:
-        """So many rows of each of these little sequences, from these positions on; normed by what stands behind the block."""
+    def _run(self, block: Block, residual: Tensor, rows: Rows, canonical: bool) -> Tensor:
+        """These rows through a block, normed by what stands behind it."""
         decoder, ops = self._decoder, self._decoder.arithmetic
-        rows = self._rows(which, starts, np.broadcast_to(np.asarray(lengths), which.shape))
         residual = residual.contiguous()
         x = ops.rms_norm(residual, block.first_norm, decoder.layer_shape.eps)
         at = decoder.rotations(rows.positions)
         ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, rows, at, canonical=canonical)
         return x
 
+    def _all(self, n: int, start: int, length: int) -> Rows:
+        """So many rows of each of the first n little sequences, from the same position on; made once and kept."""
+        key = (n, start, length)
+        if key not in self._together:
+            self._together[key] = self._rows(np.arange(n), np.full(n, start), np.full(n, length))
+        return self._together[key]
+
     def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> Rows:
-        size = self._decoder.arithmetic.page_size
+        """So many rows of each of these little sequences, from these positions on."""
+        arithmetic = self._decoder.arithmetic
+        size, device = arithmetic.page_size, arithmetic.device
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         owners = np.repeat(np.arange(len(which)), lengths)
         positions = starts[owners] + np.arange(len(owners)) - bounds[owners]
         table = which[:, None] * self._num_pages + np.arange(self._num_pages)
         slots = table[owners, positions // size] * size + positions % size
-        device = self._decoder.arithmetic.device
         at, slot = torch.from_numpy(np.stack((positions, slots))).to(device)
+        tiles = self._tiles(bounds)
         return Rows(
             token_ids=torch.zeros_like(at),
             positions=at,
             slots=slot,
             span_starts=torch.from_numpy(bounds.astype(np.int32)).to(device),
             page_table=torch.from_numpy(table.astype(np.int32)).to(device),
+            tiles=None if tiles is None else torch.from_numpy(tiles).to(device),
+            short_tiles=0 if tiles is None else len(tiles),
         )
+
+    def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
+        """Short tiles for paths that attend in such, as in `Rows`."""
+        config = self._decoder.config
+        tokens = self._decoder.arithmetic.tile_rows(1, config.num_heads // config.num_kv_heads)
+        if not tokens:
+            return None
+        found = [
+            (row, min(tokens, stop - row), number * self._num_pages)
+            for number, (start, stop) in enumerate(pairwise(bounds.tolist()))
+            for row in range(start, stop, tokens)
+        ]
+        return np.array(found, np.int32).reshape(-1, 3)
 
     def _ids(self, token_ids: Sequence[int]) -> Tensor:
         return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.arithmetic.device)
