@@ -96,7 +96,7 @@ class Graphs:
         self._graphs = {}
         if wanted:
             self._allocate(wanted[0][0], max_pages)
-        with _no_collection():
+        with no_collection():
             for done, (size, canonical) in enumerate(wanted, 1):
                 self._graphs[size, canonical] = self._record(size, canonical, recorder)
                 if progress is not None:
@@ -170,7 +170,7 @@ class Graphs:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Nothing is freed behind a capture's back."""
     gc.collect()
     was_on = gc.isenabled()

@@ -92,7 +92,7 @@ class Runner:
         with torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
             if self._thinker is not None:
-                self._thinker.capture(max(*sizes, *canonical_sizes), recorder)
+                self._thinker.capture(max((*sizes, *canonical_sizes)), recorder)
             self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
 
     def _start_pass(self, one: Pass, up: Returns) -> Callable[[], PassResult]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.plan import ThoughtIds
-from holdfast.run.graphs import Recorder, Work
+from holdfast.run.graphs import Recorder, Work, no_collection
 from holdfast.thinking.blocks import MOST_CHUNKS, Blocks
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, MOST_CHUNKS)
@@ -27,11 +27,12 @@ class ThoughtGraphs:
         self._slots = torch.full((most, config.chunk), -1, dtype=torch.int64, device=device)
         self._said = torch.zeros((config.max_thought, most), dtype=torch.int64, device=device)
         self._graphs: dict[tuple[int, int, bool], Work] = {}
-        for size in reversed(_SIZES):
-            for canonical in (False, True):
-                for count in range(config.max_thought):
-                    work = self._work(size, count, canonical)
-                    self._graphs[size, count, canonical] = recorder.record(work)
+        with no_collection():
+            for size in reversed(_SIZES):
+                for canonical in (False, True):
+                    for count in range(config.max_thought):
+                        work = self._work(size, count, canonical)
+                        self._graphs[size, count, canonical] = recorder.record(work)
 
     def think(self, slots: Tensor, *, canonical: bool) -> list[ThoughtIds]:
         """What is thought behind n chunks, slots int64 [n, c]."""
