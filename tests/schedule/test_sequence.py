@@ -27,7 +27,7 @@ def said(*token_ids: int) -> list[Sampled]:
 def prefilled(**params: object) -> Sequence:
     """A deterministic sequence with its first token, 50, committed."""
     seq = make(**params)  # type: ignore[arg-type]
-    seq.admit([], seq._index.root, 0)
+    seq.admit([], seq.trail._index.root, 0)
     seq.table.grow(3)
     assert seq.absorb_canonical(canonical_span(seq, 64), said(50), certified=False) == tuple(said(50))
     seq.move(Phase.DECODE)
@@ -60,7 +60,7 @@ def test_a_chunk_of_a_prompt_samples_nothing_until_its_last_row() -> None:
     assert seq.needs_prefill
     first = canonical_span(seq, 8)
     assert (first.num_rows, first.num_sampled) == (8, 0)
-    seq.admit([], seq._index.root, 0)
+    seq.admit([], seq.trail._index.root, 0)
     assert seq.absorb_canonical(first, [], certified=True) == ()
     last = canonical_span(seq, 8)
     assert (last.start, last.num_rows, last.num_sampled) == (8, 2, 1)
@@ -170,8 +170,8 @@ def test_only_full_canonical_pages_are_made_known() -> None:
     seq = prefilled()
     propose(seq, 60, 61, 62)
     seq.index_pages()
-    assert seq._index.num_pages == 0  # 3 canonical positions, 7 computed ones
+    assert seq.trail._index.num_pages == 0  # 3 canonical positions, 7 computed ones
     judge(seq, 60, 61, 62, 63)
     seq.index_pages()
-    assert seq._index.num_pages == 1  # 7 canonical positions
-    assert seq._index.root.children[(0, 1, 2, 50)].canonical == seq.table[0]
+    assert seq.trail._index.num_pages == 1  # 7 canonical positions
+    assert seq.trail._index.root.children[(0, 1, 2, 50)].canonical == seq.table[0]

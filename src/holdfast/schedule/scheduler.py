@@ -240,7 +240,7 @@ class Scheduler:
                 self._absorb_thoughts(seq, events)
             if committed:
                 events.append(TokensCommitted(seq.request_id, committed))
-        if seq.computed_len >= seq.index_at and self.config.prefix_cache:
+        if seq.computed_len >= seq.trail.next_at and self.config.prefix_cache:
             seq.index_pages()
         phase = seq.phase
         if span.watched:

@@ -25,6 +25,7 @@ from holdfast.core.verdict import judge
 from holdfast.kv.pool import PagePool
 from holdfast.kv.prefix import Node, PrefixIndex
 from holdfast.kv.table import PageTable
+from holdfast.kv.trail import Trail
 from holdfast.schedule.lookup import Lookup
 from holdfast.schedule.record import Record
 from holdfast.schedule.thoughts import ThoughtLog
@@ -77,11 +78,7 @@ class Sequence:
         self._looked_up = False
         self._record = Record(request.params.deterministic)
         self._text = text
-        self._index = index
-        self._indexed_node: Node = index.root
-        self._num_indexed = 0
-        self.index_at = pool.page_size  # computed so far, the next page can be made known
-        self._may_index = True
+        self.trail = Trail(index, pool.page_size)
         self._pool = pool
         self._page_size = pool.page_size
         eos_ids = () if params.ignore_eos else tuple(sorted(request.eos_ids))
@@ -420,8 +417,7 @@ class Sequence:
         self.table.adopt(cached_pages)
         self.computed_len = len(cached_pages) * self._page_size
         self.canonical_len = num_canonical * self._page_size
-        self._indexed_node, self._num_indexed = node, len(cached_pages)
-        self.index_at = self.computed_len + self._page_size
+        self.trail.begin(node, len(cached_pages))
         self.stats.cached_tokens += self.computed_len
         if self._grammar_restarts and self.grammar is not None:
             self.grammar.restart()
@@ -470,7 +466,7 @@ class Sequence:
     def distrust_pages(self) -> None:
         """An ordinary sequence goes on with the pages it has, and what is in flight, but nobody else shall read them."""
         self.canonical_len = 0
-        self._may_index = False
+        self.trail.close()
 
     def final_stats(self) -> Stats:
         """The counts of an answer that ended. What was sent and never confirmed came from canonical passes, too."""
@@ -486,28 +482,18 @@ class Sequence:
 
     def release(self) -> None:
         self.table.release()
-        self._indexed_node, self._num_indexed, self.index_at = self._index.root, 0, self._page_size
+        self.trail.leave()
 
     def give_up_pages(self) -> None:
         """For good; those that are still computed with are given back behind that."""
         self.forget_flying()
         self.table.give_up()
-        self._indexed_node, self._num_indexed, self.index_at = self._index.root, 0, self._page_size
+        self.trail.leave()
 
     def index_pages(self) -> None:
         """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
         settled = self.canonical_len if self.deterministic else min(self.computed_len, self.log.committed_len)
         if self.thoughts is not None:
             settled = self.thoughts.shared_len(settled)
-        size = self._page_size
-        while self._may_index and (self._num_indexed + 1) * size <= settled:
-            start = self._num_indexed * size
-            self._indexed_node = self._index.insert(
-                self._indexed_node,
-                self.log.ids(start, start + size),
-                self.table[self._num_indexed],
-                canonical=start + size <= self.canonical_len,
-                thoughts=() if self.thoughts is None else self.thoughts.of_pages(start, start + size),
-            )
-            self._num_indexed += 1
-        self.index_at = (self._num_indexed + 1) * size
+        thoughts = None if self.thoughts is None else self.thoughts.of_pages
+        self.trail.extend(settled, self.canonical_len, self.table, self.log.ids, thoughts)
