@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
 _FORMS = ("thinking", "none", "cot", "words")
+_THOUGHTS = ("changed", "all", "worked")
 _TOLD_EVERY = 250  # steps, to a log
 
 
@@ -66,7 +67,7 @@ def thinking(
     accumulate: Annotated[int | None, typer.Option(min=1, help="Passes a step is cut into.")] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="At its height.")] = None,
     variables_thought: Annotated[
-        str | None, typer.Option(help="What is thought of variables: changed or all.")
+        str | None, typer.Option(help="What is thought of variables: changed, all or worked.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of weights and texts.")] = None,
     eval_every: Annotated[
@@ -109,7 +110,7 @@ def thinking(
         "batch": batch,
         "accumulate": accumulate,
         "learning_rate": learning_rate,
-        "variables_thought": _one_of("--variables-thought", variables_thought, ("changed", "all")),
+        "variables_thought": _one_of("--variables-thought", variables_thought, _THOUGHTS),
         "seed": seed,
         "eval_every": eval_every,
         "compile": compile_,

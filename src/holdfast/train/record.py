@@ -3,12 +3,13 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from holdfast.errors import BadWeights
 from holdfast.train.saved import STATE_FILE, read_told
 from holdfast.train.settings import Settings
 from holdfast.train.tasks.task import Form
+from holdfast.train.tasks.variables import Thought
 
 RECORD_FILE = "training.json"
 
@@ -23,7 +24,7 @@ class Record:
     seed: int = 0
     steps: int = 0
     long_texts: bool = True
-    variables_thought: Literal["changed", "all"] = "changed"
+    variables_thought: Thought = "changed"
 
 
 def write_record(folder: Path, settings: Settings) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from holdfast.errors import ConfigError
 from holdfast.train.loss import Weights
 from holdfast.train.tasks.task import Form
+from holdfast.train.tasks.variables import Thought
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Settings:
     l_in: int = 1
     l_out: int | None = None  # None: all layers but the last
     while_answering: bool = True
-    variables_thought: Literal["changed", "all"] = "changed"
+    variables_thought: Thought = "changed"
     long_texts: bool = True  # sentences that say nothing between the events of half of the texts
     context: int = 4096
     steps: int = 1500
@@ -99,11 +100,14 @@ PRESETS = {
         max_events=40,
         size=SIZES["coin"],
         chunk=4,
-        variables_thought="all",
+        max_thought=10,
+        variables_thought="worked",
         steps=6000,
         batch=256,
         learning_rate=1e-3,
         warmup=200,
+        # Thoughts are many tokens and most of them trivial: a mean of a part of them is small beside the answers'.
+        weights=Weights(thought=4.0),
         eval_every=1000,
         save_every=1000,
         dtype="bfloat16",

@@ -1,12 +1,15 @@
 """Variables, computed again from the text."""
 
 import re
+from typing import get_args
 
 import pytest
 
-from holdfast.train.tasks.variables import LARGEST, Variables
+from holdfast.train.tasks.task import Form
+from holdfast.train.tasks.variables import LARGEST, Thought, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
+THOUGHTS: tuple[Thought, ...] = get_args(Thought)
 CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
 START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")
 
@@ -15,9 +18,9 @@ def _value(text: str, values: dict[str, int]) -> int:
     return int(text) if text.isdecimal() else values[text]
 
 
-@pytest.mark.parametrize("thought", ["changed", "all"])
-def test_answers_and_thoughts_are_right(thought: str) -> None:
-    batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12)  # type: ignore[arg-type]
+@pytest.mark.parametrize("thought", THOUGHTS)
+def test_answers_and_thoughts_are_right(thought: Thought) -> None:
+    batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12)
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
         start = START.search(prompt)
         assert start is not None, prompt
@@ -25,11 +28,14 @@ def test_answers_and_thoughts_are_right(thought: str) -> None:
         assert len(values) == 3
         offsets = tokenizer.encode(prompt).offsets
         expected: dict[int, str] = {}
+        if thought == "worked":
+            settled = next(i for i, (_, stop) in enumerate(offsets) if stop >= start.end())
+            expected[settled // 8] = "".join(f" {name} {value}" for name, value in values.items())
         for each in CHANGE.finditer(prompt, start.end()):
             target, left, sign, right = each.groups()
-            result = _value(left, values)
-            if sign:
-                result += _value(right, values) * (1 if sign == "+" else -1)
+            result, operand = _value(left, values), _value(right or "0", values)
+            work = f" {result} {sign or '+'} {operand}"
+            result += operand * (-1 if sign == "-" else 1)
             values[target] = result
             assert 0 <= result <= LARGEST
             token = next(i for i, (_, stop) in enumerate(offsets) if stop >= each.end())
@@ -37,6 +43,9 @@ def test_answers_and_thoughts_are_right(thought: str) -> None:
             said = f" {target} {result}"
             if thought == "all":
                 before, said = "", "".join(f" {name} {value}" for name, value in values.items())
+            elif thought == "worked":
+                names = [target, *sorted(set(values) - {target})]
+                before, said = "", work + "".join(f" {name} {values[name]}" for name in names)
             expected[token // 8] = before + said
         asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
         assert answer == f" {values[asked]}."
@@ -52,6 +61,22 @@ def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
             told = "".join(chunk_texts(batch, tokenizer, row).get(each, "") for each in range(chunk + 1))
             num_changes = 0 if start is None else len(CHANGE.findall(read, start.end()))
             assert len(re.findall("[a-z]", told)) == num_changes, read
+
+
+def test_a_worked_thought_needs_ten_tokens_and_no_chunk_of_four_holds_two_changes() -> None:
+    batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=10)
+    for row in range(len(batch)):
+        told = list(chunk_texts(batch, tokenizer, row).values())
+        assert [len(each.split()) for each in told] == [6, *[9] * 9]
+
+
+@pytest.mark.parametrize("form", ["thinking", "none", "cot", "words"])
+def test_texts_are_the_same_whatever_is_thought(form: Form) -> None:
+    drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form)[0] for thought in THOUGHTS]
+    for batch in drawn[1:]:
+        assert (batch.token_ids == drawn[0].token_ids).all()
+        assert (batch.num_prompt == drawn[0].num_prompt).all()
+    assert all((batch.thoughts >= 0).any() == (form == "thinking") for batch in drawn)
 
 
 def test_chains_of_thought() -> None:

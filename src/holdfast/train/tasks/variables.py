@@ -1,11 +1,21 @@
 """A few integers that are changed line by line: the thought behind each change is the changed value.
 
     Let a = 3, b = 5, c = 2. a = a + b. c = a - 1. What is the value of c? A: 7.
-                                      a 8        c 7
+    changed                           a 8        c 7
+    all                               a 8 b 5 c 2
+                                                 a 8 b 5 c 7
+    worked       a 3 b 5 c 2          3 + 5 a 8 b 5 c 2
+                                                 8 - 1 c 7 a 8 b 5
 
-A change is settled by the mark behind it: a = a may go on with + b. With `thought="all"` a thought names the
-values of all variables, and of several changes in one chunk only the last is thought. As a chain of thought:
-" a = 8. c = 7. So 7.", in one word (number) an event: " 8 7. So 7."
+A change is settled by the mark behind it: a = a may go on with + b. "all" names the values of all variables, so that
+none has to be looked for further back than the last thought. So does "worked", which works the change out first: T is
+one layer, and a token of its thought is one look and one step. Operands are looked up in tokens of their own, the sum
+is made of what stands at fixed places of the thought, and no variable has to be asked whether it is the changed one:
+that comes first, the others behind it in the alphabet's order. What is set to a number or to another variable is that
++ 0, and the values at the start are a thought, too. With "all" and "worked", of several changes in one chunk only the
+last is thought.
+
+As a chain of thought: " a = 8. c = 7. So 7.", in one word (number) an event: " 8 7. So 7."
 """
 
 from typing import Literal
@@ -22,6 +32,7 @@ NUM_VARIABLES = 3
 LARGEST = 9
 _STEP = 5  # the largest constant that is added
 _STARTS = ("Let", "Given", "We start with", "First,")
+Thought = Literal["changed", "all", "worked"]
 _CONST, _COPY, _ADD, _TAKE, _ADD_OTHER, _TAKE_OTHER = range(6)
 _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 
@@ -29,7 +40,7 @@ _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 class Variables:
     name = "variables"
 
-    def __init__(self, thought: Literal["changed", "all"] = "changed", long_texts: bool = True) -> None:
+    def __init__(self, thought: Thought = "changed", long_texts: bool = True) -> None:
         self.thought = thought
         names = [f" {letter}" for letter in LETTERS]
         numbers = [f" {value}" for value in range(LARGEST + 1)]
@@ -74,17 +85,16 @@ class Variables:
         after = np.take_along_axis(values, target[:, :, None], axis=2)[:, :, 0]  # [B, n]: the changed value
         answer = self._answers(form, is_event, changed, after, result)
         pieces = np.concatenate((head, events, question, answer), axis=1)
-        thoughts = np.zeros((*pieces.shape, NUM_VARIABLES if self.thought == "all" else 1), dtype=np.int64)
+        said = self._thoughts(letters, first, target, told, values)  # [B, n, pieces]
+        thoughts = np.zeros((*pieces.shape, said.shape[2]), dtype=np.int64)
         if form == "thinking":
             ends = slice(head.shape[1] + 5, head.shape[1] + 6 * most, 6)
-            if self.thought == "all":
-                said = self._values[letters[:, None, :], values]  # [B, n, variables]
-            else:
-                said = self._values[changed, after][:, :, None]
             thoughts[:, ends] = said * is_event[:, :, None]
+            if self.thought == "worked":
+                thoughts[:, head.shape[1] - 1, :NUM_VARIABLES] = self._values[letters, first]
         is_answer = np.zeros(pieces.shape, dtype=np.bool_)
         is_answer[:, -answer.shape[1] :] = True
-        return Drawn(pieces, thoughts, is_answer, replaces=self.thought == "all")
+        return Drawn(pieces, thoughts, is_answer, replaces=self.thought != "changed")
 
     def _all(self, num_texts: int, text: str) -> Ints:
         return np.full(num_texts, self.pieces.number(text), dtype=np.int64)
@@ -109,6 +119,24 @@ class Variables:
         filler = self._filler.between(rng, is_event)
         row = np.stack((filler, self._sets[changed], left, signs, right, ends), axis=2)
         return (row * is_event[:, :, None]).reshape(len(is_event), -1)
+
+    def _thoughts(self, letters: Ints, first: Ints, target: Ints, told: Ints, values: Ints) -> Ints:
+        """What is thought of each change: [B, n, pieces]."""
+        every = self._values[letters[:, None, :], values]  # [B, n, variables]
+        if self.thought == "all":
+            return every
+        if self.thought == "changed":
+            return np.take_along_axis(every, target[:, :, None], axis=2)
+        kind, other, constant, sign = (told[:, :, index] for index in range(4))
+        before = np.concatenate((first[:, None], values[:, :-1]), axis=1)  # [B, n, variables]
+        own, its = (np.take_along_axis(before, of[:, :, None], axis=2)[:, :, 0] for of in (target, other))
+        left = np.where(kind == _CONST, constant, np.where(kind == _COPY, its, own))
+        right = np.where(kind >= _ADD_OTHER, its, np.where(kind >= _ADD, constant, 0))
+        signs = self._signs[np.where(kind >= _ADD, sign, 0)]
+        work = np.stack((self._numbers[left], signs, self._numbers[right]), axis=2)
+        ranks = np.broadcast_to(letters[:, None, :], every.shape).copy()
+        np.put_along_axis(ranks, target[:, :, None], -1, axis=2)
+        return np.concatenate((work, np.take_along_axis(every, np.argsort(ranks, axis=2), axis=2)), axis=2)
 
     def _answers(self, form: Form, is_event: Bools, changed: Ints, after: Ints, result: Ints) -> Ints:
         stop = self._all(len(result), ".")[:, None]
