@@ -11,6 +11,7 @@ import torch
 from holdfast.core.result import Choice, Result, Stats, Thought
 from holdfast.engine.llm import LLM
 from holdfast.errors import BadWeights, ConfigError
+from holdfast.models.locate import COIN, locate
 from holdfast.train.exam.ablation import opposite, swap
 from holdfast.train.exam.accuracy import examine, is_right
 from holdfast.train.exam.cost import VARIANTS, measure_cost, plain_copy
@@ -115,8 +116,14 @@ def test_the_last_thought_is_swapped(subject: Subject) -> None:
     _, results = examine(subject, "parity", 3, questions)
     found = swap(subject, 3, questions, results)
     assert found.count + found.without_thought == 3
-    assert found.unchanged == found.count  # what was thought anyway changes nothing
+    assert found.unchanged == found.count > 0  # what was thought anyway changes nothing
     assert found.flipped == 0  # it never says heads or tails
+    coin = open_subject("coin", locate(COIN).path, open_llm, ("parity",), 1, False, True)
+    questions = coin.papers.draw("parity", 5, 4)
+    cell, results = examine(coin, "parity", 5, questions)
+    found = swap(coin, 5, questions, results)
+    assert cell.accuracy == 1
+    assert found.flipped == found.unchanged == found.count > 0  # and one that has learnt it says the other
 
 
 def test_without_states_it_is_the_plain_model(subject: Subject) -> None:
@@ -199,3 +206,9 @@ def test_a_folder_says_how_it_was_trained(folder: Callable[[Form], Path], tmp_pa
         (tmp_path / RECORD_FILE).write_text(wrong)
         with pytest.raises(BadWeights, match="does not say"):
             read_record(tmp_path)
+
+
+def test_what_cannot_be_asked_is_said_before_anything_is_opened(folder: Callable[[Form], Path]) -> None:
+    own = [Candidate("own", folder("thinking"), is_baseline=False)]
+    with pytest.raises(ConfigError, match="latency is measured on parity"):
+        hold_exam(own, ExamSettings(tasks=("variables",), latency=True), open_llm, None, print)

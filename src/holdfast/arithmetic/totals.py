@@ -39,7 +39,7 @@ def gpu_totals(max_rows: int) -> tuple[int, ...]:
 
 
 def padded_totals(max_rows: int) -> tuple[int, ...]:
-    """On a GPU: what passes are padded to."""
+    """On a GPU: what passes are padded to, and captured for."""
     small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
     large = (
         *range(576, 769, 64),
@@ -53,11 +53,6 @@ def padded_totals(max_rows: int) -> tuple[int, ...]:
     )
     found = [total for total in (*small, *large) if total <= max_rows]
     return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)
-
-
-def graph_totals(max_rows: int) -> tuple[int, ...]:
-    """On a GPU: totals of captured passes."""
-    return padded_totals(max_rows)
 
 
 def _large(max_rows: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.totals import graph_totals
+from holdfast.arithmetic.totals import padded_totals
 from holdfast.bench.gpu_settings import TINY
 from holdfast.bench.tiny import tiny_config
 from holdfast.engine.build import ShowProgress, assemble
@@ -106,7 +106,7 @@ def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
     canonical = [count * schedule.reference_rows for count in (1, 2)]
     progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
     plain.capture(
-        graph_totals(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
+        padded_totals(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
     )
     twin.runner = plain
     return twin

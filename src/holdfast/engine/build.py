@@ -13,7 +13,7 @@ from holdfast.arithmetic.open import open_arithmetic, uses_triton
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
 from holdfast.arithmetic.slices import Choice, slices_of
-from holdfast.arithmetic.totals import graph_totals, padded_totals
+from holdfast.arithmetic.totals import padded_totals
 from holdfast.engine.certifying import obtain_certificate
 from holdfast.engine.config import (
     DTYPES,
@@ -113,11 +113,10 @@ def assemble(
     )
     longest = max_len if thinking is None else max(max_len, thinking.longest)
     decoder = load_decoder(checkpoint, arithmetic, dtype, longest, _stage(show, "Loading weights"))
+    blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
     num_pages = _num_pages(config, model, arithmetic, limits, max_len, thinks=thinking is not None)
     store = KVStore(num_pages, model, arithmetic)
-    thinker = None
-    if thinking is not None:
-        thinker = Thinker(decoder, load_blocks(checkpoint.path, thinking, decoder), num_pages)
+    thinker = None if blocks is None else Thinker(decoder, blocks, num_pages)
     runner = Runner(decoder, store, thinker)
     if device.type == "cuda":
         _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
@@ -134,6 +133,8 @@ def assemble(
         eos_ids=eos_ids,
         refusal=_refusal(config, certificate),
         max_thought=0 if thinking is None else thinking.max_thought,
+        thought_end=-1 if thinking is None else thinking.end_id,
+        chunk=schedule.chunk,
     )
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
@@ -187,8 +188,8 @@ def _open_arithmetic(
 def _capture(
     runner: Runner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    """Graphs of passes that decode or read short prompts; to verify, also of those that decide, else of those that check."""
-    sizes = graph_totals(schedule.max_pass_rows)
+    """Graphs of passes of every total; to verify, also of those that decide, else of those that check."""
+    sizes = padded_totals(schedule.max_pass_rows)
     rows = schedule.reference_rows
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
     if schedule.determinism != "verify":
@@ -197,7 +198,7 @@ def _capture(
 
 
 def _padded_sizes(certified: Sequence[int], arithmetic: Arithmetic, limits: RowLimits) -> tuple[int, ...]:
-    """Of the certified totals those that passes are padded to: on a GPU those with a graph, and steps above."""
+    """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
     if arithmetic.device.type != "cuda":
         return tuple(certified)
     wanted = frozenset(padded_totals(limits.max_pass_rows))

@@ -84,8 +84,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if (self.max_num_seqs or 0) > 4096 or (self.max_pass_rows or 0) > 65536:
-            raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65536")
+        if (self.max_num_seqs or 0) > 4096 or (self.max_pass_rows or 0) > 65535:
+            raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65535")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 

@@ -274,7 +274,9 @@ class Engine:
     def _spell(self, chunk: int, token_ids: ThoughtIds) -> Thought:
         """A thought for people to read."""
         position = (chunk + 1) * self.scheduler.config.chunk - 1
-        return Thought(chunk, position, self.tokenizer.decode(token_ids).strip(), token_ids)
+        # A model may have more ids than its tokenizer; those behind have no text.
+        known = [token_id for token_id in token_ids if token_id < self.tokenizer.vocab_size]
+        return Thought(chunk, position, self.tokenizer.decode(known).strip(), token_ids)
 
     def _close(self, reply: Reply) -> None:
         """All answers of a request are there."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import TokenLogprob
+from holdfast.core.plan import ThoughtIds, TokenLogprob
 from holdfast.core.request import Request
 from holdfast.core.result import Choice, Determinism, Result
 from holdfast.core.settings import settings_of
@@ -38,17 +38,25 @@ class LogprobBits:
 
 @dataclass(frozen=True)
 class ReceiptChoice:
-    """One answer's bits. An ordinary request's logprobs are there only if it asked for them."""
+    """One answer's bits. An ordinary request's logprobs are there only if it asked for them; thoughts, as (chunk, tokens),
+    only if the model thinks, trivial ones left out."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: LogprobBits | None
+    thoughts: tuple[tuple[int, ThoughtIds], ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        told = (
+            {}
+            if self.thoughts is None
+            else {"thoughts": [[chunk, list(ids)] for chunk, ids in self.thoughts]}
+        )
         return {
             "token_ids": list(self.token_ids),
             "finish_reason": self.finish_reason,
             "logprobs": None if self.logprobs is None else self.logprobs.as_dict(),
+            **told,
         }
 
 
@@ -154,7 +162,10 @@ def make_receipt(
         prompt_digest=digest_of(list(result.prompt_token_ids)),
         params=request.params,
         seed=result.seed,
-        choices=tuple(_choice(choice, given, request.params) for choice, given in choices),
+        choices=tuple(
+            _choice(choice, given, request.params, thinks="thinking" in fingerprint.parts)
+            for choice, given in choices
+        ),
         prompt_logprobs=PromptBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
         counts=asdict(result.stats),
     )
@@ -201,11 +212,15 @@ def is_cut_in_prompt(choices: Sequence[ReceiptChoice]) -> bool:
     return choices[0].finish_reason == "abort" and not choices[0].token_ids
 
 
-def _choice(choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingParams) -> ReceiptChoice:
+def _choice(
+    choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingParams, *, thinks: bool
+) -> ReceiptChoice:
     """Some tokens of an ordinary answer may have come with logprobs nobody asked for: all or none are kept."""
     complete = [one.token_id for one in logprobs] == list(choice.token_ids)
     assert complete or not params.deterministic, "a deterministic answer has the logprob of every token"
-    return ReceiptChoice(choice.token_ids, choice.finish_reason, logprob_bits(logprobs) if complete else None)
+    bits = logprob_bits(logprobs) if complete else None
+    thoughts = tuple((each.chunk, each.token_ids) for each in choice.thoughts if each.token_ids)
+    return ReceiptChoice(choice.token_ids, choice.finish_reason, bits, thoughts if thinks else None)
 
 
 def _hex(values: Sequence[float]) -> list[str]:

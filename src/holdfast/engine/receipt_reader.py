@@ -277,7 +277,9 @@ def _choices(value: object, params: SamplingParams) -> tuple[ReceiptChoice, ...]
 
 
 def _choice(value: object, params: SamplingParams) -> ReceiptChoice:
-    choice = _object(value, "a choice", ("token_ids", "finish_reason", "logprobs"))
+    told = value.get("thoughts") if isinstance(value, dict) else None
+    keys = ("token_ids", "finish_reason", "logprobs")
+    choice = _object(value, "a choice", keys if told is None else (*keys, "thoughts"))
     ids = _ids(choice["token_ids"], "a choice")
     reason = _one_of(choice["finish_reason"], "finish_reason", _REASONS)
     logprobs = None
@@ -289,7 +291,18 @@ def _choice(value: object, params: SamplingParams) -> ReceiptChoice:
             _refuse("the digest of a choice's logprobs is not that of their bits")
     elif params.deterministic:
         _refuse("a choice lacks logprobs, which every deterministic answer has")
-    return ReceiptChoice(ids, cast(FinishReason, reason), logprobs)
+    return ReceiptChoice(ids, cast(FinishReason, reason), logprobs, None if told is None else _thoughts(told))
+
+
+def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for one in _list(value, "thoughts"):
+        pair = _list(one, "a thought", 2)
+        if len(pair) != 2:
+            _refuse(f"a thought must be a chunk and its tokens, not {show(one)}")
+        chunk = _integer(pair[0], "a thought's chunk", found[-1][0] + 1 if found else 0, MAX_TOKEN_ID)
+        found.append((chunk, _ids(pair[1], "a thought")))
+    return tuple(found)
 
 
 def _prompt_logprobs(

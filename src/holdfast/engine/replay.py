@@ -8,9 +8,11 @@ an answer its client left ends early, a score begins late. Then everything must 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from holdfast.core.params import SamplingParams
+from holdfast.core.plan import ThoughtIds
 from holdfast.core.result import Choice, Determinism, Result
 from holdfast.engine.fingerprint import Fingerprint, digest_of
 from holdfast.engine.receipt import (
@@ -136,7 +138,7 @@ def _first_tokens(choice: ReceiptChoice, answer: Choice, num_tokens: int) -> Rec
     elif logprobs is not None:
         bits = logprobs.bits[:num_tokens]
         logprobs = LogprobBits(bits, plain_digest(ids, bits))
-    return ReceiptChoice(ids, "abort", logprobs)
+    return ReceiptChoice(ids, "abort", logprobs, choice.thoughts)
 
 
 def _cut_scores(expected: Receipt, got: Receipt, result: Result) -> PromptBits | None:
@@ -192,7 +194,22 @@ def _compare_choice(
         return None, f"expected the end to be {one.finish_reason!r}, got {other.finish_reason!r}"
     if bits is not None and got_bits is not None and one.logprobs != other.logprobs:
         return None, "the chosen tokens' logprobs agree, those of the best beside them differ"
+    return _compare_thoughts(one, other)
+
+
+def _compare_thoughts(one: ReceiptChoice, other: ReceiptChoice) -> tuple[None, str] | None:
+    """Who left an answer has the first of its thoughts."""
+    if one.thoughts is None or other.thoughts is None:
+        return None  # a receipt from before they were kept, or no model that thinks
+    found = other.thoughts[: len(one.thoughts)] if one.finish_reason == "abort" else other.thoughts
+    for expected, got in zip_longest(one.thoughts, found):
+        if expected != got:
+            return None, f"expected the thought {_told(expected)}, got {_told(got)}"
     return None
+
+
+def _told(thought: tuple[int, ThoughtIds] | None) -> str:
+    return "none" if thought is None else f"{list(thought[1])} behind chunk {thought[0]}"
 
 
 def _compare_prompts(one: PromptBits | None, other: PromptBits | None) -> str | None:

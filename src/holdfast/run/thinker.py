@@ -20,6 +20,7 @@ from torch import Tensor
 
 from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import Pass, Span, ThoughtIds
+from holdfast.errors import ConfigError
 from holdfast.models.decoder import Between, Decoder
 from holdfast.run.batch import Batch, Ints
 from holdfast.run.graphs import Recorder
@@ -50,9 +51,14 @@ class Thinker:
         device, num_slots = decoder.arithmetic.device, num_pages * self._page_size
         hidden = decoder.config.hidden_size
         # One more than there are slots: padding, whose slot is -1, is written to the last, and nothing is told there.
-        self.rows, self.states = (
-            torch.zeros((num_slots + 1, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
-        )
+        try:
+            self.rows, self.states = (
+                torch.zeros((num_slots + 1, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
+            )
+        except (MemoryError, RuntimeError) as error:  # torch's own is one
+            raise ConfigError(
+                f"the states beside {num_pages} KV pages cannot be allocated; lower kv_memory"
+            ) from error
         self.told = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
         self._graphs: ThoughtGraphs | None = None
         self._read_from = torch.empty(0, dtype=torch.int64, device=device)  # what captured passes read

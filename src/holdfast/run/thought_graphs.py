@@ -1,4 +1,4 @@
-"""T as CUDA graphs: one for each number of chunks and each token of a thought.
+"""T as CUDA graphs: one for each number of chunks and each of a thought's first tokens; what comes behind is not captured.
 
     slots [n, c] ── rows ── T's first token ── said[0] ── T's next ── said[1] ── ...
                             graph (n, 0)                 graph (n, 1)
@@ -15,6 +15,7 @@ from holdfast.run.graphs import Recorder, Work, no_collection
 from holdfast.thinking.blocks import MOST_CHUNKS, Blocks
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, MOST_CHUNKS)
+_MOST_TOKENS = 8
 
 
 class ThoughtGraphs:
@@ -30,7 +31,7 @@ class ThoughtGraphs:
         with no_collection():
             for size in reversed(_SIZES):
                 for canonical in (False, True):
-                    for count in range(config.max_thought):
+                    for count in range(min(config.max_thought, _MOST_TOKENS)):
                         work = self._work(size, count, canonical)
                         self._graphs[size, count, canonical] = recorder.record(work)
 
@@ -47,7 +48,8 @@ class ThoughtGraphs:
         thoughts: list[list[int]] = [[] for _ in range(n)]
         open_ones = set(range(n))
         for count in range(self._config.max_thought):
-            self._graphs[size, count, canonical]()
+            graph = self._graphs.get((size, count, canonical))
+            (graph or self._work(size, count, canonical))()
             for which, token_id in enumerate(self._said[count, :n].tolist()):
                 if which not in open_ones:
                     continue

@@ -25,7 +25,7 @@ from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
 
 MOST_CHUNKS = 128  # thought about at once
-_KEPT_STATES = 4096
+_KEPT_BYTES = 64 << 20  # of states
 
 Ints = NDArray[np.int64]
 
@@ -52,8 +52,8 @@ class Blocks:
         self._together: dict[tuple[int, int, int], Rows] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         arithmetic, model = decoder.arithmetic, decoder.config
-        longest = max(config.chunk + 1 + config.max_thought, config.max_thought + config.chunk)
-        self._num_pages = -(-longest // arithmetic.page_size)  # of a little sequence
+        self._most_kept = max(MOST_CHUNKS, _KEPT_BYTES // (queries.numel() * queries.element_size()))
+        self._num_pages = -(-config.longest // arithmetic.page_size)  # of a little sequence
         self._kv = arithmetic.new_layer(
             MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
         )  # scratch
@@ -75,7 +75,7 @@ class Blocks:
         for thought in thoughts:
             self._states.move_to_end(thought)
         states = torch.stack([self._states[thought] for thought in thoughts])
-        while len(self._states) > _KEPT_STATES:
+        while len(self._states) > self._most_kept:
             self._states.popitem(last=False)
         return states
 

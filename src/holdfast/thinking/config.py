@@ -78,7 +78,7 @@ def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None
 
 def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
     """What thinking.json says. Every key must be there, and none may be unknown: a guess would change answers."""
-    if fields.get("format") != FORMAT:
+    if fields.get("format") != FORMAT or isinstance(fields["format"], bool):
         raise refuse("format", fields.get("format"), f"{FORMAT}, the only {CONFIG_FILE} Holdfast knows")
     unknown = sorted(set(fields) - set(_KEYS))
     if unknown:

@@ -12,7 +12,7 @@ _MARGIN = 0.03  # of the time, for saving and for what cannot be foreseen
 
 
 class Clock:
-    """Begins when it is made: a run that is resumed has all its minutes anew."""
+    """Begins when it is made: a run that is resumed before its last look has all its minutes anew."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._began = device, time.monotonic()

@@ -110,6 +110,8 @@ def train(
         run.step += 1
         if s.minutes is not None and clock.is_due(run.step):
             run.settings = s = _in_time(run, clock, s.minutes)
+        elif s.minutes is not None and clock.left(s.minutes) <= 0:
+            run.settings = s = replace(s, steps=run.step, minutes=None)  # over before the pace was known
         is_last = run.step == s.steps
         is_tested = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
         if is_tested or run.step % _LOG_EVERY == 0:

@@ -11,6 +11,7 @@ from holdfast.errors import ConfigError
 from holdfast.train.exam.ablation import swap, zero
 from holdfast.train.exam.accuracy import examine
 from holdfast.train.exam.cost import measure_cost
+from holdfast.train.exam.latency import TASK as LATENCY_TASK
 from holdfast.train.exam.latency import measure_latency
 from holdfast.train.exam.report import Report
 from holdfast.train.exam.rounds import measure_rounds
@@ -61,6 +62,14 @@ def hold_exam(
         raise ConfigError(f"every model needs a name of its own; these have {', '.join(names)}")
     first = read_record(candidates[0].folder)
     tasks = settings.tasks or tuple(task for task in first.tasks if ":" not in task)
+    if not tasks:
+        raise ConfigError(
+            f"{candidates[0].folder} was trained on files alone; name a task: parity or variables"
+        )
+    if settings.latency and LATENCY_TASK not in tasks:
+        raise ConfigError(
+            f"latency is measured on {LATENCY_TASK}; add --task {LATENCY_TASK}, or leave --latency out"
+        )
     long_texts = first.long_texts if settings.long_texts is None else settings.long_texts
     subjects = []
     for each in candidates:

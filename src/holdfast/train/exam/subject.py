@@ -67,7 +67,8 @@ class Subject:
 
 
 def with_schedule(llm: LLM, **changes: Any) -> LLM:
-    """The same engine under another schedule. Neither may run while the other does."""
+    """The same engine under another schedule. Neither may run while the other does, nor keep pages for later."""
+    assert not llm.engine.scheduler.config.prefix_cache, "the two write to the same pages"
     twin = copy.copy(llm)
     twin.engine = llm.engine.restarted(replace(llm.engine.scheduler.config, **changes))
     _quieten(twin)

@@ -1,0 +1,75 @@
+"""Thoughts as they are told and kept: texts of ids the tokenizer does not know, receipts, replay, bad requests."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast import LLM, SamplingParams
+from holdfast.engine.receipt_reader import parse_receipt
+from holdfast.engine.replay import compare, replay
+from holdfast.errors import InvalidRequest
+from support.thinking_models import thinker_folder
+
+PROMPT = tuple(range(20, 50))
+PARAMS = SamplingParams(max_tokens=9, temperature=0, deterministic=True, ignore_eos=True)
+_TOO_MANY = 400  # ids of the model; the tokenizer has fewer
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder: Path = thinker_folder(tmp_path_factory.mktemp("wide"), sizes={"vocab_size": _TOO_MANY})
+    return LLM(str(folder), dtype="fp32", max_num_seqs=4)
+
+
+def test_a_thought_may_have_ids_the_tokenizer_does_not_know(llm: LLM) -> None:
+    known = llm.engine.tokenizer.vocab_size
+    assert known < _TOO_MANY
+    results = llm.generate([PROMPT[at:] for at in range(12)], PARAMS)
+    written = [thought for result in results for thought in result.thoughts]
+    assert any(max(thought.token_ids, default=0) >= known for thought in written)
+    (forced,) = llm.generate([PROMPT], replace(PARAMS, forced_thoughts={1: (_TOO_MANY - 1, 70)}))
+    assert forced.thoughts[1].token_ids == (_TOO_MANY - 1, 70)
+    assert forced.thoughts[1].text == llm.engine.tokenizer.decode([70]).strip()
+
+
+def test_a_receipt_holds_what_was_thought_and_replay_compares_it(llm: LLM) -> None:
+    (result,) = llm.generate([PROMPT], PARAMS)
+    receipt = parse_receipt(json.loads(json.dumps(result.receipt)))
+    (choice,) = receipt.choices
+    told = tuple((thought.chunk, thought.token_ids) for thought in result.thoughts if thought.token_ids)
+    assert choice.thoughts == told != ()
+    assert replay(llm, receipt, num_neighbours=2).difference is None
+    (chunk, ids), *rest = told
+    for others in (rest, [(chunk, (*ids[:-1], ids[-1] - 1)), *rest], [*told, (chunk + 500, ids)]):
+        other = replace(receipt, choices=(replace(choice, thoughts=tuple(others)),))
+        found = compare(other, receipt, str)
+        assert found is not None and "thought" in found.what
+    left = replace(choice, thoughts=told[:1], finish_reason="abort")
+    assert compare(replace(receipt, choices=(left,)), replace(receipt, choices=(left,)), str) is None
+    unaware = replace(receipt, choices=(replace(choice, thoughts=None),))
+    assert compare(unaware, receipt, str) is None
+    assert "thoughts" not in unaware.as_dict()["choices"][0]
+
+
+@pytest.mark.parametrize("thoughts", [3, [[1]], [[1, 2]], [[1, [2]], [1, [3]]], [[-1, [2]]], [[0, [-5]]]])
+def test_a_receipt_with_senseless_thoughts_is_refused(llm: LLM, thoughts: object) -> None:
+    (result,) = llm.generate([PROMPT], PARAMS)
+    assert result.receipt is not None
+    broken = json.loads(json.dumps(result.receipt))
+    broken["choices"][0]["thoughts"] = thoughts
+    with pytest.raises(InvalidRequest):
+        parse_receipt(broken)
+
+
+def test_thoughts_that_cannot_be_are_refused(llm: LLM) -> None:
+    end = llm.engine.limits.thought_end
+    for forced, message in (
+        ({0: (end,)}, "which ends a thought"),
+        ({900: (70,)}, "behind the end of prompt and answer"),
+        ({0: (70,) * 4}, "at most 3 tokens"),
+        ({0: (_TOO_MANY,)}, "not in the vocabulary"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            llm.generate([PROMPT], replace(PARAMS, forced_thoughts=forced))
