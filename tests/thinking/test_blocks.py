@@ -12,7 +12,6 @@ from holdfast.arithmetic.settings import apply_numeric_settings
 from holdfast.engine.config import Kernels
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder, load_decoder
-from holdfast.thinking import blocks as blocks_module
 from holdfast.thinking.blocks import Blocks, load_blocks
 from holdfast.thinking.config import read_thinking
 from holdfast.thinking.reference import Reference, open_reference
@@ -76,10 +75,8 @@ def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: Blocks, decoder: D
 
 
 @torch.inference_mode()
-def test_a_state_has_the_bits_it_has_alone(
-    blocks: Blocks, folder: Path, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks_module, "_KEPT_STATES", 0)  # nothing is kept: each is computed again
+def test_a_state_has_the_bits_it_has_alone(blocks: Blocks) -> None:
+    blocks._most_kept = 0  # each is computed again
     thoughts = _thoughts(COUNTS[-1])
     alone = torch.cat([blocks.compress([thought]) for thought in thoughts])
     for count in COUNTS:
@@ -88,10 +85,9 @@ def test_a_state_has_the_bits_it_has_alone(
 
 
 @torch.inference_mode()
-def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(
-    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks_module, "_KEPT_STATES", 3)
+def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: Blocks) -> None:
+    assert blocks._most_kept == (64 << 20) // (CHUNK * 32 * blocks._scale.element_size())
+    blocks._most_kept = 3
     thoughts = _thoughts(6)
     first = blocks.compress(thoughts)
     assert list(blocks._states) == thoughts[-3:]
