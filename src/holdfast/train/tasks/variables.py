@@ -7,11 +7,14 @@
     worked       a 3 b 5 c 2          3 + 5 a 8 b 5 c 2
                                                  8 - 1 c 7 a 8 b 5
 
+Variables stand in the alphabet's order, in texts and in thoughts. Where they may stand in any, C and T, a layer each,
+stay for long without knowing which value is whose; a letter that has its likely places tells them where to begin.
+
 A change is settled by the mark behind it: a = a may go on with + b. "all" names the values of all variables, so that
 none has to be looked for further back than the last thought. So does "worked", which works the change out first: T is
 one layer, and a token of its thought is one look and one step. Operands are looked up in tokens of their own, the sum
 is made of what stands at fixed places of the thought, and no variable has to be asked whether it is the changed one:
-that comes first, the others behind it in the alphabet's order. What is set to a number or to another variable is that
+that comes first, the others behind it in their order. What is set to a number or to another variable is that
 + 0, and the values at the start are a thought, too. With "all" and "worked", of several changes in one chunk only the
 last is thought.
 
@@ -63,6 +66,7 @@ class Variables:
         count = rng.integers(fewest, most + 1, num_texts)[:, None]
         is_event = np.arange(most) < count  # [B, n]
         letters = rng.permuted(np.tile(np.arange(len(LETTERS)), (num_texts, 1)), axis=1)[:, :NUM_VARIABLES]
+        letters.sort(axis=1)
         first = rng.integers(0, LARGEST + 1, (num_texts, NUM_VARIABLES))
         target, told, values = _change(rng, first, most)  # [B, n], [B, n, 4], [B, n, variables]
         opening = self._filler.openings(rng, num_texts)
@@ -134,9 +138,9 @@ class Variables:
         right = np.where(kind >= _ADD_OTHER, its, np.where(kind >= _ADD, constant, 0))
         signs = self._signs[np.where(kind >= _ADD, sign, 0)]
         work = np.stack((self._numbers[left], signs, self._numbers[right]), axis=2)
-        ranks = np.broadcast_to(letters[:, None, :], every.shape).copy()
-        np.put_along_axis(ranks, target[:, :, None], -1, axis=2)
-        return np.concatenate((work, np.take_along_axis(every, np.argsort(ranks, axis=2), axis=2)), axis=2)
+        is_other = np.arange(NUM_VARIABLES) != target[:, :, None]  # [B, n, variables]
+        order = np.argsort(is_other, axis=2, kind="stable")
+        return np.concatenate((work, np.take_along_axis(every, order, axis=2)), axis=2)
 
     def _answers(self, form: Form, is_event: Bools, changed: Ints, after: Ints, result: Ints) -> Ints:
         stop = self._all(len(result), ".")[:, None]
