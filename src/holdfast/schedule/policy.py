@@ -82,11 +82,11 @@ def choose_burst(num_windows: int, reference_rows: int) -> int:
 
 
 def adapt_guesses(most: int, right: int, guessed: int) -> int:
-    """How many thoughts the next pass may take for granted: twice as many as stood, and no fewer where all did; none where
-    not even the first did, twice in a row."""
-    if right == guessed:
-        return min(MOST_GUESSES, max(most, 2 * right))
-    return 2 * right if right else min(most, 2) // 2
+    """How many thoughts the next pass may take for granted: twice as many as stood, and no fewer where all did.
+
+    At least one, even where it nearly always falls: a pass costs more than the rows of a chunk.
+    """
+    return max(1, 2 * right) if right < guessed else min(MOST_GUESSES, max(most, 2 * right))
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:

@@ -77,8 +77,6 @@ class ThoughtLog:
         self._latest.update(enumerate(found, first))
         if span.guesses:
             self._most_guesses = adapt_guesses(self._most_guesses, right, len(span.guesses))
-        elif found and not found[-1]:
-            self._most_guesses = max(1, self._most_guesses)  # the next may be trivial, too
         return right
 
     def stands(self, span: Span, right: int) -> int:
