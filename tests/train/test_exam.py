@@ -138,7 +138,7 @@ def test_without_states_it_is_the_plain_model(subject: Subject) -> None:
 
 def test_guesses_change_rounds_and_no_answer(subject: Subject) -> None:
     found = measure_rounds(subject, count=1, most_tokens=48)
-    assert [each.density for each in found] == ["few", "medium", "dense"]
+    assert [each.density for each in found] == ["rare", "few", "medium", "dense"]
     for each in found:
         assert each.same_answers
         assert each.rounds_by_chunk >= each.chunks

@@ -1,4 +1,4 @@
-"""Speculative prefill against reading chunk by chunk: texts of about one length, with few thoughts, some, or many."""
+"""Speculative prefill against reading chunk by chunk: texts of about one length, with hardly a thought, few, some, or many."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -13,7 +13,7 @@ from holdfast.train.exam.subject import Subject, with_schedule
 from holdfast.train.tasks.filler import NAMES, SENTENCES
 from holdfast.train.tasks.parity import STATES
 
-DENSITIES = {"none": None, "few": 12, "medium": 3, "dense": 0}  # sentences that say nothing before an event
+DENSITIES = {"none": None, "rare": 40, "few": 12, "medium": 3, "dense": 0}  # sentences that say nothing before an event
 _MOST_TOKENS = 600
 _COUNT = 12
 _WARM_UPS = 2
@@ -22,7 +22,7 @@ _WARM_UPS = 2
 def measure_rounds(subject: Subject, count: int = _COUNT, most_tokens: int = _MOST_TOKENS) -> list[Rounds]:
     by_chunk = with_schedule(subject.llm, max_guesses=0)
     found = []
-    for density in ("few", "medium", "dense"):
+    for density in ("rare", "few", "medium", "dense"):
         questions = coin_texts(subject, density, count + _WARM_UPS, most_tokens)
         guessed, plain = [], []
         for question in questions:
