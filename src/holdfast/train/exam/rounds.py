@@ -1,4 +1,4 @@
-"""Speculative prefill against reading chunk by chunk: texts of about one length, with hardly a thought, few, some, or many."""
+"""Speculative prefill against reading chunk by chunk: texts of about one length, with one thought, few, some, or many."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
