@@ -13,7 +13,13 @@ from holdfast.train.exam.subject import Subject, with_schedule
 from holdfast.train.tasks.filler import NAMES, SENTENCES
 from holdfast.train.tasks.parity import STATES
 
-DENSITIES = {"none": None, "rare": 40, "few": 12, "medium": 3, "dense": 0}  # sentences that say nothing before an event
+DENSITIES = {
+    "none": None,
+    "rare": 40,
+    "few": 12,
+    "medium": 3,
+    "dense": 0,
+}  # sentences that say nothing before an event
 _MOST_TOKENS = 600
 _COUNT = 12
 _WARM_UPS = 2
