@@ -21,7 +21,7 @@ from support.thinking_models import thinker_folder
 
 PROMPT = draw_prompt(random.Random(5), 37, 290)
 SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
-OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 2: ()}), greedy(8, n=2)]
+OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
 SCALE = replace(SMALL, max_neighbours=3, max_prompt=24, max_tokens=5)
 # kernels, dtype, while answering; and how many runs
 CELLS: list[tuple[Kernels, str, bool, int]] = [

@@ -67,7 +67,6 @@ def test_thoughts_that_cannot_be_are_refused(llm: LLM) -> None:
     end = llm.engine.limits.thought_end
     for forced, message in (
         ({0: (end,)}, "which ends a thought"),
-        ({900: (70,)}, "behind the end of prompt and answer"),
         ({0: (70,) * 4}, "at most 3 tokens"),
         ({0: (_TOO_MANY,)}, "not in the vocabulary"),
     ):

@@ -31,7 +31,8 @@ class SamplingParams:
     which. logprobs asks for the chosen token's logprob and that many best ones beside it, prompt_logprobs for those of the
     prompt's own tokens. n answers are sampled from one prompt, the first of them as if n were 1. `deterministic` asks
     for the guarantee: the same tokens and logprob bits, whatever else runs. think=False asks a model that thinks to do
-    without, forced_thoughts puts token ids in the place of what it would think behind a chunk, by the chunk's number.
+    without, forced_thoughts puts token ids in the place of what it would think behind a chunk, by the chunk's number; a chunk
+    that is never reached changes nothing.
 
     From logits to a token: repetition, frequency and presence penalty, logit bias, then what is not allowed is left out
     (allowed and bad tokens, bad words, min_tokens, the structured form), temperature, top-k, top-p, min-p, noise.

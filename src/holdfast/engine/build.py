@@ -134,7 +134,6 @@ def assemble(
         refusal=_refusal(config, certificate),
         max_thought=0 if thinking is None else thinking.max_thought,
         thought_end=-1 if thinking is None else thinking.end_id,
-        chunk=schedule.chunk,
     )
     receipts = Receipts(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)

@@ -36,7 +36,6 @@ class Limits:
     refusal: str | None  # why deterministic requests are refused, or None
     max_thought: int = 0  # tokens of a thought; 0: the model does not think
     thought_end: int = -1  # the token behind one
-    chunk: int = 0
 
 
 class RequestMaker:
@@ -135,18 +134,13 @@ class RequestMaker:
                 )
         if params.forced and not limits.max_thought:
             raise InvalidRequest("forced_thoughts are for models that think; this one does not")
-        for chunk, thought in params.forced:
+        for _, thought in params.forced:
             if len(thought) > limits.max_thought:
                 raise InvalidRequest(f"a thought of this model has at most {limits.max_thought} tokens")
             if limits.thought_end in thought:
                 raise InvalidRequest(
                     f"forced_thoughts holds {limits.thought_end}, which ends a thought and is no part of one; "
                     "[] is the empty thought"
-                )
-            if (chunk + 1) * limits.chunk > len(prompt_ids) + params.max_tokens:
-                raise InvalidRequest(
-                    f"forced_thoughts names chunk {chunk}, behind the end of prompt and answer: chunks have "
-                    f"{limits.chunk} tokens, and the first is 0"
                 )
         if len(prompt_ids) + params.max_tokens > limits.max_model_len:
             raise PromptTooLong(
