@@ -13,21 +13,12 @@ from holdfast.core.params import SamplingParams
 from holdfast.core.plan import Pass, PassKind, Sampling, Span
 from holdfast.run import graphs
 from holdfast.run.batch import Batch, batch_of, send_batch
-from holdfast.run.graphs import Graphs, Work
+from holdfast.run.graphs import Graphs
+from support.fake_recorder import FakeRecorder
 
 HOW = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")
 SHORT, TALL = 4, 32
-
-
-class FakeRecorder:
-    def __init__(self) -> None:
-        self.num_recorded = 0
-
-    def record(self, work: Work) -> Work:
-        work()
-        self.num_recorded += 1
-        return work
 
 
 class FakeDecoder:

@@ -9,21 +9,11 @@ from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.settings import apply_numeric_settings
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import load_decoder
-from holdfast.run.graphs import Work
 from holdfast.run.thought_graphs import ThoughtGraphs
 from holdfast.thinking.blocks import Blocks, load_blocks
 from holdfast.thinking.config import read_thinking
+from support.fake_recorder import FakeRecorder
 from support.thinking_models import thinker_folder
-
-
-class FakeRecorder:
-    def __init__(self) -> None:
-        self.num_recorded = 0
-
-    def record(self, work: Work) -> Work:
-        work()
-        self.num_recorded += 1
-        return work
 
 
 @pytest.fixture(scope="module")

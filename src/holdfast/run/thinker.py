@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.arithmetic.pages import untouched_zeros
 from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import Pass, Span, ThoughtIds
 from holdfast.errors import ConfigError
@@ -53,7 +54,7 @@ class Thinker:
         # One more than there are slots: padding, whose slot is -1, is written to the last, and nothing is told there.
         try:
             self.rows, self.states = (
-                torch.zeros((num_slots + 1, hidden), dtype=decoder.dtype, device=device) for _ in range(2)
+                _zeros((num_slots + 1, hidden), decoder.dtype, device) for _ in range(2)
             )
         except (MemoryError, RuntimeError) as error:  # torch's own is one
             raise ConfigError(
@@ -177,3 +178,10 @@ class Thinker:
         thinks = np.array([span.rule is not None for span in one.spans])[owners]
         slots = np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)
         return np.pad(slots, (0, one.padded_rows - len(slots)), constant_values=-1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """In main memory they cost nothing until they are written, as pages do."""
+    if device.type == "cpu":
+        return untouched_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
