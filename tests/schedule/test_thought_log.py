@@ -8,6 +8,7 @@ from holdfast.schedule.policy import FIRST_GUESSES, adapt_guesses
 from holdfast.schedule.thoughts import ThoughtLog
 
 CHUNK = 4
+FAR = 1000 * CHUNK
 HOW = Sampling(SamplingParams(), 1, 20)
 
 
@@ -76,14 +77,40 @@ def test_what_is_forced_or_not_thought_about_is_known() -> None:
     assert log.guesses(0, 17) == ((5,), (), (), ())
 
 
-def test_a_span_reaches_as_far_as_guesses_may_hang_on_one_another() -> None:
+def test_a_span_reaches_as_far_as_guesses_at_random_may_hang_on_one_another() -> None:
     log = log_of()
-    assert log.reach(0) == log.reach(3) == (1 + FIRST_GUESSES) * CHUNK
-    log.judge(span_of(log, 0, 12), [(7,), (), ()])
-    assert log.reach(4) == 3 * CHUNK  # one guess
-    assert len(log.guesses(4, log.reach(4))) == 1
-    log.judge(span_of(log, 4, 12), [(), ()])
-    assert log.reach(12) == 6 * CHUNK  # two
+    assert log.reach(0, FAR) == log.reach(3, FAR) == (1 + FIRST_GUESSES) * CHUNK
+    log.judge(span_of(log, 0, 12), [(7,), (8,), (8,)])
+    assert log.reach(4, FAR) == 3 * CHUNK  # one guess
+    assert len(log.guesses(4, log.reach(4, FAR))) == 1
+    log.judge(span_of(log, 4, 12), [(8,), (8,)])
+    assert log.reach(12, FAR) == 6 * CHUNK  # two
+    assert log.reach(12, 14) == 14
+
+
+def test_guesses_with_a_reason_cost_nothing() -> None:
+    log = log_of()
+    log.judge(span_of(log, 0, 16), [(7,), (), (), ()])
+    # Chunks 1, 2 and 3 never thought anything; of 4 nothing is known, and one such guess may be made.
+    assert log.reach(4, FAR) == 6 * CHUNK
+
+
+def test_a_request_that_thinks_no_more_is_read_as_far_as_there_is_room() -> None:
+    assert log_of(until=0).reach(0, FAR) == FAR
+    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).reach(0, FAR) == CHUNK
+
+
+def test_what_a_chunk_thought_behind_another_thought_is_remembered() -> None:
+    heads, tails = (1,), (2,)
+    log = log_of()
+    log.judge(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
+    span = span_of(log, 4, 16)
+    assert span.guesses == (tails, tails)
+    log.judge(span, [heads, heads, heads])  # each behind tails
+    span = span_of(log, 8, 16)
+    assert span.guesses == (heads,)  # behind heads nothing is known yet
+    log.judge(span, [tails, tails])
+    assert log.guesses(8, 17) == (tails, heads)
 
 
 def test_what_was_computed_before_is_guessed_at_once_when_it_is_computed_again() -> None:
@@ -93,7 +120,7 @@ def test_what_was_computed_before_is_guessed_at_once_when_it_is_computed_again()
         log.judge(span_of(log, start, start + CHUNK), [(start,)])
     settle(log, length)
     log.start_again()
-    assert log.reach(0) >= length
+    assert log.reach(0, FAR) >= length
     assert log.guesses(0, length) == tuple((start,) for start in range(0, length - CHUNK, CHUNK))
 
 
@@ -129,7 +156,7 @@ def test_the_last_chunk_needs_no_guess() -> None:
 def test_a_span_without_guesses_says_nothing_about_how_many_are_worth_it() -> None:
     log = log_of()
     log.judge(span_of(log, 0, 4), [(3,)])
-    assert log.reach(0) == (1 + FIRST_GUESSES) * CHUNK
+    assert log.reach(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
 
 
 # What is told

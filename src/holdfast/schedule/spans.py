@@ -81,7 +81,7 @@ def check_span(
 def _span(seq: Sequence, start: int, stop: int, logprobs: int | None) -> Span:
     log = seq.log
     if seq.thoughts is not None:
-        stop = min(stop, seq.thoughts.reach(start, is_window=not seq.needs_prefill))
+        stop = seq.thoughts.reach(start, stop, is_window=not seq.needs_prefill)
     if seq.only_scored:
         stop = min(stop, seq.prefill_len)
         sample_from = stop - start

@@ -1,9 +1,9 @@
 """What a sequence of a thinking model has thought, and what it is taken to think next.
 
 Chunk k is the positions k c .. (k + 1) c - 1; the thought behind it decides all rows behind it. A pass whose rows go on
-behind the end of a chunk takes a thought for granted there: the last one any pass found, at first the trivial one. What the
-pass itself finds is the verdict, as for tokens: rows up to the end of the first chunk whose guess was wrong stand, the others
-never were.
+behind the end of a chunk takes a thought for granted there: what the chunk's hunch says (`hunches.py`), or what any pass
+found there last, at first the trivial one. What the pass itself finds is the verdict, as for tokens: rows up to the end of
+the first chunk whose guess was wrong stand, the others never were.
 
     rows      c0 c0 | c1 c1 | c2 c2 | c3       guesses behind c0, c1, c2:  -   -   -
     thought       -      tails    heads        c1's was wrong: c0 and c1 stand, and the next pass begins with c2
@@ -11,9 +11,10 @@ never were.
 A thought is settled when the rows of its chunk are; only then is it told, once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from holdfast.core.plan import Span, ThinkRule, ThoughtIds
+from holdfast.schedule.hunches import Hunches
 from holdfast.schedule.policy import FIRST_GUESSES, MOST_GUESSES, adapt_guesses
 
 
@@ -27,7 +28,9 @@ class ThoughtLog:
         self.rule = rule
         self._chunk = chunk
         self._confirms = confirms
-        self._latest: dict[int, ThoughtIds] = {}
+        self._latest: dict[int, ThoughtIds] = {}  # what was found last, or adopted
+        self._hunches = Hunches()
+        self._behind_settled: ThoughtIds = ()  # the last settled thought that says anything
         self._told: list[ThoughtIds] = []  # a chunk each
         self._num_settled = 0  # chunks
         self._num_doubted = 0  # chunks
@@ -44,13 +47,18 @@ class ThoughtLog:
         """Whether something told is not confirmed yet."""
         return self._num_settled < self._num_doubted
 
-    def reach(self, start: int, *, is_window: bool = False) -> int:
-        """Where a span from start on ends at the latest: not too many guesses hang on one another. A window's are those the
-        passes before it found."""
-        most = MOST_GUESSES if is_window else self._most_guesses
-        if not self.rule.thinks(start // self._chunk, self._chunk):
-            most = MOST_GUESSES  # nothing is thought from here on
-        return (start // self._chunk + 1 + min(most, self._max_guesses)) * self._chunk
+    def reach(self, start: int, stop: int, *, is_window: bool = False) -> int:
+        """Where a span from start on ends, at stop at the latest: not too many guesses at random hang on one another. A
+        window's are those the passes before it found."""
+        stop = min(stop, (start // self._chunk + 1 + self._max_guesses) * self._chunk)
+        if is_window:
+            return stop
+        left = self._most_guesses
+        for chunk, _, is_sure in self._expect(start, stop):
+            left -= not is_sure
+            if left < 0:
+                return (chunk + 1) * self._chunk
+        return stop
 
     def shared_len(self, length: int) -> int:
         """So many of the first positions are the same for everybody who has these tokens."""
@@ -60,13 +68,33 @@ class ThoughtLog:
 
     def guesses(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
         """Behind each chunk that ends in start .. stop - 1 with more rows behind it."""
-        return tuple(self._guess(chunk) for chunk in range(start // self._chunk, (stop - 1) // self._chunk))
+        return tuple(guess for _, guess, _ in self._expect(start, stop))
 
-    def _guess(self, chunk: int) -> ThoughtIds:
+    def _expect(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
+        """Each of those chunks, the guess, and whether there is a reason for it."""
+        chunks = range(start // self._chunk, (stop - 1) // self._chunk)
+        behind = self._behind(chunks[0]) if chunks else ()
+        for chunk in chunks:
+            guess, is_sure = self._guess(chunk, behind)
+            yield chunk, guess, is_sure
+            behind = guess or behind
+
+    def _guess(self, chunk: int, behind: ThoughtIds) -> tuple[ThoughtIds, bool]:
         if not self.rule.thinks(chunk, self._chunk):
-            return ()
+            return (), True
         forced = self.rule.forced_on(chunk)
-        return self._latest.get(chunk, ()) if forced is None else forced
+        if forced is not None:
+            return forced, True
+        hunch = self._hunches.guess(chunk, behind)
+        return (self._latest.get(chunk, ()), False) if hunch is None else (hunch, True)
+
+    def _behind(self, chunk: int) -> ThoughtIds:
+        """The last thought before a chunk that says anything."""
+        settled = self._num_settled if chunk >= self._num_settled else 0
+        for before in range(chunk - 1, settled - 1, -1):
+            if self._latest.get(before):
+                return self._latest[before]
+        return self._behind_settled if settled else ()
 
     def judge(self, span: Span, found: Sequence[ThoughtIds]) -> int:
         """What a pass found behind each chunk that ends in the span: so many of its guesses were right."""
@@ -74,6 +102,8 @@ class ThoughtLog:
         right = 0
         while right < len(span.guesses) and span.guesses[right] == found[right]:
             right += 1
+        if found:
+            self._hunches.learn(first, self._behind(first), span.guesses, found)
         self._latest.update(enumerate(found, first))
         if span.guesses:
             self._most_guesses = adapt_guesses(self._most_guesses, right, len(span.guesses))
@@ -101,6 +131,8 @@ class ThoughtLog:
         same = True
         for chunk in range(self._num_settled, length // self._chunk):
             thought = self._latest.get(chunk, ())
+            self._behind_settled = thought or self._behind_settled
+            self._hunches.forget(chunk)
             if chunk < len(self._told):
                 same &= thought == self._told[chunk]
                 continue
@@ -115,6 +147,7 @@ class ThoughtLog:
     def start_again(self) -> None:
         """All rows are computed again. What was thought so far is the best guess."""
         self._num_settled = 0
+        self._behind_settled = ()
         self._most_guesses = max(self._most_guesses, len(self._told))
 
     def doubt(self) -> None:
