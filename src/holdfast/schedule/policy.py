@@ -11,7 +11,7 @@ from holdfast.errors import ConfigError
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
-FIRST_GUESSES = 32  # thoughts a pass takes for granted, before it is known how often they are right
+FIRST_GUESSES = 16  # thoughts a pass takes for granted, before it is known how often they are right
 MOST_GUESSES = 1 << 12
 WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
 

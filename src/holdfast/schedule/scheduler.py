@@ -201,7 +201,7 @@ class Scheduler:
         return events
 
     def _absorb_check(self, flight: Flight, one: Pass, result: PassResult, events: list[Event]) -> None:
-        if flight.is_stale:
+        if flight.is_stale or not self.config.certified_sizes:
             return  # the certificate is void already
         events.append(CertificateChecked(one.num_rows, result.mismatch))
         if result.mismatch is not None:
@@ -257,6 +257,9 @@ class Scheduler:
     def _settle(self, seq: Sequence, phase: Phase, events: list[Event], *, sampled: bool) -> None:
         if seq.failure is not None:
             events.append(self._retire(seq, "error", seq.failure))
+            if seq.is_lost and self.config.certified_sizes:  # as good a proof as a check
+                self._revoke()
+                events.append(CertificateChecked(0, f"request {seq.request_id} came out otherwise"))
         elif phase is Phase.FINISHED:
             assert seq.finish_reason is not None
             events.append(self._retire(seq, seq.finish_reason))

@@ -69,6 +69,7 @@ class Sequence:
         self.last_judged = 0  # the step of the last window, so that windows take turns
         self.finish_reason: FinishReason | None = None
         self.failure: str | None = None
+        self.is_lost = False  # what was promised did not come out again
         self.certified_only = True  # no canonical pass of this sequence was uncertified so far
         self.grammar = grammar
         self._grammar_restarts = False  # when it is admitted: a pass in flight may still use it
@@ -389,6 +390,7 @@ class Sequence:
             self.move(Phase.FAILED)
 
     def _lose(self) -> None:
+        self.is_lost = True
         if self.failure is None:
             self._fail(
                 "guarantee_lost: tokens, logprobs or thoughts that were sent already are not those of a verified pass"
