@@ -55,9 +55,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     strides = (*(keys.stride(axis) for axis in (0, 1, 3)), *(values.stride(axis) for axis in (0, 1, 2)))
     shape = {"KV_HEADS": kv_heads, "GROUP": group, "WIDTH": width, "BLOCK_D": block_d, "BLOCK_N": KV_BLOCK}
     shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
-    is_small = (
-        q.element_size() * block_d <= 256
-    )  # two or three blocks of keys and values fit a program's memory
+    is_small = q.element_size() * block_d <= 256  # three blocks of keys and values fit a program's memory
     what = (rows.page_table, scale * _LOG2E, window or 0, *strides)
     if len(tall):
         _attend_tall[(len(tall), kv_heads)](
@@ -73,7 +71,7 @@ def attend(q: Tensor, layer: KVLayer, rows: Rows, *, scale: float, window: int |
     _attend_short[(kv_heads, len(short), programs)](  # neighbours read the same pages
         *(out, sums, marks, max_splits, programs, q, keys, values, rows.positions, short), *what, **shape,
         BLOCK_M=_SHORT if group <= _SHORT else _TALL, SHARED=programs > 1,
-        num_warps=4, num_stages=2 if is_small else 1, **in_turn,
+        num_warps=4, num_stages=3 if is_small else 1, **in_turn,
     )  # fmt: skip
     if programs > 1:
         _fold_splits[(num_rows, heads)](
@@ -187,6 +185,13 @@ def _attend_tall(
     tl.store(out + row[:, None] * WIDTH + lane[None, :], found.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _block_start(turn, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The position at which a program's turn begins: blocks in order, splits first_split, first_split + programs, ..."""
+    per_split: tl.constexpr = SPLIT_LEN // BLOCK_N
+    return (first_split + turn // per_split * programs) * SPLIT_LEN + turn % per_split * BLOCK_N
+
+
 @triton.jit(do_not_specialize=["max_splits", "programs", "window"])
 def _attend_short(
     out, sums, marks, max_splits, programs, q, keys, values, positions, tiles, pages, scale, window,
@@ -195,7 +200,11 @@ def _attend_short(
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, SHARED: tl.constexpr,
     TURNS: tl.constexpr,
 ):  # fmt: skip
-    """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs."""
+    """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs.
+
+    Few rows wait for memory: one loop goes over the blocks of all splits, so that the next ones are on their way while a
+    split is folded, and the page of a block is looked up a turn before the block is asked for.
+    """
     take_turn(TURNS)
     head, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_rows = tl.load(tiles + tile * 3 + 1)
@@ -221,45 +230,59 @@ def _attend_short(
     ones = tl.full([64, BLOCK_N], 1.0, query.dtype)
     keys += head * key_head
     values += head * value_head
-    for split in range(lowest // SPLIT_LEN + part, last_at // SPLIT_LEN + 1, programs):
-        split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
-        split_mass = tl.zeros([64, BLOCK_M], tl.float32)
-        split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-        begin = tl.maximum(split * SPLIT_LEN, lowest // BLOCK_N * BLOCK_N)
-        end = tl.minimum(split * SPLIT_LEN + SPLIT_LEN, last_at + 1)
-        for start in range(begin, end, BLOCK_N):
-            page = tl.load(pages + first_page + start // PAGE).to(tl.int64)
-            offset = start % PAGE + column
-            block = tl.load(
-                keys + page * key_page + offset[:, None] * key_at + lane[None, :],
-                mask=has_lane[None, :],
-                other=0.0,
-            )  # [N, D]
-            scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
-            seen = (start + column)[:, None] <= at[None, :]
-            if WINDOWED:
-                seen = seen & ((start + column)[:, None] > at[None, :] - window)
-            scores = tl.where(seen, scores, _NEVER)
-            now = tl.maximum(split_best, tl.max(scores, 0))
-            weights = tl.where(seen, tl.exp2(scores - now[None, :]), 0.0).to(query.dtype)
-            keep = tl.exp2(split_best - now)[None, :]
-            written = (start + column <= last_at)[:, None] & has_lane[None, :]
-            block = tl.load(
-                values + page * value_page + offset[:, None] * value_at + lane[None, :],
-                mask=written,
-                other=0.0,
-            )  # [N, D]
-            split_mass = tl.dot(ones, weights, split_mass * keep, input_precision="ieee")
-            split_mixed = tl.dot(tl.trans(block), weights, split_mixed * keep, input_precision="ieee")
-            split_best = now
-        split_total = tl.max(split_mass, 0)
-        if SHARED:
-            entry = row * max_splits + split
-            tl.store(sums + entry[None, :] * WIDTH + lane[:, None], split_mixed, mask=inside)
-            tl.store(marks + entry * 2, split_best, mask=real)
-            tl.store(marks + entry * 2 + 1, split_total, mask=real)
-        else:
-            best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 0)
+    first_split, last_split = lowest // SPLIT_LEN + part, last_at // SPLIT_LEN
+    num_splits = (last_split - first_split + programs) // programs
+    begin, end = 0, num_splits * (SPLIT_LEN // BLOCK_N)
+    if part == 0:
+        begin = lowest % SPLIT_LEN // BLOCK_N
+    if first_split + (num_splits - 1) * programs == last_split:
+        end -= (SPLIT_LEN - 1 - last_at % SPLIT_LEN) // BLOCK_N
+    split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
+    split_mass = tl.zeros([64, BLOCK_M], tl.float32)
+    split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+    pages += first_page
+    start = _block_start(begin, first_split, programs, SPLIT_LEN, BLOCK_N)
+    page = tl.load(pages + tl.minimum(start, last_at) // PAGE).to(tl.int64)
+    for turn in range(begin, end):
+        start = _block_start(turn, first_split, programs, SPLIT_LEN, BLOCK_N)
+        next_start = _block_start(turn + 1, first_split, programs, SPLIT_LEN, BLOCK_N)
+        next_page = tl.load(pages + tl.minimum(next_start, last_at) // PAGE).to(tl.int64)
+        offset = start % PAGE + column
+        block = tl.load(
+            keys + page * key_page + offset[:, None] * key_at + lane[None, :],
+            mask=has_lane[None, :],
+            other=0.0,
+        )  # [N, D]
+        scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
+        seen = (start + column)[:, None] <= at[None, :]
+        if WINDOWED:
+            seen = seen & ((start + column)[:, None] > at[None, :] - window)
+        scores = tl.where(seen, scores, _NEVER)
+        now = tl.maximum(split_best, tl.max(scores, 0))
+        weights = tl.where(seen, tl.exp2(scores - now[None, :]), 0.0).to(query.dtype)
+        keep = tl.exp2(split_best - now)[None, :]
+        written = (start + column <= last_at)[:, None] & has_lane[None, :]
+        block = tl.load(
+            values + page * value_page + offset[:, None] * value_at + lane[None, :],
+            mask=written,
+            other=0.0,
+        )  # [N, D]
+        split_mass = tl.dot(ones, weights, split_mass * keep, input_precision="ieee")
+        split_mixed = tl.dot(tl.trans(block), weights, split_mixed * keep, input_precision="ieee")
+        split_best = now
+        page = next_page
+        if (next_start % SPLIT_LEN == 0) | (turn == end - 1):  # the split ends here
+            split_total = tl.max(split_mass, 0)
+            if SHARED:
+                entry = row * max_splits + start // SPLIT_LEN
+                tl.store(sums + entry[None, :] * WIDTH + lane[:, None], split_mixed, mask=inside)
+                tl.store(marks + entry * 2, split_best, mask=real)
+                tl.store(marks + entry * 2 + 1, split_total, mask=real)
+            else:
+                best, mass, mixed = _fold(best, mass, mixed, split_best, split_total, split_mixed, 0)
+            split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
+            split_mass = tl.zeros([64, BLOCK_M], tl.float32)
+            split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     if not SHARED:
         found = mixed / tl.where(real, mass, 1.0)[None, :] + 0.0
         tl.store(out + row[None, :] * WIDTH + lane[:, None], found.to(out.dtype.element_ty), mask=inside)
