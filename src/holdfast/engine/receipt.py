@@ -190,7 +190,7 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     bits = _hex([one.logprob for one in logprobs])
     whole: list[Part] = []
     for one, chosen in zip(logprobs, bits, strict=True):
-        best = _hex([value for _, value in one.top])
+        best = _hex([value for _, value in one.top]) if one.top else []
         whole.append(
             [one.token_id, chosen, [[id_, each] for (id_, _), each in zip(one.top, best, strict=True)]]
         )
