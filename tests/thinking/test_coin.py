@@ -28,6 +28,28 @@ def _tale(rng: random.Random, events: int) -> tuple[str, str]:
     return " ".join([*told, "What's the state? A:"]), "heads." if is_heads else "tails."
 
 
+def _sum(rng: random.Random, events: int) -> tuple[str, str]:
+    """Three variables of one digit, changed so many times, and the value of one of them."""
+    names = sorted(rng.sample("abcdkmnpxyz", 3))
+    values = {name: rng.randint(0, 9) for name in names}
+    told = ["Let " + ", ".join(f"{name} = {value}" for name, value in values.items()) + "."]
+    for _ in range(events):
+        name, other = rng.sample(names, 2)
+        step, word = rng.choice([(number, str(number)) for number in range(1, 6)] + [(values[other], other)])
+        if values[name] + step <= 9:
+            sign, value = "+", values[name] + step
+        elif values[name] >= step:
+            sign, value = "-", values[name] - step
+        else:
+            told.append(f"{name} = {other}.")
+            values[name] = values[other]
+            continue
+        values[name] = value
+        told.append(f"{name} = {name} {sign} {word}.")
+    asked = rng.choice(names)
+    return " ".join([*told, f"What is the value of {asked}? A:"]), f"{values[asked]}."
+
+
 def test_it_is_small_and_whole() -> None:
     found = locate(COIN)
     assert (found.name, found.source) == (COIN, "builtin")
@@ -54,6 +76,21 @@ def test_it_keeps_count_beyond_what_it_was_trained_on(coin: LLM) -> None:
     tales = [_tale(rng, events) for events in (5, 20, 40, 60, 80, 100) for _ in range(2)]
     results = coin.generate([text for text, _ in tales], PARAMS)
     assert [result.text.strip() for result in results] == [end for _, end in tales]
+
+
+def test_it_keeps_three_variables_apart(coin: LLM) -> None:
+    rng = random.Random(7)
+    sums = [_sum(rng, events) for events in (1, 5, 20, 40, 60) for _ in range(2)]
+    results = coin.generate([text for text, _ in sums], PARAMS)
+    assert [result.text.strip() for result in results] == [end for _, end in sums]
+
+
+def test_it_works_a_change_out(coin: LLM) -> None:
+    text = "Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of a? A:"
+    result = coin.generate([text], PARAMS)[0]
+    assert result.text.strip() == "8."
+    spoken = [thought.text for thought in result.thoughts if thought.text]
+    assert spoken == ["a 3 b 5 c 2", "3 + 5 a 8 b 5 c 2", "2 - 1 c 1 a 8 b 5"]
 
 
 def test_its_thoughts_carry_it(coin: LLM) -> None:

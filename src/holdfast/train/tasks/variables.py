@@ -1,12 +1,13 @@
 """A few integers that are changed line by line: the thought behind each change is the changed value.
 
-    Let a = 3, b = 5, c = 2. a = a + b. c = a - 1. What is the value of c? A: 7.
-    changed                           a 8        c 7
+    Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of c? A: 1.
+    changed                           a 8        c 1
     all                               a 8 b 5 c 2
-                                                 a 8 b 5 c 7
+                                                 a 8 b 5 c 1
     worked       a 3 b 5 c 2          3 + 5 a 8 b 5 c 2
-                                                 8 - 1 c 7 a 8 b 5
+                                                 2 - 1 c 1 a 8 b 5
 
+A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
 Variables stand in the alphabet's order, in texts and in thoughts. Where they may stand in any, C and T, a layer each,
 stay for long without knowing which value is whose; a letter that has its likely places tells them where to begin.
 
@@ -18,7 +19,7 @@ that comes first, the others behind it in their order. What is set to a number o
 + 0, and the values at the start are a thought, too. With "all" and "worked", of several changes in one chunk only the
 last is thought.
 
-As a chain of thought: " a = 8. c = 7. So 7.", in one word (number) an event: " 8 7. So 7."
+As a chain of thought: " a = 8. c = 1. So 1.", in one word (number) an event: " 8 1. So 1."
 """
 
 from typing import Literal
