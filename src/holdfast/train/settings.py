@@ -103,7 +103,7 @@ PRESETS = {
         max_thought=10,
         variables_thought="worked",
         steps=6000,
-        batch=256,
+        batch=128,
         learning_rate=1e-3,
         warmup=200,
         # Thoughts are many tokens and most of them trivial: a mean of a part of them is small beside the answers'.
