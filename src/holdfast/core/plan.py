@@ -11,7 +11,7 @@ position of this sequence. So planning needs not wait for the device. What is sa
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import itemgetter
 
@@ -122,6 +122,16 @@ class Span:
     @property
     def num_given(self) -> int:
         return len(self.given)
+
+    def head(self, num_rows: int) -> "Span":
+        """Its first rows alone."""
+        num_given = max(0, min(self.num_given, num_rows - self.sample_from + self.num_given))
+        return replace(
+            self,
+            token_ids=self.token_ids[:num_rows],
+            sample_from=min(self.sample_from, num_rows),
+            given=self.given[:num_given],
+        )
 
 
 @dataclass(frozen=True, slots=True)

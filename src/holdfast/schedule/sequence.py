@@ -247,15 +247,8 @@ class Sequence:
         num_rows = self.thoughts.stands(span, right) - span.start
         if num_rows == span.num_rows:
             return span, samples, scores
-        num_given = max(0, min(span.num_given, num_rows - span.sample_from + span.num_given))
-        sampled = max(0, num_rows - span.sample_from)
-        shorter = replace(
-            span,
-            token_ids=span.token_ids[:num_rows],
-            sample_from=min(span.sample_from, num_rows),
-            given=span.given[:num_given],
-        )
-        return shorter, samples[:sampled], scores[:num_given]
+        head = span.head(num_rows)
+        return head, samples[: head.num_sampled], scores[: head.num_given]
 
     def settle_thoughts(self) -> tuple[tuple[int, ThoughtIds], ...]:
         """What was thought behind chunks whose rows stand by now, as (chunk, thought), if it was not told before."""
