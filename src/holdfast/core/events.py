@@ -32,7 +32,10 @@ class ThoughtsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CertificateChecked:
-    """Rows of certified passes were computed again at the reference's shape. If the bits differ, the certificate is void."""
+    """Rows of certified passes were computed again at the reference's shape. If the bits differ, the certificate is void.
+
+    No rows: it came to light otherwise, when an answer was computed again.
+    """
 
     num_rows: int
     mismatch: str | None

@@ -293,7 +293,7 @@ class Engine:
             del self._replies[branch]
 
     def _note_check(self, event: CertificateChecked) -> None:
-        self.counters.spot_checks += 1
+        self.counters.spot_checks += event.num_rows > 0
         self.counters.spot_checked_rows += event.num_rows
         if event.mismatch is None:
             return

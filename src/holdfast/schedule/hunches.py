@@ -19,9 +19,9 @@ class Hunches:
     """Of the chunks of one sequence. "Behind" is the last thought before a chunk that says anything, () if none does."""
 
     def __init__(self) -> None:
-        self._seen: dict[
-            int, dict[ThoughtIds, ThoughtIds]
-        ] = {}  # chunk: {behind: thought}, the last one last
+        # chunk: {behind: thought}, what was seen last at the end
+        self._seen: dict[int, dict[ThoughtIds, ThoughtIds]] = {}
+        # (behind a, thought b, behind c): thought d. Who thinks b behind a thinks d behind c.
         self._alike: dict[tuple[ThoughtIds, ThoughtIds, ThoughtIds], ThoughtIds] = {}
 
     def learn(
