@@ -1,4 +1,5 @@
-"""A layer in one call has the bits of its operations one by one, for every family's extras."""
+"""A layer in one call has the bits of its operations one by one, for every family's extras; and what is only remembered
+leaves in the pages what a layer does."""
 
 from collections.abc import Callable
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, run_layer
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, remember, run_layer
 from holdfast.arithmetic.ops import Arithmetic, Linear
 from holdfast.arithmetic.rows import Rows
 
@@ -58,20 +59,24 @@ def _assert_one_call_has_the_bits_of_many(
     start = torch.randn(2, 7, HIDDEN, generator=generator).to(dtype)
     old = torch.randn(2, 4, 2, ops.page_size, 16, generator=generator).to(dtype)
 
-    def run(whole: bool) -> list[Tensor]:
+    def run(how: str) -> list[Tensor]:
         residual, x = start[0].clone(), start[1].clone()
         kv = ops.new_layer(4, 2, 16)
         kv.keys.copy_(old[0].transpose(2, 3))
         kv.values.copy_(old[1])
-        if whole:
+        if how == "whole":
             ops.layer(residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
-        else:
+        elif how == "by operations":
             run_layer(ops, residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
-        return [residual[:6], x[:6], kv.keys, kv.values]
+        else:
+            remember(ops, x, weights, SHAPE, kv, rows, at, canonical=canonical)
+        return [kv.keys, kv.values, residual[:6], x[:6]]
 
-    one, many = run(True), run(False)
+    one, many, kept = run("whole"), run("by operations"), run("remembered")
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
-    assert not torch.equal(one[0], start[0][:6])
+    assert not torch.equal(one[2], start[0][:6])
+    assert all(torch.equal(a, b) for a, b in zip(one[:2], kept[:2], strict=True))
+    assert not torch.equal(kept[1], old[1]) and torch.equal(kept[2], start[0][:6])
 
 
 @pytest.mark.parametrize("extras", [False, True])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.arithmetic.slices import ProductShape, choose_slices, slices_of
-from holdfast.arithmetic.totals import gpu_totals, padded_totals
+from holdfast.arithmetic.totals import candidate_sizes, gpu_totals, padded_totals
 
 TOTALS = (*range(1, 20), 24, 32)
 SHAPE = ProductShape("down", 48, 64)
@@ -163,6 +163,14 @@ def test_progress_is_told_by_product() -> None:
         shapes, Library({}), torch.float32, CPU, {}, reference_rows=16, totals=(1,), progress=lambda *n: told.append(n)
     )  # fmt: skip
     assert told == [(1, 2), (2, 2)]
+
+
+def test_totals_of_a_cpu_waste_an_eighth_at_most() -> None:
+    for most in (32, 100, 512, 2048):
+        totals = candidate_sizes(most)
+        assert totals[-1] == most and list(totals) == sorted(set(totals))
+        for rows in range(64, most + 1):
+            assert next(total for total in totals if total >= rows) < rows * 9 / 8
 
 
 def test_totals_of_a_gpu() -> None:

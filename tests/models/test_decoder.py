@@ -1,11 +1,16 @@
-"""Loading: every tensor once, in its place, and sharing nothing with the file it came from."""
+"""Loading: every tensor once, in its place, and sharing nothing with the file it came from. And what a forward leaves out."""
 
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor
 
+from holdfast.arithmetic.layer import LayerWeights
 from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.rows import KVLayer, Rows
 from holdfast.bench.tiny import tiny_config
-from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.models.decoder import Between, Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 
 
@@ -41,20 +46,53 @@ def test_a_tied_head_shares_the_embedding_where_the_path_packs_without_a_copy() 
     assert head.linear.data.data_ptr() == decoder._embedding.data_ptr()
 
 
+ROWS = Rows(
+    token_ids=torch.tensor([5, 6, 7]),
+    positions=torch.arange(3),
+    slots=torch.arange(3),
+    span_starts=torch.tensor([0, 3], dtype=torch.int32),
+    page_table=torch.zeros((1, 1), dtype=torch.int32),
+)
+
+
+def new_pages(decoder: Decoder) -> list[KVLayer]:
+    return [KVLayer(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)) for _ in decoder.layers]
+
+
 def test_forward_selects_of_hidden() -> None:
     _, decoder, _ = make()
-    rows = Rows(
-        token_ids=torch.tensor([5, 6, 7]),
-        positions=torch.arange(3),
-        slots=torch.arange(3),
-        span_starts=torch.tensor([0, 3], dtype=torch.int32),
-        page_table=torch.zeros((1, 1), dtype=torch.int32),
-    )
-    kv = [KVLayer(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)) for _ in decoder.layers]
-    whole = decoder.hidden(rows, kv, canonical=True)
+    kv = new_pages(decoder)
+    whole = decoder.hidden(ROWS, kv, canonical=True)
     assert whole.shape == (3, 64)
     wanted = torch.tensor([2, 0])
-    assert torch.equal(decoder.forward(rows, kv, wanted, canonical=True), whole[wanted])
+    assert torch.equal(decoder.forward(ROWS, kv, wanted, canonical=True), whole[wanted])
+
+
+@pytest.mark.parametrize("last", [None, 1, 2])
+def test_where_no_row_is_wanted_the_last_layer_writes_its_pages_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, last: int | None
+) -> None:
+    _, decoder, _ = make()
+    assert len(decoder.layers) == 2
+    whole, kept = new_pages(decoder), new_pages(decoder)
+    decoder.hidden(ROWS, whole, canonical=True)
+    ran, seen = [], []
+    arithmetic = decoder.arithmetic
+    layer = arithmetic.layer
+
+    def look(residual: Tensor, x: Tensor, weights: LayerWeights, *rest: Any, canonical: bool) -> None:
+        ran.append(weights)
+        layer(residual, x, weights, *rest, canonical=canonical)
+
+    monkeypatch.setattr(arithmetic, "layer", look)
+    between = None if last is None else Between(lambda done, residual, x: seen.append(done), last)
+    found = decoder.forward(ROWS, kept, torch.empty(0, dtype=torch.int64), canonical=True, between=between)
+    assert found.shape == (0, 64)
+    for a, b in zip(whole, kept, strict=True):
+        assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) and a.values.any()
+    num_run = 2 if last == 2 else 1  # whoever acts behind the last layer needs it
+    assert ran == list(decoder.layers[:num_run])
+    assert seen == ([] if last is None else list(range(1, num_run + 1)))
 
 
 def test_another_arithmetic_takes_the_same_weights() -> None:

@@ -31,22 +31,30 @@ def settle(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
 
 
 def test_guesses_that_all_stood_are_never_fewer_afterwards() -> None:
-    assert adapt_guesses(32, 5, 5) == 32
-    assert adapt_guesses(32, 32, 32) == 64
-    assert adapt_guesses(1, 1, 1) == 2
+    assert adapt_guesses(31, 5, 5) == 31
+    assert adapt_guesses(31, 31, 31) == 63
+    assert adapt_guesses(1, 1, 1) == 3
 
 
-def test_behind_a_wrong_guess_twice_as_many_as_stood_are_taken() -> None:
-    assert adapt_guesses(32, 0, 32) == 1
-    assert adapt_guesses(32, 3, 32) == 6
-    assert adapt_guesses(2, 20, 32) == 40
+def test_behind_a_wrong_guess_twice_as_many_chunks_as_stood_are_read() -> None:
+    assert adapt_guesses(31, 0, 31) == 1
+    assert adapt_guesses(31, 3, 31) == 7
+    assert adapt_guesses(2, 20, 31) == 41
+
+
+def test_passes_whose_guesses_stand_grow_by_powers_of_two() -> None:
+    chunks, most = [], FIRST_GUESSES
+    for _ in range(4):
+        chunks.append(most + 1)
+        most = adapt_guesses(most, most, most)
+    assert chunks == [16, 32, 64, 128]
 
 
 def test_the_number_of_guesses_is_bounded_from_both_sides() -> None:
     most = 1
     for _ in range(40):
         most = adapt_guesses(most, most, most)
-    assert most == adapt_guesses(most, most, most) == 1 << 12
+    assert most == adapt_guesses(most, most, most) == (1 << 12) - 1
     assert adapt_guesses(1, 0, 1) == 1
 
 
@@ -84,7 +92,7 @@ def test_a_span_reaches_as_far_as_guesses_at_random_may_hang_on_one_another() ->
     assert log.reach(4, FAR) == 3 * CHUNK  # one guess
     assert len(log.guesses(4, log.reach(4, FAR))) == 1
     log.judge(span_of(log, 4, 12), [(8,), (8,)])
-    assert log.reach(12, FAR) == 6 * CHUNK  # two
+    assert log.reach(12, FAR) == 7 * CHUNK  # three
     assert log.reach(12, 14) == 14
 
 

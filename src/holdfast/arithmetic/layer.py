@@ -64,7 +64,8 @@ def run_layer(
     canonical: bool,
 ) -> None:
     """residual and x [rows, hidden] are changed in place: x comes normed and leaves normed for what follows."""
-    attended = _attend(ops, x, weights, shape, kv, rows, at, canonical)  # [rows, heads * head_dim]
+    q = remember(ops, x, weights, shape, kv, rows, at, canonical=canonical)  # [rows, heads, head_dim]
+    attended = ops.attention(q, kv, rows, scale=shape.scale, window=weights.window)  # [rows, heads * dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [rows, hidden]
     normed = ops.add_rms_norm(residual, delta, weights.post_norm, shape.eps)
     inner = ops.silu_mul(ops.linear(normed, weights.gate_up, canonical=canonical))  # [rows, intermediate]
@@ -72,7 +73,7 @@ def run_layer(
     x.copy_(ops.add_rms_norm(residual, delta, weights.next_norm, shape.eps))
 
 
-def _attend(
+def remember(
     ops: "Arithmetic",
     x: Tensor,
     weights: LayerWeights,
@@ -80,8 +81,11 @@ def _attend(
     kv: KVLayer,
     rows: Rows,
     at: Positions,
+    *,
     canonical: bool,
 ) -> Tensor:
+    """The keys and values of rows that come normed, to their slots; returns their queries. Enough for rows that others look
+    back at, and that nobody looks at behind the layer."""
     heads, kv_heads = shape.heads, shape.kv_heads
     qkv = ops.linear(x, weights.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, shape.head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -90,4 +94,4 @@ def _attend(
         k = ops.rms_norm(k, weights.k_norm, shape.eps)
     ops.rope(q, k, at.cos, at.sin)
     ops.store(k, v, kv, rows.slots)
-    return ops.attention(q, kv, rows, scale=shape.scale, window=weights.window)
+    return q

@@ -27,9 +27,9 @@ def totals_to_try(arithmetic: Arithmetic, max_rows: int) -> tuple[int, ...]:
 
 
 def candidate_sizes(max_rows: int) -> tuple[int, ...]:
-    """On a CPU: every small one, then steps of at most a quarter."""
-    steps = [*range(1, 9), *range(12, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
-    steps += range(320, max(max_rows, 320) + 1, 64)
+    """On a CPU, where a padded row costs what a row costs: every small one, then steps of an eighth."""
+    steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
+    steps += range(576, max(max_rows, 576) + 1, 64)
     return (*(size for size in steps if size < max_rows), max_rows)
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions
+from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, remember
 from holdfast.arithmetic.ops import Arithmetic, Linear
 from holdfast.arithmetic.rope import rope_tables
 from holdfast.arithmetic.rows import KVLayer, Rows
@@ -21,8 +21,17 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
-# (layers done, residual, x): may change both in place, [rows, hidden]; x is what the next layer reads, normed.
-Between = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Between:
+    """What is done between the layers, the last time behind the first `last` of them.
+
+    act(layers done, residual, x) may change both in place, [rows, hidden]; x is what the next layer reads, normed.
+    """
+
+    act: Callable[[int, Tensor, Tensor], None]
+    last: int
 
 
 @dataclass(frozen=True)
@@ -82,21 +91,34 @@ class Decoder:
         canonical: bool,
         between: Between | None = None,
     ) -> Tensor:
-        """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden]."""
-        return self.hidden(rows, kv, canonical=canonical, between=between)[wanted]
+        """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden].
+
+        Where none is, as in all passes of a prompt but its last, nobody looks at the rows behind the last layer.
+        """
+        is_seen = len(wanted) > 0 or (between is not None and between.last == len(self._layers))
+        return self._run(rows, kv, canonical, between, to_the_end=is_seen)[wanted]
 
     def hidden(
         self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
     ) -> Tensor:
         """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
-        ops = self.arithmetic
+        return self._run(rows, kv, canonical, between, to_the_end=True)
+
+    def _run(
+        self, rows: Rows, kv: Sequence[KVLayer], canonical: bool, between: Between | None, *, to_the_end: bool
+    ) -> Tensor:
+        """What the rows are behind all layers. If not to the end, of the last layer only the KV comes about."""
+        ops, shape = self.arithmetic, self._shape
         at = self.rotations(rows.positions)
         residual = self.embed(rows.token_ids)
-        x = ops.rms_norm(residual, self._first_norm, self._shape.eps)
+        x = ops.rms_norm(residual, self._first_norm, shape.eps)
         for index, (weights, layer) in enumerate(zip(self._layers, kv, strict=True)):
-            ops.layer(residual, x, weights, self._shape, layer, rows, at, canonical=canonical)
+            if index + 1 == len(self._layers) and not to_the_end:
+                remember(ops, x, weights, shape, layer, rows, at, canonical=canonical)
+                break
+            ops.layer(residual, x, weights, shape, layer, rows, at, canonical=canonical)
             if between is not None:
-                between(index + 1, residual, x)
+                between.act(index + 1, residual, x)
         return x
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class Thinker:
             if layers_done == config.l_out:
                 self.rows[slots] = residual
 
-        return act
+        return Between(act, config.l_out)
 
     def finish(self, one: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
         """What is thought behind every chunk that ended in the pass, by span; its state is put in place."""

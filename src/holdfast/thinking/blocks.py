@@ -1,13 +1,14 @@
 """T and C as the engine runs them: many chunks at once, by the arithmetic of the backbone.
 
 Each chunk is a little sequence of its own, in scratch pages: T reads the chunk's rows and writes its thought token by token,
-C reads a thought and gives the next chunk's state. What they compute is `reference.py`'s; in canonical form, which every
-operation has for any number of rows, a chunk's bits do not depend on the chunks beside it. C is always canonical, and what
-it made of a thought is kept: the same thought comes again and again.
+C reads a thought and gives the next chunk's state. What is only read leaves its keys and values and goes no further. What
+they compute is `reference.py`'s; in canonical form, which every operation has for any number of rows, a chunk's bits do not
+depend on the chunks beside it. C is always canonical, and what it made of a thought is kept: the same thought comes again
+and again.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerWeights
+from holdfast.arithmetic.layer import LayerWeights, remember
 from holdfast.arithmetic.rows import Rows
 from holdfast.core.plan import ThoughtIds
 from holdfast.models.decoder import Decoder, Loader
@@ -48,7 +49,7 @@ class Blocks:
         self._decoder = decoder
         self._t, self._c = t, c
         self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
-        self._start = decoder.embed(self._ids([config.start_id]))  # [1, hidden]
+        self._start = self._ids([config.start_id])
         self._together: dict[tuple[int, int, int], Rows] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         arithmetic, model = decoder.arithmetic, decoder.config
@@ -82,13 +83,14 @@ class Blocks:
     def say_first(self, rows: Tensor, *, canonical: bool) -> Tensor:
         """T's first token behind each of n chunks, int64 [n]; rows [n, c, hidden]."""
         n, c, hidden = rows.shape
-        x = torch.cat((rows, self._start.expand(n, 1, hidden)), dim=1).view(n * (c + 1), hidden)
-        return self._say(self._run(self._t, x, self._all(n, 0, c + 1), canonical)[c :: c + 1], canonical)
+        self._remember(self._t, rows.view(n * c, hidden), self._all(n, 0, c), canonical)
+        return self.say_next(self._start.repeat(n), 0, canonical=canonical)
 
     def say_next(
         self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
     ) -> Tensor:
-        """T's token behind the count-th, token_ids [n]; which of the chunks these are, if not the first n."""
+        """T's token behind the count-th, token_ids [n], the start being the 0th; which of the chunks these are, if not the
+        first n."""
         n, start = len(token_ids), self.config.chunk + count
         if which is None:
             rows = self._all(n, start, 1)
@@ -115,17 +117,22 @@ class Blocks:
         """The token each row gives, the rows being as the head takes them."""
         return self._decoder.arithmetic.greedy(self._decoder.logits(behind, canonical=canonical))[0]
 
-    def _compress(self, thoughts: Sequence[ThoughtIds]) -> Iterator[Tensor]:
-        c = self.config.chunk
-        lengths = np.array([len(thought) + c for thought in thoughts])
-        stops = np.cumsum(lengths)
+    def _compress(self, thoughts: Sequence[ThoughtIds]) -> list[Tensor]:
+        """Their states, [c, hidden] each."""
+        n, c = len(thoughts), self.config.chunk
+        which, lengths = np.arange(n), np.array([len(thought) for thought in thoughts])
         tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
-        parts = torch.split(tokens, [len(thought) for thought in thoughts])
-        x = torch.cat([part for tokens in parts for part in (tokens, self._queries)])
-        rows = self._rows(np.arange(len(thoughts)), np.zeros(len(thoughts), np.int64), lengths)
-        y = self._run(self._c, x, rows, canonical=True)
-        for stop in stops.tolist():
-            yield y[stop - c : stop] * self._scale
+        self._remember(self._c, tokens, self._rows(which, np.zeros(n, np.int64), lengths), canonical=True)
+        queries = self._queries.repeat(n, 1)
+        made = self._run(self._c, queries, self._rows(which, lengths, np.full(n, c)), canonical=True)
+        return [state * self._scale for state in made.view(n, c, -1)]
+
+    def _remember(self, block: Block, residual: Tensor, rows: Rows, canonical: bool) -> None:
+        """These rows as a block's later rows see them. What comes of them behind the block is nobody's business."""
+        decoder, ops = self._decoder, self._decoder.arithmetic
+        shape, at = decoder.layer_shape, decoder.rotations(rows.positions)
+        x = ops.rms_norm(residual, block.first_norm, shape.eps)
+        remember(ops, x, block.layer, shape, self._kv, rows, at, canonical=canonical)
 
     def _run(self, block: Block, residual: Tensor, rows: Rows, canonical: bool) -> Tensor:
         """These rows through a block, normed by what stands behind it."""

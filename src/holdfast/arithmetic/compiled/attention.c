@@ -77,9 +77,10 @@ INLINE void score_part(const int n, const int dt, const char *keys, int64_t stri
         UNROLL for (int v = 0; v < vectors; v++) store_v(s + i * BLOCK + v * VL, acc[i][v], F32);
 }
 
-/* The block's scores for n queries, page by page. */
-INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t used, const float *q, float *s) {
-    for (int64_t j = 0; j < used;) {
+/* The block's scores for n queries, page by page, at least those of positions from .. used-1. */
+INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t from, int64_t used, const float *q,
+                  float *s) {
+    for (int64_t j = from / (4 * VL) * (4 * VL); j < used;) {
         const int64_t part = j / b->run, inside = j - part * b->run;
         const char *keys = at(b->keys[part], inside, dt);
         if (b->run - inside >= 4 * VL) {
@@ -138,10 +139,12 @@ INLINE void mix(const int n, const int dt, const Block *b, int64_t D, int64_t j0
 
 /* ---- the running softmax of one query ---- */
 
+/* Vectors that are masked as a whole are left out: they could only add zeros. */
 static void soften(Work *w, int64_t i, int64_t start, int64_t D) {
     float *s = w->s[i];
     vf top = splat(-INFINITY);
-    for (int64_t j = 0; j < BLOCK; j += VL) {
+    const int64_t from = max64(0, w->first[i] - start) / VL * VL, to = min64(BLOCK, w->last[i] - start);
+    for (int64_t j = from; j < to; j += VL) {
         vf v = load_v(s + j, F32);
         if (start + j < w->first[i] || start + j + VL > w->last[i]) {
             float lanes[VL];
@@ -156,7 +159,7 @@ static void soften(Work *w, int64_t i, int64_t start, int64_t D) {
     const float before = w->m[i], now = fmaxf(before, max_lanes(top));
     const vf shift = splat(now == -INFINITY ? 0.0f : now);
     vf sum = splat(0.0f);
-    for (int64_t j = 0; j < BLOCK; j += VL) {
+    for (int64_t j = from; j < to; j += VL) {
         const vf p = exp_v(load_v(s + j, F32) - shift);
         store_v(s + j, p, F32);
         sum = sum + p;
@@ -172,14 +175,15 @@ static void soften(Work *w, int64_t i, int64_t start, int64_t D) {
 /* ---- one block for all queries of the tile ---- */
 
 INLINE void each_four(Work *w, const int dt, const Block *b, int64_t i, const int n, int64_t start, int64_t D, int64_t Dv) {
-    int64_t low = 0, high = BLOCK, used = 0; /* seen by all of the n, and by any */
+    int64_t low = 0, high = BLOCK, from = BLOCK, used = 0; /* low .. high-1 are seen by all of the n, from .. used-1 by any */
     for (int64_t k = i; k < i + n; k++) {
         low = max64(low, w->first[k] - start);
+        from = min64(from, max64(0, w->first[k] - start));
         high = min64(high, w->last[k] - start);
         used = max64(used, min64(BLOCK, w->last[k] - start));
     }
-    if (used <= 0) return;
-    score(n, dt, b, D, used, w->q[i], w->s[i]);
+    if (from >= used) return;
+    score(n, dt, b, D, from, used, w->q[i], w->s[i]);
     for (int64_t k = i; k < i + n; k++)
         if (w->last[k] > start && w->first[k] < start + BLOCK) soften(w, k, start, Dv);
     const int shared = low < high;
