@@ -72,11 +72,23 @@ def test_a_worked_thought_has_nine_tokens_and_no_chunk_of_four_holds_two_changes
 
 @pytest.mark.parametrize("form", ["thinking", "none", "cot", "words"])
 def test_texts_are_the_same_whatever_is_thought(form: Form) -> None:
-    drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form)[0] for thought in THOUGHTS]
-    for batch in drawn[1:]:
-        assert (batch.token_ids == drawn[0].token_ids).all()
-        assert (batch.num_prompt == drawn[0].num_prompt).all()
-    assert all((batch.thoughts >= 0).any() == (form == "thinking") for batch in drawn)
+    drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
+    texts = [decode_texts(*each) for each in drawn]
+    for others in texts[1:]:
+        assert [prompt for prompt, _ in others] == [prompt for prompt, _ in texts[0]]
+        assert (others == texts[0]) == (form != "cot")  # which says what is thought
+    assert all((batch.thoughts >= 0).any() == (form == "thinking") for batch, _ in drawn)
+
+
+@pytest.mark.parametrize("thought", ["all", "worked"])
+def test_a_chain_of_thought_says_what_would_be_thought(thought: Thought) -> None:
+    task = Variables(thought)
+    thinking, tokenizer = draw_batch(task, 100, 1, 9, chunk=4, max_thought=9)  # a chunk holds one change
+    plain = decode_texts(thinking, tokenizer)
+    chains = decode_texts(*draw_batch(task, 100, 1, 9, form="cot"))
+    for row, (prompt, chain) in enumerate(chains):
+        said = [f"{each}." for each in chunk_texts(thinking, tokenizer, row).values()]
+        assert (prompt, chain) == (plain[row][0], f"{''.join(said)} So{plain[row][1]}")
 
 
 def test_chains_of_thought() -> None:

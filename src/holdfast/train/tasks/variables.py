@@ -19,7 +19,8 @@ that comes first, the others behind it in their order. What is set to a number o
 + 0, and the values at the start are a thought, too. With "all" and "worked", of several changes in one chunk only the
 last is thought.
 
-As a chain of thought: " a = 8. c = 1. So 1.", in one word (number) an event: " 8 1. So 1."
+As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts themselves, a sentence each:
+" a 3 b 5 c 2. 3 + 5 a 8 b 5 c 2. 2 - 1 c 1 a 8 b 5. So 1.". In one word (number) an event: " 8 1. So 1."
 """
 
 from typing import Literal
@@ -88,15 +89,20 @@ class Variables:
         last = np.take_along_axis(values, (count - 1)[:, :, None], axis=1)[:, 0]  # [B, variables]
         result = np.take_along_axis(last, asked[:, None], axis=1)[:, 0]
         after = np.take_along_axis(values, target[:, :, None], axis=2)[:, :, 0]  # [B, n]: the changed value
-        answer = self._answers(form, is_event, changed, after, result)
-        pieces = np.concatenate((head, events, question, answer), axis=1)
         said = self._thoughts(letters, first, target, told, values)  # [B, n, pieces]
+        at_first = self._values[letters, first]  # [B, variables]
+        if form == "cot":
+            chain = self._chain(is_event, at_first, said, changed, after)
+        else:
+            chain = np.where(is_event, self._numbers[after], 0)
+        answer = self._answers(form, chain, result)
+        pieces = np.concatenate((head, events, question, answer), axis=1)
         thoughts = np.zeros((*pieces.shape, said.shape[2]), dtype=np.int64)
         if form == "thinking":
             ends = slice(head.shape[1] + 5, head.shape[1] + 6 * most, 6)
             thoughts[:, ends] = said * is_event[:, :, None]
             if self.thought == "worked":
-                thoughts[:, head.shape[1] - 1, :NUM_VARIABLES] = self._values[letters, first]
+                thoughts[:, head.shape[1] - 1, :NUM_VARIABLES] = at_first
         is_answer = np.zeros(pieces.shape, dtype=np.bool_)
         is_answer[:, -answer.shape[1] :] = True
         return Drawn(pieces, thoughts, is_answer, replaces=self.thought != "changed")
@@ -143,18 +149,24 @@ class Variables:
         order = np.argsort(is_other, axis=2, kind="stable")
         return np.concatenate((work, np.take_along_axis(every, order, axis=2)), axis=2)
 
-    def _answers(self, form: Form, is_event: Bools, changed: Ints, after: Ints, result: Ints) -> Ints:
+    def _chain(self, is_event: Bools, at_first: Ints, said: Ints, changed: Ints, after: Ints) -> Ints:
+        """A chain of thought that restates every event: [B, pieces]."""
+        if self.thought == "changed":
+            said = np.stack((self._sets[changed], self._numbers[after]), axis=2)
+        stop = self.pieces.number(".")
+        sentences = np.pad(said, ((0, 0), (0, 0), (0, 1)), constant_values=stop) * is_event[:, :, None]
+        chain = sentences.reshape(len(said), -1)
+        if self.thought != "worked":
+            return chain
+        return np.concatenate((np.pad(at_first, ((0, 0), (0, 1)), constant_values=stop), chain), axis=1)
+
+    def _answers(self, form: Form, chain: Ints, result: Ints) -> Ints:
         stop = self._all(len(result), ".")[:, None]
         final = np.concatenate((self._numbers[result][:, None], stop), axis=1)
         if form in ("thinking", "none"):
             return final
         so = self._all(len(result), " So")[:, None]
-        if form == "words":
-            return np.concatenate((np.where(is_event, self._numbers[after], 0), stop, so, final), axis=1)
-        stops = np.broadcast_to(stop, is_event.shape)
-        restated = np.stack((self._sets[changed], self._numbers[after], stops), axis=2)
-        told = (restated * is_event[:, :, None]).reshape(len(result), -1)
-        return np.concatenate((told, so, final), axis=1)
+        return np.concatenate((chain, stop, so, final) if form == "words" else (chain, so, final), axis=1)
 
 
 def _change(rng: np.random.Generator, first: Ints, most: int) -> tuple[Ints, Ints, Ints]:
