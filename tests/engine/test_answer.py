@@ -128,3 +128,22 @@ def test_a_stop_string_before_min_tokens_is_text_like_any_other(tokenizer: Token
     assert stopped
     assert result.text == "ab#ab"
     assert "".join(delta.text for delta in deltas) == "ab#ab"
+
+
+@pytest.mark.parametrize("stops", [(), ("zz",)])
+def test_tokens_become_text_when_it_is_shown_unless_a_stop_string_must_be_looked_for(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stops: tuple[str, ...]
+) -> None:
+    answer = make(tokenizer, stop=stops)
+    read: list[int] = []
+    push = Detokenizer.push
+    monkeypatch.setattr(Detokenizer, "push", lambda self, id_: read.append(id_) or push(self, id_))
+    ids = list(tokenizer.encode("one two"))
+    for token_id in ids:
+        assert not answer.push(token_id)
+    assert read == (ids if stops else [])
+    delta = answer.take([Sampled(token_id) for token_id in ids])
+    assert read == ids and delta.text == "one two"
+    assert not answer.push(ids[0])
+    _, choice = end(answer)
+    assert read == [*ids, ids[0]] and choice.text == tokenizer.decode([*ids, ids[0]])

@@ -1,7 +1,8 @@
 """One answer as it grows: committed tokens become text, stop strings end it, and a client sees each piece once.
 
 Text that may be the beginning of a stop string is held back until it cannot be one any more. An echoed prompt comes before
-it and is never searched.
+it and is never searched. Where there are no stop strings nobody needs the text before it is shown: tokens wait for that, and
+the next pass does not wait for text.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ class Answer:
         self._shown = 0
         self._cut = False
         self._num_pushed = 0
+        self._unread: list[int] = []  # tokens that are no text yet
         self._token_ids: list[int] = []
         self._echo = request.echo_text  # not shown yet
         self._thoughts: list[Thought] = []
@@ -53,11 +55,15 @@ class Answer:
         self._num_pushed += 1
         if token_id in self._stop_ids:
             return False
-        piece = self._detokenizer.push(token_id)
         if self._stops:
-            return self._grow(piece)
-        self._text += piece
+            return self._grow(self._detokenizer.push(token_id))
+        self._unread.append(token_id)
         return False
+
+    def _read(self) -> None:
+        """Make text of the tokens that wait for it."""
+        self._text += "".join([self._detokenizer.push(token_id) for token_id in self._unread])
+        self._unread.clear()
 
     def _grow(self, piece: str) -> bool:
         """Take on text; a stop string that ends before the answer may end is text like any other."""
@@ -82,6 +88,7 @@ class Answer:
             logprobs = tuple([sample.logprob for sample in samples if sample.logprob is not None])
         self._token_ids += token_ids
         self.logprobs += logprobs
+        self._read()
         hidden = held_back_len(self._text, self._stops) if self._stops and not self._cut else 0
         return Delta(
             self._show(len(self._text) - hidden),
@@ -97,6 +104,7 @@ class Answer:
 
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
         """The last text and the whole answer."""
+        self._read()
         if not self._cut:
             self._grow(self._detokenizer.flush())
         last = self._show(len(self._text))
