@@ -76,7 +76,7 @@ def _assert_one_call_has_the_bits_of_many(
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
     assert not torch.equal(one[2], start[0][:6])
     assert all(torch.equal(a, b) for a, b in zip(one[:2], kept[:2], strict=True))
-    assert not torch.equal(kept[1], old[1]) and torch.equal(kept[2], start[0][:6])
+    assert not torch.equal(kept[1], old[1]) and torch.equal(kept[3], start[1][:6])
 
 
 @pytest.mark.parametrize("extras", [False, True])

@@ -95,7 +95,14 @@ def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("core/stop.py", "run/sampler.py", "run/penalties.py", "run/masks.py", "models/decoder.py"),
+        *(
+            "core/stop.py",
+            "run/sampler.py",
+            "run/penalties.py",
+            "run/masks.py",
+            "models/decoder.py",
+            "thinking/blocks.py",
+        ),
         *(
             "arithmetic/rope.py",
             "arithmetic/compiled/kernels.py",

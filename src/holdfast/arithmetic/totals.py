@@ -27,7 +27,8 @@ def totals_to_try(arithmetic: Arithmetic, max_rows: int) -> tuple[int, ...]:
 
 
 def candidate_sizes(max_rows: int) -> tuple[int, ...]:
-    """On a CPU, where a padded row costs what a row costs: every small one, then steps of an eighth."""
+    """On a CPU, where a padded row costs what a row costs: every small one, then steps of a third at first and of at most an
+    eighth from 64 on."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
     steps += range(576, max(max_rows, 576) + 1, 64)
     return (*(size for size in steps if size < max_rows), max_rows)

@@ -2,7 +2,7 @@
 
 Text that may be the beginning of a stop string is held back until it cannot be one any more. An echoed prompt comes before
 it and is never searched. Where there are no stop strings nobody needs the text before it is shown: tokens wait for that, and
-the next pass does not wait for text.
+a device whose next pass is planned first does not wait for text.
 """
 
 from collections.abc import Sequence

@@ -31,11 +31,8 @@ def certificate_subject(
         "holdfast": __version__,
         "torch": str(torch.__version__),
         "device": device_name(device),
-        **(
-            {"device_parts": parts, "source": own_source_digest()}
-            if device.type == "cuda"
-            else {"instructions": parts["instructions"]}
-        ),
+        **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
+        "source": own_source_digest(),  # what is asked, of which totals, and how
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
         "shapes": {

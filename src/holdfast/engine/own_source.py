@@ -13,7 +13,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-FOLDERS = ("core", "arithmetic", "models", "run")  # with all below them
+FOLDERS = ("core", "arithmetic", "models", "run", "thinking")  # with all below them
 ENGINE_FILES = (
     *("answer.py", "detokenizer.py", "request_maker.py", "token_text.py", "sentencepiece_merges.py"),
     *("chat_*.py", "grammar_*.py", "template_*.py", "tokenizer*.py", "*_tokenizer.py"),

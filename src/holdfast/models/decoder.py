@@ -93,7 +93,7 @@ class Decoder:
     ) -> Tensor:
         """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden].
 
-        Where none is, as in all passes of a prompt but its last, nobody looks at the rows behind the last layer.
+        Where none is, as in all passes of a prompt alone but its last, nobody looks at the rows behind the last layer.
         """
         is_seen = len(wanted) > 0 or (between is not None and between.last == len(self._layers))
         return self._run(rows, kv, canonical, between, to_the_end=is_seen)[wanted]

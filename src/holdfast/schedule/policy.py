@@ -90,7 +90,7 @@ def adapt_guesses(most: int, right: int, guessed: int) -> int:
     At least one, even where it nearly always falls: a pass costs more than the rows of a chunk.
     """
     twice = 2 * (right + 1) - 1
-    return twice if right < guessed else min(MOST_GUESSES, max(most, twice))
+    return min(MOST_GUESSES, twice if right < guessed else max(most, twice))
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:
