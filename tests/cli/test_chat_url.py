@@ -130,11 +130,16 @@ def test_what_belongs_to_a_model_here_is_refused(chat, server, options, named):
     assert server.asked == []
 
 
-@pytest.mark.parametrize("options", [("--api-key", "k"), ("--model", "m")])
-def test_what_belongs_to_a_server_needs_one(holdfast, options):
-    result = holdfast("chat", *options, stdin="")
+def test_what_belongs_to_a_server_needs_one(holdfast):
+    result = holdfast("chat", "--api-key", "k", stdin="")
     assert result.exit_code == 2
-    assert f"{options[0]} is for a server" in result.stderr
+    assert "--api-key is for a server" in result.stderr
+
+
+def test_without_a_server_the_model_may_be_named_either_way_but_once(holdfast, model):
+    assert holdfast("chat", "-m", model, stdin="").exit_code == 0
+    twice = holdfast("chat", model, "-m", model, stdin="")
+    assert twice.exit_code == 2 and "the model is given twice" in twice.stderr
 
 
 def test_what_no_server_understands_is_refused(chat, server):

@@ -30,6 +30,7 @@ def test_what_cannot_be_is_refused(holdfast, tmp_path: Path, model: str):
         ([model, "--events", "ten"], "--events"),
         ([model, "--events", "0"], "--events"),
         ([model, "--baseline", f"b={tmp_path}/none"], "no model folder"),
+        (["coin", "--no-accuracy"], "nothing to measure"),
     ):
         done = holdfast("eval", "thinking", *wrong)
         assert done.exit_code == 2 and named in done.stderr, (wrong, done.stderr)

@@ -1,7 +1,10 @@
 """`holdfast train thinking`: one command from nothing to a model folder, and what it refuses."""
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.train.settings import PRESETS
 
@@ -33,6 +36,33 @@ def test_a_model_is_trained_written_and_resumed(holdfast, tmp_path: Path, monkey
     names = {each.name for each in out.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "thinking.json", "curves.png"}
     assert holdfast("train", "thinking", "--out", str(out), "--resume").exit_code == 0
+    again = ("train", "thinking", "--out", str(out), "--preset", "short", *TINY)
+    refused = holdfast(*again)
+    assert refused.exit_code == 2 and "--overwrite starts over" in refused.stderr
+    assert holdfast(*again, "--overwrite").exit_code == 0
+
+
+def test_an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been(holdfast, tmp_path: Path, monkeypatch):
+    from holdfast.train import loop
+
+    monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
+    wanted = ("--preset", "short", *TINY, "--steps", "4", "--num-threads", "1")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert holdfast("train", "thinking", "--out", str(whole), *wanted).exit_code == 0
+    take_step = loop._take_step
+
+    def interrupt(run: loop.Run, sent: Any) -> Any:
+        if run.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return take_step(run, sent)
+
+    monkeypatch.setattr(loop, "_take_step", interrupt)
+    done = holdfast("train", "thinking", "--out", str(cut), *wanted)
+    assert done.exit_code == 130 and "interrupted behind step 2 of 4" in done.stderr
+    assert not (cut / "model.safetensors").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert holdfast("train", "thinking", "--out", str(cut), "--resume", "--num-threads", "1").exit_code == 0
+    assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
 def test_a_log_is_told_how_it_goes(holdfast, tmp_path: Path, monkeypatch):
@@ -58,6 +88,9 @@ def test_what_cannot_be_is_refused(holdfast, tmp_path: Path):
         (["--resume", "--steps", "4"], "--resume"),
         (["--device", "abacus"], "abacus"),
         (["--task", f"babi:{tmp_path}/none.txt"], "none.txt"),
+        (["--chunk", "7"], "divide a KV page"),
+        (["--out", str(Path(__file__))], "cannot be written to"),
+        (["--out", "/proc/nowhere"], "cannot be written to"),
     ):
         done = holdfast(*out, *wrong)
         assert done.exit_code == 2

@@ -173,6 +173,7 @@ def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
         ({"forced_thoughts": {"0": ["tails"]}}, "'forced_thoughts.0[0]': expected an integer"),
         ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
         ({"forced_thoughts": {"-1": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
+        ({"forced_thoughts": {"3": [5], "03": [6]}}, "keys of forced_thoughts must be numbers of chunks"),
         ({"forced_thoughts": {"99999999": [5]}}, "a chunk of forced_thoughts must be from 0"),
         ({"forced_thoughts": {"0": [-1]}}, "a thought of forced_thoughts must be from 0"),
         ({"forced_thoughts": {"0": [10**6]}}, "token id 1000000 is not in the vocabulary"),
@@ -180,14 +181,26 @@ def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
         ({"forced_thoughts": {"0": [5]}, "think": False}, "forced_thoughts are for a request that thinks"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 def test_a_wrong_setting_is_refused_and_said(
     thinker: Server, path: str, body: dict[str, Any], said: str
 ) -> None:
-    asked = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
-    answer = thinker.post(path, {**asked, **ASKED, **body})
+    asked = {"messages": QUESTION, **ASKED} if "chat" in path else {"prompt": PROMPT, **ASKED}
+    if path == "/v1/score":
+        asked = {"prompt": PROMPT, "completion": " heads"}
+    answer = thinker.post(path, {**asked, **body})
     assert answer.status_code == 400, answer.text
     assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
+def test_a_score_thinks_as_the_answer_did(thinker: Server, how: dict[str, Any]) -> None:
+    answer = complete(thinker, logprobs=0, return_token_ids=True, **how)["choices"][0]
+    asked = {"prompt": PROMPT, "completion": answer["token_ids"]}
+    scored = thinker.post("/v1/score", {**asked, **how}).json()
+    assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
+    if how:
+        assert thinker.post("/v1/score", asked).json()["logprobs"] != scored["logprobs"]
 
 
 def test_thoughts_are_counted(thinker: Server) -> None:
@@ -224,11 +237,12 @@ def test_a_plain_model_is_as_it_was(tiny_server: Server) -> None:
         assert "thoughts" not in chunk.get("holdfast", {})
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 @pytest.mark.parametrize("asked", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"])
 def test_a_plain_model_cannot_be_made_to_think(tiny_server: Server, path: str, asked: dict[str, Any]) -> None:
-    body = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
-    answer = tiny_server.post(path, {**body, "max_tokens": 4, **asked})
+    body: dict[str, Any] = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
+    body |= {"completion": " heads"} if path == "/v1/score" else {"max_tokens": 4}
+    answer = tiny_server.post(path, {**body, **asked})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] in asked and error["code"] == "unsupported_value"
     assert "models that think, and this one does not" in error["message"]

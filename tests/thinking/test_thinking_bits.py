@@ -222,6 +222,28 @@ def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, whi
     assert answered is while_answering
 
 
+@pytest.mark.parametrize("how", [{"think": False}, {"forced_thoughts": {0: (7,), 2: ()}}], ids=str)
+def test_scores_without_thoughts_or_with_forced_ones_are_the_logprobs_of_generation(
+    engine: Engine, how: dict[str, Any]
+) -> None:
+    given = ask_all(schedule(engine), PROMPTS, replace(SAMPLED, **how))
+    one = schedule(engine, max_pass_rows=32)
+
+    def scores(**how: Any) -> list[list[float]]:
+        requests = [
+            one.prepare_score(prompt, result.token_ids, deterministic=True, **how)
+            for prompt, result in zip(PROMPTS, given, strict=True)
+        ]
+        return [
+            [each.logprob for each in result.prompt_logprobs or () if each]
+            for result in answer(one, requests)
+        ]
+
+    told = [[each.logprob for each in result.logprobs or ()] for result in given]
+    assert scores(**how) == told
+    assert scores() != told
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: DeterminismMode) -> None:
     prompts = PROMPTS[1:]

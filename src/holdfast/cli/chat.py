@@ -56,7 +56,7 @@ def chat(
         typer.Option(
             "--model",
             "-m",
-            help="What the server calls the model; without it, the first it names.",
+            help="What the server calls the model; without it, the first it names. Without --url, as MODEL.",
             show_default=False,
             rich_help_panel=_SERVER,
         ),
@@ -87,14 +87,14 @@ def chat(
         )
         _begin(remote)
         return
-    _refuse(
-        given_options(context, ("api_key", "model_name")), "is for a server; give its --url, or MODEL alone"
-    )
+    _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
+    if model is not None and model_name is not None:
+        raise ConfigError(f"the model is given twice: {model} and --model {model_name}")
     from holdfast.cli.local_chat import LocalConversation
     from holdfast.engine.handle import AsyncEngine
 
     params = sampling.params()
-    llm = replace(engine, model=model, max_num_seqs=1).open()
+    llm = replace(engine, model=model or model_name, max_num_seqs=1).open()
     if thoughts:
         has_thoughts(llm, params)  # says so if not
     with AsyncEngine(llm.engine) as running:

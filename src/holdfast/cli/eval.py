@@ -84,6 +84,8 @@ def thinking(
     from holdfast.train.exam.exam import ExamSettings, hold_exam
     from holdfast.train.exam.table import show_exam
 
+    if not (accuracy or latency or rounds or cost):
+        raise ConfigError("with --no-accuracy there is nothing to measure; add --latency, --rounds or --cost")
     candidates = [_candidate(each, is_baseline=False) for each in models]
     candidates += [_candidate(each, is_baseline=True) for each in baseline or ()]
     settings = ExamSettings(
@@ -115,12 +117,13 @@ def thinking(
 
 
 def _candidate(text: str, *, is_baseline: bool) -> "Candidate":
+    from holdfast.models.locate import COIN, locate
     from holdfast.train.exam.exam import Candidate
 
     name, is_named, path = text.rpartition("=")
-    folder = Path(path).expanduser()
+    folder = locate(COIN).path if path == COIN else Path(path).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER")
+        raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, or {COIN}")
     return Candidate(name if is_named else folder.resolve().name, folder, is_baseline)
 
 

@@ -45,6 +45,9 @@ def score(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put prompts that are texts through the model's chat template.")
     ] = False,
+    think: Annotated[
+        bool, typer.Option("--think/--no-think", help="Let a model that thinks do so, or do without.")
+    ] = True,
     ordinary: Annotated[
         bool, typer.Option("--ordinary", help="Without the guarantee that the bits are always the same.")
     ] = False,
@@ -63,7 +66,7 @@ def score(
     texts = [text for text in (prompt, completion) if text is not None]
     pairs = read_pairs(texts, prompt_ids, completion_ids, file)
     llm = replace(engine, model=model).open()
-    for scored in _score(llm, pairs, chat, not ordinary):
+    for scored in _score(llm, pairs, chat, not ordinary, think):
         if json_output:
             typer.echo(json.dumps(scored.as_dict(), ensure_ascii=False))
         else:
@@ -105,11 +108,11 @@ class Scored:
             typer.echo(f"{id_:>8}  {value:>12.6f}  {bits(value)}  {text!r}")
 
 
-def _score(llm: "LLM", pairs: list[Pair], chat: bool, deterministic: bool) -> list[Scored]:
+def _score(llm: "LLM", pairs: list[Pair], chat: bool, deterministic: bool, think: bool) -> list[Scored]:
     from holdfast.engine.replay import fingerprint_of
 
     ids = [_tokenize(llm, pair, chat, deterministic) for pair in pairs]
-    logprobs = llm.score_batch(ids, deterministic=deterministic)
+    logprobs = llm.score_batch(ids, deterministic=deterministic, think=think)
     fingerprint = fingerprint_of(llm).digest
     token_bytes = llm.engine.tokenizer.token_bytes
     return [

@@ -1,6 +1,11 @@
 """`holdfast train`: a thin call into `holdfast.train`."""
 
+import signal
+import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +24,7 @@ train = typer.Typer(help="Train models that think while they read.", no_args_is_
 _FORMS = ("thinking", "none", "cot", "words")
 _THOUGHTS = ("changed", "all", "worked")
 _TOLD_EVERY = 250  # steps, to a log
+_INTERRUPTED = 130  # as a shell says it
 
 
 @train.callback()
@@ -82,6 +88,9 @@ def thinking(
         typer.Option(min=0, help="Processes that make texts, 0 for a thread; if not said, 2 on a GPU."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start over where --out holds a run already.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
 ) -> None:
@@ -122,8 +131,27 @@ def thinking(
     if resume and (changes or preset):
         raise ConfigError("--resume goes on with the settings of the run in --out; give no others")
     where = _device(device)
-    run = resume_run(out, where) if resume else start_run(_settings(preset, changes), where)
+    if resume:
+        run = resume_run(out, where)
+    else:
+        settings = _settings(preset, changes)
+        _require_place(out, overwrite)
+        run = start_run(settings, where)
     _train(run, out)
+
+
+def _require_place(out: Path, overwrite: bool) -> None:
+    """A folder that can be written, and no run in it that would be lost."""
+    from holdfast.train.saved import STATE_FILE
+
+    if (out / STATE_FILE).exists() and not overwrite:
+        raise ConfigError(f"{out} holds a run; --resume goes on with it, --overwrite starts over")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
 
 
 def _settings(preset: str | None, changes: dict[str, Any]) -> "Settings":
@@ -158,7 +186,6 @@ def _train(run: "Run", out: Path) -> None:
     from holdfast.train.loop import train as go_on
     from holdfast.train.plot import plot_curves
 
-    out.mkdir(parents=True, exist_ok=True)
     count = sum(each.numel() for each in run.model.parameters())
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -180,10 +207,31 @@ def _train(run: "Run", out: Path) -> None:
                 parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
                 note(f"{told} ({parts}), {pace.since(moment.step):.1f} ms a step")
 
-        go_on(run, out, report=report)
+        with _until_interrupted() as stops:
+            go_on(run, out, report=report, stops=stops)
+    if run.step < run.settings.steps:
+        note(f"interrupted behind step {run.step} of {run.settings.steps}; --resume goes on with it")
+        raise typer.Exit(_INTERRUPTED)
     export(run.built, run.settings, out)
     plot_curves(run.moments, out / "curves.png")
     note(f"written: {out}")
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Whether there was an interrupt; a second one is not waited with until a step is done."""
+    found = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        found.set()
+        signal.signal(signal.SIGINT, before)
+        note("interrupted: the step is finished and the run saved; once more to leave at once")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield found.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Pace:

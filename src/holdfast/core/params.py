@@ -22,6 +22,8 @@ MAX_BAD_WORDS = 1024
 MAX_FORCED = 1 << 14  # thoughts, and tokens of one
 MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and looked for at every token
 
+ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -62,7 +64,7 @@ class SamplingParams:
     echo: bool = False
     structured: StructuredOutput | None = None
     think: bool = True
-    forced_thoughts: Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]] = ()
+    forced_thoughts: ForcedThoughts = ()
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # frozen to everybody else

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.params import SamplingParams
+from holdfast.core.params import ForcedThoughts, SamplingParams
 from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.build import ShowProgress, build
@@ -67,21 +67,40 @@ class LLM:
             [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
         )
 
-    def score(self, prompt: Prompt, completion: Prompt, *, deterministic: bool = True) -> list[float]:
+    def score(
+        self,
+        prompt: Prompt,
+        completion: Prompt,
+        *,
+        deterministic: bool = True,
+        think: bool = True,
+        forced_thoughts: ForcedThoughts = (),
+    ) -> list[float]:
         """The logprob of each token of a completion behind a prompt; one a token.
 
-        They are the very bits that were reported when the completion was generated deterministically. Each may be text or
-        token ids; a text completion is tokenised alone, without special tokens.
+        They are the very bits that were reported when the completion was generated deterministically, by a model that thinks
+        with the same think and forced_thoughts. Each may be text or token ids; a text completion is tokenised alone, without
+        special tokens.
         """
-        return self.score_batch([(prompt, completion)], deterministic=deterministic)[0]
+        pairs = [(prompt, completion)]
+        return self.score_batch(
+            pairs, deterministic=deterministic, think=think, forced_thoughts=forced_thoughts
+        )[0]
 
     def score_batch(
-        self, pairs: Sequence[tuple[Prompt, Prompt]], *, deterministic: bool = True
+        self,
+        pairs: Sequence[tuple[Prompt, Prompt]],
+        *,
+        deterministic: bool = True,
+        think: bool = True,
+        forced_thoughts: ForcedThoughts = (),
     ) -> list[list[float]]:
         """`score` of many prompts and completions at once, in order."""
         _require_list("pairs", pairs)
         requests = [
-            self.engine.prepare_score(prompt, completion, deterministic=deterministic)
+            self.engine.prepare_score(
+                prompt, completion, deterministic=deterministic, think=think, forced_thoughts=forced_thoughts
+            )
             for prompt, completion in pairs
         ]
         results = self._answer(requests)

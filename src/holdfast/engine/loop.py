@@ -16,7 +16,7 @@ from typing import Protocol
 from holdfast.arithmetic.certificate import Certificate, forget_certificate
 from holdfast.core.events import CertificateChecked, Event
 from holdfast.core.grammar import Grammar
-from holdfast.core.params import SamplingParams
+from holdfast.core.params import ForcedThoughts, SamplingParams
 from holdfast.core.plan import PassKind, PassResult, Plan, ThoughtIds
 from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
@@ -131,10 +131,18 @@ class Engine:
         return self._maker.make(prompt, params, echo_text)
 
     def prepare_score(
-        self, prompt: str | Sequence[int], completion: str | Sequence[int], *, deterministic: bool
+        self,
+        prompt: str | Sequence[int],
+        completion: str | Sequence[int],
+        *,
+        deterministic: bool,
+        think: bool = True,
+        forced_thoughts: ForcedThoughts = (),
     ) -> Request:
         """A request for the logprobs of a completion behind a prompt."""
-        return self._maker.make_score(prompt, completion, deterministic=deterministic)
+        return self._maker.make_score(
+            prompt, completion, deterministic=deterministic, think=think, forced_thoughts=forced_thoughts
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
-from holdfast.core.params import SamplingParams, show
+from holdfast.core.params import ForcedThoughts, SamplingParams, show
 from holdfast.core.request import Request
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.tokenizer import Tokenizer
@@ -67,7 +67,13 @@ class RequestMaker:
         return self._request(prompt_ids, params, score_from, echo)
 
     def make_score(
-        self, prompt: str | Sequence[int], completion: str | Sequence[int], *, deterministic: bool
+        self,
+        prompt: str | Sequence[int],
+        completion: str | Sequence[int],
+        *,
+        deterministic: bool,
+        think: bool = True,
+        forced_thoughts: ForcedThoughts = (),
     ) -> Request:
         """A request for the logprobs of a completion. A text completion is tokenised alone, without special tokens."""
         prompt_ids = self._encode(prompt)
@@ -76,7 +82,14 @@ class RequestMaker:
             raise InvalidRequest(
                 "there is nothing to score: prompt and completion need at least one token each"
             )
-        params = SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=deterministic)
+        params = SamplingParams(
+            max_tokens=0,
+            temperature=0,
+            prompt_logprobs=0,
+            deterministic=deterministic,
+            think=think,
+            forced_thoughts=forced_thoughts,
+        )
         self._check(prompt_ids + given, params)
         scored = self._request(prompt_ids + given, params, len(prompt_ids), "")
         return replace(scored, read_len=len(prompt_ids))

@@ -11,7 +11,7 @@ Leaving it frees everything, however it is left: an answer, an error, a client t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -85,6 +85,8 @@ class Call:
         *,
         deterministic: bool,
         with_receipt: bool,
+        think: bool,
+        forced_thoughts: Mapping[int, Sequence[int]],
     ) -> None:
         """Ask for the logprobs of a completion."""
         if with_receipt:
@@ -100,6 +102,8 @@ class Call:
                     completion_ids,
                     deterministic=deterministic,
                     with_receipt=with_receipt,
+                    think=think,
+                    forced_thoughts=forced_thoughts,
                 )
             )
 

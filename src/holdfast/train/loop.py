@@ -96,15 +96,22 @@ def resume_run(folder: Path, device: torch.device) -> Run:
 
 
 def train(
-    run: Run, folder: Path | None = None, until: int | None = None, report: Report | None = None
+    run: Run,
+    folder: Path | None = None,
+    until: int | None = None,
+    report: Report | None = None,
+    stops: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Go on to the last step, or to `until`; save into the folder on the way and at the end."""
+    """Go on to the last step, to `until`, or until someone stops it between two steps; save into the folder on the way and at
+    the end."""
     clock = Clock(run.device)
     workers = run.settings.workers
     if workers is None:
         workers = 2 if run.device.type == "cuda" else 0
     steps = ahead(run.maker, run.device, run.step, workers)
     while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
+        if stops():
+            break
         s = run.settings
         parts = _take_step(run, next(steps))
         run.step += 1

@@ -8,6 +8,8 @@ from holdfast.train.loss import Weights
 from holdfast.train.tasks.task import Form
 from holdfast.train.tasks.variables import Thought
 
+_LARGEST_PAGE = 64  # a GPU's; a CPU's holds 16
+
 
 @dataclass(frozen=True)
 class Size:
@@ -81,6 +83,10 @@ class Settings:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if _LARGEST_PAGE % self.chunk:
+            raise ConfigError(
+                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
+            )
         if self.minutes is not None and self.minutes <= 0:
             raise ConfigError(f"minutes is {self.minutes}; a run needs some time")
         if not self.tasks:

@@ -80,7 +80,11 @@ class Desk:
     def _request(self, message: m.Submit | m.SubmitScore) -> Request:
         if isinstance(message, m.SubmitScore):
             return self._engine.prepare_score(
-                message.prompt_ids, message.completion_ids, deterministic=message.deterministic
+                message.prompt_ids,
+                message.completion_ids,
+                deterministic=message.deterministic,
+                think=message.think,
+                forced_thoughts=message.forced_thoughts,
             )
         return self._engine.prepare(message.prompt_ids, params_of(message.settings), message.echo_text)
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast import errors
@@ -113,12 +113,16 @@ class EngineLink:
         *,
         deterministic: bool,
         with_receipt: bool = False,
+        think: bool = True,
+        forced_thoughts: Mapping[int, Sequence[int]] | None = None,
     ) -> Ticket:
         """Ask for the logprobs of a completion."""
+        forced = tuple((chunk, tuple(ids)) for chunk, ids in (forced_thoughts or {}).items())
         return self._ask(
             bell,
             lambda number: m.SubmitScore(
-                number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt
+                *(number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt),
+                *(think, forced),
             ),
         )
 

@@ -52,6 +52,8 @@ class SubmitScore(Message, frozen=True):
     completion_ids: tuple[int, ...]
     deterministic: bool
     with_receipt: bool = False
+    think: bool = True
+    forced_thoughts: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Abort(Message, frozen=True):

@@ -12,6 +12,7 @@ from holdfast.server.gate.json_answer import JsonAnswer
 from holdfast.server.gate.json_body import body_schema, read_model
 from holdfast.server.gate.presence import until_gone
 from holdfast.server.routes.reply import finite, holdfast_object, usage
+from holdfast.server.routes.thinking import forced_thoughts, require_thinker
 from holdfast.server.schema.answers import Score
 from holdfast.server.schema.bodies import ScoreBody
 from holdfast.server.schema.openapi import ASKED, responses
@@ -48,6 +49,7 @@ def score_routes(front: Front) -> APIRouter:
 
 
 async def _run(front: Front, call: Call, body: ScoreBody, deterministic: bool) -> list[int]:
+    require_thinker(call, body)
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
         if isinstance(prompt_ids, str):
@@ -56,7 +58,12 @@ async def _run(front: Front, call: Call, body: ScoreBody, deterministic: bool) -
             completion_ids = await front.prompts.encode(completion_ids, add_special_tokens=False)
         front.prompts.require_room(len(prompt_ids) + len(completion_ids))
         await call.submit_score(
-            prompt_ids, completion_ids, deterministic=deterministic, with_receipt=bool(body.return_receipt)
+            prompt_ids,
+            completion_ids,
+            deterministic=deterministic,
+            with_receipt=bool(body.return_receipt),
+            think=body.think is not False,
+            forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
         )
     except HoldfastError as error:
         raise api_error(error) from None

@@ -10,10 +10,10 @@ from typing import Any
 from holdfast.core.result import Thought
 from holdfast.server.call import Call
 from holdfast.server.failures import ApiError
-from holdfast.server.schema.bodies import Asking
+from holdfast.server.schema.bodies import Thinking
 
 
-def require_thinker(call: Call, body: Asking) -> None:
+def require_thinker(call: Call, body: Thinking) -> None:
     """Refuse what only a model that thinks could do. To think nothing is what a plain model does anyway."""
     if call.thinks:
         return
@@ -30,10 +30,10 @@ def require_thinker(call: Call, body: Asking) -> None:
 def forced_thoughts(given: Mapping[str, Sequence[int]]) -> dict[int, Sequence[int]]:
     """By the chunk's number, which JSON can only write as text."""
     for key in given:
-        if not key.isascii() or not key.isdigit() or len(key) > 8:
+        if not key.isascii() or not key.isdigit() or len(key) > 8 or key != str(int(key)):
             raise ApiError(
                 400,
-                "the keys of forced_thoughts must be numbers of chunks, as text",
+                "the keys of forced_thoughts must be numbers of chunks, as text, such as 0 or 17",
                 param="forced_thoughts",
                 code="invalid_value",
             )

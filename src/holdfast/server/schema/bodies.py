@@ -36,7 +36,20 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Taken and ignored.")
 
 
-class Asking(Body):
+class Thinking(Body):
+    """What a model that thinks may be told."""
+
+    think: bool | None = Field(
+        None, description="False: a model that thinks does without. True: refused by a model that does not."
+    )
+    forced_thoughts: ForcedThoughts | None = Field(
+        None,
+        description="Numbers of chunks, as text, and the token ids of the thought that stands behind each, "
+        "whatever the model would think there; [] is no thought.",
+    )
+
+
+class Asking(Thinking):
     """What chat and plain completions have in common."""
 
     model: str | None = Field(
@@ -77,14 +90,6 @@ class Asking(Body):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
-    think: bool | None = Field(
-        None, description="False: a model that thinks does without. True: refused by a model that does not."
-    )
-    forced_thoughts: ForcedThoughts | None = Field(
-        None,
-        description="Numbers of chunks, as text, and the token ids of the thought that stands behind each, "
-        "whatever the model would think there; [] is no thought.",
-    )
     user: str | None = Field(None, description="Taken and ignored.")
     response_format: ResponseFormat | None = None
 
@@ -171,7 +176,7 @@ class DetokenizeBody(Body):
     skip_special_tokens: bool | None = None
 
 
-class ScoreBody(Body):
+class ScoreBody(Thinking):
     """/v1/score: the logprobs of a completion behind a prompt."""
 
     model: str | None = Field(None, max_length=1024)
