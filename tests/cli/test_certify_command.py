@@ -35,6 +35,22 @@ def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
     assert fresh["key"] == kept["key"]
 
 
+def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile(holdfast, model, monkeypatch):
+    from holdfast.arithmetic import certificate
+
+    assert holdfast("certify", model).exit_code == 0
+    forget, asked = certificate.forget_certificate, []
+
+    def beaten_once(key: str) -> None:
+        asked.append(key)
+        if len(asked) > 1:
+            forget(key)
+
+    monkeypatch.setattr(certificate, "forget_certificate", beaten_once)
+    assert "now" in holdfast("certify", model, "--fresh").stdout
+    assert len(asked) >= 2
+
+
 def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     from holdfast.engine import certifying
 

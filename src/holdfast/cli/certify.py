@@ -56,8 +56,8 @@ def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
 
     bars = StageBars()
     certificate = engine.open(bars).engine.certificate
-    if certificate is not None and fresh and "Certifying" not in bars.stages:
-        forget_certificate(certificate.key)
+    while certificate is not None and fresh and "Certifying" not in bars.stages:
+        forget_certificate(certificate.key)  # and again, if another process keeps one meanwhile
         gc.collect()  # a GPU holds one engine
         certificate = engine.open(bars).engine.certificate
     if certificate is None:
