@@ -35,7 +35,9 @@ def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
     assert fresh["key"] == kept["key"]
 
 
-def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile(holdfast, model, monkeypatch):
+def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile(
+    holdfast, model, monkeypatch
+):
     from holdfast.arithmetic import certificate
 
     assert holdfast("certify", model).exit_code == 0
