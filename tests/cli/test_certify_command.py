@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,15 @@ import pytest
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(autouse=True)
+def own_certificates(monkeypatch, cache_dir: Path, tmp_path: Path):
+    """Which nobody else makes or forgets; the built kernels are everybody's."""
+    (cache_dir / "kernels").mkdir(exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(cache_dir / "kernels")
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def test_the_table_names_every_kind_of_operation(holdfast, model):
@@ -51,6 +61,15 @@ def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile
     monkeypatch.setattr(certificate, "forget_certificate", beaten_once)
     assert "now" in holdfast("certify", model, "--fresh").stdout
     assert len(asked) >= 2
+
+
+def test_a_certificate_that_cannot_be_forgotten_is_shown_as_kept(holdfast, model, monkeypatch):
+    from holdfast.arithmetic import certificate
+
+    assert holdfast("certify", model).exit_code == 0
+    monkeypatch.setattr(certificate, "forget_certificate", lambda key: None)
+    result = holdfast("certify", model, "--fresh")
+    assert result.exit_code == 0 and "kept since" in result.stdout
 
 
 def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):

@@ -14,6 +14,8 @@ from holdfast.errors import ConfigError
 if TYPE_CHECKING:
     from holdfast.arithmetic.certificate import Certificate, OperationCheck
 
+_TRIES = 3  # to make one anew: another process may keep its own meanwhile
+
 
 @grouped(
     without=("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate")
@@ -56,8 +58,10 @@ def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
 
     bars = StageBars()
     certificate = engine.open(bars).engine.certificate
-    while certificate is not None and fresh and "Certifying" not in bars.stages:
-        forget_certificate(certificate.key)  # and again, if another process keeps one meanwhile
+    for _ in range(_TRIES if fresh else 0):
+        if certificate is None or "Certifying" in bars.stages:
+            break
+        forget_certificate(certificate.key)
         gc.collect()  # a GPU holds one engine
         certificate = engine.open(bars).engine.certificate
     if certificate is None:

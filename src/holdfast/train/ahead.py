@@ -3,6 +3,7 @@
 What a step reads depends on (seed, step) alone, so it is the same whoever makes it.
 """
 
+import signal
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -90,6 +91,9 @@ _held: list[Maker] = []  # of a process that does nothing else
 
 
 def _begin(maker: Maker) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal interrupts all processes; one of them decides what it means
     torch.set_num_threads(1)
     _held.append(maker)
 
