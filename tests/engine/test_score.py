@@ -78,6 +78,14 @@ def test_nothing_to_score_is_said(llm: LLM, pair: tuple[Any, Any]) -> None:
         llm.score(*pair)
 
 
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, prompt_logprobs=0)]
+)
+def test_a_score_generates_nothing(llm: LLM, params: SamplingParams) -> None:
+    with pytest.raises(InvalidRequest, match="without generating"):
+        llm.engine.prepare_score([5], [6], params)
+
+
 def test_what_does_not_fit_is_said(llm: LLM) -> None:
     with pytest.raises(PromptTooLong):
         llm.score([5] * 10, [6] * llm.engine.limits.max_model_len)

@@ -10,6 +10,7 @@ import jsonschema
 from holdfast.bench.features import Feature
 from holdfast.bench.haystack import Needle
 from holdfast.bench.needle import outcome_of
+from holdfast.core.params import score_params
 from holdfast.core.plan import TokenLogprob
 from holdfast.core.result import Result
 from holdfast.core.structured import StructuredOutput
@@ -82,7 +83,7 @@ def _has_form(text: str, form: StructuredOutput) -> bool:
 
 def _score(engine: Engine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[TokenLogprob]:
     engine = engine.restarted(engine.scheduler.config)
-    engine.submit(engine.prepare_score(prompt, answer, deterministic=True))
+    engine.submit(engine.prepare_score(prompt, answer, score_params(deterministic=True)))
     results = []
     while engine.has_work:
         results += [update.result for update in engine.step() if update.result is not None]

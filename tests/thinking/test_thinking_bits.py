@@ -12,7 +12,7 @@ from lying import lie_in_lookups
 
 from holdfast.bench.lies import LyingProposer
 from holdfast.bench.needle import Outcome, outcome_of
-from holdfast.core.params import SamplingParams
+from holdfast.core.params import SamplingParams, score_params
 from holdfast.core.plan import Sampled
 from holdfast.core.result import Result
 from holdfast.core.structured import StructuredOutput
@@ -207,7 +207,7 @@ def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, whi
             scored = answer(
                 one,
                 [
-                    one.prepare_score(prompt, result.token_ids, deterministic=True)
+                    one.prepare_score(prompt, result.token_ids, score_params(deterministic=True))
                     for prompt, result in zip(PROMPTS, given, strict=True)
                 ],
             )
@@ -231,7 +231,7 @@ def test_scores_without_thoughts_or_with_forced_ones_are_the_logprobs_of_generat
 
     def scores(**how: Any) -> list[list[float]]:
         requests = [
-            one.prepare_score(prompt, result.token_ids, deterministic=True, **how)
+            one.prepare_score(prompt, result.token_ids, score_params(deterministic=True, **how))
             for prompt, result in zip(PROMPTS, given, strict=True)
         ]
         return [
@@ -249,7 +249,8 @@ def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: 
     prompts = PROMPTS[1:]
     one = schedule(engine, determinism=mode)
     scored = answer(
-        one, [one.prepare_score(prompt[:1], prompt[1:], deterministic=True) for prompt in prompts]
+        one,
+        [one.prepare_score(prompt[:1], prompt[1:], score_params(deterministic=True)) for prompt in prompts],
     )
     expected = [[each.logprob for each in result.prompt_logprobs or () if each] for result in scored]
     for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):

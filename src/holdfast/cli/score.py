@@ -12,6 +12,7 @@ from holdfast.cli import options as o
 from holdfast.cli.answers import bits
 from holdfast.cli.groups import grouped
 from holdfast.cli.pairs import Pair, read_pairs
+from holdfast.core.params import score_params
 from holdfast.errors import InvalidRequest, PromptTooLong
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _tokenize(llm: "LLM", pair: Pair, chat: bool, deterministic: bool) -> tuple[
         prompt = pair.prompt
         if chat and isinstance(prompt, str):
             prompt = llm.chat_tokens([{"role": "user", "content": prompt}])
-        request = llm.engine.prepare_score(prompt, pair.completion, deterministic=deterministic)
+        request = llm.engine.prepare_score(prompt, pair.completion, score_params(deterministic=deterministic))
     except (InvalidRequest, PromptTooLong) as error:
         raise InvalidRequest(f"{pair.where}: {error}" if pair.where else str(error)) from error
     ids = list(request.prompt_ids)

@@ -173,6 +173,20 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+def score_params(
+    *, deterministic: bool, think: bool = True, forced_thoughts: ForcedThoughts = ()
+) -> SamplingParams:
+    """Nothing is generated: the logprobs of what is given are all that is asked for."""
+    return SamplingParams(
+        max_tokens=0,
+        temperature=0,
+        prompt_logprobs=0,
+        deterministic=deterministic,
+        think=think,
+        forced_thoughts=forced_thoughts,
+    )
+
+
 def show(value: object) -> str:
     """A value as a message can hold it, however long it is."""
     if isinstance(value, int) and value.bit_length() > 128:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.params import ForcedThoughts, SamplingParams
+from holdfast.core.params import ForcedThoughts, SamplingParams, score_params
 from holdfast.core.request import Request
 from holdfast.core.result import Result
 from holdfast.engine.build import ShowProgress, build
@@ -97,12 +97,8 @@ class LLM:
     ) -> list[list[float]]:
         """`score` of many prompts and completions at once, in order."""
         _require_list("pairs", pairs)
-        requests = [
-            self.engine.prepare_score(
-                prompt, completion, deterministic=deterministic, think=think, forced_thoughts=forced_thoughts
-            )
-            for prompt, completion in pairs
-        ]
+        params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
+        requests = [self.engine.prepare_score(prompt, completion, params) for prompt, completion in pairs]
         results = self._answer(requests)
         for result in results:
             if result.error is not None:

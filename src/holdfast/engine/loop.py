@@ -16,7 +16,7 @@ from typing import Protocol
 from holdfast.arithmetic.certificate import Certificate, forget_certificate
 from holdfast.core.events import CertificateChecked, Event
 from holdfast.core.grammar import Grammar
-from holdfast.core.params import ForcedThoughts, SamplingParams
+from holdfast.core.params import SamplingParams
 from holdfast.core.plan import PassKind, PassResult, Plan, ThoughtIds
 from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
@@ -134,15 +134,10 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         completion: str | Sequence[int],
-        *,
-        deterministic: bool,
-        think: bool = True,
-        forced_thoughts: ForcedThoughts = (),
+        params: SamplingParams,
     ) -> Request:
-        """A request for the logprobs of a completion behind a prompt."""
-        return self._maker.make_score(
-            prompt, completion, deterministic=deterministic, think=think, forced_thoughts=forced_thoughts
-        )
+        """A request for the logprobs of a completion behind a prompt, by `score_params`."""
+        return self._maker.make_score(prompt, completion, params)
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
-from holdfast.core.params import ForcedThoughts, SamplingParams, show
+from holdfast.core.params import SamplingParams, show
 from holdfast.core.request import Request
 from holdfast.core.structured import StructuredOutput
 from holdfast.engine.tokenizer import Tokenizer
@@ -70,26 +70,20 @@ class RequestMaker:
         self,
         prompt: str | Sequence[int],
         completion: str | Sequence[int],
-        *,
-        deterministic: bool,
-        think: bool = True,
-        forced_thoughts: ForcedThoughts = (),
+        params: SamplingParams,
     ) -> Request:
-        """A request for the logprobs of a completion. A text completion is tokenised alone, without special tokens."""
+        """A request for the logprobs of a completion, by `score_params`.
+
+        A text completion is tokenised alone, without special tokens.
+        """
+        if params.max_tokens != 0 or params.prompt_logprobs is None:
+            raise InvalidRequest("a completion is scored without generating anything: see score_params")
         prompt_ids = self._encode(prompt)
         given = self._encode(completion, add_special_tokens=False)
         if not prompt_ids or not given:
             raise InvalidRequest(
                 "there is nothing to score: prompt and completion need at least one token each"
             )
-        params = SamplingParams(
-            max_tokens=0,
-            temperature=0,
-            prompt_logprobs=0,
-            deterministic=deterministic,
-            think=think,
-            forced_thoughts=forced_thoughts,
-        )
         self._check(prompt_ids + given, params)
         scored = self._request(prompt_ids + given, params, len(prompt_ids), "")
         return replace(scored, read_len=len(prompt_ids))

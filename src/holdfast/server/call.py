@@ -11,7 +11,7 @@ Leaving it frees everything, however it is left: an answer, an error, a client t
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -82,11 +82,9 @@ class Call:
         self,
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
+        params: SamplingParams,
         *,
-        deterministic: bool,
         with_receipt: bool,
-        think: bool,
-        forced_thoughts: Mapping[int, Sequence[int]],
     ) -> None:
         """Ask for the logprobs of a completion."""
         if with_receipt:
@@ -97,13 +95,7 @@ class Call:
         with _told():
             self.tickets.append(
                 self._link.submit_score(
-                    self._bell,
-                    prompt_ids,
-                    completion_ids,
-                    deterministic=deterministic,
-                    with_receipt=with_receipt,
-                    think=think,
-                    forced_thoughts=forced_thoughts,
+                    self._bell, prompt_ids, completion_ids, params, with_receipt=with_receipt
                 )
             )
 

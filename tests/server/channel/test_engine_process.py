@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.core.params import SamplingParams, StructuredOutput
+from holdfast.core.params import SamplingParams, StructuredOutput, score_params
 from holdfast.core.settings import settings_of
 from holdfast.engine.build import build
 from holdfast.engine.config import EngineConfig
@@ -146,7 +146,7 @@ def test_the_fingerprint_is_told(engine: Engine, process: Process) -> None:
         (submit(1, prompt=tuple(range(3, 300)) * 2), "PromptTooLong"),
         (m.Submit(1, (5,), {"temperature": -1}), "InvalidRequest"),
         (m.Submit(1, (5,), {"no_such_setting": 1}), "HoldfastError"),  # our own fault, and nobody else's
-        (m.SubmitScore(1, (5,), (), deterministic=True), "InvalidRequest"),
+        (m.SubmitScore(1, (5,), (), settings_of(score_params(deterministic=True))), "InvalidRequest"),
     ],
 )
 def test_what_is_wrong_with_a_request_harms_nobody_else(

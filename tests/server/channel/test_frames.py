@@ -18,7 +18,7 @@ from holdfast.server.channel import messages as m
 
 MESSAGES: list[m.ToEngine] = [
     m.Submit(1, (1, 2, 3), {"temperature": 0.5}, "text", with_receipt=True),
-    m.SubmitScore(2, (1,), (2,), deterministic=True),
+    m.SubmitScore(2, (1,), (2,), {"deterministic": True}),
     m.Abort(1),
     m.Watch(on=True),
     m.AskStatus(),

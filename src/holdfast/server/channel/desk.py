@@ -78,15 +78,10 @@ class Desk:
             self.worker.post(lambda: self._begin(message, request, arrived))
 
     def _request(self, message: m.Submit | m.SubmitScore) -> Request:
+        params = params_of(message.settings)
         if isinstance(message, m.SubmitScore):
-            return self._engine.prepare_score(
-                message.prompt_ids,
-                message.completion_ids,
-                deterministic=message.deterministic,
-                think=message.think,
-                forced_thoughts=message.forced_thoughts,
-            )
-        return self._engine.prepare(message.prompt_ids, params_of(message.settings), message.echo_text)
+            return self._engine.prepare_score(message.prompt_ids, message.completion_ids, params)
+        return self._engine.prepare(message.prompt_ids, params, message.echo_text)
 
     def _refuse(self, refused: m.Refused) -> None:
         self._preparing.discard(refused.number)

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast import errors
@@ -110,20 +110,14 @@ class EngineLink:
         bell: asyncio.Event,
         prompt_ids: Sequence[int],
         completion_ids: Sequence[int],
+        params: SamplingParams,
         *,
-        deterministic: bool,
         with_receipt: bool = False,
-        think: bool = True,
-        forced_thoughts: Mapping[int, Sequence[int]] | None = None,
     ) -> Ticket:
         """Ask for the logprobs of a completion."""
-        forced = tuple((chunk, tuple(ids)) for chunk, ids in (forced_thoughts or {}).items())
+        prompt, completion, settings = tuple(prompt_ids), tuple(completion_ids), settings_of(params)
         return self._ask(
-            bell,
-            lambda number: m.SubmitScore(
-                *(number, tuple(prompt_ids), tuple(completion_ids), deterministic, with_receipt),
-                *(think, forced),
-            ),
+            bell, lambda number: m.SubmitScore(number, prompt, completion, settings, with_receipt)
         )
 
     def watch(self, on: bool) -> None:

@@ -50,10 +50,8 @@ class SubmitScore(Message, frozen=True):
     number: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    deterministic: bool
+    settings: dict[str, Any]
     with_receipt: bool = False
-    think: bool = True
-    forced_thoughts: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Abort(Message, frozen=True):

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.core.params import score_params
 from holdfast.errors import HoldfastError
 from holdfast.server.call import Call
 from holdfast.server.failures import api_error
@@ -57,14 +58,12 @@ async def _run(front: Front, call: Call, body: ScoreBody, deterministic: bool) -
         if isinstance(completion_ids, str):
             completion_ids = await front.prompts.encode(completion_ids, add_special_tokens=False)
         front.prompts.require_room(len(prompt_ids) + len(completion_ids))
-        await call.submit_score(
-            prompt_ids,
-            completion_ids,
+        params = score_params(
             deterministic=deterministic,
-            with_receipt=bool(body.return_receipt),
             think=body.think is not False,
             forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
         )
+        await call.submit_score(prompt_ids, completion_ids, params, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise api_error(error) from None
     await call.accepted()
