@@ -9,7 +9,7 @@ from scripted import EOS, ScriptedRunner, chain, context_of, next_token
 from holdfast.core.events import Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
 from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, PassResult, Plan
+from holdfast.core.plan import PassKind, PassResult, Plan, Span
 from holdfast.core.request import Request
 from holdfast.kv.pool import PagePool
 from holdfast.schedule.policy import DeterminismMode, SchedulerConfig, Speculation
@@ -144,6 +144,10 @@ class Driver:
             for one in self.runner.passes
             if one.kind is PassKind.CANONICAL and not one.certified
         ]
+
+
+def spans_of(plan: Plan, number: int) -> list[Span]:
+    return [span for one in plan.passes for span in one.spans if span.request_id == number]
 
 
 def truth(prompt: Ordered[int], count: int) -> list[int]:

@@ -4,10 +4,9 @@ import pytest
 from scripted import COPIES
 from test_schedules import AnyForm
 
-from holdfast.core.plan import LANE_WIDTH, UNKNOWN, PassKind, Plan, Span
+from holdfast.core.plan import UNKNOWN
 from holdfast.schedule.lookup import is_worth_waiting
-from holdfast.schedule.policy import choose_burst
-from schedule.driver import ROWS, Driver, truth
+from schedule.driver import Driver, spans_of, truth
 
 PROMPT = (1, 2, 3, 1, 2)
 CERTIFIED = tuple(range(1, 65))
@@ -15,10 +14,6 @@ CERTIFIED = tuple(range(1, 65))
 
 def certified(**changes: object) -> Driver:
     return Driver("auto", certified=CERTIFIED, ahead=1, **changes)  # type: ignore[arg-type]
-
-
-def spans_of(plan: Plan, number: int) -> list[Span]:
-    return [span for one in plan.passes for span in one.spans if span.request_id == number]
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
@@ -205,96 +200,6 @@ def test_waiting_is_worth_it_for_more_than_two_tokens(chance: float, guesses: in
     assert is_worth_waiting(chance, guesses) is worth
 
 
-# Bursts
-
-
-def burst(**changes: object) -> Driver:
-    return Driver("verify", ahead=1, speculation="off", **changes)  # type: ignore[arg-type]
-
-
-def test_a_burst_is_one_plan_and_one_wait() -> None:
-    driver = burst()
-    number = driver.submit(PROMPT, 40)
-    driver.finish()
-    stats = driver.ended[number].stats
-    assert driver.answers[number] == truth(PROMPT, 40)
-    assert driver.runner.num_waits == driver.runner.num_started == stats.windows + 1  # and the prefill
-    assert stats.windows < 10
-    assert stats.candidates == stats.accepted == stats.fast_passes
-    widest = max(span.num_rows for one in driver.runner.passes for span in one.spans)
-    assert widest == ROWS, "windows grow until they fill a reference pass"
-
-
-def test_a_bursts_passes_feed_one_another() -> None:
-    driver = burst()
-    number = driver.submit(PROMPT, 40)
-    while driver.scheduler.sequences[0].window_cap < 4:
-        driver.step()
-    while driver.flying:
-        driver.read()
-    plan = driver.start()
-    at = driver.sequence(number).log.committed_len - 1
-    spans = spans_of(plan, number)
-    assert [one.kind for one in plan.passes] == [PassKind.FAST] * 4 + [PassKind.CANONICAL]
-    assert [span.start for span in spans] == [at, at + 1, at + 2, at + 3, at]
-    assert [span.token_ids.count(UNKNOWN) for span in spans] == [0, 1, 1, 1, 4]
-    assert spans[-1].num_sampled == 5
-    assert not driver.start(), "nothing is planned before the verdict"
-
-
-@pytest.mark.parametrize("lie", [0.1, 0.5, 1.0])
-def test_lies_in_a_burst_are_rolled_back(lie: float) -> None:
-    driver = burst(lie=lie, seqs=6)
-    numbers = [driver.submit(PROMPT[: n + 1], 30) for n in range(5)]
-    driver.finish()
-    for number in numbers:
-        stats = driver.ended[number].stats
-        assert driver.answers[number] == truth(PROMPT[: number + 1], 30)
-        assert stats.candidates == stats.accepted + stats.rolled_back
-        assert stats.accepted + stats.canonical_tokens == 30
-        assert (stats.accepted == 0) == (lie == 1.0)
-
-
-def test_ordinary_requests_have_a_row_in_every_fast_pass_of_a_burst() -> None:
-    driver = burst()
-    driver.submit(PROMPT, 60)
-    while driver.scheduler.sequences[0].window_cap < 4:
-        driver.step()
-    while driver.flying:
-        driver.read()
-    ordinary = driver.submit((1, 1), 40, deterministic=False)
-    prompt = driver.start()
-    driver.read()
-    plan = driver.start()
-    fast = [one for one in plan.passes if one.kind is PassKind.FAST]
-    assert len(fast) >= 4
-    assert len(spans_of(plan, ordinary)) == len(fast)
-    assert len(spans_of(prompt, ordinary)) > 1, "a prompt that is done goes on in the same burst"
-    said = len(driver.answers[ordinary])
-    driver.read()
-    assert len(driver.answers[ordinary]) == said + len(fast)
-    driver.finish()
-    assert driver.answers[ordinary] == truth((1, 1), 40)
-
-
-def test_a_deterministic_prompt_does_not_wait_for_a_long_burst() -> None:
-    driver = burst()
-    driver.submit(PROMPT, 60)
-    while driver.scheduler.sequences[0].window_cap < 4:
-        driver.step()
-    while driver.flying:
-        driver.read()
-    late = driver.submit((3, 3, 3), 4)
-    plan = driver.start()
-    assert spans_of(plan, late)
-    assert len(plan.passes) == 2
-
-
-def test_a_burst_fills_reference_passes() -> None:
-    assert [choose_burst(n, 256) for n in (0, 1, 2, 8, 32, 128, 200, 256)] == [1, 62, 62, 31, 7, 1, 1, 1]
-    assert choose_burst(1, 256) + 1 < LANE_WIDTH
-
-
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
     driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=1)  # type: ignore[arg-type]
@@ -305,30 +210,6 @@ def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
     assert driver.ended[0].stats.preemptions == 0, "the oldest is never preempted"
     assert sum(ended.stats.preemptions for ended in driver.ended.values()) > 0
     assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(6))
-
-
-def test_nobody_runs_ahead_of_a_verdict() -> None:
-    driver = burst()
-    driver.submit(PROMPT, 60)
-    driver.submit((1, 1), 60, deterministic=False)
-    while driver.scheduler.sequences[0].window_cap < 4:
-        driver.step()
-    while driver.flying:
-        driver.read()
-    assert driver.start()
-    assert not driver.start(), "the ordinary request could go on, at the price of passes that are half empty"
-
-
-def test_a_candidate_in_flight_is_no_committed_token() -> None:
-    """Whoever made everybody wait is gone, and the plan in flight holds a candidate whose window is not planned yet."""
-    driver = burst()
-    free, bound = driver.submit(PROMPT, 30), driver.submit((3, 3), 30, presence_penalty=1.0)
-    while not (driver.flying and spans_of(driver.flying[0][0], free)[-1].logprobs is None):
-        driver.step()
-    driver.note(driver.scheduler.abort(bound))
-    assert not driver.start()
-    driver.finish()
-    assert driver.answers[free] == truth(PROMPT, 30)
 
 
 def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> None:

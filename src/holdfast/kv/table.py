@@ -65,6 +65,10 @@ class PageTable:
         """Give everything back, the end of the chain first, so that it is evicted before its beginning."""
         self.truncate(0)
 
+    @property
+    def is_pinned(self) -> bool:
+        return self._num_pins > 0
+
     def pin(self) -> None:
         """Somebody computes with these pages, whatever becomes of their owner."""
         self._num_pins += 1

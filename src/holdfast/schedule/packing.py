@@ -48,13 +48,16 @@ class Packing:
         step: int,
         *,
         in_flight: bool,
+        trusting: bool,
     ) -> None:
+        """trusting: windows in flight are counted on to stand."""
         self._config = config
         self._pool = pool
         self._roster = roster
         self._watch = watch
         self._step = step
         self._in_flight = in_flight
+        self._trusting = trusting
         self._certified = config.determinism == "auto" and config.one_pass_suffices
         self._one_pass_holds_all = self._certified or config.determinism == "off"
 
@@ -65,7 +68,16 @@ class Packing:
             return True
         if self._one_pass_holds_all:
             return False
-        return any(seq.flying and seq.is_undecided for seq in self._roster.running.values())
+        return any(
+            seq.flying and seq.is_undecided and not self._is_counted_on(seq)
+            for seq in self._roster.running.values()
+        )
+
+    def _is_counted_on(self, seq: Sequence) -> bool:
+        """Whether rows are planned behind its window in flight as if all of it stood. Not where its candidates are known:
+        they were looked up, or are about to be. Candidates in flight alone, without logprobs, have no window yet."""
+        has_window = seq.flying[-1].logprobs is not None
+        return self._trusting and has_window and not seq.log.num_candidates and not self._is_sure(seq)
 
     def passes(self) -> list[Pass]:
         """The passes in the order they run; some may be empty."""

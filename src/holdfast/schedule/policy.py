@@ -16,6 +16,11 @@ Speculation = Literal["off", "ngram"]
 FIRST_GUESSES = 15
 MOST_GUESSES = (1 << 12) - 1
 WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
+# Windows that stand so often are counted on before their verdict. To wait for it costs about a tenth of a burst, to have
+# counted on one that falls a burst of its sequence.
+TRUSTED = 0.9
+SHORT_BURST = 17  # passes. Behind a longer one a newcomer would wait too long, and to wait for its verdict costs it little
+_TRUST_MEMORY = 32  # windows
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,16 @@ def adapt_guesses(most: int, right: int, guessed: int) -> int:
     """
     twice = 2 * (right + 1) - 1
     return min(MOST_GUESSES, twice if right < guessed else max(most, twice))
+
+
+def adapt_trust(trust: float, *, stood: bool) -> float:
+    """How often windows stood lately, one verdict later."""
+    return trust + (stood - trust) / _TRUST_MEMORY
+
+
+def counts_on_windows(trust: float, num_passes: int) -> bool:
+    """Whether the next burst is begun behind one of so many passes before its verdict."""
+    return trust >= TRUSTED and num_passes <= SHORT_BURST
 
 
 def certified_size(num_rows: int, sizes: Sequence[int]) -> int | None:

@@ -2,7 +2,9 @@
 
 One step is `plan`, then the runner, then `absorb`. With `run_ahead` the next plan may be made before the last is absorbed:
 then it counts on what is in flight (`Sequence.flying`), and is empty where that cannot be done. Plans are absorbed in the
-order they were made. Between a window and its verdict nothing else touches a sequence.
+order they were made. Between a window and its verdict nothing else touches a sequence, but for rows that count on it: where
+windows nearly always stand, the next burst begins behind one in flight as if it stood. If it falls, what is in flight behind
+it is forgotten, and its sequence has lost a burst.
 
 Now and then a pass checks the certificate (`watch.py`) in front of the others. If it finds it wrong, every deterministic
 request starts over from its prompt, and from then on everything is verified.
@@ -23,7 +25,17 @@ from holdfast.core.events import (
 )
 from holdfast.core.grammar import Grammar
 from holdfast.core.phase import LIVE, Phase
-from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampled, Span, ThinkRule, TokenLogprob
+from holdfast.core.plan import (
+    UNKNOWN,
+    Pass,
+    PassKind,
+    PassResult,
+    Plan,
+    Sampled,
+    Span,
+    ThinkRule,
+    TokenLogprob,
+)
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.stop import FinishReason
 from holdfast.errors import PromptTooLong
@@ -31,7 +43,7 @@ from holdfast.kv.pool import PagePool
 from holdfast.kv.prefix import PrefixIndex
 from holdfast.kv.table import PageTable
 from holdfast.schedule.packing import Packing
-from holdfast.schedule.policy import SchedulerConfig
+from holdfast.schedule.policy import SchedulerConfig, adapt_trust, counts_on_windows
 from holdfast.schedule.roster import PagesLack, Roster
 from holdfast.schedule.sequence import Sequence
 from holdfast.schedule.thoughts import ThoughtLog
@@ -60,6 +72,7 @@ class Scheduler:
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
         self._watch = Watch(rate, config.reference_rows, config.max_pass_rows, pool)
         self._roster = Roster(config, pool, self.index, self._watch)
+        self._trust = 1.0  # how often windows stood lately
 
     # Requests come and go
 
@@ -162,8 +175,15 @@ class Scheduler:
         """The passes of the next step; empty if there is nothing to do, or if a result must be known first."""
         in_flight = bool(self._flights)
         assert len(self._flights) <= self.config.run_ahead, "the last plan was not absorbed"
+        trusting = in_flight and counts_on_windows(self._trust, len(self._flights[-1].plan.passes))
         packing = Packing(
-            self.config, self.pool, self._roster, self._watch, self._step + 1, in_flight=in_flight
+            self.config,
+            self.pool,
+            self._roster,
+            self._watch,
+            self._step + 1,
+            in_flight=in_flight,
+            trusting=trusting,
         )
         if in_flight and (packing.must_wait or self._flights[-1].is_stale):
             return Plan(())
@@ -232,6 +252,8 @@ class Scheduler:
         if seq.failure is None:
             if one.kind is PassKind.CANONICAL:
                 committed = seq.absorb_canonical(span, samples, one.certified)
+                if span.num_sampled > 1 and span.token_ids[-1] == UNKNOWN:
+                    self._learn(seq)
             else:
                 committed = seq.absorb_fast(span, samples)
             if seq.only_scored:
@@ -248,6 +270,15 @@ class Scheduler:
             self._watch.settle(seq, ended=phase not in LIVE)
         if phase is not Phase.DECODE:
             self._settle(seq, phase, events, sampled=bool(samples))
+
+    def _learn(self, seq: Sequence) -> None:
+        """A verdict on candidates that were in flight with their window. What counted on it is over if it fell; its pages
+        stay until nothing writes to them any more."""
+        self._trust = adapt_trust(self._trust, stood=not seq.fell)
+        if seq.fell and seq.flying:
+            seq.forget_flying()
+            seq.table.pin()
+            self._flights[-1].leftovers.append((seq.table, -1))
 
     def _absorb_thoughts(self, seq: Sequence, events: list[Event]) -> None:
         thoughts = seq.settle_thoughts()
@@ -303,7 +334,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         """The sequence runs no more. Its lane and its pages stay until no plan in flight names them."""
         lane = self._roster.remove(seq)
-        if self._flights and seq.flying:
+        if self._flights and (seq.flying or seq.table.is_pinned):
             seq.table.pin()
             self._flights[-1].leftovers.append((seq.table, lane))
         else:

@@ -77,6 +77,7 @@ class Sequence:
         self.thoughts = thoughts  # if it thinks
         self.rule = None if thoughts is None else thoughts.rule
         self._looked_up = False
+        self.fell = False  # its last window was not all right
         self._record = Record(request.params.deterministic)
         self._text = text
         self.trail = Trail(index, pool.page_size)
@@ -145,9 +146,12 @@ class Sequence:
 
     @property
     def waits(self) -> bool:
-        """Nothing can be planned behind what is in flight: nobody knows how a window ends, and an end is the end."""
+        """Nothing can be planned behind what is in flight: a window of known candidates, or an end.
+
+        Where candidates are in flight themselves, whether their window is waited for is not decided here.
+        """
         last = self.flying[-1]
-        if len(last.token_ids) - last.sample_from > 1:
+        if self.log.num_candidates and len(last.token_ids) - last.sample_from > 1:
             return True
         most = self.request.params.max_tokens
         if most == 0:
@@ -307,6 +311,7 @@ class Sequence:
         verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
         self.stats.windows += 1
         dropped = len(candidates) - verdict.accepted  # those behind a wrong thought among them
+        self.fell = dropped > 0
         if not self._looked_up:
             self._adapt_window(verdict.accepted, dropped)
         self.log.drop_candidates()
@@ -318,7 +323,7 @@ class Sequence:
         self.stats.candidates += own if fast else 0
         self.stats.canonical_tokens += 0 if fast else own
         self.stats.rolled_back += len(candidates) - accepted
-        self.stats.rollbacks += dropped > 0
+        self.stats.rollbacks += self.fell
         self.roll_back()
         return new
 
