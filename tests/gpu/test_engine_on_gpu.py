@@ -10,6 +10,7 @@ from holdfast import SamplingParams
 from holdfast.bench.gpu_engines import plain_twin
 from holdfast.bench.haystack import Needle, Scale
 from holdfast.bench.needle import prick
+from holdfast.core.params import score_params
 from holdfast.engine.loop import Engine
 from holdfast.run.runner import Runner
 
@@ -115,7 +116,7 @@ def test_scores_are_the_bits_that_were_reported(tiny: Engine) -> None:
     result = answers(scheduled(tiny), [(asked, SAMPLED)])[0]
     assert result.logprobs is not None
     engine = scheduled(tiny)
-    request = engine.prepare_score(asked, result.token_ids, deterministic=True)
+    request = engine.prepare_score(asked, result.token_ids, score_params(deterministic=True))
     engine.submit(request)
     scored = None
     while engine.has_work:

@@ -6,6 +6,8 @@ Without a GPU, under Triton's interpreter, a graph is work that is done again: w
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.run.graphs import Work
+from holdfast.run.greedy_end import GreedyChoices
+from holdfast.run.last_layer import LastLayer
 from holdfast.run.runner import Runner
 from holdfast.run.store import KVStore
 from run.asking import ToldGrammar, mask
@@ -29,6 +33,7 @@ NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few rows
 SIZES = (1, 2, 3, 4, 8, 16) if HAS_GPU else (2, 3)
 PADDED = min(size for size in SIZES if size >= NUM_SEQS)
 CANONICAL = (256,) if HAS_GPU else ()
+LONG = 1024 if HAS_GPU else 8  # rows of a pass that ends before its last layer
 PROMPT = tuple(torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(8)).tolist())
 STYLES = (
     SamplingParams(temperature=0),
@@ -92,6 +97,7 @@ def capture(runner: Runner) -> None:
     else:
         with torch.inference_mode():
             runner._graphs.capture(SIZES, CANONICAL, 8, Again())
+            runner._greedy_end.capture(runner._graphs.output, SIZES, CANONICAL, Again())
 
 
 @contextmanager
@@ -165,6 +171,38 @@ def test_decode_steps(eager: Runner, graphed: Runner, kind: PassKind) -> None:
     assert_same_kv(eager, graphed)
 
 
+@pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
+def test_greedy_steps_end_in_a_graph(
+    eager: Runner, graphed: Runner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
+) -> None:
+    """With logprobs, without and mixed; tokens that only the device knows go from one to the next."""
+    greedy = Sampling(STYLES[0], 0, 20)
+    ended: list[int] = []
+    choose = graphed._greedy_end.choose
+
+    def noting(size: int, *what: Any, **how: Any) -> GreedyChoices:
+        ended.append(size)
+        return choose(size, *what, **how)
+
+    monkeypatch.setattr(graphed._greedy_end, "choose", noting)
+    tokens = tokens_of(eager.run(prompts()))
+    assert tokens_of(graphed.run(prompts())) == tokens and ended == []
+    plans, reads = [], []
+    for step, logprobs in enumerate(((0,), (None,), (0, None))):
+        some = decode(step, tokens if step == 0 else [UNKNOWN] * NUM_SEQS, PADDED, kind).passes[0]
+        spans = tuple(
+            replace(span, sampling=greedy, watched=False, logprobs=logprobs[n % len(logprobs)])
+            for n, span in enumerate(some.spans)
+        )
+        plans.append(Plan((replace(some, spans=spans),)))
+        read = graphed.start(plans[-1])
+        # Without a device nothing is copied: what is not read now will be written over.
+        reads.append(read if HAS_GPU else partial(list, read()))
+    assert [read() for read in reads] == [eager.run(plan) for plan in plans]
+    assert ended == [PADDED] * 3
+    assert_same_kv(eager, graphed)
+
+
 def test_short_windows_beside_decode_rows(eager: Runner, graphed: Runner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
@@ -192,6 +230,46 @@ def test_canonical_windows(eager: Runner, graphed: Runner) -> None:
     assert replays == [256]
     assert found == eager.run(plan)
     assert_same_kv(eager, graphed)
+
+
+def long_pass(kind: PassKind) -> Plan:
+    """Chunks of prompts, two of which end here, and decode rows between them."""
+    lengths = (300, 350, 290) if HAS_GPU else (5,)
+    spans, first = [], 3 * NUM_SEQS
+    for number, length in enumerate(lengths, NUM_SEQS):
+        tokens, table = (PROMPT * 6)[number : number + length], tuple(range(first, first + 6))
+        last = length - (number != NUM_SEQS + 1)
+        spans.append(Span(number, 7, tokens, table, last, how(number), logprobs=1, lane=number))
+        first += 6
+        if number - NUM_SEQS < 2:
+            spans.append(Span(number - NUM_SEQS, 60, (4,), pages(number - NUM_SEQS), 0, how(number), 2))
+    return Plan((Pass(kind, tuple(spans), LONG),))
+
+
+@pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
+def test_long_passes_end_before_the_last_layer(decoder: Decoder, kind: PassKind) -> None:
+    whole, eager, graphed = (open_runner(decoder) for _ in range(3))
+    whole._last_layer = LastLayer(decoder, whole._store.layers, all_seen=True)
+    if not HAS_GPU:
+        for runner in (eager, graphed):
+            runner._last_layer._slab = 1
+    sizes = ((LONG,), ()) if kind is PassKind.FAST else ((), (LONG,))
+    if HAS_GPU:
+        graphed.capture(*sizes, max_len=512)
+    else:
+        with torch.inference_mode():
+            graphed._graphs.capture(*sizes, 8, Again())
+    plan = long_pass(kind)
+    found = eager.run(plan)
+    with counting_replays(graphed) as replays:
+        assert graphed.run(plan) == found
+    assert replays == [LONG]
+    assert_same_kv(eager, graphed)
+    expected = whole.run(plan)
+    assert [len(samples) for samples in found[0].samples] == [len(samples) for samples in expected[0].samples]
+    if kind is PassKind.CANONICAL:
+        assert found == expected
+        assert_same_kv(eager, whole)
 
 
 def test_started_ahead_with_unknown_tokens(eager: Runner, graphed: Runner) -> None:
@@ -229,6 +307,7 @@ def test_starting_waits_for_nothing(eager: Runner, graphed: Runner) -> None:
     """CUDA itself raises where the host would wait."""
     for runner in (eager, graphed):
         plans = [prompts(), *(decode(step, [UNKNOWN] * NUM_SEQS, 16) for step in range(2))]
+        plans.append(long_pass(PassKind.FAST))
         for plan in plans:  # what is compiled or allocated for the first time may wait
             runner.run(plan)
         torch.cuda.set_sync_debug_mode("error")

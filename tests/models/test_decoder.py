@@ -59,17 +59,18 @@ def new_pages(decoder: Decoder) -> list[KVLayer]:
     return [KVLayer(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)) for _ in decoder.layers]
 
 
-def test_forward_selects_of_hidden() -> None:
+def test_the_body_and_the_end_are_the_whole() -> None:
     _, decoder, _ = make()
     kv = new_pages(decoder)
     whole = decoder.hidden(ROWS, kv, canonical=True)
     assert whole.shape == (3, 64)
-    wanted = torch.tensor([2, 0])
-    assert torch.equal(decoder.forward(ROWS, kv, wanted, canonical=True), whole[wanted])
+    residual, x = decoder.body(ROWS, kv, canonical=True)
+    assert not torch.equal(x, whole)
+    assert torch.equal(decoder.end(residual, x, ROWS, kv, canonical=True), whole)
 
 
-@pytest.mark.parametrize("last", [None, 1, 2])
-def test_where_no_row_is_wanted_the_last_layer_writes_its_pages_and_no_more(
+@pytest.mark.parametrize("last", [None, 1])
+def test_the_body_writes_the_last_layers_pages_and_runs_it_not(
     monkeypatch: pytest.MonkeyPatch, last: int | None
 ) -> None:
     _, decoder, _ = make()
@@ -86,13 +87,17 @@ def test_where_no_row_is_wanted_the_last_layer_writes_its_pages_and_no_more(
 
     monkeypatch.setattr(arithmetic, "layer", look)
     between = None if last is None else Between(lambda done, residual, x: seen.append(done), last)
-    found = decoder.forward(ROWS, kept, torch.empty(0, dtype=torch.int64), canonical=True, between=between)
-    assert found.shape == (0, 64)
+    decoder.body(ROWS, kept, canonical=True, between=between)
     for a, b in zip(whole, kept, strict=True):
         assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) and a.values.any()
-    num_run = 2 if last == 2 else 1  # whoever acts behind the last layer needs it
-    assert ran == list(decoder.layers[:num_run])
-    assert seen == ([] if last is None else list(range(1, num_run + 1)))
+    assert ran == [decoder.layers[0]]
+    assert seen == ([] if last is None else [1])
+
+
+def test_the_body_is_not_for_who_looks_behind_the_last_layer() -> None:
+    _, decoder, _ = make()
+    with pytest.raises(AssertionError, match="behind the last layer"):
+        decoder.body(ROWS, new_pages(decoder), canonical=True, between=Between(lambda *what: None, 2))
 
 
 def test_another_arithmetic_takes_the_same_weights() -> None:

@@ -56,9 +56,8 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
         for start in range(0, len(token_ids), chunk):
             ids = tuple(token_ids[start : start + chunk])
             one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
-            sampled = torch.arange(len(ids))
             rows = rows_of(one, page_size)
-            hidden = decoder.forward(rows, store.layers, sampled, canonical=canonical)
+            hidden = decoder.hidden(rows, store.layers, canonical=canonical)[: len(ids)]
             parts.append(decoder.logits(hidden, canonical=canonical))
     return torch.cat(parts)
 

@@ -112,10 +112,10 @@ def test_a_bit_before_the_rows_shows_in_what_they_make_of_it(runner: Runner, sto
         keys.copy_(before)
 
 
-def rows_not_written(forward: Callable[..., Tensor], row: int) -> Callable[..., Tensor]:
+def rows_not_written(hidden: Callable[..., Tensor], row: int) -> Callable[..., Tensor]:
     def lazy(rows: Any, *arguments: Any, **switches: Any) -> Tensor:
         rows.slots[row] = -1
-        return forward(rows, *arguments, **switches)
+        return hidden(rows, *arguments, **switches)
 
     return lazy
 
@@ -126,7 +126,7 @@ def test_a_slot_that_is_not_written_does_not_pass(
 ) -> None:
     """Though the right bits stand in the page it was copied from."""
     bits = write(runner)
-    monkeypatch.setattr(runner._decoder, "forward", rows_not_written(runner._decoder.forward, row))
+    monkeypatch.setattr(runner._decoder, "hidden", rows_not_written(runner._decoder.hidden, row))
     assert check(runner, bits).mismatch == f"keys of layer 0 at position {START + row}"
 
 
@@ -135,12 +135,12 @@ def test_rows_of_a_check_are_computed_at_the_references_shape(
 ) -> None:
     bits = write(runner)
     switches: list[tuple[int, bool]] = []
-    forward = runner._decoder.forward
+    hidden = runner._decoder.hidden
 
     def noting(rows: Any, *arguments: Any, canonical: bool, between: object = None) -> Tensor:
         switches.append((rows.num_rows, canonical))
-        return forward(rows, *arguments, canonical=canonical)
+        return hidden(rows, *arguments, canonical=canonical)
 
-    monkeypatch.setattr(runner._decoder, "forward", noting)
+    monkeypatch.setattr(runner._decoder, "hidden", noting)
     check(runner, bits)
     assert switches == [(32, True)]

@@ -43,6 +43,14 @@ class FakeDecoder:
             first_pages[first : first + count] = rows.page_table.view(-1)[page]
         return torch.stack((rows.token_ids, rows.positions, rows.slots, first_pages), 1).float()
 
+    def body(self, rows: Rows, kv: Any, *, canonical: bool, between: Any = None) -> tuple[Tensor, Tensor]:
+        found = self.hidden(rows, kv, canonical=canonical, between=between)
+        return -found, found
+
+
+def ends_early(num_rows: int) -> bool:
+    return num_rows == 16
+
 
 def height(longest: int) -> int:
     return SHORT if longest <= SHORT else TALL
@@ -68,7 +76,7 @@ def decoder() -> FakeDecoder:
 
 @pytest.fixture
 def captured(decoder: FakeDecoder) -> Graphs:
-    made = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
+    made = Graphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     done: list[tuple[int, int]] = []
     recorder = FakeRecorder()
     made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *how_far: done.append(how_far))
@@ -97,7 +105,7 @@ def test_which_graph_a_pass_takes(
 
 
 def test_before_anything_is_captured_nothing_fits(decoder: FakeDecoder) -> None:
-    fresh = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
+    fresh = Graphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     assert fresh.size_for(decode(2), 2, canonical=False, exact=True) is None
 
 
@@ -136,12 +144,21 @@ def test_tokens_may_be_put_in_before_the_replay(captured: Graphs) -> None:
     assert captured.replay(4, canonical=False)[:, 0].tolist() == [20, 99, 22, 0]
 
 
+def test_a_long_pass_ends_before_the_last_layer(captured: Graphs) -> None:
+    captured.load(decode(3), 16, canonical=True)
+    found = captured.replay(16, canonical=True)
+    assert found[:3, 0].tolist() == [20, 21, 22]
+    assert torch.equal(captured.residual(16), -found)
+    captured.load(decode(3), 8, canonical=True)
+    assert torch.equal(captured.replay(8, canonical=True)[:3], found[:3])
+
+
 def test_the_buffer_holds_every_pass_of_the_largest_size(
     decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every row unknown, sampled and told, each a sequence of its own."""
     monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
-    made = Graphs(decoder, (), TALL)  # type: ignore[arg-type]
+    made = Graphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
     spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, lane=number) for number in range(64)]
     assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64
@@ -162,7 +179,7 @@ def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder
             return torch.zeros(rows.num_rows, 4)
 
     tiled = Tiled()
-    made = Graphs(tiled, (), TALL)  # type: ignore[arg-type]
+    made = Graphs(tiled, (), TALL, lambda num_rows: False)  # type: ignore[arg-type]
     made.capture([16, 1024], [], 50, FakeRecorder())
     single = Span(1, 9, (7,), (1, 2, 3), 0, HOW)
     long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, HOW)

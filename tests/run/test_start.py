@@ -134,7 +134,7 @@ def test_lanes_grow_and_keep_what_they_hold() -> None:
     lanes.tell(torch.tensor([399 * 64]), torch.tensor([NO_TOKEN]))
     token_ids = torch.arange(4)
     lanes.resolve(token_ids, torch.tensor([1, 3]), torch.tensor([2 * 64 + 5, 399 * 64]))
-    assert token_ids.tolist() == [0, 77, 2, 0]
+    assert token_ids.tolist() == [0, 77, 2, NO_TOKEN], "which the embedding reads as 0"
 
 
 def test_there_is_nothing_to_capture_on_a_cpu(runner: Runner) -> None:

@@ -32,18 +32,18 @@ def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(thinker.Thinker, "__init__", refuse)
     monkeypatch.setattr(blocks.Blocks, "__init__", refuse)
     between, spans = [], []
-    forward, absorb = Decoder.forward, Scheduler.absorb
+    run, absorb = Decoder._run, Scheduler.absorb
 
-    def look(self: Decoder, *arguments: Any, **settings: Any) -> Any:
-        between.append(settings.get("between"))
-        return forward(self, *arguments, **settings)
+    def look(self: Decoder, *arguments: Any) -> Any:
+        between.append(arguments[-1])
+        return run(self, *arguments)
 
     def look_at(self: Scheduler, plan: Any, results: Any, *rest: Any) -> Any:
         spans.extend((span.rule, span.guesses) for one in plan.passes for span in one.spans)
         assert all(result.thoughts == () for result in results)
         return absorb(self, plan, results, *rest)
 
-    monkeypatch.setattr(Decoder, "forward", look)
+    monkeypatch.setattr(Decoder, "_run", look)
     monkeypatch.setattr(Scheduler, "absorb", look_at)
     engine = open_thinker(plain, max_num_seqs=8, max_pass_rows=32)
     rng = random.Random(3)

@@ -38,7 +38,7 @@ class Sampling:
 
     forbidden_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
     which may ever be completed. eos_ids end an answer by themselves, where its form is complete. adjusts: logits are
-    changed before a token is chosen, even without a form.
+    changed before a token is chosen, even without a form; is_plainly_greedy: they are not, and the best is chosen.
     """
 
     params: SamplingParams
@@ -48,12 +48,14 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     eos_ids: tuple[int, ...] = ()
     adjusts: bool = field(init=False)
+    is_plainly_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
         listed = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
         adjusts = bool(self.forbidden_ids or self.bad_words or listed or params.penalises)
         object.__setattr__(self, "adjusts", adjusts)
+        object.__setattr__(self, "is_plainly_greedy", params.temperature == 0 and not adjusts)
 
     @property
     def looks_back(self) -> bool:

@@ -82,44 +82,51 @@ class Decoder:
         other.arithmetic = arithmetic
         return other
 
-    def forward(
-        self,
-        rows: Rows,
-        kv: Sequence[KVLayer],
-        wanted: Tensor,
-        *,
-        canonical: bool,
-        between: Between | None = None,
-    ) -> Tensor:
-        """Run the rows, write their KV, and return the wanted ones as the head takes them, [len(wanted), hidden].
-
-        Where none is, as in all passes of a prompt alone but its last, nobody looks at the rows behind the last layer.
-        """
-        is_seen = len(wanted) > 0 or (between is not None and between.last == len(self._layers))
-        return self._run(rows, kv, canonical, between, to_the_end=is_seen)[wanted]
-
     def hidden(
         self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
     ) -> Tensor:
         """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
-        return self._run(rows, kv, canonical, between, to_the_end=True)
+        at = self.rotations(rows.positions)
+        _, x = self._run(self._layers, rows, kv, at, canonical, between)
+        return x
+
+    def body(
+        self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run the rows and write their KV, but nothing else of the last layer: what it reads, [rows, hidden] each."""
+        assert between is None or between.last < len(self._layers), "somebody looks behind the last layer"
+        at = self.rotations(rows.positions)
+        residual, x = self._run(self._layers[:-1], rows, kv[:-1], at, canonical, between)
+        remember(self.arithmetic, x, self._layers[-1], self._shape, kv[-1], rows, at, canonical=canonical)
+        return residual, x
+
+    def end(
+        self, residual: Tensor, x: Tensor, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool
+    ) -> Tensor:
+        """The last layer, for all rows that `body` left or some of them; as the head takes them. Both are changed."""
+        at = self.rotations(rows.positions)
+        last = self._layers[-1]
+        self.arithmetic.layer(residual, x, last, self._shape, kv[-1], rows, at, canonical=canonical)
+        return x
 
     def _run(
-        self, rows: Rows, kv: Sequence[KVLayer], canonical: bool, between: Between | None, *, to_the_end: bool
-    ) -> Tensor:
-        """What the rows are behind all layers. If not to the end, of the last layer only the KV comes about."""
+        self,
+        layers: Sequence[LayerWeights],
+        rows: Rows,
+        kv: Sequence[KVLayer],
+        at: Positions,
+        canonical: bool,
+        between: Between | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and x behind the first layers."""
         ops, shape = self.arithmetic, self._shape
-        at = self.rotations(rows.positions)
         residual = self.embed(rows.token_ids)
         x = ops.rms_norm(residual, self._first_norm, shape.eps)
-        for index, (weights, layer) in enumerate(zip(self._layers, kv, strict=True)):
-            if index + 1 == len(self._layers) and not to_the_end:
-                remember(ops, x, weights, shape, layer, rows, at, canonical=canonical)
-                break
+        for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
             ops.layer(residual, x, weights, shape, layer, rows, at, canonical=canonical)
             if between is not None:
                 between.act(index + 1, residual, x)
-        return x
+        return residual, x
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [rows] -> [rows, hidden]."""

@@ -10,6 +10,7 @@ there, whatever the pass (`graphs.py`).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.arithmetic.rows import Rows
-from holdfast.core.plan import LANE_WIDTH, UNKNOWN, Pass, Span
+from holdfast.core.plan import LANE_WIDTH, UNKNOWN, Pass
 from holdfast.run.page_rows import PageRows
 from holdfast.run.transfer import aligned, send, staging
 
 Ints = NDArray[np.int64]
 
 _CPU = torch.device("cpu")
+_NUMBERS = attrgetter("start", "sample_from", "lane")  # of a span
 
 
 @dataclass(frozen=True)
@@ -137,39 +139,61 @@ def batch_of(
 ) -> Batch:
     """tile_rows says how many rows a tile of a span of so many holds; 0: there are no tiles."""
     spans = one.spans
-    lengths = _array([len(span.token_ids) for span in spans])
-    bounds = np.concatenate(([0], np.cumsum(lengths)))  # [spans + 1]
-    num_rows = int(bounds[-1])
-    owners = np.repeat(np.arange(len(spans)), lengths)  # [rows], which span each row is of
-    places = np.arange(num_rows) - bounds[owners]  # [rows], within the span
-    positions = _array([span.start for span in spans])[owners] + places
-    token_ids = np.fromiter(chain.from_iterable([span.token_ids for span in spans]), np.int64, num_rows)
+    token_ids = [span.token_ids for span in spans]
+    rows = _Placement(np.fromiter(map(len, token_ids), np.int64, len(spans)))
+    numbers = np.fromiter(chain.from_iterable(map(_NUMBERS, spans)), np.int64, 3 * len(spans))
+    starts, sampled_from, lanes = numbers.reshape(-1, 3).T  # [spans] each
+    positions = rows.spread(starts) + rows.places
+    ids = np.fromiter(chain.from_iterable(token_ids), np.int64, rows.count)
     table = (pages or PageRows()).table([span.pages for span in spans])
-    slots = table[owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    tiles, short_tiles = _tiles(lengths, bounds, tile_rows, table.shape[1])
-    given, sampled = _given(spans, owners, places), _sampled(spans, owners, places)
-    lanes = _array([span.lane for span in spans])[owners]  # [rows]
-    unknown = np.flatnonzero(token_ids == UNKNOWN)
-    assert (lanes[unknown] >= 0).all(), "an unknown token is read from its sequence's lane"
-    # Of a span longer than a lane the last rows stay: two writes to one place have no order.
-    behind = bounds[owners + 1] - np.arange(num_rows)
-    told = np.flatnonzero((lanes[sampled] >= 0) & (behind[sampled] <= LANE_WIDTH))
+    slots = table[rows.owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    tiles, short_tiles = _tiles(rows, tile_rows, table.shape[1])
+    sampled = np.flatnonzero(rows.places >= rows.spread(sampled_from))
+    given = _given(rows, [span.given for span in spans], sampled_from)
+    rings = rows.spread(lanes) * LANE_WIDTH  # [rows], where each row's lane begins
+    unknown = np.flatnonzero(ids == UNKNOWN)
+    assert (rings[unknown] >= 0).all(), "an unknown token is read from its sequence's lane"
+    told = np.flatnonzero(rings[sampled] >= 0)
+    if rows.longest > LANE_WIDTH:  # its last rows stay: two writes to one place have no order
+        told = told[(rows.bounds[rows.owners + 1] - np.arange(rows.count))[sampled[told]] <= LANE_WIDTH]
+    told_rows = sampled[told]
     return Batch(
-        token_ids=token_ids,
+        token_ids=ids,
         positions=positions,
         slots=slots,
         tiles=tiles,
         page_table=table,
-        span_starts=bounds.astype(np.int32),
+        span_starts=rows.bounds.astype(np.int32),
         short_tiles=short_tiles,
         num_lanes=int(lanes.max()) + 1,
         num_given=len(given),
         wanted=np.concatenate((given, sampled)) if len(given) else sampled,
         unknown=unknown,
-        unknown_from=(lanes * LANE_WIDTH + positions % LANE_WIDTH)[unknown],
+        unknown_from=rings[unknown] + positions[unknown] % LANE_WIDTH,
         told=told,
-        told_to=(lanes * LANE_WIDTH + (positions + 1) % LANE_WIDTH)[sampled[told]],
+        told_to=rings[told_rows] + (positions[told_rows] + 1) % LANE_WIDTH,
     )
+
+
+class _Placement:
+    """Which row is of which span. Nearly always each span has one row, and what is said of spans is said of rows."""
+
+    def __init__(self, lengths: Ints) -> None:
+        self.lengths = lengths
+        self.count, self.longest = int(lengths.sum()), int(lengths.max())
+        self.is_plain = self.longest == 1 and self.count == len(lengths)
+        if self.is_plain:
+            self.bounds = np.arange(self.count + 1)  # [spans + 1]
+            self.owners = self.bounds[:-1]  # [rows]
+            self.places = np.zeros(self.count, np.int64)  # [rows], within the span
+        else:
+            self.bounds = np.concatenate(([0], np.cumsum(lengths)))
+            self.owners = np.repeat(np.arange(len(lengths)), lengths)
+            self.places = np.arange(self.count) - self.bounds[self.owners]
+
+    def spread(self, of_spans: Ints) -> Ints:
+        """[spans] -> [rows]"""
+        return of_spans if self.is_plain else of_spans[self.owners]
 
 
 def layout_of(batch: Batch, num_rows: int, room: tuple[int, int] | None = None) -> Layout:
@@ -211,12 +235,17 @@ def rows_of(one: Pass, page_size: int, *, tile_rows: int = 0, device: torch.devi
 
 
 def _tiles(
-    lengths: Ints, bounds: Ints, tile_rows: Callable[[int], int], num_pages: int
+    rows: _Placement, tile_rows: Callable[[int], int], num_pages: int
 ) -> tuple[NDArray[np.int32], int]:
     """Every span cut into tiles, int32 [tiles, 3], those of short spans first; and how many these are."""
-    short = tile_rows(1)
+    short, lengths = tile_rows(1), rows.lengths
     if not short:
         return np.empty((0, 3), np.int32), 0
+    if rows.is_plain:
+        tiles = np.ones((rows.count, 3), np.int32)
+        tiles[:, 0] = rows.owners
+        tiles[:, 2] = rows.owners * num_pages
+        return tiles, rows.count
     heights = np.full(len(lengths), short)
     for index in np.flatnonzero(lengths > short):
         heights[index] = tile_rows(int(lengths[index]))
@@ -226,32 +255,23 @@ def _tiles(
     before = np.cumsum(counts) - counts  # tiles of earlier spans
     skipped = (np.arange(len(owners)) - before[owners]) * heights  # rows before, in the span
     tiles = np.empty((len(owners), 3), np.int32)
-    tiles[:, 0] = bounds[owners] + skipped
+    tiles[:, 0] = rows.bounds[owners] + skipped
     tiles[:, 1] = np.minimum(lengths[owners] - skipped, heights)
     tiles[:, 2] = owners * num_pages
     is_tall = heights > short
     return tiles[np.argsort(is_tall, kind="stable")], int((~is_tall).sum())
 
 
-def _sampled(spans: Sequence[Span], owners: Ints, places: Ints) -> Ints:
-    """Which rows of the pass give a token."""
-    return np.flatnonzero(places >= _array([span.sample_from for span in spans])[owners])
-
-
-def _given(spans: Sequence[Span], owners: Ints, places: Ints) -> Ints:
+def _given(rows: _Placement, given: Sequence[tuple[int, ...]], stops: Ints) -> Ints:
     """Which rows of the pass stand before a given token."""
-    counts = _array([len(span.given) for span in spans])
-    if not counts.any():
+    if not any(given):
         return np.empty(0, np.int64)
-    stops = _array([span.sample_from for span in spans])
+    counts = np.fromiter(map(len, given), np.int64, len(given))
     assert (counts <= stops).all(), "a given token stands behind a row of its own span"
-    return np.flatnonzero((places >= (stops - counts)[owners]) & (places < stops[owners]))
+    places = rows.places
+    return np.flatnonzero((places >= rows.spread(stops - counts)) & (places < rows.spread(stops)))
 
 
 def _extras(batch: Batch) -> tuple[Ints, ...]:
     """In the order of `Sent`."""
     return batch.wanted, batch.unknown, batch.unknown_from, batch.told, batch.told_to
-
-
-def _array(values: list[int]) -> Ints:
-    return np.array(values, np.int64)

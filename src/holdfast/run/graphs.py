@@ -1,12 +1,14 @@
-"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each number of rows.
+"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each number of rows. Long ones end
+before the last layer (`last_layer.py`).
 
-A graph reads whatever changes from one pass to the next from one buffer that stays where it is, and writes to one output:
+A graph reads whatever changes from one pass to the next from one buffer that stays where it is, and writes to two others:
 
-    buffer   | token_ids | positions | slots | tiles | page table ... |    as `batch.py` lays a pass out
-    output   hidden [most rows, hidden]
+    buffer     | token_ids | positions | slots | tiles | page table ... |    as `batch.py` lays a pass out
+    output     [most rows, hidden]   behind the last norm, or what the last layer reads
+    residual   [most rows, hidden]   where it ends before the last layer
 
-All graphs share the buffer, the output and the memory of what lies between; passes run one after the other on one stream, so
-nobody is in anybody's way. The head and the sampler are not captured. While a graph is captured the buffer says that there is
+All graphs share the buffers and the memory of what lies between; passes run one after the other on one stream, so nobody is
+in anybody's way. The head and the sampler are not captured. While a graph is captured the buffer says that there is
 nothing to do: no slot is written, no tile attends.
 
 What fits which graph is worked out here; what CUDA does about it is `CudaRecorder`'s business alone.
@@ -69,9 +71,12 @@ class Graphs:
         decoder: Decoder,
         layers: Sequence[KVLayer],
         tall_rows: int,
+        ends_early: Callable[[int], bool],
         between: Callable[[Rows], Between] | None = None,
     ) -> None:
-        """tall_rows: how many rows a tall tile holds; between: what stands between the layers of a pass of these rows."""
+        """tall_rows: how many rows a tall tile holds; ends_early: whether passes of so many rows end before the last layer;
+        between: what stands between the layers of a pass of these rows."""
+        self._ends_early = ends_early
         self._tall_rows = tall_rows
         self._between = between
         self._decoder = decoder
@@ -79,7 +84,7 @@ class Graphs:
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._max_pages = 0
-        self._buffer = self._output = torch.empty(0)
+        self._buffer = self._output = self._residual = torch.empty(0)
 
     def capture(
         self,
@@ -124,6 +129,15 @@ class Graphs:
         self._graphs[size, canonical].replay()
         return self._output[:size]
 
+    @property
+    def output(self) -> Tensor:
+        """Where replays leave what they give, [most rows, hidden]."""
+        return self._output
+
+    def residual(self, size: int) -> Tensor:
+        """What a replay that ended early gives beside it."""
+        return self._residual[:size]
+
     def _fits(self, batch: Batch, size: int) -> bool:
         short, tall = self._room(size)
         return (
@@ -146,20 +160,27 @@ class Graphs:
         # Behind the table: where spans start, and for each row what it is wanted for and its lane's places.
         num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
-        self._output = torch.zeros(most_rows, config.hidden_size, dtype=self._decoder.dtype, device=device)
+        self._output, self._residual = (
+            torch.zeros(most_rows, config.hidden_size, dtype=self._decoder.dtype, device=device)
+            for _ in range(2)
+        )
 
     def _record(self, size: int, canonical: bool, recorder: Recorder) -> _Graph:
         rows = self._rows(size)
         for tensor, nothing in ((self._buffer, 0), (rows.slots, -1)):
             tensor.fill_(nothing)
-        output = self._output[:size]
-
+        output, residual = self._output[:size], self._residual[:size]
         between = None if self._between is None else self._between(rows)
 
-        def work() -> None:
+        def whole() -> None:
             output.copy_(self._decoder.hidden(rows, self._layers, canonical=canonical, between=between))
 
-        return _Graph(rows, recorder.record(work))
+        def body() -> None:
+            left = self._decoder.body(rows, self._layers, canonical=canonical, between=between)
+            residual.copy_(left[0])
+            output.copy_(left[1])
+
+        return _Graph(rows, recorder.record(body if self._ends_early(size) else whole))
 
     def _rows(self, size: int) -> Rows:
         """The buffer's rows, with a page table as long as it can be. Where spans start is not for graphs to know."""

@@ -1,7 +1,7 @@
 """The tokens sampled last, by sequence, on the device: so that a pass can be enqueued before its tokens are known.
 
 A lane is a ring of one sequence's tokens by position, read and written as `core/plan.py` says. A row that gave no token is
-read as token 0: whatever is made of it, the sequence is at its end.
+embedded as token 0: whatever is made of it, the sequence is at its end.
 """
 
 import torch
@@ -26,8 +26,7 @@ class Lanes:
 
     def resolve(self, token_ids: Tensor, unknown: Tensor, places: Tensor) -> None:
         """Writes the unknown rows' tokens: token_ids int64 [rows], unknown and places int64 [unknown]."""
-        known = self._table.view(-1).index_select(0, places).clamp_(min=0)
-        token_ids.index_copy_(0, unknown, known)
+        token_ids.index_copy_(0, unknown, self._table.view(-1).index_select(0, places))
 
     def tell(self, places: Tensor, token_ids: Tensor) -> None:
         """What was sampled, int64 [told] both; no place twice."""

@@ -34,7 +34,7 @@ _FEW_PAGES = 1024  # that neighbours take at most
 _NEAR = 1000  # positions of neighbours
 _SHORT_CONTEXT = 4000
 _STYLES = (
-    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.0, logprobs=0),  # which ends as most passes do, `greedy_end.py`
     SamplingParams(temperature=0.0, logprobs=2),
     SamplingParams(temperature=0.8, top_p=0.95, seed=7),
 )

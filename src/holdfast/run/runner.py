@@ -17,7 +17,9 @@ from holdfast.models.decoder import Decoder
 from holdfast.run.batch import Batch, Sent, batch_of, send_batch
 from holdfast.run.check import Check
 from holdfast.run.graphs import CudaRecorder, Graphs, Progress
+from holdfast.run.greedy_end import GreedyChoices, GreedyEnd
 from holdfast.run.lanes import Lanes
+from holdfast.run.last_layer import LastLayer
 from holdfast.run.logprobs import logprobs_of
 from holdfast.run.masks import MaskWorker
 from holdfast.run.page_rows import PageRows
@@ -54,7 +56,10 @@ class Runner:
         self._lanes = Lanes(self._device)
         tall_rows = arithmetic.tile_rows(1 << 20, self._group) or 1
         between = None if thinker is None else thinker.between_captured
-        self._graphs = Graphs(decoder, store.layers, tall_rows, between)
+        all_seen = thinker is not None and thinker.looks_behind_the_last_layer
+        self._last_layer = LastLayer(decoder, store.layers, all_seen=all_seen)
+        self._graphs = Graphs(decoder, store.layers, tall_rows, self._last_layer.is_apart, between)
+        self._greedy_end = GreedyEnd(decoder)
 
     def run(self, plan: Plan) -> list[PassResult]:
         """The passes of a plan, in order."""
@@ -94,6 +99,8 @@ class Runner:
             if self._thinker is not None:
                 self._thinker.capture(max((*sizes, *canonical_sizes)), recorder)
             self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
+            self._last_layer.warm()
+            self._greedy_end.capture(self._graphs.output, sizes, canonical_sizes, recorder)
 
     def _start_pass(self, one: Pass, up: Returns) -> Callable[[], PassResult]:
         if one.kind is PassKind.CHECK:
@@ -102,12 +109,17 @@ class Runner:
         canonical = one.kind is PassKind.CANONICAL
         with self._mask_worker.working_on(one.spans) as masks:
             batch = self._batch(one)
-            sent, hidden = self._forward(one, batch)  # [given and sampled, hidden]
+            sent, hidden, size = self._forward(one, batch)  # [given and sampled, hidden]
             thinker = self._thinker
             thoughts = thinker.finish(one, canonical=canonical) if thinker is not None else ()
             reference = canonical and not (one.certified and self._certified_head)
             scores = self._score(hidden[: batch.num_given], one.spans, reference, up)
-            samples = self._sample(hidden[batch.num_given :], one.spans, masks(), reference, sent, up)
+            if size is not None and self._greedy_end.fits(size, batch, one.spans, canonical=reference):
+                num_rows = len(batch.wanted)
+                best = self._greedy_end.choose(size, num_rows, one.spans, up, canonical=reference)
+                samples = self._take([best], one.spans, sent)
+            else:
+                samples = self._sample(hidden[batch.num_given :], one.spans, masks(), reference, sent, up)
         return lambda: PassResult(samples(), scores(), thoughts)
 
     def _batch(self, one: Pass) -> Batch:
@@ -130,11 +142,11 @@ class Runner:
     def _start_check(self, one: Pass, up: Returns) -> Callable[[], str | None]:
         check = Check(one, self._store, self._decoder.arithmetic.page_size, self._thinker)
         check.prepare()
-        _, hidden = self._forward(one, self._batch(one))
+        _, hidden, _ = self._forward(one, self._batch(one))
         return check.compare(self._decoder, hidden, up)
 
-    def _forward(self, one: Pass, batch: Batch) -> tuple[Sent, Tensor]:
-        """The pass on the device, by a graph if one fits."""
+    def _forward(self, one: Pass, batch: Batch) -> tuple[Sent, Tensor, int | None]:
+        """The pass on the device, and its wanted rows; by a graph if one fits, of so many rows."""
         # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
         exact = one.kind is not PassKind.FAST
         canonical = exact and not one.certified
@@ -146,15 +158,22 @@ class Runner:
             between = None
             if self._thinker is not None and read_from is not None:
                 between = self._thinker.between(sent.rows.slots, read_from)
-            return sent, self._decoder.forward(
-                sent.rows, self._store.layers, sent.wanted, canonical=canonical, between=between
-            )
+            layers = self._store.layers
+            if not self._last_layer.is_apart(one.padded_rows, len(batch.wanted)):
+                hidden = self._decoder.hidden(sent.rows, layers, canonical=canonical, between=between)
+                return sent, hidden[sent.wanted], None
+            left = self._decoder.body(sent.rows, layers, canonical=canonical, between=between)
+            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), None
         sent = self._graphs.load(batch, size, canonical=canonical)
         self._resolve(batch, sent)
         if self._thinker is not None and read_from is not None:
             self._thinker.load(read_from, size)
         hidden = self._graphs.replay(size, canonical=canonical)
-        return sent, hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
+        if self._last_layer.is_apart(size):
+            left = self._graphs.residual(size), hidden
+            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), size
+        wanted = hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
+        return sent, wanted, size
 
     def _resolve(self, batch: Batch, sent: Sent) -> None:
         """Tokens that earlier passes sampled."""
@@ -174,13 +193,19 @@ class Runner:
         """The sampled rows of each span."""
         found: list[Choices] = []
         done = 0
-        is_one_each = all(span.num_sampled == 1 for span in spans)
         for parts in slice_parts(spans, masks, self._slice_rows):
             num_rows = sum(part.num_rows for part in parts)
             logits = self._decoder.logits(hidden[done : done + num_rows], canonical=canonical)
             found.append(sample(self._decoder.arithmetic, logits, parts, up))
             done += num_rows
+        return self._take(found, spans, sent)
+
+    def _take(
+        self, found: Sequence[Choices | GreedyChoices], spans: Sequence[Span], sent: Sent
+    ) -> Callable[[], Samples]:
+        """What was chosen goes into the lanes, and is to be read by span."""
         self._tell(found, sent)
+        is_one_each = all(span.num_sampled == 1 for span in spans)
 
         def read() -> Samples:
             sampled = list(chain.from_iterable(choices.read() for choices in found))
@@ -191,11 +216,16 @@ class Runner:
 
         return read
 
-    def _tell(self, found: Sequence[Choices], sent: Sent) -> None:
-        """What was sampled goes into the lanes, for passes that are planned before it is known."""
-        if len(sent.told):
+    def _tell(self, found: Sequence[Choices | GreedyChoices], sent: Sent) -> None:
+        """For passes that are planned before it is known."""
+        if not len(sent.told):
+            return
+        token_ids = found[0].token_ids
+        if len(found) > 1:
             token_ids = torch.cat([choices.token_ids for choices in found])
-            self._lanes.tell(sent.told_to, token_ids.index_select(0, sent.told))
+        if len(sent.told) < len(token_ids):
+            token_ids = token_ids.index_select(0, sent.told)
+        self._lanes.tell(sent.told_to, token_ids)
 
     def _score(
         self, hidden: Tensor, spans: Sequence[Span], canonical: bool, up: Returns

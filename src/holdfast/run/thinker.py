@@ -64,6 +64,10 @@ class Thinker:
         self._graphs: ThoughtGraphs | None = None
         self._read_from = torch.empty(0, dtype=torch.int64, device=device)  # what captured passes read
 
+    @property
+    def looks_behind_the_last_layer(self) -> bool:
+        return self._config.l_out == len(self._decoder.layers)
+
     def capture(self, most_rows: int, recorder: Recorder) -> None:
         """T as graphs, and a place that captured passes of up to so many rows read from."""
         self._read_from = torch.full((most_rows,), -1, dtype=torch.int64, device=self.rows.device)
