@@ -1,5 +1,6 @@
 """A model learns to think: short parity, from nothing, on this CPU."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,17 @@ from holdfast.train.settings import PRESETS
 SEED = "A coin's state is heads. Alice flips, then Bob flips. What's the state? A:"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """So small a model trains no faster with more; beside another worker's they would wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_short_parity_is_learned_and_thought(tmp_path: Path) -> None:
     run = start_run(PRESETS["short"], torch.device("cpu"))
     train(run)

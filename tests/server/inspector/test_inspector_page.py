@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ElementHandle, Page
 
 pytestmark = pytest.mark.slow
+LONG = {"seed": "7", "max_tokens": "60"}  # a seed whose answer does not end early: something is rolled back
 SECONDS = 60_000.0  # milliseconds, that is: the longest anything may take
 # Much is on the page for a moment only, and whoever asks now and then may miss it on a busy machine: the page notes it.
 NOTE_ALL = """
@@ -147,7 +148,7 @@ def is_reddish(colour: str) -> bool:
 
 
 def test_tokens_appear(visit: Visit, server: Server) -> None:
-    visit.ask(seed="7", max_tokens="60")
+    visit.ask(**LONG)
     card = visit.card()
     for kind in ("prompt", "candidate", "committed"):
         visit.wait_seen(kind)
@@ -172,7 +173,7 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
 
 
 def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
-    visit.ask(max_tokens="60")
+    visit.ask(**LONG)
     card = visit.card()
     visit.wait_seen("rolled")
     assert is_reddish(visit.colour(".key .token.rolled"))
@@ -373,7 +374,7 @@ def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server
           }).observe(document.body, { subtree: true, childList: true, attributes: true });
         }"""
     )
-    calm.ask(max_tokens="40")
+    calm.ask(**LONG)
     calm.wait_answered()
     assert set(calm.page.evaluate("() => window.animations")) == {"none"}
     calm.page.wait_for_selector(".strip .token.rolled", state="detached")
