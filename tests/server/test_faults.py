@@ -140,14 +140,18 @@ def test_a_pass_that_raises(server: Server, odd: Odd) -> None:
     assert server.get("/health").status_code == 200
 
 
-def test_out_of_pages(server: Server, undisturbed: str) -> None:
+def test_out_of_pages(server: Server, odd: Odd, undisturbed: str) -> None:
     """Requests give way to older ones and start again; what they answer stays the same."""
     num_before = server.metric("holdfast_num_preemptions_total")
-    same = [Client(server, **FIXED, stream=at % 2 == 0) for at in range(6)]
+    odd.tell(slow=SLOW)  # until all are there: those who come one by one may fit
     other = [
         Client(server, prompt=f"{at} dogs", max_tokens=150, temperature=1.0, ignore_eos=True)
         for at in range(6)
     ]
+    wait_until(lambda: count(server, "running") == MAX_RUNNING)
+    same = [Client(server, **FIXED, stream=at % 2 == 0) for at in range(6)]
+    wait_until(lambda: count(server, "running") + count(server, "waiting") == len(other) + len(same))
+    odd.tell()
     assert {one.wait().text for one in same} == {undisturbed}
     assert [one.wait().status for one in other] == [200] * 6
     assert server.metric("holdfast_num_preemptions_total") > num_before
