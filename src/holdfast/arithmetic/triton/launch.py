@@ -1,7 +1,8 @@
 """How our kernels follow one another: each may be set up while the one before it still runs.
 
 On Hopper and later a kernel can be launched before its predecessor is done (programmatic dependent launch); it must then wait
-before it touches memory. Every kernel of ours begins with `take_turn`, and is launched with what `in_turn` says.
+before it touches memory. A layer's kernels begin with `take_turn` and are launched with what `in_turn` says; those that run
+once a pass are launched as ever, and begin when all before them is done.
 """
 
 import os
