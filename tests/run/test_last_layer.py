@@ -12,10 +12,11 @@ from holdfast.arithmetic.rows import Rows
 from holdfast.core.params import SamplingParams
 from holdfast.core.plan import Pass, PassKind, PassResult, Plan, Sampling, Span
 from holdfast.models.decoder import Decoder
-from holdfast.run.batch import batch_of, send_batch
+from holdfast.run.batch import Batch, Sent, batch_of, send_batch
 from holdfast.run.last_layer import LastLayer, wanted_of
 from holdfast.run.runner import Runner
 from holdfast.run.store import KVStore
+from support.fake_recorder import FakeRecorder
 
 PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
 HOW = Sampling(SamplingParams(temperature=0.7, seed=3, prompt_logprobs=2), 3, 150)
@@ -126,6 +127,47 @@ def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wan
         left = decoder.body(sent.rows, store.layers, canonical=True)
         found = last.run(batch, sent, left, canonical=True, exact=True)
     assert len(found) == 91 and torch.equal(found, whole)
+
+
+class EarlyGraphs:
+    """In place of `Graphs` on a CPU: every pass is a graph of 64 rows that ends before the last layer."""
+
+    def __init__(self, decoder: Decoder, store: KVStore) -> None:
+        self._decoder, self._store = decoder, store
+        self.output = torch.zeros(64, decoder.config.hidden_size, dtype=decoder.dtype)
+
+    def size_for(self, batch: Batch, padded_rows: int, *, canonical: bool, exact: bool) -> int:
+        return 64
+
+    def load(self, batch: Batch, size: int, *, canonical: bool) -> Sent:
+        self._sent = send_batch(batch, size, torch.device("cpu"))
+        return self._sent
+
+    def replay(self, size: int, *, canonical: bool) -> Tensor:
+        left = self._decoder.body(self._sent.rows, self._store.layers, canonical=canonical)
+        self._residual = left[0]
+        self.output.copy_(left[1])
+        return self.output
+
+    def residual(self, size: int) -> Tensor:
+        return self._residual
+
+
+def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(decoder: Decoder) -> None:
+    """Even where one was captured for as many rows."""
+    assert LastLayer(decoder, (), all_seen=False).is_apart(64)
+    greedy = Sampling(SamplingParams(temperature=0), 0, 150)
+    one = Pass(
+        PassKind.CANONICAL,
+        (replace(LONG, token_ids=PROMPT[:1], sample_from=0, sampling=greedy, logprobs=0),),
+        64,
+    )
+    plain, captured = (Runner(decoder, KVStore(24, decoder.config, decoder.arithmetic)) for _ in range(2))
+    graphs = EarlyGraphs(decoder, captured._store)
+    captured._graphs = graphs  # type: ignore[assignment]
+    with torch.inference_mode():
+        captured._greedy_end.capture(graphs.output, [64], [64], FakeRecorder())
+    assert captured.run(Plan((one,))) == plain.run(Plan((one,)))
 
 
 def test_wanted_rows_as_spans_of_their_own() -> None:

@@ -146,7 +146,7 @@ class Runner:
         return check.compare(self._decoder, hidden, up)
 
     def _forward(self, one: Pass, batch: Batch) -> tuple[Sent, Tensor, int | None]:
-        """The pass on the device, and its wanted rows; by a graph if one fits, of so many rows."""
+        """The pass on the device, and its wanted rows; and if a graph left all rows behind the last layer, of how many."""
         # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
         exact = one.kind is not PassKind.FAST
         canonical = exact and not one.certified
@@ -171,7 +171,7 @@ class Runner:
         hidden = self._graphs.replay(size, canonical=canonical)
         if self._last_layer.is_apart(size):
             left = self._graphs.residual(size), hidden
-            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), size
+            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), None
         wanted = hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
         return sent, wanted, size
 
