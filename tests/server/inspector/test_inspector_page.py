@@ -205,8 +205,8 @@ def test_ordinary_requests_are_grey(visit: Visit) -> None:
     facts = visit.wait_answered()
     assert facts["Mode"] == "none"
     wait_ended(card)
-    assert facts["Tokens"].endswith(f" in, {count(card, '.token.ordinary')} out")
-    assert count(card, ".token.ordinary") > 0
+    assert facts["Tokens"].endswith(" in, 12 out")
+    assert count(card, ".token.ordinary") == 12
     assert count(card, ".token.committed") == 0
 
 
