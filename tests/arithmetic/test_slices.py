@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.slices import ProductShape, choose_slices, slices_of
+from holdfast.arithmetic import slices as module
+from holdfast.arithmetic.slices import ProductShape, choose_slices, cuts_of, slices_of
 from holdfast.arithmetic.totals import candidate_sizes, gpu_totals, padded_totals
 
 TOTALS = (*range(1, 20), 24, 32)
@@ -20,12 +21,17 @@ class Library:
     """Products that are the same for every total but those a fault is planted at, by the number of slices."""
 
     def __init__(
-        self, faults: dict[int, set[int]], only_row: int | None = None, neighbours: bool = False
+        self,
+        faults: dict[int, set[int]],
+        only_row: int | None = None,
+        neighbours: bool = False,
+        cut_faults: frozenset[int] = frozenset(),
     ) -> None:
         self.faults, self.only_row, self.neighbours = faults, only_row, neighbours
+        self.cut_faults = cut_faults
         self.asked: list[int] = []
 
-    def __call__(self, x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, slices: int, cut: int = 0, /) -> Tensor:
         self.asked.append(slices)
         slices = max(slices, 0)  # the library's own call is what 0 slices are
         count = max(1, slices)
@@ -38,6 +44,8 @@ class Library:
         if len(x) in self.faults.get(slices, ()):
             at = slice(None) if self.only_row is None else self.only_row % len(x)
             out[..., at, :] *= 1 + 2**-20
+        if cut and len(x) in self.cut_faults:
+            out[-1, cut:] *= 1 + 2**-20
         if self.neighbours:
             out += out.abs().max() * 2**-24
         return out if slices else out.to(x.dtype)
@@ -82,7 +90,7 @@ def test_a_product_that_feels_its_neighbours_agrees_nowhere_else() -> None:
 def test_a_difference_that_rounding_hides_is_seen_where_probes_cancel() -> None:
     """One part in a million is far below a step of bf16."""
 
-    def multiply(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    def multiply(x: Tensor, weight: Tensor, slices: int, cut: int = 0, /) -> Tensor:
         first, second = x.float().chunk(2, 1), weight.float().chunk(2, 1)
         parts = [one @ other.T for one, other in zip(first, second, strict=True)]
         if len(x) == 7:
@@ -154,6 +162,38 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "file"))
     assert choose(Library({}))[0].slices == 0
     assert "could not be kept" in caplog.text
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Every total is faster in two, says the clock; the totals it was asked about."""
+    asked: list[tuple[int, ...]] = []
+
+    def find(multiply: object, weight: Tensor, totals: list[int]) -> dict[int, int]:
+        asked.append(tuple(totals))
+        return dict.fromkeys(totals, 32)
+
+    monkeypatch.setattr(module, "find_cuts", find)
+    return asked
+
+
+def test_columns_are_cut_where_no_bit_changes(timed: list[tuple[int, ...]]) -> None:
+    (choice,) = choose(Library({}, cut_faults=frozenset({16})))
+    assert timed == [(1, 2, 4, 8, 16, 24, 32)]  # what passes are padded to
+    assert choice.cuts == tuple((rows, 32) for rows in (1, 2, 4, 8, 24, 32))
+    assert choice.totals == TOTALS and choice.slices == 0
+    assert cuts_of([choice]) == {(48, 64): dict(choice.cuts)}
+
+
+def test_a_product_in_slices_is_not_cut(timed: list[tuple[int, ...]]) -> None:
+    (choice,) = choose(Library({0: {1}}))
+    assert (choice.slices, choice.cuts, timed, cuts_of([choice])) == (1, (), [], {})
+
+
+def test_cuts_are_kept(timed: list[tuple[int, ...]]) -> None:
+    first = choose(Library({}))
+    assert first[0].cuts and choose(Library({})) == first
+    assert len(timed) == 1
 
 
 def test_progress_is_told_by_product() -> None:

@@ -49,6 +49,24 @@ def test_a_weight_that_is_packed_is_not_copied(
     assert arithmetic.pack(weight).data.data_ptr() == weight.data_ptr()
 
 
+def test_columns_may_be_cut_at_some_totals(
+    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+) -> None:
+    outputs, inputs, first, rows = (28672, 4096, 16128, 256) if HAS_GPU else (96, 64, 64, 40)
+    weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
+    whole = arithmetic.pack(weight)
+    cut = replace(whole, cuts={rows: first})
+    x = random(rows + 1, inputs, dtype=dtype, device=device)
+    found = arithmetic.linear(x[:rows], cut, canonical=False)
+    pieces = [x[:rows] @ some.T for some in (weight[:first], weight[first:])]
+    assert found.is_contiguous() and same_bits(found, torch.cat(pieces, 1))
+    if HAS_GPU and dtype is not torch.float32:  # of which the library has more than one class
+        assert same_bits(found, arithmetic.linear(x[:rows], whole, canonical=True))
+    for one in (x, x[:8]):
+        other = arithmetic.linear(one, cut, canonical=False)
+        assert same_bits(other, arithmetic.linear(one, whole, canonical=False))
+
+
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("slices", [0, 2])
 def test_rows_are_their_own_in_the_reference_form(

@@ -31,11 +31,12 @@ def open_arithmetic(
     device: torch.device = CPU,
     plain: bool = False,
     slices: Mapping[tuple[int, int], int] | None = None,
+    cuts: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
 ) -> Arithmetic:
     """The arithmetic for activations of `dtype`. "auto" on a CPU falls back to the library path, with one warning.
 
-    On a GPU, `slices` says how many slices K has in a product of shape (N, K), and `plain` that passes which are not
-    canonical use the library's own products.
+    On a GPU, `slices` says how many slices K has in a product of shape (N, K), `cuts` by rows where its columns are cut,
+    and `plain` that passes which are not canonical use the library's own products.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"no arithmetic for {dtype}; use one of {', '.join(map(str, DTYPES))}")
@@ -44,7 +45,7 @@ def open_arithmetic(
     if path not in ("auto", "compiled", "library", "triton"):
         raise ConfigError(f"unknown arithmetic path {path!r}; use auto, compiled, library or triton")
     if uses_triton(path, device):
-        return _open_triton(dtype, device, plain, slices or {})
+        return _open_triton(dtype, device, plain, slices or {}, cuts or {})
     if path == "library":
         return LibraryArithmetic(dtype)
     try:
@@ -83,10 +84,14 @@ def triton_is_interpreted() -> bool:
 
 
 def _open_triton(
-    dtype: torch.dtype, device: torch.device, plain: bool, slices: Mapping[tuple[int, int], int]
+    dtype: torch.dtype,
+    device: torch.device,
+    plain: bool,
+    slices: Mapping[tuple[int, int], int],
+    cuts: Mapping[tuple[int, int], Mapping[int, int]],
 ) -> Arithmetic:
     from holdfast.arithmetic.triton.operations import (
         TritonArithmetic,
     )  # triton is imported only where it is used
 
-    return TritonArithmetic(dtype, device, slices, plain)
+    return TritonArithmetic(dtype, device, slices, plain, cuts)

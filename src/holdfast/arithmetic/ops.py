@@ -8,7 +8,8 @@ Shapes: rows are tokens; H query heads, KVH kv heads, D head_dim, N and K out an
 Activations, weights and the KV cache share one dtype; inside, everything is fp32.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -32,6 +33,9 @@ class Linear:
     # For paths that cut K: 0, the library's own product, rounded by the library; S >= 1, S slices whose fp32 sums are
     # added in order, then the bias, then rounded once.
     slices: int = 0
+    # Of a library's own product, by rows: how many columns are multiplied first and the others behind them, because both
+    # together are faster than all at once. An output is the same either way.
+    cuts: Mapping[int, int] = field(default_factory=dict)
 
 
 class Arithmetic(Protocol):

@@ -2,7 +2,8 @@
 
 A library splits K by the number of rows. Where it does not, its own product is the recipe (0 slices); where it does, K is cut
 in 1, 2, 4 or 8 slices whose fp32 sums are added in order. Which is asked of the machine, with random weights of the shape,
-before any weights are loaded: fewest first and never by time, so that the same machine always makes the same choice.
+before any weights are loaded: fewest first and never by time, so that the same machine always makes the same choice. Columns
+of the library's own product may be cut by time (`column_cuts`), where the bits are those of the product in one piece.
 
 Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and what is left is nothing but
 the rounding of the order in which it was summed.
@@ -14,28 +15,27 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from holdfast.arithmetic.cache import cache_folder
+from holdfast.arithmetic.column_cuts import find_cuts
 from holdfast.arithmetic.probe import NUM_PROBES, bits_of
-from holdfast.arithmetic.product_times import PLAIN, TIMED_ROWS, time_products
-from holdfast.arithmetic.totals import MAX_HEAD_ROWS, gpu_totals
+from holdfast.arithmetic.product_times import PLAIN, TIMED_ROWS, Multiply, time_products
+from holdfast.arithmetic.totals import MAX_HEAD_ROWS, MAX_SHORT_ROWS, gpu_totals, padded_totals
 from holdfast.arithmetic.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
-_FORMAT = 1
+_FORMAT = 2
 _SLICES = (0, 1, 2, 4, 8)
 # The same list whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
 TOTALS = gpu_totals(8192)
 _DEVIATION = 0.02
 _LEAST_WIDTH = 16  # of a slice
 
-Multiply = Callable[[Tensor, Tensor, int], Tensor]
-"""x [rows, K], weight [N, K], slices -> [rows, N], or with slices fp32 [slices, rows, N]. PLAIN: the library's own call."""
 Progress = Callable[[int, int], None]
 
 
@@ -57,7 +57,7 @@ class ProductShape:
 @dataclass(frozen=True)
 class Choice:
     """What the machine said of one shape: the slices, the totals that gave the reference's bits with them, how many different
-    answers the library's own product has over all totals, and what the recipe costs against it at some."""
+    answers the library's own product has over all totals, where columns are cut, and what the recipe costs at some totals."""
 
     name: str
     out_features: int
@@ -66,9 +66,8 @@ class Choice:
     totals: tuple[int, ...]
     num_tried: int
     plain_classes: int
-    costs: tuple[tuple[int, float], ...] = field(
-        default=()
-    )  # (rows, time of the recipe / time of the plain call)
+    cuts: tuple[tuple[int, int], ...] = ()  # (rows, columns multiplied first)
+    costs: tuple[tuple[int, float], ...] = ()  # (rows, time of the recipe / time of the plain call)
 
     @property
     def agrees(self) -> bool:
@@ -117,14 +116,19 @@ def slices_of(choices: Sequence[Choice]) -> dict[tuple[int, int], int]:
     return {(one.out_features, one.in_features): one.slices for one in choices}
 
 
-def library_multiply(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+def cuts_of(choices: Sequence[Choice]) -> dict[tuple[int, int], dict[int, int]]:
+    return {(one.out_features, one.in_features): dict(one.cuts) for one in choices if one.cuts}
+
+
+def library_multiply(x: Tensor, weight: Tensor, slices: int, cut: int = 0) -> Tensor:
     """The products as the triton path makes them: with few rows by a kernel of its own, unless they are plain."""
     from holdfast.arithmetic.ops import Linear
     from holdfast.arithmetic.triton.linear import multiply
 
     out_features, in_features = weight.shape
-    cut = Linear(weight, None, in_features, out_features, weight.dtype, slices=max(0, slices))
-    return multiply(x, cut, plain=slices == PLAIN)
+    cuts = {x.shape[0]: cut} if cut else {}
+    linear = Linear(weight, None, in_features, out_features, weight.dtype, max(0, slices), cuts)
+    return multiply(x, linear, plain=slices == PLAIN)
 
 
 def _merged(shapes: Sequence[ProductShape]) -> list[ProductShape]:
@@ -162,8 +166,12 @@ def _choose(
             break
     assert best is not None, f"K is {shape.in_features}: too short to be multiplied"
     slices, agreeing = best
-    costs = time_products(multiply, bench.weight, slices, [rows for rows in TIMED_ROWS if rows <= totals[-1]])
-    return Choice(shape.name, *shape.key, slices, tuple(agreeing), len(totals), classes, costs)
+    cuts = bench.cuts(agreeing) if slices == 0 else {}
+    timed = [rows for rows in TIMED_ROWS if rows <= totals[-1]]
+    costs = time_products(multiply, bench.weight, slices, cuts, timed)
+    return Choice(
+        shape.name, *shape.key, slices, tuple(agreeing), len(totals), classes, tuple(cuts.items()), costs
+    )
 
 
 class _Bench:
@@ -203,9 +211,19 @@ class _Bench:
         self._mix = torch.randint(1, 1 << 62, (shape.out_features,), generator=generator, device=device)
         self._multiply, self._totals, self._reference_rows = multiply, totals, reference_rows
 
-    def ask(self, slices: int) -> tuple[list[int], int]:
-        """The totals that give the reference's bits, and how many different answers there are. Read from the device once."""
-        device, totals = self.weight.device, self._totals
+    def cuts(self, totals: Sequence[int]) -> dict[int, int]:
+        """Where the library's own product is faster in two, among these totals, and has the bits of the reference."""
+        padded = frozenset(padded_totals(MAX_SHORT_ROWS))
+        found = find_cuts(self._multiply, self.weight, [total for total in totals if total in padded])
+        agreeing, _ = self.ask(0, found) if found else ((), 0)
+        return {rows: cut for rows, cut in found.items() if rows in agreeing}
+
+    def ask(self, slices: int, cuts: Mapping[int, int] | None = None) -> tuple[list[int], int]:
+        """The totals that give the reference's bits, and how many different answers there are. Read from the device once.
+
+        With cuts only theirs are asked; the reference is never cut.
+        """
+        device, totals = self.weight.device, self._totals if cuts is None else list(cuts)
         calls = [(number, *seating) for number, total in enumerate(totals) for seating in _seatings(total)]
         seats = torch.tensor([_filled(one) for _, one, _ in calls], device=device)  # [calls, probes]
         probes = torch.tensor([_filled(one) for _, _, one in calls], device=device)
@@ -219,17 +237,17 @@ class _Bench:
         reference = torch.empty_like(reference).index_copy_(-2, here[1], reference)
         for call, (number, sat, _) in enumerate(calls):
             at, which = seats[call, : len(sat)], probes[call, : len(sat)]
-            found = self._product(totals[number], at, which, slices)
+            found = self._product(totals[number], at, which, slices, (cuts or {}).get(totals[number], 0))
             differs[number] |= (found != reference.index_select(-2, which)).any()
             digests[number].index_copy_(0, which, self._digest(found))
         agreeing = [total for total, other in zip(totals, differs.tolist(), strict=True) if not other]
         return agreeing, len({tuple(digest) for digest in digests.tolist()})
 
-    def _product(self, total: int, at: Tensor, which: Tensor, slices: int) -> Tensor:
+    def _product(self, total: int, at: Tensor, which: Tensor, slices: int, cut: int = 0) -> Tensor:
         """The probes' rows of a product of so many, as integers."""
         x = self._neighbours[:total].clone()
         x.index_copy_(0, at, self._probes.index_select(0, which))
-        return bits_of(self._multiply(x, self.weight, slices).index_select(-2, at))
+        return bits_of(self._multiply(x, self.weight, slices, cut).index_select(-2, at))
 
     def _digest(self, bits: Tensor) -> Tensor:
         """One number a probe: [.., probes, N] -> [probes]."""
@@ -266,9 +284,11 @@ def _load(key: str) -> tuple[Choice, ...] | None:
 
 
 def _choice_of(one: Mapping[str, object]) -> Choice:
-    totals, costs, slices = one["totals"], one["costs"], one["slices"]
-    if not isinstance(totals, list) or not isinstance(costs, list) or slices not in _SLICES:
+    totals, costs, slices, cuts = one["totals"], one["costs"], one["slices"], one["cuts"]
+    if not (isinstance(totals, list) and isinstance(costs, list) and isinstance(cuts, list)):
         raise ValueError("a choice of another kind")
+    if slices not in _SLICES:
+        raise ValueError("a choice of other slices")
     return Choice(
         name=str(one["name"]),
         out_features=int(str(one["out_features"])),
@@ -277,6 +297,7 @@ def _choice_of(one: Mapping[str, object]) -> Choice:
         totals=tuple(int(total) for total in totals),
         num_tried=int(str(one["num_tried"])),
         plain_classes=int(str(one["plain_classes"])),
+        cuts=tuple((int(rows), int(first)) for rows, first in cuts),
         costs=tuple((int(rows), float(ratio)) for rows, ratio in costs),
     )
 

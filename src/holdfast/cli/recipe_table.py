@@ -15,7 +15,7 @@ def show_recipes(choices: Sequence["Choice"], console: "Console") -> None:
 
     table = Table(title="Recipes", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("product")
-    for name in ("N", "K", "slices of K", "totals that agree", "answers of the plain call"):
+    for name in ("N", "K", "slices of K", "totals that agree", "totals in two", "answers of the plain call"):
         table.add_column(name, justify="right")
     table.add_column("time against the plain call, by rows")
     for one in choices:
@@ -26,6 +26,7 @@ def show_recipes(choices: Sequence["Choice"], console: "Console") -> None:
             str(one.in_features),
             str(one.slices) if one.slices else "plain",
             f"[{colour}]{len(one.totals)} of {one.num_tried}[/]",
+            str(len(one.cuts)),
             str(one.plain_classes),
             ", ".join(f"{rows}: {ratio:.2f}" for rows, ratio in one.costs) or "not measured",
         )

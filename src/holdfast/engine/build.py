@@ -12,7 +12,7 @@ from holdfast.arithmetic.compiled.operations import MAX_HEAD_DIM
 from holdfast.arithmetic.open import open_arithmetic, uses_triton
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.settings import NumericSettings, apply_numeric_settings
-from holdfast.arithmetic.slices import Choice, slices_of
+from holdfast.arithmetic.slices import Choice, cuts_of, slices_of
 from holdfast.arithmetic.totals import padded_totals
 from holdfast.engine.certifying import obtain_certificate
 from holdfast.engine.config import (
@@ -181,6 +181,7 @@ def _open_arithmetic(
         device=device,
         plain=config.determinism == "off",
         slices=slices_of(choices),
+        cuts=cuts_of(choices),
     )
 
 

@@ -35,6 +35,7 @@ def certificate_subject(
         "source": own_source_digest(),  # what is asked, of which totals, and how
         "settings": settings.as_dict(),
         "recipe": decoder.arithmetic.recipe.as_dict(),
+        "cuts": _cuts(decoder),
         "shapes": {
             "family": model.family,
             "hidden": model.hidden_size,
@@ -47,6 +48,12 @@ def certificate_subject(
         "rows": max_rows,
         "context": max_len,
     }
+
+
+def _cuts(decoder: Decoder) -> dict[str, list[tuple[int, int]]]:
+    """Where columns are cut, by shape. No bit should depend on it: that is for the certificate to see."""
+    linears = (product.linear for product in decoder.products())
+    return {f"{one.out_features}x{one.in_features}": sorted(one.cuts.items()) for one in linears if one.cuts}
 
 
 def obtain_certificate(

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.arithmetic.rows import KVLayer, Rows
-from holdfast.arithmetic.triton.launch import in_turn, take_turn
+from holdfast.arithmetic.triton.launch import await_last, in_turn, let_next, take_turn
 
 KV_BLOCK = 64
 SPLIT = 256
@@ -203,16 +203,34 @@ def _attend_short(
     """As `_attend_tall`, with every matrix transposed, and the splits of a tile shared among programs.
 
     Few rows wait for memory: one loop goes over the blocks of all splits, so that the next ones are on their way while a
-    split is folded, and the page of a block is looked up a turn before the block is asked for.
+    split is folded, and the page of a block is looked up a turn before the block is asked for. Where to begin is looked up
+    before the program's turn comes: tiles, positions and pages are written before the first layer.
     """
-    take_turn(TURNS)
+    let_next(TURNS)
     head, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_rows = tl.load(tiles + tile * 3 + 1)
-    if num_rows == 0:
-        return
     first_row, first_page = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
+    if num_rows == 0:
+        await_last(TURNS)  # when this kernel is done, so is all before it
+        return
     start_at = tl.load(positions + first_row).to(tl.int32)
     last_at = start_at + num_rows - 1
+    lowest = 0
+    if WINDOWED:
+        lowest = tl.maximum(start_at - window + 1, 0)
+    first_split, last_split = lowest // SPLIT_LEN + part, last_at // SPLIT_LEN
+    num_splits = (last_split - first_split + programs) // programs
+    begin, end = 0, num_splits * (SPLIT_LEN // BLOCK_N)
+    if part == 0:
+        begin = lowest % SPLIT_LEN // BLOCK_N
+    if first_split + (num_splits - 1) * programs == last_split:
+        end -= (SPLIT_LEN - 1 - last_at % SPLIT_LEN) // BLOCK_N
+    pages += first_page
+    start = _block_start(begin, first_split, programs, SPLIT_LEN, BLOCK_N)
+    if SHARED:
+        start = tl.minimum(start, last_at)  # there may be nothing left for this program
+    page = tl.load(pages + start // PAGE).to(tl.int64)
+    await_last(TURNS)
     place = tl.arange(0, BLOCK_M)
     real = place // GROUP < num_rows
     at = tl.where(real, start_at + place // GROUP, -1)
@@ -221,36 +239,24 @@ def _attend_short(
     has_lane = lane < WIDTH
     inside = has_lane[:, None] & real[None, :]
     query = tl.load(q + row[None, :] * WIDTH + lane[:, None], mask=inside, other=0.0)  # [D, M]
-    lowest = 0
-    if WINDOWED:
-        lowest = tl.maximum(start_at - window + 1, 0)
     best = tl.full([BLOCK_M], _NEVER, tl.float32)
     mass = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
     ones = tl.full([64, BLOCK_N], 1.0, query.dtype)
     keys += head * key_head
     values += head * value_head
-    first_split, last_split = lowest // SPLIT_LEN + part, last_at // SPLIT_LEN
-    num_splits = (last_split - first_split + programs) // programs
-    begin, end = 0, num_splits * (SPLIT_LEN // BLOCK_N)
-    if part == 0:
-        begin = lowest % SPLIT_LEN // BLOCK_N
-    if first_split + (num_splits - 1) * programs == last_split:
-        end -= (SPLIT_LEN - 1 - last_at % SPLIT_LEN) // BLOCK_N
     split_best = tl.full([BLOCK_M], _NEVER, tl.float32)
     split_mass = tl.zeros([64, BLOCK_M], tl.float32)
     split_mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-    pages += first_page
-    start = _block_start(begin, first_split, programs, SPLIT_LEN, BLOCK_N)
-    page = tl.load(pages + tl.minimum(start, last_at) // PAGE).to(tl.int64)
     for turn in range(begin, end):
         start = _block_start(turn, first_split, programs, SPLIT_LEN, BLOCK_N)
         next_start = _block_start(turn + 1, first_split, programs, SPLIT_LEN, BLOCK_N)
         next_page = tl.load(pages + tl.minimum(next_start, last_at) // PAGE).to(tl.int64)
         offset = start % PAGE + column
+        written = (start + column <= last_at)[:, None] & has_lane[None, :]  # nothing behind is read
         block = tl.load(
             keys + page * key_page + offset[:, None] * key_at + lane[None, :],
-            mask=has_lane[None, :],
+            mask=written,
             other=0.0,
         )  # [N, D]
         scores = tl.dot(block, query, input_precision="ieee") * scale  # [N, M]
@@ -261,7 +267,6 @@ def _attend_short(
         now = tl.maximum(split_best, tl.max(scores, 0))
         weights = tl.where(seen, tl.exp2(scores - now[None, :]), 0.0).to(query.dtype)
         keep = tl.exp2(split_best - now)[None, :]
-        written = (start + column <= last_at)[:, None] & has_lane[None, :]
         block = tl.load(
             values + page * value_page + offset[:, None] * value_at + lane[None, :],
             mask=written,

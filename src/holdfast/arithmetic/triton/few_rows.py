@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from holdfast.arithmetic.triton.activation import gated
-from holdfast.arithmetic.triton.launch import in_turn
+from holdfast.arithmetic.triton.launch import await_last, in_turn, let_next
 
 MAX_ROWS = 32
 _BLOCK_N = 64
@@ -82,16 +82,14 @@ def _multiply_few(
     out, x, weight, outputs, width, rows, part,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    if TURNS:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next(TURNS)
     piece = tl.program_id(1)
     n, m, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     weights = weight + n[:, None].to(tl.int64) * width + piece * part + k[None, :]
     inputs = x + m[None, :] * width + piece * part + k[:, None]
     real = m[None, :] < rows
     block = tl.load(weights)  # [N, K]
-    if TURNS:
-        tl.extra.cuda.gdc_wait()
+    await_last(TURNS)
     total = tl.dot(block, tl.load(inputs, mask=real, other=0.0), input_precision="ieee")  # [N, M]
     for at in tl.range(BLOCK_K, part, BLOCK_K, num_stages=STAGES):
         block = tl.load(weights + at)
@@ -105,16 +103,14 @@ def _gate_up_few(
     out, x, weight, inner, width, rows,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    if TURNS:
-        tl.extra.cuda.gdc_launch_dependents()
+    let_next(TURNS)
     n, m, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     gates = weight + n[:, None].to(tl.int64) * width + k[None, :]
     ups = gates + inner.to(tl.int64) * width
     inputs = x + m[None, :] * width + k[:, None]
     real = m[None, :] < rows
     gate_block, up_block = tl.load(gates), tl.load(ups)
-    if TURNS:
-        tl.extra.cuda.gdc_wait()
+    await_last(TURNS)
     some = tl.load(inputs, mask=real, other=0.0)  # [K, M]
     gate = tl.dot(gate_block, some, input_precision="ieee")  # [N, M]
     up = tl.dot(up_block, some, input_precision="ieee")

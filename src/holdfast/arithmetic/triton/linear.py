@@ -7,7 +7,8 @@ and by whom, is the business of the kernel that reads the product:
     finished   dtype [rows, N]         the library's own product, rounded by it
     parts      fp32 [slices, rows, N]  to be added in order, then the bias, then rounded once
 
-Few rows are multiplied by a kernel of our own (`few_rows`), which walks K as the library does.
+Few rows are multiplied by a kernel of our own (`few_rows`), which walks K as the library does. At some numbers of rows a
+finished product is made of two, side by side, where that is faster (`arithmetic/column_cuts.py`).
 """
 
 import torch
@@ -23,11 +24,14 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, plain: bool = Fal
 
     With slab, rows are multiplied in slabs of exactly so many, the last one padded: the reference form.
     """
-    slices = 0 if plain else w.slices
+    rows, slices = x.shape[0], w.slices
+    if plain:
+        return _product(x, w.data, 0)
     if slab is None:
-        few = not plain and few_rows.takes(x.shape[0], w.data, slices)
-        return few_rows.multiply_few(x, w.data, slices) if few else _product(x, w.data, slices)
-    rows = x.shape[0]
+        if few_rows.takes(rows, w.data, slices):
+            return few_rows.multiply_few(x, w.data, slices)
+        first = w.cuts.get(rows)
+        return _product(x, w.data, slices) if first is None else _in_two(x, w.data, first)
     slabs = -(-rows // slab) or 1
     if rows < slabs * slab:
         x = F.pad(x, (0, 0, 0, slabs * slab - rows))
@@ -40,6 +44,14 @@ def multiply_wide(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
     """The same sums in fp32 parts, whether the recipe cuts K or not: what logits are made of."""
     cut = w if w.slices else Linear(w.data, w.bias, w.in_features, w.out_features, w.dtype, slices=1)
     return multiply(x, cut, slab=slab)
+
+
+def _in_two(x: Tensor, weight: Tensor, first: int) -> Tensor:
+    """The library's own product, so many columns and then the others."""
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    torch.mm(x, weight[:first].t(), out=out[:, :first])
+    torch.mm(x, weight[first:].t(), out=out[:, first:])
+    return out
 
 
 def _product(x: Tensor, weight: Tensor, slices: int) -> Tensor:

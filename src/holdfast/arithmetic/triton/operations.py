@@ -45,16 +45,25 @@ def _source_digest() -> str:
 
 
 class TritonArithmetic:
-    """Implements `Arithmetic` on one device. slices: (N, K) -> how many slices K is cut in, 0 where it is not."""
+    """Implements `Arithmetic` on one device.
+
+    slices: (N, K) -> how many slices K is cut in, 0 where it is not; cuts: (N, K) -> `Linear.cuts`, which decide no bit.
+    """
 
     page_size = attention.PAGE_SIZE
 
     def __init__(
-        self, dtype: torch.dtype, device: torch.device, slices: Mapping[tuple[int, int], int], plain: bool
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        slices: Mapping[tuple[int, int], int],
+        plain: bool,
+        cuts: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
         self._slices = dict(slices)
+        self._cuts = dict(cuts or {})
         self._plain = plain
         self.recipe = Recipe(
             path="triton",
@@ -81,9 +90,11 @@ class TritonArithmetic:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.device, self.dtype).contiguous()
-        slices = self._slices.get((out_features, in_features), 0)
+        shape = out_features, in_features
+        slices = self._slices.get(shape, 0)
         if bias is None:
-            return Linear(data, None, in_features, out_features, self.dtype, slices)
+            cuts = {} if slices else self._cuts.get(shape, {})
+            return Linear(data, None, in_features, out_features, self.dtype, slices, cuts)
         bias = bias.to(self.device, torch.float32).contiguous()
         return Linear(data, bias, in_features, out_features, self.dtype, max(slices, 1))
 
