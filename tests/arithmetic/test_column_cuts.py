@@ -59,6 +59,11 @@ def test_the_fastest_cut_is_taken_where_it_is_worth_it(clock: type[Clock]) -> No
     assert find(COLUMNS, [256, 448, 512]) == {256: 16128, 448: 25088}
 
 
+def test_of_cuts_that_are_alike_the_first_is_taken(clock: type[Clock]) -> None:
+    clock.times = {256: {14336: 91.0, 16128: 93.0, 21504: 92.0}, 320: {14336: 88.0, 16128: 93.0}}
+    assert find(COLUMNS, [256, 320]) == {256: 16128, 320: 14336}
+
+
 def test_few_rows_and_few_columns_are_left_alone(clock: type[Clock]) -> None:
     clock.times = {128: {14336: 1.0}, 256: {4096: 1.0}}
     assert find(COLUMNS, [1, 64, 128]) == {}

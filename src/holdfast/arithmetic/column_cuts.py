@@ -16,9 +16,12 @@ from holdfast.arithmetic.product_times import Multiply, TimedProduct, copies_of
 
 _FEWEST_COLUMNS = 16384  # narrower products had nothing to gain
 _FEWEST_ROWS = 129  # fewer rows wait for the weights, however they are multiplied
-_SIXTEENTHS = (8, 9, 12, 14)  # of the columns, first
+_SIXTEENTHS = (9, 12, 14, 8)  # of the columns, the first piece
 _ALIGNMENT = 256
 _WORTH = 0.98  # of the time at once, at most
+_ALIKE = (
+    1.03  # of the best time; the first of those is taken: halves have small tiles, and those draw more power
+)
 _ROUNDS = 3
 _ROUND_SECONDS = 1e-3
 _WARM_SECONDS = 0.3  # a device that was idle runs faster for a moment, and ranks differently
@@ -54,12 +57,15 @@ def _warm(form: TimedProduct) -> None:
 
 
 def _fastest(forms: dict[int, TimedProduct]) -> int:
-    """The cut that is, all in turn; 0 unless another is worth it."""
+    """The cut that is, all in turn; 0, the product at once, unless a cut is worth it."""
     times: dict[int, list[float]] = {cut: [] for cut in forms}
     replays = max(1, round(1e6 * _ROUND_SECONDS / forms[0].microseconds() / forms[0].products))
     for _ in range(_ROUNDS):
         for cut, form in forms.items():
             times[cut].append(form.microseconds(replays))
     medians = {cut: statistics.median(each) for cut, each in times.items()}
-    best = min(medians, key=lambda cut: medians[cut])
-    return best if medians[best] <= _WORTH * medians[0] else 0
+    whole = medians.pop(0)
+    best = min(medians.values())
+    if best > _WORTH * whole:
+        return 0
+    return next(cut for cut, time_taken in medians.items() if time_taken <= _ALIKE * best)

@@ -8,7 +8,7 @@ from torch import Tensor
 from holdfast.arithmetic.triton.launch import in_turn, take_turn
 from holdfast.arithmetic.triton.parts import parts_of, summed
 
-_BLOCK = 1024
+_BLOCK = 2048
 
 
 def silu_mul(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
