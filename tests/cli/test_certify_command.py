@@ -105,6 +105,7 @@ def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
     found = (
         Choice("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
         Choice("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
+        Choice("gate_up", 28672, 4096, 0, (1, 2, 3), 3, 1, (), tuple((rows, 16128) for rows in range(77))),
     )
     asked = []
     monkeypatch.setattr(
@@ -112,12 +113,13 @@ def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
     )
     result = holdfast("certify", "--shapes", "llama-3.1-8b", "--fresh")
     assert result.exit_code == 0, result.stderr
-    for words in ("14336", "3 of 3", "2 of 3", "plain", "1: 0.96, 4096: 1.04", "not measured"):
+    for words in ("14336", "3 of 3", "2 of 3", "plain", "1: 0.96, 4096: 1.04", "not measured", " 77 "):
         assert words in result.stdout
     ((config, anew),) = asked
     assert (config.model, config.load_format, anew) == ("llama-3.1-8b", "dummy", True)
     listed = json.loads(holdfast("certify", "--shapes", "llama-3.1-8b", "--json").stdout)
-    assert [one["slices"] for one in listed] == [2, 0]
+    assert [one["slices"] for one in listed] == [2, 0, 0]
+    assert listed[2]["cuts"][0] == [0, 16128]
 
 
 def test_kernels_that_were_seen_are_named(holdfast, model, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast import SamplingParams
 from holdfast.arithmetic.certificate import certificate_key, load_certificate
 from holdfast.arithmetic.layer import run_layer
 from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.ops import Linear
 from holdfast.engine import build, certifying
 from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused
@@ -72,6 +74,20 @@ class BentLayer(Bent):
     def layer(self, residual: Tensor, *args: Any, canonical: bool) -> None:
         self._inner.layer(residual, *args, canonical=canonical)
         self._bend(residual, canonical)
+
+
+class CutColumns(Bent):
+    """Nothing is wrong; products of 64 columns are in two pieces, `bend` columns first, as an engine on a GPU may decide."""
+
+    def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.linear(x, w, canonical=canonical)
+
+    def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        return self._inner.logits(x, w, canonical=canonical)
+
+    def pack(self, *args: Any) -> Linear:
+        packed = self._inner.pack(*args)
+        return replace(packed, cuts={8: self._bend}) if packed.out_features == 64 else packed
 
 
 def open_bent(
@@ -297,3 +313,15 @@ def test_the_digest_is_of_what_it_says(auto_llm: LLM) -> None:
     assert certificate_key(certificate.subject) == certificate.key
     assert replace(certificate, seconds=99.0).digest == certificate.digest
     assert replace(certificate, sizes=(1,)).digest != certificate.digest
+
+
+def test_a_certificate_is_for_the_cuts_it_tested(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, same, other = (
+        open_bent(tiny_llama, tmp_path, monkeypatch, first, CutColumns).engine.certificate
+        for first in (16, 16, 32)
+    )
+    assert one is not None and other is not None and one == same
+    assert one.key != other.key
+    assert {cuts for shape in one.subject["cuts"].values() for cuts in map(tuple, shape)} == {(8, 16)}  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ class ProductShape:
 @dataclass(frozen=True)
 class Choice:
     """What the machine said of one shape: the slices, the totals that gave the reference's bits with them, how many different
-    answers the library's own product has over all totals, where columns are cut, and what the recipe costs at some totals."""
+    answers the library's own product has over all totals, what the recipe costs against it, and where columns are cut."""
 
     name: str
     out_features: int
@@ -66,8 +66,8 @@ class Choice:
     totals: tuple[int, ...]
     num_tried: int
     plain_classes: int
-    cuts: tuple[tuple[int, int], ...] = ()  # (rows, columns multiplied first)
     costs: tuple[tuple[int, float], ...] = ()  # (rows, time of the recipe / time of the plain call)
+    cuts: tuple[tuple[int, int], ...] = ()  # (rows, columns multiplied first)
 
     @property
     def agrees(self) -> bool:
@@ -170,7 +170,7 @@ def _choose(
     timed = [rows for rows in TIMED_ROWS if rows <= totals[-1]]
     costs = time_products(multiply, bench.weight, slices, cuts, timed)
     return Choice(
-        shape.name, *shape.key, slices, tuple(agreeing), len(totals), classes, tuple(cuts.items()), costs
+        shape.name, *shape.key, slices, tuple(agreeing), len(totals), classes, costs, tuple(cuts.items())
     )
 
 
@@ -297,8 +297,8 @@ def _choice_of(one: Mapping[str, object]) -> Choice:
         totals=tuple(int(total) for total in totals),
         num_tried=int(str(one["num_tried"])),
         plain_classes=int(str(one["plain_classes"])),
-        cuts=tuple((int(rows), int(first)) for rows, first in cuts),
         costs=tuple((int(rows), float(ratio)) for rows, ratio in costs),
+        cuts=tuple((int(rows), int(first)) for rows, first in cuts),
     )
 
 

@@ -50,10 +50,14 @@ def certificate_subject(
     }
 
 
-def _cuts(decoder: Decoder) -> dict[str, list[tuple[int, int]]]:
+def _cuts(decoder: Decoder) -> dict[str, list[list[int]]]:
     """Where columns are cut, by shape. No bit should depend on it: that is for the certificate to see."""
     linears = (product.linear for product in decoder.products())
-    return {f"{one.out_features}x{one.in_features}": sorted(one.cuts.items()) for one in linears if one.cuts}
+    return {
+        f"{one.out_features}x{one.in_features}": [list(pair) for pair in sorted(one.cuts.items())]
+        for one in linears
+        if one.cuts
+    }
 
 
 def obtain_certificate(
