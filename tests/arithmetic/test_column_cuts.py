@@ -64,9 +64,9 @@ def test_of_cuts_that_are_alike_the_first_is_taken(clock: type[Clock]) -> None:
     assert find(COLUMNS, [256, 320]) == {256: 16128, 320: 14336}
 
 
-def test_few_rows_and_few_columns_are_left_alone(clock: type[Clock]) -> None:
-    clock.times = {128: {14336: 1.0}, 256: {4096: 1.0}}
-    assert find(COLUMNS, [1, 64, 128]) == {}
+def test_few_rows_many_rows_and_few_columns_are_left_alone(clock: type[Clock]) -> None:
+    clock.times = {128: {14336: 1.0}, 256: {4096: 1.0}, 1024: {14336: 1.0}}
+    assert find(COLUMNS, [1, 64, 128, 1024]) == {}
     assert find(8192, [256]) == {}
     assert clock.made == []
 

@@ -190,6 +190,12 @@ def test_a_product_in_slices_is_not_cut(timed: list[tuple[int, ...]]) -> None:
     assert (choice.slices, choice.cuts, timed, cuts_of([choice])) == (1, (), [], {})
 
 
+def test_where_nothing_agrees_nothing_is_cut(timed: list[tuple[int, ...]]) -> None:
+    library = Library({slices: {16} for slices in (0, 1, 2, 4, 8)})
+    (choice,) = choose_slices([SHAPE], library, torch.float32, CPU, {}, reference_rows=16, totals=(1, 8))
+    assert (choice.slices, choice.totals, choice.cuts) == (0, (), ())
+
+
 def test_cuts_are_kept(timed: list[tuple[int, ...]]) -> None:
     first = choose(Library({}))
     assert first[0].cuts and choose(Library({})) == first

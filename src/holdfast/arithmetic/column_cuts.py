@@ -15,13 +15,11 @@ from torch import Tensor
 from holdfast.arithmetic.product_times import Multiply, TimedProduct, copies_of
 
 _FEWEST_COLUMNS = 16384  # narrower products had nothing to gain
-_FEWEST_ROWS = 129  # fewer rows wait for the weights, however they are multiplied
+_ROWS = range(129, 513)  # fewer wait for the weights in any form; with more, a few tiles count for little
 _SIXTEENTHS = (9, 12, 14, 8)  # of the columns, the first piece
 _ALIGNMENT = 256
 _WORTH = 0.98  # of the time at once, at most
-_ALIKE = (
-    1.03  # of the best time; the first of those is taken: halves have small tiles, and those draw more power
-)
+_ALIKE = 1.03  # of the best time: the first of them is taken; halves have small tiles, which draw more power
 _ROUNDS = 3
 _ROUND_SECONDS = 1e-3
 _WARM_SECONDS = 0.3  # a device that was idle runs faster for a moment, and ranks differently
@@ -36,9 +34,7 @@ def find_cuts(multiply: Multiply, weight: Tensor, totals: Sequence[int]) -> dict
     tried = (0, *(outputs * part // 16 // _ALIGNMENT * _ALIGNMENT for part in _SIXTEENTHS))
     found: dict[int, int] = {}
     is_warm = False
-    for rows in totals:
-        if rows < _FEWEST_ROWS:
-            continue
+    for rows in sorted(set(totals) & set(_ROWS)):
         x = torch.randn(rows, width, dtype=weight.dtype, device=weight.device)
         forms = {cut: TimedProduct(multiply, x, weights, 0, cut) for cut in tried}
         if not is_warm:

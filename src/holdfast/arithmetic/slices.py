@@ -25,7 +25,7 @@ from holdfast.arithmetic.cache import cache_folder
 from holdfast.arithmetic.column_cuts import find_cuts
 from holdfast.arithmetic.probe import NUM_PROBES, bits_of
 from holdfast.arithmetic.product_times import PLAIN, TIMED_ROWS, Multiply, time_products
-from holdfast.arithmetic.totals import MAX_HEAD_ROWS, MAX_SHORT_ROWS, gpu_totals, padded_totals
+from holdfast.arithmetic.totals import MAX_HEAD_ROWS, gpu_totals, padded_totals
 from holdfast.arithmetic.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class _Bench:
 
     def cuts(self, totals: Sequence[int]) -> dict[int, int]:
         """Where the library's own product is faster in two, among these totals, and has the bits of the reference."""
-        padded = frozenset(padded_totals(MAX_SHORT_ROWS))
+        padded = frozenset(padded_totals(self._totals[-1]))
         found = find_cuts(self._multiply, self.weight, [total for total in totals if total in padded])
         agreeing, _ = self.ask(0, found) if found else ((), 0)
         return {rows: cut for rows, cut in found.items() if rows in agreeing}
