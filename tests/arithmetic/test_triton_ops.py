@@ -1,12 +1,15 @@
-"""Triton's kernels behind products: near fp64, parts added in order, and the same bits among any neighbours."""
+"""Triton's path: products in one piece or two, and the kernels behind them: near fp64, parts added in order, and the same
+bits among any neighbours."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from holdfast.arithmetic.layer import LayerShape
+from holdfast.arithmetic.open import open_arithmetic
 from holdfast.arithmetic.ops import Arithmetic
 from holdfast.arithmetic.rows import KVLayer
 
@@ -30,6 +33,50 @@ def in_order(parts: Tensor, bias: Tensor | None) -> Tensor:
     for part in parts[1:]:
         total += part
     return total if bias is None else total + bias
+
+
+@pytest.fixture
+def cut(device: torch.device, dtype: torch.dtype) -> Arithmetic:
+    """Products of 96 x 64 are cut behind 72 columns in passes of 40 rows, unless K is."""
+    cuts = {(96, 64): {40: 72}}
+    return open_arithmetic(dtype, path="triton", num_threads=1, device=device, cuts=cuts)
+
+
+def test_columns_are_cut_at_their_total_and_nowhere_else(
+    cut: Arithmetic, device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.arithmetic.triton import linear
+
+    weight, x = random(96, 64, dtype=dtype).to(device), random(41, 64, dtype=dtype, seed=1).to(device)
+    in_two, seen = linear._in_two, []
+
+    def spy(x: Tensor, weight: Tensor, first: int) -> Tensor:
+        seen.append((len(x), first))
+        return in_two(x, weight, first)
+
+    monkeypatch.setattr(linear, "_in_two", spy)
+    packed = cut.pack(weight)
+    found = cut.linear(x[:40], packed, canonical=False)
+    assert seen == [(40, 72)]
+    expected = [x[:40] @ some.T for some in (weight[:72], weight[72:])]
+    assert found.is_contiguous() and torch.equal(found, torch.cat(expected, 1))
+    cut.linear(x[:40], packed, canonical=True)  # the reference is in one piece
+    cut.linear(x, packed, canonical=False)
+    cut.linear(x[:40], replace(packed, slices=2), canonical=False)
+    cut.linear(x[:40], cut.pack(weight[:80].contiguous()), canonical=False)
+    linear.multiply(x[:40], packed, plain=True)
+    assert seen == [(40, 72)]
+
+
+def test_what_is_summed_in_fp32_is_not_cut(cut: Arithmetic, device: torch.device, dtype: torch.dtype) -> None:
+    weight, bias = random(96, 64, dtype=dtype).to(device), random(96).to(device)
+    assert cut.pack(weight).cuts == {40: 72}
+    assert cut.pack(weight, bias).cuts == {}
+    shape = {(96, 64): 2}
+    sliced = open_arithmetic(
+        dtype, path="triton", num_threads=1, device=device, slices=shape, cuts={(96, 64): {40: 72}}
+    )
+    assert sliced.pack(weight).cuts == {}
 
 
 @pytest.mark.parametrize(("slices", "with_bias"), [(1, True), (2, False), (4, True)])
@@ -93,6 +140,15 @@ def test_silu_mul_of_parts(device: torch.device, dtype: torch.dtype) -> None:
     parts, bias = random(2, 3, 100).to(device), random(100, seed=1).to(device)
     finished = in_order(parts, bias).to(dtype)
     assert torch.equal(silu_mul(parts, bias, dtype), silu_mul(finished, None, dtype))
+
+
+def test_silu_mul_of_several_blocks(device: torch.device, dtype: torch.dtype, assert_near: Near) -> None:
+    from holdfast.arithmetic.triton.activation import _BLOCK, silu_mul
+
+    inner = 2 * _BLOCK + 5
+    x = random(2, 2 * inner, dtype=dtype).to(device)
+    gate, up = x.double().chunk(2, 1)
+    assert_near(silu_mul(x, None, dtype), gate / (1 + torch.exp(-gate)) * up)
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -4,7 +4,8 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 from holdfast import SamplingParams
 from holdfast.arithmetic.certificate import certificate_key, load_certificate
 from holdfast.arithmetic.layer import run_layer
-from holdfast.arithmetic.open import open_arithmetic
+from holdfast.arithmetic.open import CPU, open_arithmetic
 from holdfast.arithmetic.ops import Linear
+from holdfast.arithmetic.slices import Choice
 from holdfast.engine import build, certifying
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused
 
@@ -324,4 +327,21 @@ def test_a_certificate_is_for_the_cuts_it_tested(
     )
     assert one is not None and other is not None and one == same
     assert one.key != other.key
-    assert {cuts for shape in one.subject["cuts"].values() for cuts in map(tuple, shape)} == {(8, 16)}  # type: ignore[attr-defined]
+    cuts = cast(dict[str, list[list[int]]], one.subject["cuts"])
+    assert cuts and all(found == [[8, 16]] for found in cuts.values())
+
+
+def test_what_the_machine_chose_reaches_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = (
+        Choice("gate_up", 28672, 4096, 0, (256,), 1, 1, (), ((256, 16128), (448, 21504))),
+        Choice("down", 4096, 14336, 2, (256,), 1, 4),
+    )
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(build, "uses_triton", lambda *given: True)
+    monkeypatch.setattr(build, "choose_recipes", lambda *given: chosen)
+    monkeypatch.setattr(build, "open_arithmetic", lambda dtype, **given: opened.append(given))
+    settings = SimpleNamespace(threads=1)
+    build._open_arithmetic(EngineConfig(), cast(Any, None), torch.bfloat16, CPU, cast(Any, settings), None)
+    (given,) = opened
+    assert given["slices"] == {(28672, 4096): 0, (4096, 14336): 2}
+    assert given["cuts"] == {(28672, 4096): {256: 16128, 448: 21504}}

@@ -30,8 +30,8 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, plain: bool = Fal
     if slab is None:
         if few_rows.takes(rows, w.data, slices):
             return few_rows.multiply_few(x, w.data, slices)
-        first = w.cuts.get(rows)
-        return _product(x, w.data, slices) if first is None else _in_two(x, w.data, first)
+        first = 0 if slices else w.cuts.get(rows, 0)
+        return _in_two(x, w.data, first) if first else _product(x, w.data, slices)
     slabs = -(-rows // slab) or 1
     if rows < slabs * slab:
         x = F.pad(x, (0, 0, 0, slabs * slab - rows))
