@@ -9,8 +9,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
 
 HERE = Path(__file__).parent
 
@@ -29,21 +33,21 @@ else:  # a busy machine is no finding
 # These take longest. Begun first, none of them is what everybody waits for in the end.
 LONG_FILES = (
     "server/inspector/test_inspector_page.py",
-    "train/test_learns.py",
-    "needle/test_default_model.py",
+    "training/test_learns.py",
+    "determinism/test_default_model.py",
     "protocol/test_schedules.py",
     "protocol/test_thinking_schedules.py",
-    "needle/test_matrix.py",
-    "needle/test_thinking.py",
+    "determinism/test_matrix.py",
+    "determinism/test_thinking.py",
     "thinking/test_engine_parity.py",
     "thinking/test_thinking_bits.py",
     "cli/test_replay_command.py",
     "parity/test_smollm2_parity.py",
-    "needle/test_processes.py",
+    "determinism/test_processes.py",
     "bench/test_gpu_bench.py",
     "server/test_hostile.py",
     "cli/test_bench_serve_command.py",
-    "needle/test_needle.py",
+    "determinism/test_needle.py",
     "server/test_faults.py",
     "engine/test_revocation.py",
     "parity/test_safetensors_parity.py",
@@ -91,3 +95,31 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.tiny import tiny_model
 
     return tiny_model(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_rows": 64, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def auto_llm(tiny_llama: Path) -> "LLM":
+    from holdfast.engine.llm import LLM
+
+    return LLM(str(tiny_llama), **SMALL)
+
+
+@pytest.fixture(scope="module")
+def verify_llm(tiny_llama: Path) -> "LLM":
+    from holdfast.engine.llm import LLM
+
+    return LLM(str(tiny_llama), determinism="verify", **SMALL)
+
+
+@pytest.fixture(params=["auto", "verify"])
+def llm(request: pytest.FixtureRequest, auto_llm: "LLM", verify_llm: "LLM") -> "Iterator[LLM]":
+    """An idle engine before the test, and an idle, sound one after it."""
+    chosen = auto_llm if request.param == "auto" else verify_llm
+    assert not chosen.engine.has_work
+    yield chosen
+    assert not chosen.engine.has_work
+    chosen.engine.check()
+    assert chosen.engine.scheduler.pool.num_held == 0

@@ -5,10 +5,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import TokenLogprob
-from holdfast.core.result import Choice, Result, Stats, Thought
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.results import Choice, Result, Stats, Thought
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.version import __version__
 
 if TYPE_CHECKING:

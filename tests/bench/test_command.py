@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from holdfast.bench import command
-from holdfast.bench.launcher import launch
+from holdfast.bench.speed import command
+from holdfast.bench.speed.launcher import launch
 from holdfast.errors import EngineStopped
 
 

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from holdfast.bench.forms import conforms, draw_schema, run
+from holdfast.bench.speed.structured import conforms, draw_schema, run
 from holdfast.bench.tiny import tiny_engine
 from holdfast.engine.config import EngineConfig
-from holdfast.schedule.policy import DeterminismMode
+from holdfast.scheduler.policy import DeterminismMode
 from support.grammar_walks import needs_llguidance
 
 

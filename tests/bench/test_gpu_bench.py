@@ -8,18 +8,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from holdfast.bench import gpu as gpu_bench
-from holdfast.bench.gpu import REPORT_FILE, GpuBench
-from holdfast.bench.gpu_breakdown import Kernel, busy_ns, floor_ms, kind_of, times_by_kind
-from holdfast.bench.gpu_engines import open_twins
-from holdfast.bench.gpu_report import Report, Speed, SpeedRow
-from holdfast.bench.gpu_settings import SECTIONS, GpuSettings, parse_numbers, parse_sections, settings_for
-from holdfast.bench.gpu_speed import AUTO, OFF, ORDINARY
-from holdfast.bench.gpu_table import show_report
-from holdfast.bench.gpu_timing import median_ms, require_all, run_once
+from holdfast.bench.gpu import bench as gpu_bench
+from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
+from holdfast.bench.gpu.breakdown import Kernel, busy_ns, floor_ms, kind_of, times_by_kind
+from holdfast.bench.gpu.engines import open_twins
+from holdfast.bench.gpu.report import Report, Speed, SpeedRow
+from holdfast.bench.gpu.settings import SECTIONS, GpuSettings, parse_numbers, parse_sections, settings_for
+from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY
+from holdfast.bench.gpu.table import show_report
+from holdfast.bench.gpu.timing import median_ms, require_all, run_once
 from holdfast.bench.peers import GOALS, VLLM
 from holdfast.cli.main import app
-from holdfast.core.result import Choice, Result, Stats
+from holdfast.core.results import Choice, Result, Stats
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.shapes import named_config
 
@@ -88,7 +88,7 @@ def test_tables_show_every_section(report: Report) -> None:
 
 def test_plots_are_drawn(report: Report, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from holdfast.bench.gpu_plot import plot_report
+    from holdfast.bench.gpu.plot import plot_report
 
     written = plot_report(report, tmp_path)
     assert {path.name for path in written} == {

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from holdfast.bench.http_body import BodyError, Chunked, Counted, Events
+from holdfast.bench.serve.http_body import BodyError, Chunked, Counted, Events
 
 EVENTS = (b'{"a": 1}', b"two\nlines", "ünï".encode(), b"[DONE]")
 STREAM = (

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.bench.http_client import Client, Heard, Leaving, note_event
-from holdfast.bench.http_connection import Address, BrokenStream, Refused, error_message
+from holdfast.bench.serve.http_client import Client, Heard, Leaving, note_event
+from holdfast.bench.serve.http_connection import Address, BrokenStream, Refused, error_message
 from holdfast.errors import ConfigError
 from support.fake_server import FakeServer
 

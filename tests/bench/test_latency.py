@@ -4,8 +4,8 @@ import statistics
 
 import pytest
 
-from holdfast.bench.http_client import Heard
-from holdfast.bench.latency import Latency, Percentiles, cut, gaps, percentile
+from holdfast.bench.serve.http_client import Heard
+from holdfast.bench.serve.latency import Latency, Percentiles, cut, gaps, percentile
 
 
 def heard(sent=0.0, arrivals=(1.0, 1.5, 2.5), ended=3.0, num_tokens=4, **more):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.bench.lookup import BASE, VARIANTS, WITH, Cell, Report, _measure
+from holdfast.bench.speed.ngram import BASE, VARIANTS, WITH, Cell, Report, _measure
 from holdfast.bench.tiny import tiny_engine
 from holdfast.engine.config import EngineConfig
 

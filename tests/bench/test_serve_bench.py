@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.bench.http_connection import Address
-from holdfast.bench.interference import Finding, Rounds, interfere
-from holdfast.bench.latency import Latency, Percentiles
-from holdfast.bench.serve import Target, look, measure
-from holdfast.bench.serve_child import free_port, serving
-from holdfast.bench.serve_jobs import Jobs, Shape, Span
-from holdfast.bench.serve_load import Pace
-from holdfast.bench.serve_offline import OfflineLoad
-from holdfast.bench.serve_watch import PAGES_USED, RUNNING, WAITING
+from holdfast.bench.serve.bench import Target, look, measure
+from holdfast.bench.serve.http_connection import Address
+from holdfast.bench.serve.interference import Finding, Rounds, interfere
+from holdfast.bench.serve.latency import Latency, Percentiles
+from holdfast.bench.serve.load import Pace
+from holdfast.bench.serve.monitor import PAGES_USED, RUNNING, WAITING
+from holdfast.bench.serve.offline import OfflineLoad
+from holdfast.bench.serve.server_process import free_port, serving
+from holdfast.bench.serve.workload import Jobs, Shape, Span
 from holdfast.bench.tiny import tiny_engine
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
@@ -112,7 +112,7 @@ def test_errors_are_counted_by_kind(server):
 
 
 def test_a_page_that_is_not_given_back_is_found(server, monkeypatch):
-    monkeypatch.setattr("holdfast.bench.serve_watch._IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.bench.serve.monitor._IDLE_SECONDS", 0.1)
     server.metrics[PAGES_USED] = 2
     assert load(server).problems == ["after the load 2 pages are still held"]
 
@@ -168,7 +168,7 @@ def test_rounds_alternate_and_swap():
 
 
 def test_interference_compares_ordinary_requests_only(server, monkeypatch):
-    monkeypatch.setattr("holdfast.bench.interference._WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr("holdfast.bench.serve.interference._WARM_UP_SECONDS", 0.05)
     shape = replace(SHAPE, disconnect_share=0.0)
     target = Target("fake", Address.parse(server.url))
     rounds = Rounds(num_streams=4, pairs=2, seconds=0.2)
@@ -183,7 +183,7 @@ def test_interference_compares_ordinary_requests_only(server, monkeypatch):
 
 
 def test_a_request_that_fails_spoils_interference(server, monkeypatch):
-    monkeypatch.setattr("holdfast.bench.interference._WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr("holdfast.bench.serve.interference._WARM_UP_SECONDS", 0.05)
     server.status = 500
     target = Target("fake", Address.parse(server.url))
     with pytest.raises(EngineStopped, match="nothing was measured"):

@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from holdfast.bench.serve_jobs import Jobs, Shape, Span, corpus, draw_leaving, poisson
+from holdfast.bench.serve.workload import Jobs, Shape, Span, corpus, draw_leaving, poisson
 from holdfast.errors import ConfigError
 
 CORPUS = range(1000, 1500)

@@ -4,14 +4,22 @@ import json
 
 import pytest
 
-from holdfast.bench.http_client import Heard, Leaving
-from holdfast.bench.serve_answers import add_stats, compare_answers, count_modes
-from holdfast.bench.serve_jobs import Job
-from holdfast.bench.serve_load import Load, Spoken
-from holdfast.bench.serve_plot import plot_report
-from holdfast.bench.serve_report import save, sum_up
-from holdfast.bench.serve_table import show_report
-from holdfast.bench.serve_watch import PAGES_USED, RUNNING, Sample, Watched, at_share, is_flat, parse_metrics
+from holdfast.bench.serve.answers import add_stats, compare_answers, count_modes
+from holdfast.bench.serve.http_client import Heard, Leaving
+from holdfast.bench.serve.load import Load, Spoken
+from holdfast.bench.serve.monitor import (
+    PAGES_USED,
+    RUNNING,
+    Sample,
+    Watched,
+    at_share,
+    is_flat,
+    parse_metrics,
+)
+from holdfast.bench.serve.plot import plot_report
+from holdfast.bench.serve.report import save, sum_up
+from holdfast.bench.serve.table import show_report
+from holdfast.bench.serve.workload import Job
 
 IDLE = {RUNNING: 0.0, PAGES_USED: 0.0, "other": 4.0}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.bench.cpu import DECODE_PROMPT, PREFILL, STREAMS, VARIANTS, Bench, Report
+from holdfast.bench.speed.cpu import DECODE_PROMPT, PREFILL, STREAMS, VARIANTS, Bench, Report
 from holdfast.errors import ConfigError
 
 

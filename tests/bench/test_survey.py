@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from holdfast.bench import survey
-from holdfast.bench.features import find_features
-from holdfast.bench.needle import Outcome, Tally
-from holdfast.bench.survey import Cell, Finding, Loads, judge, judge_pricks
-from holdfast.bench.survey_table import show_survey
-from holdfast.core.result import Stats
+from holdfast.bench.determinism import survey
+from holdfast.bench.determinism.features import find_features
+from holdfast.bench.determinism.stress import Outcome, Tally
+from holdfast.bench.determinism.survey import Cell, Finding, Loads, judge, judge_pricks
+from holdfast.bench.determinism.survey_table import show_survey
+from holdfast.core.results import Stats
 from holdfast.errors import ConfigError, InvalidRequest
 
 WITH = Cell("greedy", "tiny", "library", "fp32")

@@ -4,8 +4,10 @@ import re
 
 import pytest
 
-from holdfast.bench import cpu, features, needle, survey
-from holdfast.core.result import Stats
+from holdfast.bench.determinism import features, survey
+from holdfast.bench.determinism import stress as needle
+from holdfast.bench.speed import cpu
+from holdfast.core.results import Stats
 
 SPEED = {
     "Hugging Face": {"prefill": 100.0, "1": 10.0, "8": 40.0, "32": 80.0},

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from holdfast.bench import interference, serve_offline
-from holdfast.bench import serve as bench
-from holdfast.bench.latency import Latency, Percentiles
-from holdfast.cli.bench_serve import serve_arguments
-from holdfast.cli.options import EngineOptions
+from holdfast.bench.serve import bench, interference
+from holdfast.bench.serve import offline as serve_offline
+from holdfast.bench.serve.latency import Latency, Percentiles
+from holdfast.cli.commands.bench_serve import serve_arguments
+from holdfast.cli.options.engine import EngineOptions
 from support.fake_server import FakeServer
 
 QUICK = ("--num-requests", "12", "--concurrency", "3", "--prompt-tokens", "4-8", "--output-tokens", "2-5")

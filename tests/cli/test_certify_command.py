@@ -48,7 +48,7 @@ def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
 def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile(
     holdfast, model, monkeypatch
 ):
-    from holdfast.arithmetic import certificate
+    from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
     forget, asked = certificate.forget_certificate, []
@@ -64,7 +64,7 @@ def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile
 
 
 def test_a_certificate_that_cannot_be_forgotten_is_shown_as_kept(holdfast, model, monkeypatch):
-    from holdfast.arithmetic import certificate
+    from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
     monkeypatch.setattr(certificate, "forget_certificate", lambda key: None)
@@ -73,7 +73,7 @@ def test_a_certificate_that_cannot_be_forgotten_is_shown_as_kept(holdfast, model
 
 
 def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
-    from holdfast.engine import certifying
+    from holdfast.certification import certifier as certifying
 
     certify = certifying.certify
     monkeypatch.setattr(certifying, "load_certificate", lambda key: None)
@@ -98,14 +98,16 @@ def test_shapes_are_for_a_gpu(holdfast):
 
 
 def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
-    from holdfast.arithmetic.slices import Choice
-    from holdfast.engine import build
+    from holdfast.certification.split_k import SplitChoice
+    from holdfast.engine import builder as build
 
     costs = ((1, 0.96), (4096, 1.04))
     found = (
-        Choice("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
-        Choice("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
-        Choice("gate_up", 28672, 4096, 0, (1, 2, 3), 3, 1, (), tuple((rows, 16128) for rows in range(77))),
+        SplitChoice("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
+        SplitChoice("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
+        SplitChoice(
+            "gate_up", 28672, 4096, 0, (1, 2, 3), 3, 1, (), tuple((rows, 16128) for rows in range(77))
+        ),
     )
     asked = []
     monkeypatch.setattr(
@@ -123,7 +125,7 @@ def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
 
 
 def test_kernels_that_were_seen_are_named(holdfast, model, monkeypatch):
-    from holdfast.engine import certifying
+    from holdfast.certification import certifier as certifying
 
     load = certifying.load_certificate
     holdfast("certify", model)

@@ -6,7 +6,7 @@ import random
 import pytest
 from rich.console import Console
 
-from holdfast.bench import demo
+from holdfast.bench.determinism import demo
 from holdfast.engine.llm import LLM
 
 

@@ -39,7 +39,7 @@ def test_without_compiler_model_and_cache_it_is_still_usable(holdfast, monkeypat
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr("holdfast.arithmetic.compiled.kernels.load_kernels", no_compiler)
+    monkeypatch.setattr("holdfast.numerics.backends.c.kernels.load_kernels", no_compiler)
     monkeypatch.setattr("holdfast.models.locate._BUILTIN_PACKAGE", "no_such_package")
     result = holdfast("doctor")
     assert result.exit_code == 0
@@ -58,7 +58,7 @@ def uninstall(monkeypatch):
                 raise metadata.PackageNotFoundError(name)
             return version(name)
 
-        monkeypatch.setattr("holdfast.cli.doctor.metadata.version", look)
+        monkeypatch.setattr("holdfast.cli.commands.doctor.metadata.version", look)
 
     return hide
 
@@ -95,7 +95,7 @@ def test_what_raises_becomes_a_finding(holdfast, monkeypatch):
     def broken():
         raise RuntimeError("the machine is on fire")
 
-    monkeypatch.setattr("holdfast.engine.device.cpu_name", broken)
+    monkeypatch.setattr("holdfast.worker.device.cpu_name", broken)
     result = holdfast("doctor")
     assert result.exit_code == 1
     assert "the machine is on fire" in result.stdout

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from holdfast.train.export import export
-from holdfast.train.loop import start_run
-from holdfast.train.settings import SIZES, Settings
+from holdfast.training.export import export
+from holdfast.training.loop import start_run
+from holdfast.training.settings import SIZES, Settings
 
 
 def test_a_folder_is_examined(holdfast, tmp_path: Path):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from holdfast.core.structured import MAX_FORM_CHARS
+from holdfast.core.structured_output import MAX_FORM_CHARS
 
 QUICK = ("--max-tokens", "6", "--ignore-eos", "--raw")
 SCHEMA = {

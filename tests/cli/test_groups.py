@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.cli.groups import grouped
-from holdfast.cli.options import EngineOptions
-from holdfast.cli.sampling_options import SamplingOptions
-from holdfast.core.params import SamplingParams
+from holdfast.cli.options.engine import EngineOptions
+from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.errors import InvalidRequest
 

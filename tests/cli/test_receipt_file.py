@@ -6,7 +6,7 @@ import os
 import pytest
 
 from holdfast.cli.receipt_file import write_receipts
-from holdfast.core.result import Choice, Result, Stats
+from holdfast.core.results import Choice, Result, Stats
 from holdfast.errors import InvalidRequest
 
 QUICK = ("--max-tokens", "6", "--ignore-eos")

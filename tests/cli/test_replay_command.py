@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM, SamplingParams
-from holdfast.engine.fingerprint import Fingerprint
-from holdfast.engine.receipt import plain_digest
 from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.receipt import plain_digest
 from support import receipts
 from support.tiny import tiny_model
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.cli.config_file import MAX_FILE_BYTES
-from holdfast.cli.options import EngineOptions
-from holdfast.cli.server_options import LogOptions, ServerOptions
+from holdfast.cli.options.config_file import MAX_FILE_BYTES
+from holdfast.cli.options.engine import EngineOptions
+from holdfast.cli.options.server import LogOptions, ServerOptions
 from holdfast.engine.config import EngineConfig
 from holdfast.server.config import ServerConfig
 
@@ -50,7 +50,7 @@ def served(monkeypatch):
             return len(calls)
 
     served = Served()
-    monkeypatch.setitem(sys.modules, "holdfast.server.run", SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
     return served
 
 
@@ -440,7 +440,9 @@ def test_without_the_server_s_packages_it_says_what_to_install(holdfast, served,
     from importlib import util
 
     find = util.find_spec
-    monkeypatch.setattr("holdfast.cli.serve.find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr(
+        "holdfast.cli.commands.serve.find_spec", lambda name: None if name == package else find(name)
+    )
     said = refused(holdfast, served)
     assert package in said
     assert "pip install 'holdfast[server]'" in said

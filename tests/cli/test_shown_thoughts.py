@@ -10,8 +10,8 @@ from rich.console import Console
 from holdfast.cli import thoughts
 from holdfast.cli.prompt_text import TokenText
 from holdfast.cli.thoughts import NewThoughts, Writer, spell
-from holdfast.core.result import Thought
-from holdfast.engine.byte_tokenizer import byte_tokenizer
+from holdfast.core.results import Thought
+from holdfast.text.byte_tokenizer import byte_tokenizer
 from support.fake_server import FakeServer
 from support.thinking_models import thinker_folder
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.train.settings import PRESETS
+from holdfast.training.settings import PRESETS
 
 TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device", "cpu"]
 
@@ -43,7 +43,7 @@ def test_a_model_is_trained_written_and_resumed(holdfast, tmp_path: Path, monkey
 
 
 def test_an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been(holdfast, tmp_path: Path, monkeypatch):
-    from holdfast.train import loop
+    from holdfast.training import loop
 
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
     wanted = ("--preset", "short", *TINY, "--steps", "4")
@@ -66,7 +66,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been(holdfast,
 
 
 def test_a_log_is_told_how_it_goes(holdfast, tmp_path: Path, monkeypatch):
-    from holdfast.cli import train as command
+    from holdfast.cli.commands import train as command
 
     monkeypatch.setattr(command, "_TOLD_EVERY", 10)
     wanted = ["--max-thought", "4", "--no-while-answering", "--eval-every", "0", "--no-compile"]

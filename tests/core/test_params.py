@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.params import (
+from holdfast.core.sampling_params import (
     MAX_BAD_CHARS,
     MAX_BAD_WORDS,
     MAX_BIASED,
@@ -20,7 +20,7 @@ from holdfast.core.params import (
     MAX_TOKENS_LIMIT,
     SamplingParams,
 )
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 
 BAD: dict[str, list[Any]] = {

@@ -1,9 +1,9 @@
 """Spans, passes, requests and results: what their properties say."""
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Pass, PassKind, Plan, Sampling, Span, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.core.result import Choice, Result, Stats
+from holdfast.core.results import Choice, Result, Stats
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, Sampling, Span, StepPlan, TokenLogprob
 
 
 def span(start: int, count: int, sample_from: int) -> Span:
@@ -19,8 +19,8 @@ def test_a_spans_rows() -> None:
 def test_a_passes_rows_do_not_count_padding() -> None:
     one = Pass(PassKind.FAST, (span(0, 3, 2), span(5, 1, 0)), padded_rows=8)
     assert one.num_rows == 4
-    assert Plan((one,))
-    assert not Plan(())
+    assert StepPlan((one,))
+    assert not StepPlan(())
 
 
 def test_a_requests_reach() -> None:

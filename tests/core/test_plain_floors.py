@@ -5,8 +5,8 @@ import sys
 
 PROGRAM = """
 import importlib, pkgutil, sys
-import holdfast, holdfast.core, holdfast.kv, holdfast.schedule
-for floor in (holdfast.core, holdfast.kv, holdfast.schedule):
+import holdfast, holdfast.core, holdfast.kv_cache, holdfast.scheduler
+for floor in (holdfast.core, holdfast.kv_cache, holdfast.scheduler):
     for module in pkgutil.iter_modules(floor.__path__):
         importlib.import_module(f"{floor.__name__}.{module.name}")
 loaded = [name for name in ("torch", "numpy") if name in sys.modules]

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.stop import find_stop, finish_reason, held_back_len, is_stop_token, looks_final
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.stop_rules import find_stop, finish_reason, held_back_len, is_stop_token, looks_final
+from holdfast.core.structured_output import StructuredOutput
 
 EOS = frozenset({0, 9})
 TEXT = st.text("ab", max_size=12)

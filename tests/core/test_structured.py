@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.structured import MAX_CHOICES, MAX_FORM_CHARS, StructuredOutput
+from holdfast.core.structured_output import MAX_CHOICES, MAX_FORM_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
 DEEP = '{"a":' * 100_000

@@ -5,14 +5,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.events import RequestEnded
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Sampled, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.core.result import Result, Stats
-from holdfast.core.stop import FinishReason
-from holdfast.engine.answer import Answer, Delta
-from holdfast.engine.detokenizer import Detokenizer
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.core.results import Result, Stats
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Sampled, TokenLogprob
+from holdfast.core.stop_rules import FinishReason
+from holdfast.engine.output import Answer, Delta
+from holdfast.text.detokenizer import Detokenizer
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from support.tiny import EOS, write_tokenizer
 
 

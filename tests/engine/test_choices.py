@@ -6,7 +6,7 @@ import pytest
 
 from holdfast import SamplingParams
 from holdfast.core.request import branch_seed
-from holdfast.engine.handle import AsyncEngine
+from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.llm import LLM
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick dog sleeps"

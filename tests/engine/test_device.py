@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from holdfast import SamplingParams
-from holdfast.arithmetic.open import open_arithmetic, uses_triton
-from holdfast.arithmetic.settings import NumericSettings
-from holdfast.engine import build, device
+from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
-from holdfast.engine.device import choose_device, device_parts
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
-from holdfast.schedule.policy import SchedulerConfig
+from holdfast.numerics.select_backend import open_arithmetic, uses_triton
+from holdfast.numerics.settings import NumericSettings
+from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.worker import device
+from holdfast.worker.device import choose_device, device_parts
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -88,7 +89,7 @@ def test_paths_go_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uses_triton("auto", GPU) and not uses_triton("auto", CPU)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert uses_triton("triton", CPU)
-    monkeypatch.setattr("holdfast.arithmetic.open.find_spec", lambda name: None)
+    monkeypatch.setattr("holdfast.numerics.select_backend.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install triton"):
         uses_triton("triton", CPU)
 
@@ -130,7 +131,7 @@ def test_settings_of_a_gpu_are_named_and_its_cpu_s_threads_are_not() -> None:
 
 _SETTINGS = """
 import json, torch
-from holdfast.arithmetic import settings
+from holdfast.numerics import settings
 torch.cuda.set_device = lambda device: None
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
 plain = settings.apply_numeric_settings(1)
@@ -210,7 +211,7 @@ _INTERPRETED = """
 import json, sys
 from holdfast import SamplingParams
 from holdfast.bench.tiny import byte_tokenizer, tiny_config
-from holdfast.engine.build import assemble
+from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint
 model = tiny_config(

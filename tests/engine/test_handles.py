@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core.plan import Plan
-from holdfast.engine.build import build
+from holdfast.core.step_plan import StepPlan
+from holdfast.engine.async_engine import AsyncEngine
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.handle import AsyncEngine
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, deterministic=True, logprobs=1)
@@ -134,7 +134,7 @@ def test_a_pass_that_raises_does_not_stop_the_loop(
     class Once:
         broken = False
 
-        def run(self, plan: Plan) -> Any:
+        def run(self, plan: StepPlan) -> Any:
             if not self.broken:
                 self.broken = True
                 raise RuntimeError("a cosmic ray")
@@ -166,7 +166,7 @@ class Held:
         self.started, self.go_on = threading.Event(), threading.Event()
         self._inner, self._dies = inner, dies
 
-    def run(self, plan: Plan) -> Any:
+    def run(self, plan: StepPlan) -> Any:
         self.started.set()
         assert self.go_on.wait(30)
         if self._dies:

@@ -9,15 +9,15 @@ import pytest
 from scripted import ScriptedRunner, reference
 
 from holdfast import SamplingParams
-from holdfast.core.plan import PassResult, Plan
-from holdfast.core.result import Result
+from holdfast.core.results import Result
+from holdfast.core.step_plan import PassResult, StepPlan
+from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
-from holdfast.engine.loop import Engine
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
-from holdfast.kv.pool import PagePool
-from holdfast.schedule.policy import SchedulerConfig
-from holdfast.schedule.scheduler import Scheduler
+from holdfast.kv_cache.page_pool import PagePool
+from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.scheduler.scheduler import Scheduler
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -234,7 +234,7 @@ class Faulty:
     def __init__(self, inner: Any, request_id: int, after: int) -> None:
         self._inner, self._request_id, self._after = inner, request_id, after
 
-    def run(self, plan: Plan) -> Any:
+    def run(self, plan: StepPlan) -> Any:
         ids = [span.request_id for one in plan.passes for span in one.spans]
         if self._request_id in ids:
             self._after -= 1
@@ -267,7 +267,7 @@ def test_a_pass_that_raises_ends_its_requests_and_no_other(
 
 def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
-        def run(self, plan: Plan) -> Any:
+        def run(self, plan: StepPlan) -> Any:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -287,7 +287,7 @@ class Deferred(ScriptedRunner):
     breaks_at: tuple[str, int] | None = None
     error: BaseException = RuntimeError("a cosmic ray")
 
-    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+    def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
         if self.breaks_at == ("start", self.num_started):
             self.breaks_at = None
             raise self.error
@@ -301,7 +301,7 @@ class Deferred(ScriptedRunner):
 
         return read
 
-    def run(self, plan: Plan) -> list[PassResult]:
+    def run(self, plan: StepPlan) -> list[PassResult]:
         assert plan in self._unread, "a plan was run where it should be started"
         return super().run(plan)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core.params import score_params
-from holdfast.core.plan import Plan
-from holdfast.engine.fingerprint import digest_of
+from holdfast.core.sampling_params import score_params
+from holdfast.core.step_plan import StepPlan
 from holdfast.engine.llm import LLM
-from holdfast.engine.receipt import LogprobBits, PromptBits, Receipt, logprob_bits, plain_digest
-from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.engine.replay import compare, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
+from holdfast.receipts.fingerprint import digest_of
+from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.receipt import LogprobBits, PromptBits, Receipt, logprob_bits, plain_digest
 from support.receipts import ask, receipt_of
 
 PROMPT = "the quick brown fox"
@@ -124,7 +124,7 @@ def test_a_replay_that_breaks_is_no_comparison(auto_llm: LLM, monkeypatch: pytes
     receipt = parse_receipt(ask(auto_llm, PROMPT, settings()))
 
     class Broken:
-        def run(self, plan: Plan) -> Any:
+        def run(self, plan: StepPlan) -> Any:
             raise RuntimeError("a cosmic ray")
 
     monkeypatch.setattr(auto_llm.engine, "runner", Broken())

@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.bench.tiny import byte_tokenizer
-from holdfast.core.params import SamplingParams
-from holdfast.engine.request_maker import _bad_words
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.input_processor import _bad_words
 
 
 @pytest.mark.parametrize(

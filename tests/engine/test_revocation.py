@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.arithmetic.certificate import Certificate, load_certificate, save_certificate
 from holdfast.bench.tiny import tiny_engine
+from holdfast.certification.certificate import Certificate, load_certificate, save_certificate
 from holdfast.core.events import CertificateChecked
-from holdfast.core.result import Result
+from holdfast.core.results import Result
 from holdfast.engine.config import EngineConfig, Kernels
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 
 PROMPT = tuple(range(20, 60))
 PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)

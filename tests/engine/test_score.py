@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
-from holdfast.core.result import Result
+from holdfast.core.results import Result
 from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 

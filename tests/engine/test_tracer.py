@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from lying import lie_in_lookups
 
-from holdfast.bench.lies import LyingProposer
+from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.bench.tiny import tiny_engine
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Plan
-from holdfast.core.result import Result
-from holdfast.core.tokens import TokenLog
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import StepPlan
 from holdfast.engine import tracer as tracer_module
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.engine.tracer import StepTrace, Tracer, settle
+from holdfast.scheduler.token_log import TokenLog
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
 ORDINARY = replace(DETERMINISTIC, deterministic=False)
@@ -81,7 +81,7 @@ def run(
 
 
 def lying(engine: Engine, chance: float = 0.4) -> Engine:
-    engine.runner = LyingProposer(engine.runner, engine.limits.vocab_size, chance, seed=5)
+    engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, chance, seed=5)
     return engine
 
 
@@ -257,7 +257,7 @@ def test_a_pass_that_fails_ends_its_requests() -> None:
     runner = engine.runner
 
     class Breaking:
-        def run(self, plan: Plan) -> Any:
+        def run(self, plan: StepPlan) -> Any:
             if engine.counters.steps == 4:
                 raise RuntimeError("broken")
             return runner.run(plan)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.settings import apply_numeric_settings
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.settings import apply_numeric_settings
 
 IS_TRIAL = os.environ.get("HOLDFAST_GPU_TESTS") == "cpu"
 HAS_GPU = torch.cuda.is_available()
@@ -44,7 +44,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
-def arithmetic(dtype: torch.dtype, device: torch.device) -> Arithmetic:
+def arithmetic(dtype: torch.dtype, device: torch.device) -> Backend:
     if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU kernels need TRITON_INTERPRET=1")
     apply_numeric_settings(device=device)

@@ -6,17 +6,17 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.bench.gpu_engines import the_device
+from holdfast.bench.gpu.engines import the_device
 from holdfast.bench.tiny import byte_tokenizer, tiny_config
-from holdfast.core.params import SamplingParams
-from holdfast.core.result import Result
-from holdfast.engine.build import assemble
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import named_config
-from holdfast.run.runner import Runner
+from holdfast.worker.model_runner import ModelRunner
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -53,9 +53,9 @@ def with_runner(engine: Engine, runner: Any) -> Engine:
 
 def eager(engine: Engine, arithmetic: Any = None) -> Engine:
     """The same weights and pages without captured graphs; with another arithmetic, if one is given."""
-    runner = cast(Runner, engine.runner)
+    runner = cast(ModelRunner, engine.runner)
     decoder = runner._decoder if arithmetic is None else runner._decoder.with_arithmetic(arithmetic)
-    return with_runner(engine, Runner(decoder, runner._store))
+    return with_runner(engine, ModelRunner(decoder, runner._store))
 
 
 def scheduled(engine: Engine, num_pages: int | None = None, **changes: Any) -> Engine:

@@ -7,8 +7,8 @@ import torch
 from gpu_numbers import random
 from torch import Tensor
 
-from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.rows import KVLayer, Rows
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.ops import Backend
 
 Span = tuple[int, int, int]  # sequence, first position, number of rows
 
@@ -20,7 +20,7 @@ class Store:
     keys: list[Tensor]  # of each sequence [length, KVH, D]
     values: list[Tensor]
 
-    def rows(self, spans: list[Span], padding: int = 0) -> Rows:
+    def rows(self, spans: list[Span], padding: int = 0) -> ForwardBatch:
         size, device = self.layer.keys.shape[3], self.layer.keys.device
         positions = [at for _, first, count in spans for at in range(first, first + count)]
         owners = [sequence for sequence, _, count in spans for _ in range(count)]
@@ -29,7 +29,7 @@ class Store:
         starts = [0]
         for _, _, count in spans:
             starts.append(starts[-1] + count)
-        return Rows(
+        return ForwardBatch(
             token_ids=torch.zeros(len(positions) + padding, dtype=torch.int64, device=device),
             positions=torch.tensor(positions + [0] * padding, device=device),
             slots=torch.tensor(slots + [-1] * padding, device=device),
@@ -37,7 +37,7 @@ class Store:
             page_table=self.page_table[[s for s, _, _ in spans]].contiguous().to(device),
         )
 
-    def with_tiles(self, rows: Rows, arithmetic: Arithmetic, group: int) -> Rows:
+    def with_tiles(self, rows: ForwardBatch, arithmetic: Backend, group: int) -> ForwardBatch:
         """The tiles a runner would bring, so that nothing is read back from the device."""
         starts = rows.span_starts.tolist()
         lengths = [stop - start for start, stop in pairwise(starts)]
@@ -54,7 +54,7 @@ class Store:
 
 
 def make_store(
-    arithmetic: Arithmetic,
+    arithmetic: Backend,
     dtype: torch.dtype,
     lengths: list[int],
     kv_heads: int,

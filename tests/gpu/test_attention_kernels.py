@@ -8,7 +8,7 @@ from gpu_numbers import HAS_GPU, assert_near, random, same_bits
 from paged import Store, make_store
 from torch import Tensor
 
-from holdfast.arithmetic.ops import Arithmetic
+from holdfast.numerics.ops import Backend
 
 HEADS = [(32, 8, 128), (9, 3, 64), (16, 8, 128), (12, 2, 128)] if HAS_GPU else [(4, 2, 16), (3, 1, 24)]
 CONTEXTS = [8192, 32768] if HAS_GPU else [330]
@@ -29,7 +29,7 @@ def exact(q: Tensor, store: Store, sequence: int, position: int, scale: float, w
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_attention_is_near_the_exact_softmax(
-    arithmetic: Arithmetic, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
+    arithmetic: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
 ) -> None:
     store = make_store(arithmetic, dtype, [450, 65, 3], kv_heads, width)
     spans = [(0, 400, 50), (1, 64, 1), (2, 0, 3)]
@@ -50,7 +50,7 @@ def test_attention_is_near_the_exact_softmax(
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
-    arithmetic: Arithmetic,
+    arithmetic: Backend,
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -84,7 +84,7 @@ def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS[:2])
 def test_bits_do_not_depend_on_which_pages_hold_the_keys(
-    arithmetic: Arithmetic, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    arithmetic: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
     q = random(20, heads, width, dtype=dtype, device=arithmetic.device)
     found = []
@@ -94,7 +94,7 @@ def test_bits_do_not_depend_on_which_pages_hold_the_keys(
     assert same_bits(*found)
 
 
-def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Arithmetic, dtype: torch.dtype) -> None:
+def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Backend, dtype: torch.dtype) -> None:
     """Infinite keys and values at later positions leave earlier rows alone."""
     store = make_store(arithmetic, dtype, [100], 2, 64)
     q = random(100, 4, 64, dtype=dtype, device=arithmetic.device)
@@ -110,7 +110,7 @@ def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Arithmetic, dtype: to
 
 @pytest.mark.skipif(not HAS_GPU, reason="graphs are the GPU's")
 def test_a_captured_graph_gives_the_bits_of_a_call(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     store = make_store(arithmetic, dtype, [1000, 64, 700], 8, 128)
     rows = store.rows([(0, 999, 1), (1, 63, 1), (2, 500, 1)])

@@ -7,10 +7,10 @@ import torch
 from gpu_numbers import HAS_GPU, assert_near, assert_rows_stand_alone, same_bits
 from torch import Tensor
 
-from holdfast.arithmetic.choice import ChoiceBatch
-from holdfast.arithmetic.library import LibraryArithmetic
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.ops import Arithmetic
+from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.select_backend import open_arithmetic
 
 VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]
 NUM_ROWS = 24 if HAS_GPU else 6
@@ -51,8 +51,8 @@ def batch_of(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> ChoiceBatch:
-    return ChoiceBatch(
+) -> SamplingBatch:
+    return SamplingBatch(
         torch.full((rows,), temperature, device=device),
         torch.full((rows,), top_k, dtype=torch.int32, device=device),
         torch.full((rows,), top_p, device=device),
@@ -62,8 +62,8 @@ def batch_of(
     )
 
 
-def select(batch: ChoiceBatch, rows: list[int]) -> ChoiceBatch:
-    return ChoiceBatch(
+def select(batch: SamplingBatch, rows: list[int]) -> SamplingBatch:
+    return SamplingBatch(
         *(
             getattr(batch, name)[rows].contiguous()
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
@@ -71,8 +71,8 @@ def select(batch: ChoiceBatch, rows: list[int]) -> ChoiceBatch:
     )
 
 
-def on_cpu(batch: ChoiceBatch) -> ChoiceBatch:
-    return ChoiceBatch(
+def on_cpu(batch: SamplingBatch) -> SamplingBatch:
+    return SamplingBatch(
         *(
             getattr(batch, name).cpu()
             for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
@@ -82,16 +82,16 @@ def on_cpu(batch: ChoiceBatch) -> ChoiceBatch:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_choices_are_the_cpus(
-    arithmetic: Arithmetic, device: torch.device, logits: Tensor, settings: dict[str, float]
+    arithmetic: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
-    expected = LibraryArithmetic(torch.float32).choose(logits.cpu(), on_cpu(batch))
+    expected = TorchBackend(torch.float32).choose(logits.cpu(), on_cpu(batch))
     assert arithmetic.choose(logits.clone(), batch).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_choices_stand_alone(
-    arithmetic: Arithmetic, device: torch.device, logits: Tensor, settings: dict[str, float]
+    arithmetic: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
     assert_rows_stand_alone(
@@ -100,7 +100,7 @@ def test_choices_stand_alone(
 
 
 def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
-    arithmetic: Arithmetic, device: torch.device, logits: Tensor
+    arithmetic: Backend, device: torch.device, logits: Tensor
 ) -> None:
     ids, logprobs = arithmetic.greedy(logits.clone())
     assert (
@@ -112,16 +112,16 @@ def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
     assert_rows_stand_alone(lambda rows: list(arithmetic.greedy(logits[rows].contiguous())), len(logits))
 
 
-def test_logsumexp(arithmetic: Arithmetic, logits: Tensor) -> None:
+def test_logsumexp(arithmetic: Backend, logits: Tensor) -> None:
     exact = torch.logsumexp(logits.double(), 1)
     assert_near(arithmetic.logsumexp(logits.clone()), exact, torch.float32)
     assert_rows_stand_alone(lambda rows: [arithmetic.logsumexp(logits[rows].contiguous())], len(logits))
 
 
 @pytest.mark.parametrize("k", [1, 2, 20])
-def test_top_is_in_order_with_ties_to_the_lowest_id(arithmetic: Arithmetic, logits: Tensor, k: int) -> None:
+def test_top_is_in_order_with_ties_to_the_lowest_id(arithmetic: Backend, logits: Tensor, k: int) -> None:
     values, ids = arithmetic.top(logits.clone(), k)
-    expected_values, expected_ids = LibraryArithmetic(torch.float32).top(logits.cpu(), k)
+    expected_values, expected_ids = TorchBackend(torch.float32).top(logits.cpu(), k)
     assert same_bits(values.cpu(), expected_values)
     finite = torch.isfinite(expected_values)
     assert torch.equal(ids.cpu()[finite], expected_ids[finite])
@@ -129,7 +129,7 @@ def test_top_is_in_order_with_ties_to_the_lowest_id(arithmetic: Arithmetic, logi
 
 
 def test_the_dtype_of_activations_does_not_matter(
-    device: torch.device, arithmetic: Arithmetic, logits: Tensor
+    device: torch.device, arithmetic: Backend, logits: Tensor
 ) -> None:
     other = open_arithmetic(torch.float16, path="triton", num_threads=1, device=device)
     batch = batch_of(len(logits), device, top_p=0.9)

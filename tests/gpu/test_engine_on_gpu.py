@@ -7,12 +7,12 @@ import pytest
 from engines import HAS_GPU, answers, eager, open_engine, outcome, prompt, scheduled
 
 from holdfast import SamplingParams
-from holdfast.bench.gpu_engines import plain_twin
-from holdfast.bench.haystack import Needle, Scale
-from holdfast.bench.needle import prick
-from holdfast.core.params import score_params
-from holdfast.engine.loop import Engine
-from holdfast.run.runner import Runner
+from holdfast.bench.determinism.stress import prick
+from holdfast.bench.determinism.stress_load import Needle, Scale
+from holdfast.bench.gpu.engines import plain_twin
+from holdfast.core.sampling_params import score_params
+from holdfast.engine.engine import Engine
+from holdfast.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
 SAMPLED = SamplingParams(
@@ -216,7 +216,7 @@ class Corrupted:
 
 def test_a_corrupted_product_is_found_and_the_certificate_revoked(tiny: Engine) -> None:
     right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
-    arithmetic = cast(Runner, tiny.runner)._decoder.arithmetic
+    arithmetic = cast(ModelRunner, tiny.runner)._decoder.arithmetic
     wrong = scheduled(eager(tiny, Corrupted(arithmetic)), spot_check_rate=1.0)
     long = replace(GREEDY, max_tokens=500)  # a check waits for a reference pass of rows
     hit = answers(wrong, [(prompt(60), long)], may_fail=True)[0]

@@ -14,19 +14,19 @@ import torch
 from gpu_numbers import HAS_GPU, same_bits
 from torch import Tensor
 
-from holdfast.arithmetic.ops import Arithmetic
 from holdfast.core.grammar import Constraint
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import UNKNOWN, Pass, PassKind, PassResult, Plan, Sampling, Span
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import UNKNOWN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.run.graphs import Work
-from holdfast.run.greedy_end import GreedyChoices
-from holdfast.run.last_layer import LastLayer
-from holdfast.run.runner import Runner
-from holdfast.run.store import KVStore
-from run.asking import ToldGrammar, mask
+from holdfast.numerics.ops import Backend
+from holdfast.worker.cuda_graphs import Work
+from holdfast.worker.greedy_head import GreedyChoices
+from holdfast.worker.kv_store import KVStore
+from holdfast.worker.last_layer import LastLayer
+from holdfast.worker.model_runner import ModelRunner
+from worker.asking import ToldGrammar, mask
 
 PAGE, VOCAB, NUM_PAGES = 64, 320, 64
 NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few rows
@@ -43,7 +43,7 @@ STYLES = (
 
 
 @pytest.fixture
-def decoder(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> Decoder:
+def decoder(arithmetic: Backend, dtype: torch.dtype, device: torch.device) -> Decoder:
     heads = (16, 4, 64) if HAS_GPU else (4, 2, 16)
     config = parse_config(
         {
@@ -61,23 +61,23 @@ def decoder(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) ->
     return load_decoder(DummyCheckpoint(config, device=device), arithmetic, dtype, max_len=512)
 
 
-def open_runner(decoder: Decoder) -> Runner:
+def open_runner(decoder: Decoder) -> ModelRunner:
     """Every sequence has keys and values already, the same in every runner."""
     store = KVStore(NUM_PAGES, decoder.config, decoder.arithmetic)
     generator = torch.Generator().manual_seed(4)
     for layer in store.layers:
         for tensor in (layer.keys, layer.values):
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
-    return Runner(decoder, store)
+    return ModelRunner(decoder, store)
 
 
 @pytest.fixture
-def eager(decoder: Decoder) -> Runner:
+def eager(decoder: Decoder) -> ModelRunner:
     return open_runner(decoder)
 
 
 @pytest.fixture
-def graphed(decoder: Decoder) -> Runner:
+def graphed(decoder: Decoder) -> ModelRunner:
     runner = open_runner(decoder)
     capture(runner)
     return runner
@@ -91,7 +91,7 @@ class Again:
         return work
 
 
-def capture(runner: Runner) -> None:
+def capture(runner: ModelRunner) -> None:
     if HAS_GPU:
         runner.capture(SIZES, CANONICAL, max_len=512)
     else:
@@ -101,7 +101,7 @@ def capture(runner: Runner) -> None:
 
 
 @contextmanager
-def counting_replays(runner: Runner) -> Iterator[list[int]]:
+def counting_replays(runner: ModelRunner) -> Iterator[list[int]]:
     sizes: list[int] = []
     replay = runner._graphs.replay
 
@@ -126,35 +126,35 @@ def prompt_len(number: int) -> int:
     return 58 + number  # some end before a page's edge, some behind it
 
 
-def prompts() -> Plan:
+def prompts() -> StepPlan:
     """The last row of each prompt."""
     spans = [
         Span(n, prompt_len(n) - 1, (PROMPT[n],), pages(n), 0, how(n), logprobs=0, lane=n)
         for n in range(NUM_SEQS)
     ]
-    return Plan((Pass(PassKind.FAST, tuple(spans), PADDED),))
+    return StepPlan((Pass(PassKind.FAST, tuple(spans), PADDED),))
 
 
-def decode(step: int, tokens: Sequence[int], padded: int, kind: PassKind = PassKind.FAST) -> Plan:
+def decode(step: int, tokens: Sequence[int], padded: int, kind: PassKind = PassKind.FAST) -> StepPlan:
     spans = [
         Span(n, prompt_len(n) + step, (token,), pages(n), 0, how(n), n % 2, watched=n == 1, lane=n)
         for n, token in enumerate(tokens)
     ]
-    return Plan((Pass(kind, tuple(spans), padded, certified=kind is PassKind.CANONICAL),))
+    return StepPlan((Pass(kind, tuple(spans), padded, certified=kind is PassKind.CANONICAL),))
 
 
 def tokens_of(results: list[PassResult]) -> list[int]:
     return [samples[-1].token_id for result in results for samples in result.samples]
 
 
-def assert_same_kv(one: Runner, other: Runner) -> None:
+def assert_same_kv(one: ModelRunner, other: ModelRunner) -> None:
     for mine, theirs in zip(one._store.layers, other._store.layers, strict=True):
         assert same_bits(mine.keys, theirs.keys)
         assert same_bits(mine.values, theirs.values)
 
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
-def test_decode_steps(eager: Runner, graphed: Runner, kind: PassKind) -> None:
+def test_decode_steps(eager: ModelRunner, graphed: ModelRunner, kind: PassKind) -> None:
     """Of a few sequences, padded and not, across a page's edge."""
     found = graphed.run(prompts())
     assert found == eager.run(prompts())
@@ -173,7 +173,7 @@ def test_decode_steps(eager: Runner, graphed: Runner, kind: PassKind) -> None:
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
 def test_greedy_steps_end_in_a_graph(
-    eager: Runner, graphed: Runner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
+    eager: ModelRunner, graphed: ModelRunner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
 ) -> None:
     """With logprobs, without and mixed; tokens that only the device knows go from one to the next."""
     greedy = Sampling(STYLES[0], 0, 20)
@@ -194,7 +194,7 @@ def test_greedy_steps_end_in_a_graph(
             replace(span, sampling=greedy, watched=False, logprobs=logprobs[n % len(logprobs)])
             for n, span in enumerate(some.spans)
         )
-        plans.append(Plan((replace(some, spans=spans),)))
+        plans.append(StepPlan((replace(some, spans=spans),)))
         read = graphed.start(plans[-1])
         # Without a device nothing is copied: what is not read now will be written over.
         reads.append(read if HAS_GPU else partial(list, read()))
@@ -203,7 +203,7 @@ def test_greedy_steps_end_in_a_graph(
     assert_same_kv(eager, graphed)
 
 
-def test_short_windows_beside_decode_rows(eager: Runner, graphed: Runner) -> None:
+def test_short_windows_beside_decode_rows(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     window = Span(0, 63, (7, 8, 9), pages(0), 0, how(0), logprobs=2)
@@ -211,7 +211,7 @@ def test_short_windows_beside_decode_rows(eager: Runner, graphed: Runner) -> Non
     single = Span(2, 60, (4,), pages(2), 0, how(2))
     spans = (window, chunk, single) if HAS_GPU else (replace(window, token_ids=(7, 8)), single)
     size = 8 if HAS_GPU else 3
-    plan = Plan((Pass(PassKind.FAST, spans, size),))
+    plan = StepPlan((Pass(PassKind.FAST, spans, size),))
     with counting_replays(graphed) as replays:
         found = graphed.run(plan)
     assert replays == [size]
@@ -220,11 +220,11 @@ def test_short_windows_beside_decode_rows(eager: Runner, graphed: Runner) -> Non
 
 
 @pytest.mark.skipif(not CANONICAL, reason="a reference pass has too many rows for the interpreter")
-def test_canonical_windows(eager: Runner, graphed: Runner) -> None:
+def test_canonical_windows(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     spans = [Span(n, prompt_len(n), (7, 8, 9), pages(n), 0, how(n), logprobs=1) for n in range(NUM_SEQS)]
-    plan = Plan((Pass(PassKind.CANONICAL, tuple(spans), 256),))
+    plan = StepPlan((Pass(PassKind.CANONICAL, tuple(spans), 256),))
     with counting_replays(graphed) as replays:
         found = graphed.run(plan)
     assert replays == [256]
@@ -232,7 +232,7 @@ def test_canonical_windows(eager: Runner, graphed: Runner) -> None:
     assert_same_kv(eager, graphed)
 
 
-def long_pass(kind: PassKind) -> Plan:
+def long_pass(kind: PassKind) -> StepPlan:
     """Chunks of prompts, two of which end here, and decode rows between them."""
     lengths = (300, 350, 290) if HAS_GPU else (5,)
     spans, first = [], 3 * NUM_SEQS
@@ -243,7 +243,7 @@ def long_pass(kind: PassKind) -> Plan:
         first += 6
         if number - NUM_SEQS < 2:
             spans.append(Span(number - NUM_SEQS, 60, (4,), pages(number - NUM_SEQS), 0, how(number), 2))
-    return Plan((Pass(kind, tuple(spans), LONG),))
+    return StepPlan((Pass(kind, tuple(spans), LONG),))
 
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
@@ -272,7 +272,7 @@ def test_long_passes_end_before_the_last_layer(decoder: Decoder, kind: PassKind)
         assert_same_kv(eager, whole)
 
 
-def test_started_ahead_with_unknown_tokens(eager: Runner, graphed: Runner) -> None:
+def test_started_ahead_with_unknown_tokens(eager: ModelRunner, graphed: ModelRunner) -> None:
     """Everything is enqueued before anything is read."""
     num_steps = 12 if HAS_GPU else 2
     results = [eager.run(prompts())]
@@ -284,14 +284,14 @@ def test_started_ahead_with_unknown_tokens(eager: Runner, graphed: Runner) -> No
     assert_same_kv(eager, graphed)
 
 
-def test_capturing_leaves_the_kv_alone(eager: Runner, graphed: Runner) -> None:
+def test_capturing_leaves_the_kv_alone(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     capture(graphed)
     assert_same_kv(eager, graphed)
 
 
-def test_a_fast_pass_takes_the_next_larger_graph(eager: Runner, graphed: Runner) -> None:
+def test_a_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: ModelRunner) -> None:
     tokens = tokens_of(eager.run(prompts()))
     graphed.run(prompts())
     count, size = (5, 8) if HAS_GPU else (1, 2)
@@ -303,7 +303,7 @@ def test_a_fast_pass_takes_the_next_larger_graph(eager: Runner, graphed: Runner)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="nothing can be waited for")
-def test_starting_waits_for_nothing(eager: Runner, graphed: Runner) -> None:
+def test_starting_waits_for_nothing(eager: ModelRunner, graphed: ModelRunner) -> None:
     """CUDA itself raises where the host would wait."""
     for runner in (eager, graphed):
         plans = [prompts(), *(decode(step, [UNKNOWN] * NUM_SEQS, 16) for step in range(2))]
@@ -319,7 +319,7 @@ def test_starting_waits_for_nothing(eager: Runner, graphed: Runner) -> None:
             read()
 
 
-def test_every_feature_of_the_sampler(eager: Runner) -> None:
+def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
     """A window is its rows one by one, with penalties, lists, bad words, bias and a grammar."""
     params = SamplingParams(
         temperature=0.7,
@@ -335,30 +335,30 @@ def test_every_feature_of_the_sampler(eager: Runner) -> None:
     sampling = Sampling(params, 11, 20, (4, 5), ((PROMPT[30], 31),), eos_ids=(4,))
     free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], watched=True)
     whole = replace(free, constraint=Constraint(grammar, PROMPT[29:31]))
-    (window,) = eager.run(Plan((Pass(PassKind.CANONICAL, (free,), 3),)))
-    (constrained,) = eager.run(Plan((Pass(PassKind.CANONICAL, (whole,), 3),)))
+    (window,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (free,), 3),)))
+    (constrained,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (whole,), 3),)))
     assert constrained.samples[0][2] == window.samples[0][2]
     assert constrained.samples[0][1].token_id == -1
     for row in range(3):
         at = 28 + row
         alone = replace(free, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
-        (found,) = eager.run(Plan((Pass(PassKind.CANONICAL, (alone,), 1),)))
+        (found,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (alone,), 1),)))
         assert found.samples[0][0].token_id == window.samples[0][row].token_id
 
 
-def test_a_check(eager: Runner) -> None:
+def test_a_check(eager: ModelRunner) -> None:
     """Clean rows pass; one bit of a key, in its transposed home, does not."""
     rows = 256 if HAS_GPU else 10
     one = Span(0, 60, PROMPT[60:70], pages(0), 0, how(0), watched=True)
-    (result,) = eager.run(Plan((Pass(PassKind.CANONICAL, (one,), rows),)))
+    (result,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (one,), rows),)))
     bits = tuple(each.logit_bits or 0 for each in result.samples[0])
     again = Span(0, 62, PROMPT[62:70], (40, 41), 2, how(0))
     check = Pass(PassKind.CHECK, (again,), rows, originals=pages(0)[:2], logit_bits=bits[4:])
-    assert eager.run(Plan((check,)))[0].mismatch is None
+    assert eager.run(StepPlan((check,)))[0].mismatch is None
     page, offset = pages(0)[65 // PAGE], 65 % PAGE
     keys = eager._store.layers[0].keys
     slot = keys[page, 1, 5, offset].clone()
     keys[page, 1, 5, offset] = slot + 1
-    assert eager.run(Plan((check,)))[0].mismatch == "keys of layer 0 at position 65"
+    assert eager.run(StepPlan((check,)))[0].mismatch == "keys of layer 0 at position 65"
     keys[page, 1, 5, offset] = slot
-    assert eager.run(Plan((check,)))[0].mismatch is None
+    assert eager.run(StepPlan((check,)))[0].mismatch is None

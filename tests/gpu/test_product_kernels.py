@@ -6,9 +6,9 @@ import pytest
 import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
 
-from holdfast.arithmetic.ops import Arithmetic
-from holdfast.arithmetic.slices import ProductShape, choose_slices, library_multiply
+from holdfast.certification.split_k import GemmShape, choose_slices, library_multiply
 from holdfast.models.shapes import named_config, product_shapes
+from holdfast.numerics.ops import Backend
 
 SHAPES = [(6144, 4096), (4096, 14336), (960, 576), (1024, 3072)] if HAS_GPU else [(48, 64)]
 ROWS = 37 if HAS_GPU else 5
@@ -19,7 +19,7 @@ SOME_TOTALS = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_products_are_near_fp64_in_every_form(
-    arithmetic: Arithmetic,
+    arithmetic: Backend,
     dtype: torch.dtype,
     device: torch.device,
     outputs: int,
@@ -43,14 +43,14 @@ def test_products_are_near_fp64_in_every_form(
 
 
 def test_a_weight_that_is_packed_is_not_copied(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     weight = random(64, 64, dtype=dtype, device=device)
     assert arithmetic.pack(weight).data.data_ptr() == weight.data_ptr()
 
 
 def test_columns_may_be_cut_at_some_totals(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     outputs, inputs, first, rows = (28672, 4096, 16128, 256) if HAS_GPU else (96, 64, 64, 40)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
@@ -70,7 +70,7 @@ def test_columns_may_be_cut_at_some_totals(
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("slices", [0, 2])
 def test_rows_are_their_own_in_the_reference_form(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
 ) -> None:
     x = random(ROWS, inputs, dtype=dtype, device=device)
     packed = replace(
@@ -90,7 +90,7 @@ def test_rows_are_their_own_in_the_reference_form(
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2-135m"])
 def test_every_product_of_a_model_has_a_recipe_that_is_one_class(model: str, device: torch.device) -> None:
     shapes = [
-        ProductShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
+        GemmShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
         for name, outputs, inputs, has_bias in product_shapes(named_config(model))
     ]
     about = {"for": "a test", "some": len(SOME_TOTALS)}

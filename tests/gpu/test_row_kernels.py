@@ -5,7 +5,7 @@ import torch
 from gpu_numbers import HAS_GPU, assert_near, assert_rows_stand_alone, random, same_bits
 from torch import Tensor
 
-from holdfast.arithmetic.ops import Arithmetic
+from holdfast.numerics.ops import Backend
 
 WIDTHS = [576, 1024, 4096, 8192] if HAS_GPU else [72, 160]
 INNER = [1536, 14336] if HAS_GPU else [88]
@@ -20,7 +20,7 @@ def exact_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rms_norm(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, width: int) -> None:
+def test_rms_norm(arithmetic: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
     x = random(NUM_ROWS, width, dtype=dtype, device=device)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
     assert_near(arithmetic.rms_norm(x, weight, EPS), exact_norm(x, weight), dtype)
@@ -28,7 +28,7 @@ def test_rms_norm(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.devi
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_add_rms_norm(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, width: int) -> None:
+def test_add_rms_norm(arithmetic: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
     x = random(NUM_ROWS, width, dtype=dtype, device=device)
     delta = random(NUM_ROWS, width, dtype=dtype, device=device, seed=2)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
@@ -46,7 +46,7 @@ def test_add_rms_norm(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 def test_norm_of_heads(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
 ) -> None:
     """As q and k are normed: views into the fused product."""
     fused = random(NUM_ROWS, heads + 2 * kv_heads, width, dtype=dtype, device=device)
@@ -58,7 +58,7 @@ def test_norm_of_heads(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 def test_rope(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
 ) -> None:
     fused = random(NUM_ROWS, heads + 2 * kv_heads, width, dtype=dtype, device=device)
     angles = random(NUM_ROWS, width // 2, dtype=torch.float32, device=device, seed=3, scale=9.0)
@@ -77,14 +77,14 @@ def test_rope(
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_silu_mul(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device, inner: int) -> None:
+def test_silu_mul(arithmetic: Backend, dtype: torch.dtype, device: torch.device, inner: int) -> None:
     x = random(NUM_ROWS, 2 * inner, dtype=dtype, device=device, scale=2.0)
     gate, up = x.double().chunk(2, -1)
     assert_near(arithmetic.silu_mul(x), gate / (1 + torch.exp(-gate)) * up, dtype)
     assert_rows_stand_alone(lambda rows: [arithmetic.silu_mul(x[rows])], NUM_ROWS)
 
 
-def test_embed(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device) -> None:
+def test_embed(arithmetic: Backend, dtype: torch.dtype, device: torch.device) -> None:
     table = random(999, WIDTHS[0], dtype=dtype, device=device)
     ids = torch.randint(0, 999, (NUM_ROWS,), generator=torch.Generator().manual_seed(1)).to(device)
     assert same_bits(arithmetic.embed(table, ids), table[ids])
@@ -93,7 +93,7 @@ def test_embed(arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device)
 
 
 def test_store_writes_its_slots_and_nothing_else(
-    arithmetic: Arithmetic, dtype: torch.dtype, device: torch.device
+    arithmetic: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     kv_heads, width, pages = 2, 64, 5
     layer = arithmetic.new_layer(pages, kv_heads, width)

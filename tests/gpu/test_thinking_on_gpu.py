@@ -7,10 +7,10 @@ import pytest
 from engines import HAS_GPU, answers, outcome, prompt, scheduled
 
 from holdfast import SamplingParams
-from holdfast.bench.gpu_engines import the_device
-from holdfast.engine.build import build
+from holdfast.bench.gpu.engines import the_device
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.thinking.reference import open_reference
 from support.thinking_models import thinker_folder
 

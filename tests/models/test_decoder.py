@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerWeights
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.rows import KVLayer, Rows
 from holdfast.bench.tiny import tiny_config
 from holdfast.models.decoder import Between, Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.layer import LayerWeights
+from holdfast.numerics.select_backend import open_arithmetic
 
 
 def make(**changes: object) -> tuple[DummyCheckpoint, Decoder, list[tuple[int, int]]]:
@@ -46,7 +46,7 @@ def test_a_tied_head_shares_the_embedding_where_the_path_packs_without_a_copy() 
     assert head.linear.data.data_ptr() == decoder._embedding.data_ptr()
 
 
-ROWS = Rows(
+ROWS = ForwardBatch(
     token_ids=torch.tensor([5, 6, 7]),
     positions=torch.arange(3),
     slots=torch.arange(3),

@@ -13,11 +13,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import parse_config
-from holdfast.models.dequantize import dequantize
-from holdfast.models.gguf import GgufFile
+from holdfast.models.gguf.dequantize import dequantize
+from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.gguf.types import STORED
 from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
 from holdfast.models.rope_scaling import rope_frequencies
-from holdfast.models.stored_types import STORED
 from models.gguf_writer import QUANTS, write_gguf
 from models.tiny import tiny_config, tiny_model
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import ModelError
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.gguf import GgufFile
+from holdfast.models.gguf.reader import GgufFile
 from models.gguf_writer import write_gguf
 from models.tiny import tiny_model
 

@@ -7,9 +7,9 @@ import torch
 
 from holdfast.bench.tiny import tiny_config
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.dequantize import dequantize
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.stored_types import STORED
+from holdfast.models.gguf.dequantize import dequantize
+from holdfast.models.gguf.types import STORED
 from support.tiny import random_model, tiny_gguf, tiny_model
 
 FORMATS = {stored.name: stored for stored in STORED.values()}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from holdfast.arithmetic.open import open_arithmetic
 from holdfast.bench.tiny import tiny_config
 from holdfast.errors import ModelNotFound
 from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.families import expected_tensors
 from holdfast.models.shapes import SHAPE_NAMES, named_config, product_shapes
+from holdfast.numerics.select_backend import open_arithmetic
 
 # As published, embeddings included and tied ones counted once.
 PARAMETERS = {

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from holdfast.models.checkpoint import open_checkpoint
-from holdfast.models.gguf import GgufFile
-from holdfast.models.gguf_names import gguf_name
+from holdfast.models.gguf.names import gguf_name
+from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.locate import locate
 from models.gguf_writer import interleave
 

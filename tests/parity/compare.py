@@ -14,12 +14,12 @@ import torch
 import transformers
 from torch import Tensor
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Pass, PassKind, Sampling, Span
-from holdfast.core.result import Result
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
 from holdfast.engine.llm import LLM
-from holdfast.run.batch import rows_of
-from holdfast.run.store import KVStore
+from holdfast.worker.input_batch import rows_of
+from holdfast.worker.kv_store import KVStore
 
 TOLERANCE = 1e-4
 

@@ -15,20 +15,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import (
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import (
     LANE_WIDTH,
     UNKNOWN,
     Pass,
     PassKind,
     PassResult,
-    Plan,
     Sampled,
     Span,
+    StepPlan,
     ThoughtIds,
     TokenLogprob,
 )
-from holdfast.core.stop import finish_reason
+from holdfast.core.stop_rules import finish_reason
 
 VOCAB = 50
 EOS = 0
@@ -106,7 +106,7 @@ class ScriptedRunner:
         self._during = during
         self._corrupt_from = corrupt_from
         self._lanes: dict[tuple[int, int], tuple[int, int, int]] = {}  # place -> request, position, token
-        self._unread: deque[Plan] = deque()
+        self._unread: deque[StepPlan] = deque()
         self.passes: list[Pass] = []
         self.num_mismatches = 0
         self.num_started = 0
@@ -114,7 +114,7 @@ class ScriptedRunner:
         self.num_ahead = 0  # plans started before the one before was read
         self.num_unknown = 0
 
-    def start(self, plan: Plan) -> Callable[[], list[PassResult]]:
+    def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
         """Everything is under way; the callable gives the results, in order, once."""
         assert plan.passes
         self.num_started += 1
@@ -129,7 +129,7 @@ class ScriptedRunner:
 
         return wait
 
-    def run(self, plan: Plan) -> list[PassResult]:
+    def run(self, plan: StepPlan) -> list[PassResult]:
         results = []
         for one in plan.passes:
             self.passes.append(one)

@@ -18,9 +18,9 @@ from scripted import (
     next_token,
 )
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import Pass, PassKind, PassResult, Span, ThinkRule, ThoughtIds, TokenLogprob
-from holdfast.core.stop import finish_reason
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Span, ThinkRule, ThoughtIds, TokenLogprob
+from holdfast.core.stop_rules import finish_reason
 
 Told = list[tuple[int, ThoughtIds]]
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scripted import EOS, VOCAB, ScriptedRunner, reference, reference_scores
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, TokensCommitted
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, PassResult, Plan, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.kv.pool import PagePool
-from holdfast.schedule.policy import SchedulerConfig
-from holdfast.schedule.scheduler import Scheduler
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
+from holdfast.kv_cache.page_pool import PagePool
+from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 4
 ROWS = 8
@@ -208,7 +208,7 @@ def play(world: World) -> Played:
         PAGE_SIZE, world.lie, world.seed, during=lambda: abort(True), corrupt_from=world.corrupt_from
     )
     played = Played(world, requests, {}, {}, {}, runner, scheduler, [], {})
-    flying: deque[tuple[Plan, Callable[[], list[PassResult]]]] = deque()
+    flying: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
     limit = 100 + sum(8 * (len(c.prompt) + c.params.max_tokens) for c, _ in requests) * len(requests)
     while scheduler.has_work or step <= 20:
         for client, request in requests:

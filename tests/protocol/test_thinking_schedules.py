@@ -8,12 +8,13 @@ from scripted_thinker import ScriptedThinker, Told, reference, reference_scores
 from test_schedules import PAGE_SIZE, ROWS, AnyForm, Client, NoText, World, requests_of, worlds
 
 from holdfast.core.events import CertificateChecked, Event, PromptScored, RequestEnded, ThoughtsCommitted
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import PassKind, Plan, ThinkRule, TokenLogprob
 from holdfast.core.request import Request
-from holdfast.kv.pool import PagePool
-from holdfast.schedule.policy import MOST_GUESSES, SchedulerConfig
-from holdfast.schedule.scheduler import Scheduler
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import PassKind, StepPlan, ThinkRule, TokenLogprob
+from holdfast.kv_cache.page_pool import PagePool
+from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.thinking.thought_log import MOST_GUESSES
 
 EVERY_SIZE = tuple(range(1, 65))
 
@@ -153,7 +154,7 @@ def play(thinking: ThinkingWorld) -> Played:
     return played
 
 
-def _absorb(played: Played, plan: Plan) -> None:
+def _absorb(played: Played, plan: StepPlan) -> None:
     """Every sequence a pass decided about has come further: rows that stand, or tokens."""
     scheduler = played.scheduler
     if not plan:

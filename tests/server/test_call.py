@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.core.params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.server.call import Call
-from holdfast.server.channel.engine_link import EngineLink
-from holdfast.server.failures import ApiError
+from holdfast.server.errors import ApiError
+from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Asked, NoTraces
 from support.engine_links import PATIENCE, linked, run

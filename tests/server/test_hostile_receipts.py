@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.engine.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.fingerprint import Fingerprint, digest_of
 from support.serving import Server
 
 

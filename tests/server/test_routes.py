@@ -73,7 +73,7 @@ def test_a_receipt_of_another_machine_is_not_run_unless_forced(tiny_server: Serv
     made = ask(tiny_server, deterministic=True, return_receipt=True)
     receipt = made["holdfast"]["receipt"]
     receipt["fingerprint"]["parts"]["settings"]["threads"] = 77
-    from holdfast.engine.fingerprint import Fingerprint
+    from holdfast.receipts.fingerprint import Fingerprint
 
     receipt["fingerprint"]["digest"] = Fingerprint(receipt["fingerprint"]["parts"]).digest
     outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()

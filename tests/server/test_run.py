@@ -15,7 +15,7 @@ import pytest
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, ModelError
 from holdfast.server.config import ServerConfig
-from holdfast.server.run import run
+from holdfast.server.main import run
 from support.fake_engine import Prompt
 from support.serving import Server, serving
 from support.streams import PATIENCE, Client
@@ -108,7 +108,7 @@ def test_a_configuration_the_engine_refuses(tiny_llama: Path) -> None:
 def test_what_cannot_be_started_is_said_before_anybody_waits(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.run.set_up_logs", lambda *_, **__: None)
+    monkeypatch.setattr("holdfast.server.main.set_up_logs", lambda *_, **__: None)
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         run(ServerConfig(port=0), EngineConfig(model=str(tmp_path)))
     with socket.create_server(("127.0.0.1", 0)) as taken:

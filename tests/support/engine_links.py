@@ -8,10 +8,10 @@ from typing import Any
 
 import psutil
 
-from holdfast.core.params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.server.channel.engine_link import EngineLink, Listener
-from holdfast.server.channel.ticket import Ticket
+from holdfast.server.ipc.engine_link import EngineLink, Listener
+from holdfast.server.ipc.response_stream import ResponseStream
 from support.fake_engine import Prompt
 from support.serving import HERE
 
@@ -42,7 +42,7 @@ async def linked(start: str = "ready", **told: Callable[..., None]) -> AsyncIter
     assert not psutil.pid_exists(link.pid)
 
 
-async def ask(link: EngineLink, prompt: Prompt) -> Ticket:
+async def ask(link: EngineLink, prompt: Prompt) -> ResponseStream:
     """A ticket that is over."""
     bell = asyncio.Event()
     ticket = link.submit(bell, [prompt], SamplingParams())

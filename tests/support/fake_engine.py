@@ -14,10 +14,10 @@ import sys
 import time
 from enum import IntEnum
 
-from holdfast.core.result import Stats
-from holdfast.server.channel import frames
-from holdfast.server.channel import messages as m
-from holdfast.server.channel.engine_status import EngineStatus
+from holdfast.core.results import Stats
+from holdfast.server.ipc import frames
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.engine_status import EngineStatus
 
 SEED = 7
 FLOOD_CHARS = 1 << 18
@@ -54,8 +54,8 @@ class Prompt(IntEnum):
 def answer(number: int) -> list[m.FromEngine]:
     """All that is said of a request that is answered with "yes"."""
     piece = m.Piece(number, 0, "yes", (5,), None, "stop")
-    outcome = m.Outcome(number, SEED, "none", Stats(), None, None, None)
-    return [m.Accepted(number, SEED), m.News((m.Begun(number, 0.0),), (piece,), (outcome,))]
+    outcome = m.RequestResult(number, SEED, "none", Stats(), None, None, None)
+    return [m.Accepted(number, SEED), m.StepOutput((m.Begun(number, 0.0),), (piece,), (outcome,))]
 
 
 def respond(link: socket.socket, number: int, prompt: Prompt) -> None:
@@ -111,7 +111,7 @@ class Streams:
                 self._link.sendall(frames.encode([answer(number)[1]]))
             else:
                 piece = m.Piece(number, 0, text, (5,), None, None)
-                self._link.sendall(frames.encode([m.News((), (piece,), ())]))
+                self._link.sendall(frames.encode([m.StepOutput((), (piece,), ())]))
         if ending:
             self.texts.clear()
 
@@ -133,10 +133,10 @@ def main() -> None:
         link.sendall(frames.encode([m.Progress("Loading", 1, 2)]))
         live_on()
     if start == "unfit":
-        link.sendall(frames.encode([m.Unfit("this cannot be loaded")]))
+        link.sendall(frames.encode([m.StartupFailed("this cannot be loaded")]))
         return
     streams = Streams(link)
-    named = [m.Named("abc", {"dtype": "none"})] if start != "nameless" else []
+    named = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "nameless" else []
     link.sendall(frames.encode([READY, *named]))
     with contextlib.suppress(frames.ConnectionLost):
         while True:

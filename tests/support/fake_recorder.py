@@ -1,6 +1,6 @@
 """In place of captures: work is done when it is recorded, and again when it is replayed."""
 
-from holdfast.run.graphs import Work
+from holdfast.worker.cuda_graphs import Work
 
 
 class FakeRecorder:

@@ -11,13 +11,13 @@ import pytest
 
 from holdfast.bench.tiny import byte_tokenizer
 from holdfast.core.grammar import Grammar
-from holdfast.core.structured import StructuredOutput
-from holdfast.engine.grammar_compiler import GrammarCompiler
-from holdfast.engine.grammar_matcher import CompiledForm, MatcherGrammar
-from holdfast.engine.grammar_notation import write_grammar
-from holdfast.engine.grammar_vocabulary import Vocabulary, read_vocabulary
-from holdfast.engine.grammar_worker import open_matcher, open_trie
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.sandbox.grammar_worker import open_matcher, open_trie
+from holdfast.structured.compiler import GrammarCompiler
+from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
+from holdfast.structured.spec import write_grammar
+from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
 
@@ -54,7 +54,7 @@ class Bench:
     def compile_alone(self, **form: Any) -> Grammar:
         """A grammar that was not tried and shares nothing with any other."""
         text = write_grammar(StructuredOutput(**form))
-        return MatcherGrammar(CompiledForm(lambda: open_matcher(self.trie, text)), self.vocabulary)
+        return MatcherGrammar(CompiledGrammar(lambda: open_matcher(self.trie, text)), self.vocabulary)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)

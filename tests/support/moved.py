@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.ops import Arithmetic, Linear
+from holdfast.numerics.ops import Backend, Linear
 
 
-def moved_to(arithmetic: Arithmetic) -> Any:
+def moved_to(arithmetic: Backend) -> Any:
     """Takes tensors to the arithmetic's device for each call, and back what it returns and what it changed."""
     return _Moved(arithmetic)
 
 
 class _Moved:
-    def __init__(self, arithmetic: Arithmetic) -> None:
+    def __init__(self, arithmetic: Backend) -> None:
         self._arithmetic = arithmetic
 
     def __getattr__(self, name: str) -> Any:

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.lies import LyingProposer
-from holdfast.core.plan import PassResult, Plan
-from holdfast.engine.build import ShowProgress, build
+from holdfast.bench.determinism.fault_injection import FaultyProposer
+from holdfast.core.step_plan import PassResult, StepPlan
+from holdfast.engine.builder import ShowProgress, build
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.loop import Engine, PlanRunner
-from holdfast.server.channel.engine_process import leave_signals_to_the_front, serve
+from holdfast.engine.engine import Engine, PlanRunner
+from holdfast.server.ipc.engine_process import leave_signals_to_the_front, serve
 
 
 class OddRunner:
@@ -38,7 +38,7 @@ class OddRunner:
         control = self._settings.get("control")
         return {**self._settings, **json.loads(Path(control).read_text())} if control else self._settings
 
-    def run(self, plan: Plan) -> Sequence[PassResult]:
+    def run(self, plan: StepPlan) -> Sequence[PassResult]:
         now = self._now
         tokens = {token for one in plan.passes for span in one.spans for token in span.token_ids}
         if now.get("die_at") in tokens:
@@ -57,7 +57,7 @@ def build_odd(config: EngineConfig, show: ShowProgress) -> Engine:
     engine = build(config, show)
     if settings.get("lies"):
         ends = tuple(engine.limits.eos_ids)
-        engine.runner = LyingProposer(engine.runner, engine.limits.vocab_size, settings["lies"], ends=ends)
+        engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, settings["lies"], ends=ends)
     engine.runner = OddRunner(engine.runner, settings)
     return engine
 

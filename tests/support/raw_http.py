@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.gate.http_protocol import TimedProtocol, timed_protocol
+from holdfast.server.http.protocol import TimedProtocol, timed_protocol
 
 PATIENCE = 20.0  # seconds after which a test has failed
 

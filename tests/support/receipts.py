@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import TokenLogprob
 from holdfast.core.request import Request
-from holdfast.core.result import Choice, Determinism, Result, Stats
-from holdfast.engine.fingerprint import Fingerprint
+from holdfast.core.results import Choice, Determinism, Result, Stats
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.llm import LLM
-from holdfast.engine.receipt import make_receipt
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.receipt import make_receipt
 
 PARTS = Fingerprint(
     {

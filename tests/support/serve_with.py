@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.cli.main import main
-from holdfast.server import run as server_run
+from holdfast.server import main as server_run
 
 if __name__ == "__main__":
     engine = sys.argv.pop(1)

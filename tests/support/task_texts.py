@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.train.batch import Batch
-from holdfast.train.tasks.pieces import assemble
-from holdfast.train.tasks.task import Form, Task
-from holdfast.train.tokenizer import EOS, build_tokenizer
+from holdfast.training.batch import Batch
+from holdfast.training.tasks.pieces import assemble
+from holdfast.training.tasks.task import Form, Task
+from holdfast.training.tokenizer import EOS, build_tokenizer
 
 
 def draw_batch(

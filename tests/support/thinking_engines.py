@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.params import SamplingParams
 from holdfast.core.request import Request
-from holdfast.core.result import Result
-from holdfast.engine.build import build
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig, Kernels
-from holdfast.engine.loop import Engine
-from holdfast.run.thinker import Thinker
+from holdfast.engine.engine import Engine
 from holdfast.thinking.config import CONFIG_FILE
+from holdfast.worker.thought_runner import ThoughtRunner
 
 Ids = tuple[int, ...]
 
@@ -24,8 +24,8 @@ def open_thinker(folder: Path, kernels: Kernels = "compiled", **settings: Any) -
     return build(EngineConfig(model=str(folder), kernels=kernels, **{**usual, **settings}))
 
 
-def thinker_of(engine: Engine) -> Thinker:
-    thinker: Thinker | None = engine.runner._thinker  # type: ignore[attr-defined]
+def thinker_of(engine: Engine) -> ThoughtRunner:
+    thinker: ThoughtRunner | None = engine.runner._thinker  # type: ignore[attr-defined]
     assert thinker is not None
     return thinker
 

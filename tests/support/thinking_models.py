@@ -13,11 +13,11 @@ from torch import Tensor
 from holdfast.models.config import FAMILIES, parse_config
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.reference import Reference
-from holdfast.train.build import Built
-from holdfast.train.export import export
-from holdfast.train.model import ThinkingModel, fresh_model
-from holdfast.train.settings import Settings
-from holdfast.train.tokenizer import build_tokenizer
+from holdfast.training.build import Built
+from holdfast.training.export import export
+from holdfast.training.model import ThinkingModel, fresh_model
+from holdfast.training.settings import Settings
+from holdfast.training.tokenizer import build_tokenizer
 
 VOCAB = 40
 END, START = 1, 2

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.open import open_arithmetic
-from holdfast.arithmetic.settings import apply_numeric_settings
 from holdfast.engine.config import Kernels
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import Blocks, load_blocks
 from holdfast.thinking.config import read_thinking
 from holdfast.thinking.reference import Reference, open_reference

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from holdfast.models.decoder import Decoder
-from holdfast.run import thinker
-from holdfast.run.store import page_bytes
-from holdfast.schedule.scheduler import Scheduler
+from holdfast.scheduler.scheduler import Scheduler
 from holdfast.thinking import blocks
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
+from holdfast.worker import thought_runner as thinker
+from holdfast.worker.kv_store import page_bytes
 from support.thinking_engines import ask_all, draw_prompt, greedy, open_thinker
 from support.thinking_models import thinker_folder
 

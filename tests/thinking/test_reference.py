@@ -5,7 +5,7 @@ import torch
 
 from holdfast.models.config import parse_config
 from holdfast.thinking.reference import Reference
-from holdfast.train.model import ThinkingModel
+from holdfast.training.model import ThinkingModel
 from models.tiny import tiny_model
 from support.thinking_models import END, named_weights, thinking_config, tiny_thinker
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.bench.needle import outcome_of
-from holdfast.core.result import Result, Stats
+from holdfast.bench.determinism.stress import outcome_of
+from holdfast.core.results import Result, Stats
 from holdfast.engine.config import Kernels
-from holdfast.engine.loop import Engine
-from holdfast.schedule.policy import MOST_GUESSES, DeterminismMode
-from holdfast.schedule.sequence import Sequence
+from holdfast.engine.engine import Engine
+from holdfast.scheduler.policy import DeterminismMode
+from holdfast.scheduler.request_state import RequestState
 from holdfast.thinking.config import WEIGHTS_FILE
+from holdfast.thinking.thought_log import MOST_GUESSES
 from support.thinking_engines import (
     Ids,
     ask_all,
@@ -59,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def _slots(engine: Engine, seq: Sequence) -> Slots:
+def _slots(engine: Engine, seq: RequestState) -> Slots:
     """Every bit of what stands in the slots of a sequence's settled rows, and of the states of its chunks."""
     size, thinker = engine.scheduler.pool.page_size, thinker_of(engine)
     positions = torch.arange(seq.canonical_len if seq.deterministic else seq.computed_len)
@@ -81,13 +82,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], Watched]:
 
     def watch(engine: Engine) -> Watched:
         found: Watched = {}
-        give_up = Sequence.give_up_pages
+        give_up = RequestState.give_up_pages
 
-        def look(seq: Sequence) -> None:
+        def look(seq: RequestState) -> None:
             found[seq.log.ids(0, seq.log.committed_len)] = _slots(engine, seq)
             give_up(seq)
 
-        monkeypatch.setattr(Sequence, "give_up_pages", look)
+        monkeypatch.setattr(RequestState, "give_up_pages", look)
         return found
 
     return watch

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from lying import lie_in_lookups
 
-from holdfast.bench.lies import LyingProposer
-from holdfast.bench.needle import Outcome, outcome_of
-from holdfast.core.params import SamplingParams, score_params
-from holdfast.core.plan import Sampled
-from holdfast.core.result import Result
-from holdfast.core.structured import StructuredOutput
-from holdfast.engine.loop import Engine
-from holdfast.schedule.policy import DeterminismMode
+from holdfast.bench.determinism.fault_injection import FaultyProposer
+from holdfast.bench.determinism.stress import Outcome, outcome_of
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import SamplingParams, score_params
+from holdfast.core.step_plan import Sampled
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.engine.engine import Engine
+from holdfast.scheduler.policy import DeterminismMode
 from holdfast.thinking.config import CONFIG_FILE, WEIGHTS_FILE
 from support.thinking_engines import (
     Ids,
@@ -147,17 +147,17 @@ def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
     assert preemptions > 0
 
 
-class ThoughtLiar(LyingProposer):
+class ThoughtLiar(FaultyProposer):
     """Wrong about thoughts and about nothing else."""
 
     def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         return samples
 
 
-@pytest.mark.parametrize("liar", [LyingProposer, ThoughtLiar])
+@pytest.mark.parametrize("liar", [FaultyProposer, ThoughtLiar])
 @pytest.mark.parametrize("chance", [0.6, 1.0])
 def test_lies_about_tokens_and_thoughts_are_rolled_back(
-    engine: Engine, truths: list[Outcome], liar: type[LyingProposer], chance: float
+    engine: Engine, truths: list[Outcome], liar: type[FaultyProposer], chance: float
 ) -> None:
     one = schedule(engine, determinism="verify", speculation="off")
     one.runner = liar(one.runner, one.limits.vocab_size, chance)
@@ -273,7 +273,7 @@ def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
     truth = [outcomes(ask_all(schedule(engine), [prompt], form))[0] for prompt in prompts]
     assert all(one.choices[0].finish_reason == "stop" and "s" in one.choices[0].text for one in truth)
     one = schedule(engine, determinism=mode, max_pass_rows=48)
-    one.runner = LyingProposer(one.runner, one.limits.vocab_size, 0.5)
+    one.runner = FaultyProposer(one.runner, one.limits.vocab_size, 0.5)
     assert outcomes(ask_all(one, prompts, form)) == truth
 
 

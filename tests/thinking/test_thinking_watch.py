@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.bench.needle import outcome_of
-from holdfast.core.plan import PassKind, PassResult, Plan, ThoughtIds
-from holdfast.core.result import Result
-from holdfast.engine.loop import Engine
+from holdfast.bench.determinism.stress import outcome_of
+from holdfast.core.results import Result
+from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
+from holdfast.engine.engine import Engine
 from support.thinking_engines import (
     ask_all,
     change_thinking,
@@ -149,7 +149,7 @@ def test_one_bit_of_what_lies_beside_the_pages(
     thinker, run = thinker_of(engine), engine.runner.run
     spoiled = []
 
-    def spoil(plan: Plan) -> list[PassResult]:
+    def spoil(plan: StepPlan) -> list[PassResult]:
         checks = [one.spans[0] for one in plan.passes if one.kind is PassKind.CHECK]
         if not spoiled and any(any(span.guesses) for span in checks):
             spoiled.append(True)

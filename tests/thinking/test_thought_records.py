@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import LLM, SamplingParams
-from holdfast.engine.receipt_reader import parse_receipt
 from holdfast.engine.replay import compare, replay
 from holdfast.errors import InvalidRequest
+from holdfast.receipts.reader import parse_receipt
 from support.thinking_models import thinker_folder
 
 PROMPT = tuple(range(20, 50))

@@ -3,7 +3,7 @@
 import platform
 import re
 
-from holdfast.engine.device import cpu_name
+from holdfast.worker.device import cpu_name
 
 _ARM_PARTS = {  # (implementer, part), as /proc/cpuinfo has them
     ("0x41", "0xd0c"): "Neoverse-N1",

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from holdfast.engine.build import assemble
-from holdfast.engine.byte_tokenizer import byte_tokenizer as byte_tokenizer
+from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import DummyCheckpoint
+from holdfast.text.byte_tokenizer import byte_tokenizer as byte_tokenizer
 
 VOCAB = 512
 EOS = 300  # behind the bytes: every byte can be said

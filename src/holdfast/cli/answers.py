@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from holdfast.cli.show import stderr
-from holdfast.core.plan import TokenLogprob
-from holdfast.core.result import Choice, Result
+from holdfast.core.results import Choice, Result
+from holdfast.core.step_plan import TokenLogprob
 
 
 def bits(value: float) -> str:

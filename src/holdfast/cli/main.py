@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from holdfast.cli.bench import bench
-from holdfast.cli.certify import certify
-from holdfast.cli.chat import chat
-from holdfast.cli.doctor import doctor
-from holdfast.cli.eval import evaluate
-from holdfast.cli.generate import generate
-from holdfast.cli.replay import replay
-from holdfast.cli.score import score
-from holdfast.cli.serve import CONTEXT, serve
+from holdfast.cli.commands.bench import bench
+from holdfast.cli.commands.certify import certify
+from holdfast.cli.commands.chat import chat
+from holdfast.cli.commands.doctor import doctor
+from holdfast.cli.commands.eval import evaluate
+from holdfast.cli.commands.generate import generate
+from holdfast.cli.commands.replay import replay
+from holdfast.cli.commands.score import score
+from holdfast.cli.commands.serve import CONTEXT, serve
+from holdfast.cli.commands.train import train
 from holdfast.cli.show import show_error
-from holdfast.cli.train import train
 from holdfast.errors import HoldfastError
 from holdfast.version import __version__
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.prompts import parse_ids, read_text
-from holdfast.core.params import show
+from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 
 _EXAMPLE = 'holdfast score "The sea is" " blue"'

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.engine.tokenizer import Tokenizer
+    from holdfast.text.tokenizer import Tokenizer
 
 
 class TokenText:
     """No piece ends inside a character: one that is cut in two by a chunk's end comes with the next piece."""
 
     def __init__(self, tokenizer: "Tokenizer", prompt: str | Sequence[int]) -> None:
-        from holdfast.engine.detokenizer import Detokenizer
+        from holdfast.text.detokenizer import Detokenizer
 
         self._ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self._text = Detokenizer(tokenizer)

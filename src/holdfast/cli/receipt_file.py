@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.core.result import Result
+from holdfast.core.results import Result
 from holdfast.errors import InvalidRequest
 
 
@@ -30,6 +30,6 @@ def write_receipts(path: Path, results: Sequence[Result]) -> None:
 
 def drop_prompt(result: Result) -> Result:
     """The same result; its receipt has only the prompt's digest."""
-    from holdfast.engine.receipt import without_prompt
+    from holdfast.receipts.receipt import without_prompt
 
     return result if result.receipt is None else replace(result, receipt=without_prompt(result.receipt))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.arithmetic.slices import Choice
+    from holdfast.certification.split_k import SplitChoice
 
 
-def show_recipes(choices: Sequence["Choice"], console: "Console") -> None:
+def show_recipes(choices: Sequence["SplitChoice"], console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

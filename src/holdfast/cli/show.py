@@ -5,7 +5,7 @@ rich is imported when something is shown.
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.result import Result
+from holdfast.core.results import Result
 
 if TYPE_CHECKING:
     from rich.console import Console

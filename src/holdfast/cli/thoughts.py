@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cli.show import note, stderr
-from holdfast.core.params import SamplingParams
-from holdfast.core.result import Thought
+from holdfast.core.results import Thought
+from holdfast.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from holdfast.core.plan import Sampled, ThoughtIds, TokenLogprob
 from holdfast.core.record_class import record_class
-from holdfast.core.result import Determinism, Stats
-from holdfast.core.stop import FinishReason
+from holdfast.core.results import Determinism, Stats
+from holdfast.core.step_plan import Sampled, ThoughtIds, TokenLogprob
+from holdfast.core.stop_rules import FinishReason
 
 
 @record_class

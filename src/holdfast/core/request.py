@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
-from holdfast.core.params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams
 
 _MASK = (1 << 64) - 1
 

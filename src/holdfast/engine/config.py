@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.errors import ConfigError
-from holdfast.schedule.policy import DeterminismMode, Speculation
+from holdfast.scheduler.policy import DeterminismMode, Speculation
 
 Kernels = Literal["auto", "compiled", "library", "triton"]
 LoadFormat = Literal["auto", "dummy"]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from holdfast.engine.byte_tokenizer import byte_tokenizer
-from holdfast.engine.tokenizer import Tokenizer, open_tokenizer
 from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.safetensors_file import read_config
+from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import named_config
+from holdfast.text.byte_tokenizer import byte_tokenizer
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 
 def open_dummy(model: str | None, device: torch.device) -> DummyCheckpoint:

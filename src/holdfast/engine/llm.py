@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.params import ForcedThoughts, SamplingParams, score_params
 from holdfast.core.request import Request
-from holdfast.core.result import Result
-from holdfast.engine.build import ShowProgress, build
-from holdfast.engine.chat_template import ChatTemplate
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
+from holdfast.engine.builder import ShowProgress, build
 from holdfast.engine.config import EngineConfig, Kernels, LoadFormat
-from holdfast.engine.loop import Engine
+from holdfast.engine.engine import Engine
 from holdfast.errors import EngineStopped, InvalidRequest
-from holdfast.schedule.policy import DeterminismMode, Speculation
+from holdfast.scheduler.policy import DeterminismMode, Speculation
+from holdfast.text.chat_template import ChatTemplate
 
 Prompt = str | Sequence[int]
 

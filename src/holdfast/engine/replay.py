@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.plan import ThoughtIds
-from holdfast.core.result import Choice, Determinism, Result
-from holdfast.engine.fingerprint import Fingerprint, digest_of
-from holdfast.engine.receipt import (
+from holdfast.core.results import Choice, Determinism, Result
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import ThoughtIds
+from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.receipt import (
     LogprobBits,
     PromptBits,
     Receipt,
@@ -25,8 +27,6 @@ from holdfast.engine.receipt import (
     logprob_bits,
     plain_digest,
 )
-from holdfast.engine.receipt_reader import parse_receipt
-from holdfast.errors import EngineStopped, InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM

@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.core.phase import Phase
-from holdfast.core.plan import Pass, Plan
-from holdfast.core.tokens import TokenLog
-from holdfast.schedule.sequence import Sequence
+from holdfast.core.step_plan import Pass, StepPlan
+from holdfast.scheduler.phase import Phase
+from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.token_log import TokenLog
 
 if TYPE_CHECKING:
-    from holdfast.engine.loop import Engine
+    from holdfast.engine.engine import Engine
 
 MOST_TOLD = 1024  # tokens of a sequence in one trace: of more, the last
 
@@ -83,7 +83,7 @@ class StepTrace:
 class Seen:
     """A sequence as it was last looked at, and what happened to it since it was last told."""
 
-    def __init__(self, seq: Sequence) -> None:
+    def __init__(self, seq: RequestState) -> None:
         self.seq = seq
         self._candidates = seq.log.candidates
         self._committed_len = seq.log.committed_len
@@ -146,7 +146,7 @@ class Tracer:
         self._scheduler = engine.scheduler
         self._counters = engine.counters
         self._seen: dict[int, Seen] = {}
-        self._planned: list[tuple[Plan, int, float]] = []  # those in flight: which step, and when
+        self._planned: list[tuple[StepPlan, int, float]] = []  # those in flight: which step, and when
         self._told: list[StepTrace] = []
         self.look()
         self._tell((), is_first=True)
@@ -156,12 +156,12 @@ class Tracer:
         told, self._told = self._told, []
         return told
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: StepPlan) -> None:
         """A plan was made. Candidates from a look-up are there now and judged before the step ends."""
         self._planned.append((plan, self._counters.steps, time.perf_counter()))
         self.look()
 
-    def absorbed(self, plan: Plan) -> None:
+    def absorbed(self, plan: StepPlan) -> None:
         """What the plan gave was taken in, or its requests were given up."""
         step, planned_at = self._counters.steps, time.perf_counter()
         for number, (planned, step_planned, at) in enumerate(self._planned):
@@ -233,7 +233,7 @@ def _pass_trace(one: Pass) -> PassTrace:
     return PassTrace(one.kind.value, one.certified, one.num_rows, one.padded_rows, spans)
 
 
-def _reason(seq: Sequence) -> str:
+def _reason(seq: RequestState) -> str:
     if seq.phase is Phase.FINISHED:
         return seq.finish_reason or "stop"
     return "abort" if seq.phase is Phase.ABORTED else "error"

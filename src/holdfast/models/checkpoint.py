@@ -62,7 +62,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from holdfast.models.safetensors_file import INDEX, SINGLE, SafetensorsCheckpoint
+    from holdfast.models.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
 
     gguf_files = sorted(folder.glob("*.gguf"))
     if not gguf_files or folder.joinpath(SINGLE).is_file() or folder.joinpath(INDEX).is_file():
@@ -74,6 +74,6 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from holdfast.models.gguf_checkpoint import GgufCheckpoint
+    from holdfast.models.gguf.checkpoint import GgufCheckpoint
 
     return GgufCheckpoint(path)

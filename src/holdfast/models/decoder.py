@@ -1,7 +1,7 @@
 """The one decoder: Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on q and k, windows and rope, not in shape.
 
 A forward is a pure function of (rows, KV before, weights); it writes the KV of its own rows and nothing else. All
-numbers go through one `Arithmetic`, so what is canonical is decided there and not here.
+numbers go through one `Backend`, so what is canonical is decided there and not here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerShape, LayerWeights, Positions, remember
-from holdfast.arithmetic.ops import Arithmetic, Linear
-from holdfast.arithmetic.rope import rope_tables
-from holdfast.arithmetic.rows import KVLayer, Rows
 from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, remember
+from holdfast.numerics.ops import Backend, Linear
+from holdfast.numerics.rope import rope_tables
 
 Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
@@ -53,7 +53,7 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        arithmetic: Arithmetic,
+        arithmetic: Backend,
         embedding: Tensor,
         first_norm: Tensor,
         layers: Sequence[LayerWeights],
@@ -76,14 +76,14 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def with_arithmetic(self, arithmetic: Arithmetic) -> "Decoder":
+    def with_arithmetic(self, arithmetic: Backend) -> "Decoder":
         """The same weights under another arithmetic of the same path and device; nothing is copied."""
         other = copy(self)
         other.arithmetic = arithmetic
         return other
 
     def hidden(
-        self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+        self, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
     ) -> Tensor:
         """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
         at = self.rotations(rows.positions)
@@ -91,7 +91,7 @@ class Decoder:
         return x
 
     def body(
-        self, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+        self, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
     ) -> tuple[Tensor, Tensor]:
         """Run the rows and write their KV, but nothing else of the last layer: what it reads, [rows, hidden] each."""
         assert between is None or between.last < len(self._layers), "somebody looks behind the last layer"
@@ -101,7 +101,7 @@ class Decoder:
         return residual, x
 
     def end(
-        self, residual: Tensor, x: Tensor, rows: Rows, kv: Sequence[KVLayer], *, canonical: bool
+        self, residual: Tensor, x: Tensor, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool
     ) -> Tensor:
         """The last layer, for all rows that `body` left or some of them; as the head takes them. Both are changed."""
         at = self.rotations(rows.positions)
@@ -112,7 +112,7 @@ class Decoder:
     def _run(
         self,
         layers: Sequence[LayerWeights],
-        rows: Rows,
+        rows: ForwardBatch,
         kv: Sequence[KVLayer],
         at: Positions,
         canonical: bool,
@@ -163,7 +163,7 @@ class Decoder:
 
 def load_decoder(
     checkpoint: Checkpoint,
-    arithmetic: Arithmetic,
+    arithmetic: Backend,
     dtype: torch.dtype,
     max_len: int,
     progress: Progress | None = None,
@@ -204,7 +204,7 @@ class Loader:
     def __init__(
         self,
         checkpoint: Tensors,
-        arithmetic: Arithmetic,
+        arithmetic: Backend,
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.server.failures import ApiError
+from holdfast.server.errors import ApiError
 
 _LONGEST_WAIT = 60
 

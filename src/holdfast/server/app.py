@@ -2,21 +2,21 @@
 
 from fastapi import FastAPI
 
-from holdfast.server.front import Front
-from holdfast.server.gate.guard import guard
+from holdfast.server.api.chat import chat_routes
+from holdfast.server.api.completions import completion_routes
+from holdfast.server.api.info import about_routes
+from holdfast.server.api.replay import replay_routes
+from holdfast.server.api.schema.openapi import make_documented_app
+from holdfast.server.api.score import score_routes
+from holdfast.server.api.tokenize import token_routes
+from holdfast.server.api.unserved import unserved_routes
+from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
-from holdfast.server.routes.about import about_routes
-from holdfast.server.routes.chat import chat_routes
-from holdfast.server.routes.completions import completion_routes
-from holdfast.server.routes.replay import replay_routes
-from holdfast.server.routes.score import score_routes
-from holdfast.server.routes.tokens import token_routes
-from holdfast.server.routes.unserved import unserved_routes
-from holdfast.server.schema.openapi import make_documented_app
+from holdfast.server.middleware.stack import guard
 
 
-def make_app(front: Front, hub: Hub) -> FastAPI:
+def make_app(front: Frontend, hub: Hub) -> FastAPI:
     """Everything a client can reach."""
     app = make_documented_app(with_keys=bool(front.config.api_keys))
     for routes in (

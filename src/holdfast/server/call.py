@@ -15,15 +15,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.result import Determinism, Stats
+from holdfast.core.results import Determinism, Stats
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, HoldfastError
-from holdfast.server.channel.engine_link import EngineLink
-from holdfast.server.channel.messages import Outcome, Piece
-from holdfast.server.channel.ticket import Ticket
-from holdfast.server.failures import ApiError, api_error, failed_answer
+from holdfast.server.errors import ApiError, api_error, failed_answer
+from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.ipc.messages import Piece, RequestResult
+from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
-from holdfast.server.telemetry.traces import Span
+from holdfast.server.telemetry.traces import TraceSpan
 
 _QUIET_SECONDS = 15.0
 _CLIENT_LEFT = 499  # as the access log says
@@ -38,7 +38,7 @@ class Call:
         request_id: str,
         link: EngineLink,
         metrics: RequestMetrics,
-        begin_span: Callable[[SamplingParams | None], Span],
+        begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
     ) -> None:
         self.request_id = request_id
@@ -47,11 +47,11 @@ class Call:
         self.prompts: list[Sequence[int]] = []
         self.num_completion_tokens = 0
         self.finish_reasons: tuple[str, ...] = ()
-        self.tickets: list[Ticket] = []
+        self.tickets: list[ResponseStream] = []
         self._link = link
         self._metrics = metrics
         self._begin_span = begin_span
-        self._span: Span | None = None
+        self._span: TraceSpan | None = None
         self._error: Exception | None = None  # why nothing more is asked
         self._bell = asyncio.Event()
         self._told_begun = False
@@ -141,7 +141,7 @@ class Call:
                 yield 0, None
 
     @property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[RequestResult]:
         """How each ended. Only behind the last piece."""
         return [ticket.outcome for ticket in self.tickets if ticket.outcome is not None]
 
@@ -206,13 +206,13 @@ class Call:
             handle.cancel()
         self._bell.clear()
 
-    def _traced(self, params: SamplingParams | None = None) -> Span:
+    def _traced(self, params: SamplingParams | None = None) -> TraceSpan:
         """The span, begun when it is known what is asked for."""
         if self._span is None:
             self._span = self._begin_span(params)
         return self._span
 
-    def _count(self, ticket: Ticket, piece: Piece) -> None:
+    def _count(self, ticket: ResponseStream, piece: Piece) -> None:
         if not self._told_begun and ticket.queue_seconds is not None:
             self._told_begun = True
             self._metrics.started(ticket.queue_seconds)
@@ -236,7 +236,7 @@ def _told() -> Iterator[None]:
         raise api_error(error) from None
 
 
-def sum_stats(outcomes: Sequence[Outcome]) -> Stats:
+def sum_stats(outcomes: Sequence[RequestResult]) -> Stats:
     """What all of them cost together."""
     return Stats(
         **{one.name: sum(getattr(outcome.stats, one.name) for outcome in outcomes) for one in fields(Stats)}

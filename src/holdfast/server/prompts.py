@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from holdfast.engine.chat_template import ChatTemplate
-from holdfast.engine.tokenizer import Tokenizer
 from holdfast.errors import PromptTooLong
+from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.tokenizer import Tokenizer
 
 _THREADS = 2
 _BESIDES = 1 << 20  # characters a template may be shown besides what it writes

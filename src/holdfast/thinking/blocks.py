@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.arithmetic.layer import LayerWeights, remember
-from holdfast.arithmetic.rows import Rows
-from holdfast.core.plan import ThoughtIds
+from holdfast.core.step_plan import ThoughtIds
 from holdfast.models.decoder import Decoder, Loader
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.layer import LayerWeights, remember
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
 
@@ -50,7 +50,7 @@ class Blocks:
         self._t, self._c = t, c
         self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
         self._start = self._ids([config.start_id])
-        self._together: dict[tuple[int, int, int], Rows] = {}
+        self._together: dict[tuple[int, int, int], ForwardBatch] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         arithmetic, model = decoder.arithmetic, decoder.config
         self._most_kept = max(MOST_CHUNKS, _KEPT_BYTES // (queries.numel() * queries.element_size()))
@@ -127,14 +127,14 @@ class Blocks:
         made = self._run(self._c, queries, self._rows(which, lengths, np.full(n, c)), canonical=True)
         return [state * self._scale for state in made.view(n, c, -1)]
 
-    def _remember(self, block: Block, residual: Tensor, rows: Rows, canonical: bool) -> None:
+    def _remember(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> None:
         """These rows as a block's later rows see them. What comes of them behind the block is nobody's business."""
         decoder, ops = self._decoder, self._decoder.arithmetic
         shape, at = decoder.layer_shape, decoder.rotations(rows.positions)
         x = ops.rms_norm(residual, block.first_norm, shape.eps)
         remember(ops, x, block.layer, shape, self._kv, rows, at, canonical=canonical)
 
-    def _run(self, block: Block, residual: Tensor, rows: Rows, canonical: bool) -> Tensor:
+    def _run(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> Tensor:
         """These rows through a block, normed by what stands behind it."""
         decoder, ops = self._decoder, self._decoder.arithmetic
         residual = residual.contiguous()
@@ -143,14 +143,14 @@ class Blocks:
         ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, rows, at, canonical=canonical)
         return x
 
-    def _all(self, n: int, start: int, length: int) -> Rows:
+    def _all(self, n: int, start: int, length: int) -> ForwardBatch:
         """So many rows of each of the first n little sequences, from the same position on; made once and kept."""
         key = (n, start, length)
         if key not in self._together:
             self._together[key] = self._rows(np.arange(n), np.full(n, start), np.full(n, length))
         return self._together[key]
 
-    def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> Rows:
+    def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
         """So many rows of each of these little sequences, from these positions on."""
         arithmetic = self._decoder.arithmetic
         size, device = arithmetic.page_size, arithmetic.device
@@ -161,7 +161,7 @@ class Blocks:
         slots = table[owners, positions // size] * size + positions % size
         at, slot = torch.from_numpy(np.stack((positions, slots))).to(device)
         tiles = self._tiles(bounds)
-        return Rows(
+        return ForwardBatch(
             token_ids=torch.zeros_like(at),
             positions=at,
             slots=slot,
@@ -172,7 +172,7 @@ class Blocks:
         )
 
     def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
-        """Short tiles for paths that attend in such, as in `Rows`."""
+        """Short tiles for paths that attend in such, as in `ForwardBatch`."""
         config = self._decoder.config
         tokens = self._decoder.arithmetic.tile_rows(1, config.num_heads // config.num_kv_heads)
         if not tokens:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.failures import ApiError
+from holdfast.server.errors import ApiError
 from holdfast.server.inspector import hub as hub_module
 from holdfast.server.inspector.hub import MAX_QUEUED, MAX_WATCHERS, Hub
 from support.step_traces import FIRST, SEQUENCE, step

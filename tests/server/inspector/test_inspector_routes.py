@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
-from holdfast.server.failures import ApiError
+from holdfast.server.errors import ApiError
 from holdfast.server.inspector.hub import MAX_WATCHERS, Hub
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from holdfast.bench.lies import LyingProposer
+from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.bench.tiny import tiny_engine
-from holdfast.core.params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import Tracer
 from holdfast.server.inspector.view import SHOWN_TOKENS, View
@@ -32,7 +32,7 @@ class Page:
 def test_following_steps_is_the_same_as_a_snapshot() -> None:
     config = EngineConfig(dtype="fp32", determinism="verify", max_pass_rows=64, kv_memory="4MiB")
     engine = tiny_engine(config)
-    engine.runner = LyingProposer(engine.runner, engine.limits.vocab_size, 0.3)
+    engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, 0.3)
     view, page = View(str), Page()
     for deterministic, length in ((True, 290), (False, 40), (True, 60)):
         params = SamplingParams(

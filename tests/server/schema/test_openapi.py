@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.schema.openapi import make_documented_app
+from holdfast.server.api.schema.openapi import make_documented_app
 from support.serving import Server
 
 

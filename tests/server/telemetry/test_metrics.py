@@ -5,9 +5,9 @@ from dataclasses import asdict, fields, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.core.result import Stats, Thought
-from holdfast.engine.loop import Counters
-from holdfast.server.channel.engine_status import EngineStatus
+from holdfast.core.results import Stats, Thought
+from holdfast.engine.engine import Counters
+from holdfast.server.ipc.engine_status import EngineStatus
 from holdfast.server.telemetry.metrics import Metrics
 
 IDLE = EngineStatus(running=0, waiting=0, pages_used=0, pages_cached=0, num_pages=100)

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from holdfast.core.params import MAX_SEED, SamplingParams
-from holdfast.core.result import Stats
+from holdfast.core.results import Stats
+from holdfast.core.sampling_params import MAX_SEED, SamplingParams
 from holdfast.errors import ConfigError
 from holdfast.server.telemetry.traces import Asked, NoTraces, open_traces
 
@@ -242,7 +242,8 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch):
 
 def test_without_an_endpoint_nothing_happens_and_nothing_is_imported():
     code = (
-        "import sys; from holdfast.server.telemetry.traces import Asked, open_traces; from holdfast.core.result import Stats;"
+        "import sys; from holdfast.server.telemetry.traces import Asked, open_traces;"
+        "from holdfast.core.results import Stats;"
         "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, Asked('chat', 'm', 'id'));"
         "span.started(1); span.first_token(); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
         "traces.close(); print([name for name in sys.modules if name.startswith('opentelemetry')])"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_calls import AutoReader
 from holdfast.server.tools.calls import PlainReader, read_whole

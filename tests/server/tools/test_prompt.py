@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.engine.chat_template import ChatTemplate
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_calls import AutoReader
 from holdfast.server.tools.calls import CallIds, read_whole
 from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.offer import ToolUse, read_tools
 from holdfast.server.tools.prompt import describe_tools, knows_tools, takes_system
+from holdfast.text.chat_template import ChatTemplate
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.engine.tracer import StepTrace
-from holdfast.server.failures import ApiError
+from holdfast.server.errors import ApiError
 from holdfast.server.inspector.view import TokenText, View
 
 MAX_WATCHERS = 8

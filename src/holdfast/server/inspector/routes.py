@@ -6,8 +6,8 @@ from importlib import resources
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.server.failures import ApiError
-from holdfast.server.gate.event_stream import EventStream
+from holdfast.server.errors import ApiError
+from holdfast.server.http.event_stream import EventStream
 from holdfast.server.inspector.hub import Hub
 
 _TYPES = {

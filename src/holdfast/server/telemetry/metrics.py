@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from holdfast.server.channel.engine_status import EngineStatus
+from holdfast.server.ipc.engine_status import EngineStatus
 from holdfast.server.telemetry.request_metrics import RequestFamilies, RequestMetrics, RequestSeries
 
 _OPENMETRICS = "application/openmetrics-text"

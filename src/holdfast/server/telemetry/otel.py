@@ -17,10 +17,10 @@ from opentelemetry.trace import Span as OpenSpan
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from holdfast.core.result import Stats
+from holdfast.core.results import Stats
 from holdfast.errors import ConfigError
 from holdfast.server.telemetry.logs import escape
-from holdfast.server.telemetry.traces import Asked, Span
+from holdfast.server.telemetry.traces import Asked, TraceSpan
 from holdfast.version import __version__
 
 _EXPORT_SECONDS = 5.0
@@ -47,7 +47,7 @@ class OtelTraces:
             BatchSpanProcessor(OTLPSpanExporter(collector_url(endpoint), timeout=_EXPORT_SECONDS))
         )
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> Span:
+    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
         span = self._tracer.start_span(
             f"{asked.operation} {asked.model}",
             context=self._propagator.extract(headers),

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from holdfast.core.params import SamplingParams
-from holdfast.core.result import Stats
+from holdfast.core.results import Stats
+from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import ConfigError
 
 Operation = Literal["chat", "text_completion", "score", "replay"]
@@ -30,7 +30,7 @@ class Asked:
     deterministic: bool = False
 
 
-class Span(Protocol):
+class TraceSpan(Protocol):
     """One request under way. It ends once: what is said of it afterwards is not told."""
 
     def started(self, queue_seconds: float) -> None:
@@ -51,7 +51,7 @@ class Span(Protocol):
 class Traces(Protocol):
     """Where spans come from."""
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> Span:
+    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
         """A request has arrived; its traceparent header says which trace it belongs to."""
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def open_traces(endpoint: str | None) -> Traces:
 class NoTraces:
     """Nobody wants to know."""
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> Span:
+    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
         return _NO_SPAN
 
     def close(self) -> None:

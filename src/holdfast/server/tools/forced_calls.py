@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core.structured import StructuredOutput
-from holdfast.engine.grammar_notation import JSON_OPTIONS
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.tools.calls import CallIds, CallPiece, Delta
 from holdfast.server.tools.formats import CallFrame, ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 from holdfast.server.tools.offer import Tool, ToolUse
+from holdfast.structured.spec import JSON_OPTIONS
 
 MAX_FORCED_CALLS = 32  # a weak model may never stop by itself
 

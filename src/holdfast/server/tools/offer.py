@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.core.params import is_unicode, show
+from holdfast.core.sampling_params import is_unicode, show
 from holdfast.errors import InvalidRequest
 
 MAX_TOOLS = 128

@@ -11,7 +11,7 @@ Whatever is not in the table is refused.
 
 from dataclasses import dataclass
 
-from holdfast.core.structured import StructuredOutput
+from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_calls import AutoReader
 from holdfast.server.tools.calls import AnswerReader, CallIds, PlainReader

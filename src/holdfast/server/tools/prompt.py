@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.core.params import show
-from holdfast.engine.chat_messages import check_messages
+from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.offer import Tool, ToolUse
+from holdfast.text.chat_messages import check_messages
 
 _TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _TOOLS = re.compile(r"(?<![.\w])tools\b")

@@ -1,0 +1,1 @@
+"""Determinism stress tests: one request repeated inside random loads, fault injection, a demo."""

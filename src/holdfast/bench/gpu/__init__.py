@@ -1,0 +1,1 @@
+"""Speed, certificates and determinism on a GPU."""

@@ -1,0 +1,112 @@
+"""Engines over random weights of a named shape: one with the guarantee, and its twin with the library's plain products.
+
+The twin has the same weights, the same KV store and the same tokenizer; only its fast passes multiply differently. The two
+never run at once.
+"""
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from holdfast.bench.gpu.settings import TINY
+from holdfast.bench.tiny import tiny_config
+from holdfast.engine.builder import ShowProgress, assemble
+from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.engine import Engine
+from holdfast.models.config import DecoderConfig
+from holdfast.models.dummy import DummyCheckpoint
+from holdfast.models.shapes import named_config
+from holdfast.numerics.batch_sizes import padded_totals
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.scheduler.policy import DeterminismMode
+from holdfast.text.byte_tokenizer import byte_tokenizer
+from holdfast.worker.model_runner import ModelRunner
+
+_PAGE_SPARE = 128  # positions of a request's last page, and of one more for a check
+_PASS_ROWS = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True)
+class Twins:
+    """`exact` makes its fast passes by the recipe, `plain` by whatever the library does."""
+
+    exact: Engine
+    plain: Engine
+
+    def engine(self, mode: DeterminismMode, *, plain: bool) -> Engine:
+        """A fresh engine, nothing cached, nothing looked up."""
+        source = self.plain if plain else self.exact
+        schedule = replace(source.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
+        engine = source.restarted(schedule)
+        engine.wants_receipt = lambda request_id: False  # as in a server that nobody asks for one
+        return engine
+
+
+def shape_config(name: str) -> DecoderConfig:
+    return tiny_config() if name == TINY else named_config(name)
+
+
+def the_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def kv_bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+
+
+def open_twins(
+    shape: str,
+    dtype: str,
+    kernels: str,
+    max_streams: int,
+    num_positions: int,
+    max_len: int,
+    show: ShowProgress | None = None,
+) -> Twins:
+    """num_positions: how many the KV cache must hold at once, of all requests together."""
+    device = the_device()
+    config = shape_config(shape)
+    itemsize = 4 if dtype == "fp32" else 2
+    positions = num_positions + (max_streams + 1) * _PAGE_SPARE + max_len
+    engine_config = EngineConfig(
+        dtype=dtype,
+        device=str(device.type),
+        kernels=cast(Kernels, kernels),
+        max_num_seqs=max_streams,
+        max_pass_rows=_PASS_ROWS[device.type],
+        max_model_len=min(max_len, config.max_position_embeddings),
+        kv_memory=positions * kv_bytes_per_token(config, itemsize),
+        prefix_cache=False,
+        speculation="off",
+    )
+    exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
+    return Twins(exact, plain_twin(exact, show))
+
+
+def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
+    """An engine on the same weights and KV whose fast passes are the library's own products."""
+    runner = cast(ModelRunner, engine.runner)
+    decoder, schedule = runner._decoder, engine.scheduler.config
+    arithmetic = decoder.arithmetic
+    if arithmetic.device.type == "cuda":  # elsewhere a fast pass is plain already
+        arithmetic = open_arithmetic(
+            decoder.dtype,
+            path="triton",
+            num_threads=torch.get_num_threads(),
+            device=arithmetic.device,
+            plain=True,
+            slices={
+                (one.linear.out_features, one.linear.in_features): one.linear.slices
+                for one in decoder.products()
+            },
+        )
+    twin = engine.restarted(schedule)
+    plain = ModelRunner(decoder.with_arithmetic(arithmetic), runner._store)
+    canonical = [count * schedule.reference_rows for count in (1, 2)]
+    progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
+    plain.capture(
+        padded_totals(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
+    )
+    twin.runner = plain
+    return twin

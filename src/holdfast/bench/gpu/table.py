@@ -1,0 +1,186 @@
+"""The figures of `bench gpu` as tables, ours beside the peer's and beside what we want to reach."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.bench.gpu.report import Breakdown, Certificates, Needles, Report, Speed
+from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY, VERIFY, VERIFY_PLAIN
+from holdfast.bench.peers import (
+    GOAL_AUTO_RATIO,
+    GOAL_PREFILL,
+    GOAL_VERIFY_RATIO,
+    GOALS,
+    SOURCE,
+    VLLM_PREFILL,
+    peer_of,
+)
+
+_NONE = "-"
+
+
+def show_report(report: Report, console: Console | None = None) -> None:
+    """All sections there are."""
+    if console is None:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = 140  # a file has room for whole words
+    console.print(f"{report.machine}, torch {report.torch}, triton {report.triton}")
+    show: Mapping[str, Callable[[Any, Console], None]] = {
+        "speed": show_speed,
+        "small": show_speed,
+        "verify": show_verify,
+        "certificate": show_certificate,
+        "needle": show_needle,
+        "breakdown": show_breakdown,
+    }
+    for name, section in report.sections.items():
+        show[name](section, console)
+        if section.cut_off:
+            console.print(f"[yellow]{name}: cut off, the time was over[/]")
+    for name, error in report.errors.items():
+        console.print(f"[red]{name}: {error}[/]", markup=True)
+
+
+def show_speed(speed: Speed, console: Console) -> None:
+    table = _table(
+        f"tok/s ({speed.model}, {speed.dtype}, {speed.prompt_len} in / {speed.num_tokens} out); in brackets ms a decode step",
+        *("N", AUTO.name, ORDINARY.name, OFF.name, "auto / ordinary", "goal", SOURCE, "its batch-invariant"),
+    )
+    for streams in dict.fromkeys(row.streams for row in speed.rows):
+        peer, goal = peer_of(speed.model, streams), GOALS.get(speed.model, {}).get(streams)
+        table.add_row(
+            str(streams),
+            *(_cell(speed, variant.name, streams) for variant in (AUTO, ORDINARY, OFF)),
+            _ratio(speed.ratio(AUTO.name, ORDINARY.name, streams), GOAL_AUTO_RATIO),
+            _pair(*goal) if goal is not None else _NONE,
+            _pair(peer.speed, peer.step_ms) if peer is not None else _NONE,
+            _pair(peer.invariant_speed, peer.invariant_step_ms) if peer is not None else _NONE,
+        )
+    console.print(table)
+    if speed.prefill:
+        found = ", ".join(f"{name} {value:,.0f}" for name, value in speed.prefill.items())
+        peer_prefill = VLLM_PREFILL.get(speed.model)
+        beside = (
+            f"; {SOURCE}: {peer_prefill:,.0f}; goal {GOAL_PREFILL:,.0f}" if peer_prefill is not None else ""
+        )
+        console.print(f"prefill of {speed.prefill_tokens} tokens, tok/s: {found}{beside}")
+    _tell_revocations(speed, console)
+
+
+def show_verify(speed: Speed, console: Console) -> None:
+    table = _table(
+        f"verify ({speed.model}, {speed.dtype}, {speed.prompt_len} in / {speed.num_tokens} out)",
+        *("N", "variant", "tok/s", f"of {OFF.name}", "candidates", "rolled back", "rollback rate"),
+    )
+    for row in speed.rows:
+        goal = GOAL_VERIFY_RATIO if row.variant == VERIFY.name else 0.0
+        verified = row.variant in (VERIFY.name, VERIFY_PLAIN.name)
+        table.add_row(
+            *(str(row.streams), row.variant, f"{row.speed:,.0f}"),
+            _ratio(speed.ratio(row.variant, OFF.name, row.streams), goal),
+            *((str(row.candidates), str(row.rolled_back)) if verified else (_NONE, _NONE)),
+            _rate(row.rolled_back, row.candidates) if verified else _NONE,
+        )
+    console.print(table)
+    _tell_revocations(speed, console)
+
+
+def show_certificate(found: Certificates, console: Console) -> None:
+    rows = list(dict.fromkeys(rows for product in found.products for rows in product.cost))
+    table = _table(
+        f"products at {found.sizes} row totals, {found.dtype}; cost: time against the plain call at so many rows",
+        *("model", "product", "N x K", "K-slices", "certified", "classes, plain"),
+        *(f"at {one}" for one in rows),
+    )
+    for product in found.products:
+        totals = f"{product.num_agreeing} of {product.num_tried}"
+        table.add_row(
+            *(product.model, product.name, f"{product.outputs} x {product.inputs}", str(product.slices)),
+            f"[green]{totals}[/]" if product.is_certified else f"[red]{totals}[/]",
+            str(product.plain_classes),
+            *(f"{product.cost[one]:.2f}" if one in product.cost else _NONE for one in rows),
+        )
+    console.print(table)
+    console.print("seconds: " + ", ".join(f"{name} {took:.1f}" for name, took in found.seconds.items()))
+
+
+def show_needle(found: Needles, console: Console) -> None:
+    table = _table(
+        "one request inside random loads",
+        *("model", "mode", "asked", "runs", "distinct outputs", "distinct tokens", "rolled back", "rate"),
+        *("preempted", "checks", "revoked"),
+    )
+    for one in found.pricks:
+        good = one.distinct == 1 if one.guarantee else True
+        verified = one.mode == "verify"
+        table.add_row(
+            *(one.model, one.mode, one.asked, str(one.runs)),
+            f"[{'green' if good else 'red'}]{one.distinct}[/]",
+            str(one.distinct_tokens),
+            *((str(one.rolled_back), _rate(one.rolled_back, one.candidates)) if verified else (_NONE, _NONE)),
+            *(str(one.preemptions), str(one.checks), str(one.revocations)),
+        )
+    console.print(table)
+    for model, agrees in found.one_answer.items():
+        console.print(
+            f"{model}: {'one answer' if agrees else '[red]several answers[/]'} over auto and verify, to the bit"
+        )
+    for note in found.notes:
+        console.print(note, markup=False)
+
+
+def show_breakdown(found: Breakdown, console: Console) -> None:
+    kinds = list(dict.fromkeys(kind for step in found.steps for kind in step.by_kind))
+    table = _table(
+        f"a decode step, ms ({found.model}, {found.dtype}, all deterministic, auto)",
+        *("N", "context", "step", "GPU busy", "busy share", "gap", "memory floor"),
+        *kinds,
+    )
+    for step in found.steps:
+        table.add_row(
+            *(str(step.streams), str(step.context), f"{step.step_ms:.2f}", f"{step.busy_ms:.2f}"),
+            *(f"{100 * step.busy_share:.0f} %", f"{step.gap_ms:.2f}", f"{step.floor_ms:.2f}"),
+            *(f"{step.by_kind[kind]:.3f}" if kind in step.by_kind else _NONE for kind in kinds),
+        )
+    console.print(table)
+    for step in found.steps:
+        longest = list(step.kernels.items())[:8]
+        console.print(f"longest kernels at N = {step.streams}:", markup=False)
+        for name, entry in longest:
+            console.print(f"  {entry['ms']:7.3f} ms, {entry['calls']:6.1f} calls: {name[:100]}", markup=False)
+
+
+def _tell_revocations(speed: Speed, console: Console) -> None:
+    revoked = sum(row.revocations for row in speed.rows)
+    if revoked:
+        console.print(f"[red]{revoked} certificates were revoked by spot checks[/]")
+
+
+def _cell(speed: Speed, variant: str, streams: int) -> str:
+    row = speed.row(variant, streams)
+    return _pair(row.speed, row.step_ms) if row is not None else _NONE
+
+
+def _pair(speed: float, step_ms: float | None) -> str:
+    return f"{speed:,.0f}" + (f" ({step_ms:.2f})" if step_ms is not None else "")
+
+
+def _ratio(ratio: float | None, goal: float) -> str:
+    if ratio is None:
+        return _NONE
+    return f"[{'green' if ratio >= goal else 'red'}]{ratio:.3f}[/]"
+
+
+def _rate(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3f} %" if whole else _NONE
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number == 0 else "right")
+    return table

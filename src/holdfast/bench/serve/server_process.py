@@ -1,0 +1,89 @@
+"""A server of our own to measure: `holdfast serve` as a child process, on a free port, ended when we are done."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from holdfast.bench.serve.http_client import Client
+from holdfast.bench.serve.http_connection import Address, BrokenStream, Refused
+from holdfast.errors import EngineStopped
+
+_START_SECONDS = 300.0  # a first start certifies, and may fetch the model
+_STOP_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class ServerChild:
+    """A server that answers."""
+
+    address: Address
+    pid: int
+
+
+@asynccontextmanager
+async def serving(arguments: Sequence[str], api_key: str | None = None) -> AsyncIterator[ServerChild]:
+    """`holdfast serve` with these arguments while the block runs. The key goes by the environment: arguments are public."""
+    address = Address(_HOST, free_port())
+    command = [sys.executable, "-m", "holdfast", "serve", *arguments]
+    command += ["--host", address.host, "--port", str(address.port)]
+    environment = dict(os.environ) | ({"HOLDFAST_API_KEY": api_key} if api_key is not None else {})
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+        def last_words() -> str:
+            log.seek(0)
+            return " ".join(log.read()[-2000:].decode(errors="replace").split())
+
+        try:
+            await _wait(child, address, last_words)
+            yield ServerChild(address, child.pid)
+            if child.poll() is not None:
+                raise EngineStopped(f"the server ended with {child.returncode}: {last_words()}")
+        finally:
+            _stop(child)
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+async def _wait(child: subprocess.Popen[bytes], address: Address, last_words: Callable[[], str]) -> None:
+    """Until the server says that it is well."""
+    until = time.perf_counter() + _START_SECONDS
+    async with Client(address) as client:
+        while True:
+            if child.poll() is not None:
+                raise EngineStopped(
+                    f"the server did not start, it ended with {child.returncode}: {last_words()}"
+                )
+            with contextlib.suppress(BrokenStream, Refused):
+                await client.ask("GET", "/health")
+                return
+            if time.perf_counter() > until:
+                raise EngineStopped(f"the server is not up after {_START_SECONDS:g} s: {last_words()}")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Ask it to go; make it, if it stays."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    try:
+        child.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

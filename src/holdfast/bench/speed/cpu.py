@@ -1,0 +1,186 @@
+"""Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
+
+All variants are measured in turn, round after round, and each time counts at its best: a machine that is busy for a moment
+slows one round, not one variant. Ratios of one run can be compared; times of different runs cannot.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from holdfast.bench.machine import machine_name
+from holdfast.bench.speed.command import measure
+from holdfast.bench.speed.hugging_face import HuggingFace
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.builder import assemble, torch_dtype
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.engine import Engine
+from holdfast.errors import ConfigError
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.locate import locate
+from holdfast.numerics.backends.torch.backend import multiplies_natively
+from holdfast.scheduler.policy import DeterminismMode
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+
+STREAMS = (1, 8, 32)
+PREFILL = 512
+DECODE_PROMPT = 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the same work. deterministic None means Hugging Face."""
+
+    name: str
+    mode: DeterminismMode = "off"
+    deterministic: bool | None = None
+
+
+HUGGING_FACE = Variant("Hugging Face")
+ORDINARY = Variant("ordinary", "off", False)
+AUTO = Variant("deterministic, auto", "auto", True)
+VERIFY = Variant("deterministic, verify", "verify", True)
+VARIANTS = (HUGGING_FACE, ORDINARY, AUTO, VERIFY)
+
+
+@dataclass
+class Report:
+    """tok/s by variant and cell, and where it was measured; command holds the fields of `CommandCost`."""
+
+    machine: str
+    threads: int
+    torch: str
+    model: str
+    dtype: str
+    hugging_face_dtype: str
+    rounds: int
+    num_tokens: int
+    speed: dict[str, dict[str, float]] = field(default_factory=dict)
+    command: dict[str, float] | None = None
+
+    def ratio(self, variant: str, over: str, cell: str) -> float:
+        return self.speed[variant][cell] / self.speed[over][cell]
+
+
+class Bench:
+    """One model in both engines."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        name: str,
+        num_threads: int | None,
+        dtype: str,
+        num_tokens: int,
+    ) -> None:
+        config = EngineConfig(
+            dtype=dtype, num_threads=num_threads, max_num_seqs=max(STREAMS), kv_memory="512MiB"
+        )
+        self.engine: Engine = assemble(config, checkpoint, tokenizer)
+        wanted = torch_dtype(config, None)
+        # Where torch has no product of this dtype to speak of, fp32 is the fastest Hugging Face has.
+        peer = wanted if multiplies_natively(wanted) else torch.float32
+        self._num_tokens = num_tokens
+        self.report = Report(
+            machine=machine_name(),
+            threads=torch.get_num_threads(),
+            torch=torch.__version__,
+            model=name,
+            dtype=str(wanted).removeprefix("torch."),
+            hugging_face_dtype=str(peer).removeprefix("torch."),
+            rounds=0,
+            num_tokens=num_tokens,
+        )
+        self._peer = HuggingFace(checkpoint, peer)
+        self._rng = random.Random(0)
+        self._best: dict[tuple[Variant, int, int, int], float] = {}  # seconds
+
+    def run(self, rounds: int, tell: Callable[[str], None]) -> Report:
+        """Every cell of every variant, so many times in turn."""
+        for number in range(rounds):
+            for variant in VARIANTS:
+                tell(f"round {number + 1} of {rounds}: {variant.name}")
+                self._time(variant, 1, PREFILL, 1)
+                for streams in STREAMS:
+                    self._time(variant, streams, DECODE_PROMPT, 1)
+                    self._time(variant, streams, DECODE_PROMPT, self._num_tokens)
+        self.report.rounds = rounds
+        for variant in VARIANTS:
+            cells = {"prefill": PREFILL / self._best[variant, 1, PREFILL, 1]}
+            cells |= {str(streams): self._decode_speed(variant, streams) for streams in STREAMS}
+            self.report.speed[variant.name] = cells
+        return self.report
+
+    def _decode_speed(self, variant: Variant, streams: int) -> float:
+        """Decoded tokens a second: what the tokens behind the first take.
+
+        Best times are subtracted, not times of one round: a prefill that was slow once must not make decoding look fast.
+        """
+        first = self._best[variant, streams, DECODE_PROMPT, 1]
+        whole = self._best[variant, streams, DECODE_PROMPT, self._num_tokens]
+        if whole <= first:
+            raise ConfigError(
+                f"{variant.name}: {self._num_tokens} tokens for {streams} streams took no longer than one token; "
+                "give more --num-tokens or --rounds"
+            )
+        return streams * (self._num_tokens - 1) / (whole - first)
+
+    def _time(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> None:
+        seconds = self._seconds(variant, streams, prompt_len, num_tokens)
+        key = (variant, streams, prompt_len, num_tokens)
+        self._best[key] = min(seconds, self._best.get(key, seconds))
+
+    def _seconds(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> float:
+        prompts = [self._prompt(prompt_len) for _ in range(streams)]
+        if variant.deterministic is None:
+            return self._peer.seconds(prompts, num_tokens)
+        # No look-up: it is measured by itself, on text that repeats.
+        schedule = replace(
+            self.engine.scheduler.config, determinism=variant.mode, prefix_cache=False, speculation="off"
+        )
+        engine = self.engine.restarted(schedule)
+        params = SamplingParams(
+            max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=variant.deterministic
+        )
+        started = time.perf_counter()
+        for prompt in prompts:
+            engine.submit(engine.prepare(prompt, params))
+        while engine.has_work:
+            engine.step()
+        return time.perf_counter() - started
+
+    def _prompt(self, length: int) -> list[int]:
+        highest = min(40000, self.engine.limits.vocab_size)
+        return [self._rng.randrange(100, highest) for _ in range(length)]
+
+
+def run(
+    model: str | None,
+    rounds: int,
+    num_tokens: int,
+    num_threads: int | None,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> Report:
+    """The whole benchmark on one model: the command line first, then both engines in this process."""
+    located = locate(model)
+    cost = measure(model, dtype, num_threads, tell)
+    checkpoint = open_checkpoint(located.path)
+    tokenizer = open_tokenizer(checkpoint.path)
+    report = Bench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, tell)
+    report.command = asdict(cost)
+    return report
+
+
+def save(report: Report, path: Path) -> None:
+    path.write_text(json.dumps(asdict(report), indent=1) + "\n")
+
+
+def load(path: Path) -> Report:
+    return Report(**json.loads(path.read_text()))

@@ -1,0 +1,129 @@
+"""A certificate: which row totals gave the reference's bits on this machine, and how that was tested.
+
+Made once by `certify`, kept on disk under a key of everything that could change its outcome. A certificate never makes an
+answer canonical by itself: it names the shapes whose bits were seen to be the reference's.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from holdfast.numerics.atomic_write import write_whole
+from holdfast.numerics.cache_dir import cache_folder
+
+_log = logging.getLogger(__name__)
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class OperationCheck:
+    """One operation, compared with its reference: the row totals tried, and those that differed."""
+
+    name: str
+    shape: str
+    sizes_tested: tuple[int, ...]
+    sizes_differing: tuple[int, ...]
+    num_comparisons: int
+
+    @property
+    def agrees(self) -> bool:
+        return not self.sizes_differing
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The outcome. refusal says why not even the reference shape can be trusted, or is None."""
+
+    key: str
+    subject: Mapping[str, object]  # what the key was made of
+    sizes: tuple[int, ...]  # certified row totals, ascending
+    checks: tuple[OperationCheck, ...]
+    refusal: str | None
+    seconds: float
+    kernels: tuple[str, ...] = ()  # of a GPU: the kernels that ran in a pass
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what it says, not of how long it took."""
+        content = {**self.as_dict(), "seconds": None}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "subject": dict(self.subject), "format": FORMAT}
+
+
+def certificate_key(subject: Mapping[str, object]) -> str:
+    text = json.dumps({"format": FORMAT, **subject}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load_certificate(key: str) -> Certificate | None:
+    """The certificate made earlier under this key, if there is one that can be read."""
+    try:
+        content = json.loads(_path(key).read_text())
+        return _from_dict(content, key)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def save_certificate(certificate: Certificate) -> None:
+    """Keep it for the next start. A disk that does not take it costs time at the next start, nothing else."""
+    try:
+        write_whole(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
+    except OSError as error:
+        _log.warning("the certificate could not be kept: %s", error)
+
+
+def forget_certificate(key: str) -> None:
+    """Drop a kept certificate, so that the next start makes it anew."""
+    try:
+        _path(key).unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("the certificate could not be forgotten: %s", error)
+
+
+def kept_certificates() -> list[Certificate]:
+    """Every certificate on disk that can be read, by key."""
+    keys = sorted(path.stem for path in (cache_folder() / "certificates").glob("*.json"))
+    return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "certificates" / f"{key}.json"
+
+
+def _from_dict(content: dict[str, object], key: str) -> Certificate:
+    if content["format"] != FORMAT or content["key"] != key:
+        raise ValueError("another format or another key")
+    checks, sizes, subject = content["checks"], content["sizes"], content["subject"]
+    refusal, seconds, kernels = content["refusal"], content["seconds"], content["kernels"]
+    if not (isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)):
+        raise ValueError("checks, sizes or subject of another kind")
+    if not isinstance(refusal, str | None) or not isinstance(seconds, int | float):
+        raise ValueError("refusal or seconds of another kind")
+    if not isinstance(kernels, list):
+        raise ValueError("kernels of another kind")
+    if certificate_key(subject) != key:
+        raise ValueError("the subject is not the key's")
+    return Certificate(
+        key=key,
+        subject=subject,
+        sizes=tuple(int(size) for size in sizes),
+        checks=tuple(
+            OperationCheck(
+                name=str(check["name"]),
+                shape=str(check["shape"]),
+                sizes_tested=tuple(check["sizes_tested"]),
+                sizes_differing=tuple(check["sizes_differing"]),
+                num_comparisons=int(check["num_comparisons"]),
+            )
+            for check in checks
+        ),
+        refusal=refusal,
+        seconds=float(seconds),
+        kernels=tuple(str(kernel) for kernel in kernels),
+    )

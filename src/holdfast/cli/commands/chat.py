@@ -1,0 +1,150 @@
+"""`holdfast chat`: a conversation in the terminal, or line by line through a pipe; with a model here, or with a server."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Annotated, Protocol
+
+import typer
+
+from holdfast.cli.options import engine as o
+from holdfast.cli.options.given import given_options
+from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.cli.show import note, show_error
+from holdfast.cli.thoughts import has_thoughts
+from holdfast.errors import ConfigError, RequestError
+
+_SAMPLING = SamplingOptions(max_tokens=512)
+_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+_HERE_ONLY = tuple(field.name for field in fields(o.EngineOptions))
+_SERVER = "Server"
+
+
+class Conversation(Protocol):
+    """Turn by turn. `say` writes the answer to stdout as it comes and returns a line about it, if there is one."""
+
+    def say(self, text: str) -> str | None: ...
+
+    def reset(self) -> None: ...
+
+
+@grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache"))
+def chat(
+    context: typer.Context,
+    model: o.ModelArgument = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="A system message.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Talk to the OpenAI-compatible server at this address, such as http://127.0.0.1:8000.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="The key the server wants.",
+            envvar="HOLDFAST_API_KEY",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="What the server calls the model; without it, the first it names. Without --url, as MODEL.",
+            show_default=False,
+            rich_help_panel=_SERVER,
+        ),
+    ] = None,
+    thoughts: Annotated[
+        bool | None,
+        typer.Option(
+            "--thoughts/--no-thoughts",
+            help="Show what a model that thinks writes while it reads, on stderr: dimmed, in a terminal in its place in the "
+            "answer. Without either, if the model thinks.",
+            show_default=False,
+        ),
+    ] = None,
+    sampling: SamplingOptions = _SAMPLING,
+    engine: o.EngineOptions = o.ENGINE,
+) -> None:
+    """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    if url is not None:
+        _refuse(
+            given_options(context, _HERE_ONLY), "belongs to a model that runs here; leave it out with --url"
+        )
+        from holdfast.cli.conversation.remote import RemoteConversation
+        from holdfast.cli.conversation.server_client import ChatServer
+
+        server = ChatServer(url, api_key and api_key.split(",")[0])  # HOLDFAST_API_KEY may hold several
+        remote = RemoteConversation(
+            server, model_name, sampling.params(), system, with_thoughts=thoughts is not False
+        )
+        _begin(remote)
+        return
+    _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
+    if model is not None and model_name is not None:
+        raise ConfigError(f"the model is given twice: {model} and --model {model_name}")
+    from holdfast.cli.conversation.local import LocalConversation
+    from holdfast.engine.async_engine import AsyncEngine
+
+    params = sampling.params()
+    llm = replace(engine, model=model or model_name, max_num_seqs=1).open()
+    if thoughts:
+        has_thoughts(llm, params)  # says so if not
+    with AsyncEngine(llm.engine) as running:
+        _begin(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
+
+
+def _refuse(given: list[str], why: str) -> None:
+    if given:
+        raise ConfigError(f"{', '.join(given)} {why}")
+
+
+def _begin(conversation: Conversation) -> None:
+    if sys.stdin.isatty():
+        note(_HELP)
+    _converse(conversation)
+
+
+def _converse(conversation: Conversation) -> None:
+    """Turn by turn, until the lines end. A turn that fails says so and is forgotten."""
+    for line in _lines():
+        if line in ("/exit", "/quit"):
+            return
+        if line == "/reset":
+            conversation.reset()
+            note("the conversation is forgotten")
+        elif line.startswith("/"):
+            note(_HELP)
+        elif line:
+            try:
+                about = conversation.say(line)
+                if about is not None:
+                    note(about)
+            except RequestError as error:
+                show_error(str(error))
+
+
+def _lines() -> Iterator[str]:
+    """What the user says, a line at a time. Ctrl-C at the prompt begins a new line."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  (gives input() its history and editing)
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        if not line and not interactive:
+            return
+        yield line.strip()

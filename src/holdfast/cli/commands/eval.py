@@ -1,0 +1,134 @@
+"""`holdfast eval`: a thin call into `holdfast.training.eval`."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.options import engine as o
+from holdfast.cli.options.groups import grouped
+from holdfast.cli.show import note
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
+    from holdfast.training.eval.eval import Candidate
+
+evaluate = typer.Typer(help="Ask trained models what they learnt.", no_args_is_help=True)
+_ENGINE = replace(o.ENGINE, prefix_cache=False)
+
+
+@evaluate.callback()
+def start() -> None:
+    """Ask trained models what they learnt."""
+
+
+@evaluate.command()
+@grouped(without=("prefix_cache", "load_format"))
+def thinking(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders that holdfast train wrote, each FOLDER or NAME=FOLDER.", metavar="MODEL..."
+        ),
+    ],
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FOLDER of a model to compare with; several if given several times."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="parity or variables, or both; without one, what the first model was trained on."),
+    ] = None,
+    events: Annotated[str, typer.Option(help="Numbers of events.")] = "10,20,40,60,80,100",
+    count: Annotated[int, typer.Option(min=1, help="Texts of each number of events.")] = 500,
+    baseline_count: Annotated[int, typer.Option(min=1, help="The same, for a baseline.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the texts.")] = 1,
+    long_texts: Annotated[
+        bool | None,
+        typer.Option(
+            "--long-texts/--short-texts",
+            help="Sentences that say nothing between the events; without either, as the first model was trained.",
+            show_default=False,
+        ),
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic/--no-deterministic", help="Ask with the guarantee, or without.")
+    ] = True,
+    accuracy: Annotated[
+        bool,
+        typer.Option("--accuracy/--no-accuracy", help="Ask all lengths, or only measure what else is named."),
+    ] = True,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Ask again without states, and with the last thought swapped.")
+    ] = False,
+    latency: Annotated[
+        bool,
+        typer.Option("--latency", help="Time one request alone, all models in turns, 40 events of parity."),
+    ] = False,
+    latency_count: Annotated[int, typer.Option(min=1, help="Texts timed.")] = 25,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Time prefill with guessed thoughts against chunk by chunk.")
+    ] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Time tokens with thinking, without, and in a plain folder.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for eval-thinking.json, written again as it grows, and plots.")
+    ] = None,
+    engine: o.EngineOptions = _ENGINE,
+) -> None:
+    """Accuracy by length through the serving engine, and what thoughts do and cost."""
+    from holdfast.training.eval.eval import ExamSettings, hold_exam
+    from holdfast.training.eval.table import show_exam
+
+    if not (accuracy or latency or rounds or cost):
+        raise ConfigError("with --no-accuracy there is nothing to measure; add --latency, --rounds or --cost")
+    candidates = [_candidate(each, is_baseline=False) for each in models]
+    candidates += [_candidate(each, is_baseline=True) for each in baseline or ()]
+    settings = ExamSettings(
+        tasks=tuple(task or ()),
+        events=_numbers(events),
+        count=count,
+        baseline_count=baseline_count,
+        seed=seed,
+        long_texts=long_texts,
+        deterministic=deterministic,
+        ablate=ablate,
+        latency=latency,
+        latency_count=latency_count,
+        rounds=rounds,
+        cost=cost,
+        accuracy=accuracy,
+    )
+
+    def open_llm(folder: Path) -> "LLM":
+        return replace(engine, model=str(folder)).open()
+
+    report = hold_exam(candidates, settings, open_llm, out, note)
+    show_exam(report)
+    if out is not None and find_spec("matplotlib") is not None:
+        from holdfast.training.eval.plot import plot_exam
+
+        for path in plot_exam(report, out):
+            note(f"wrote {path}")
+
+
+def _candidate(text: str, *, is_baseline: bool) -> "Candidate":
+    from holdfast.models.locate import COIN, locate
+    from holdfast.training.eval.eval import Candidate
+
+    name, is_named, path = text.rpartition("=")
+    folder = locate(COIN).path if path == COIN else Path(path).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, or {COIN}")
+    return Candidate(name if is_named else folder.resolve().name, folder, is_baseline)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--events is {text!r}; expected numbers such as 10,20,40")
+    return tuple(sorted({int(part) for part in parts}))

@@ -1,0 +1,170 @@
+"""`holdfast replay`: asks a receipt's request again and says whether it is the same to the bit.
+
+Exit codes: 0 the same, 1 different, 2 nothing could be compared.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from holdfast.cli.options import engine as o
+from holdfast.cli.show import note
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
+    from holdfast.engine.replay import Replay
+    from holdfast.receipts.receipt import Receipt
+
+_MAX_LOAD = 1024
+
+
+def replay(
+    receipt: Annotated[
+        str, typer.Argument(help="The receipt's file, or an answer's JSON that holds one; \"-\" reads stdin.")
+    ],
+    model: o.ModelOption = None,
+    line: Annotated[
+        int | None,
+        typer.Option(help="Which line, where there is a receipt on each.", min=1, show_default=False),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare bits even where the fingerprints differ.")
+    ] = False,
+    load: Annotated[
+        int, typer.Option(help="Run this many random ordinary requests beside it.", min=0, max=_MAX_LOAD)
+    ] = 0,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            help="The prompt, where the receipt leaves it out; raw or as one chat message.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt_ids: Annotated[
+        str | None,
+        typer.Option(help="The same as token ids, with commas between them.", show_default=False),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="The outcome as one JSON object.")] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+    ] = None,
+    determinism: Annotated[
+        Literal["auto", "verify"],
+        typer.Option(help="How the guarantee is kept; the bits are the same.", rich_help_panel="Engine"),
+    ] = "auto",
+    num_threads: Annotated[
+        int | None,
+        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+    ] = None,
+    kernels: Annotated[
+        Literal["auto", "compiled", "library"] | None,
+        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+    ] = None,
+) -> None:
+    """Replay a receipt: compare fingerprints, ask the request again, compare every token and logprob bit.
+
+    Exits with 0 if all is the same, with 1 if not.
+    """  # fmt: skip
+    from holdfast.engine.replay import fingerprint_of
+
+    read = _read(receipt, line)
+    llm = o.EngineOptions(
+        model=read.engine.model if model is None else model,
+        dtype=read.engine.dtype if dtype is None else dtype,
+        determinism=determinism,
+        num_threads=read.engine.num_threads if num_threads is None else num_threads,
+        kernels=kernels or cast(Literal["compiled", "library"], read.engine.kernels),
+    ).open()
+    differences = fingerprint_of(llm).differences(read.fingerprint)
+    outcome = None
+    if force or not differences:
+        outcome = _run(llm, read, prompt, prompt_ids, load)
+    if json_output:
+        typer.echo(json.dumps(_as_json(read, differences, outcome), ensure_ascii=False))
+    else:
+        _show(read, differences, outcome, load)
+    if outcome is None or not outcome.same:
+        raise typer.Exit(1)
+
+
+def _read(source: str, line: int | None) -> "Receipt":
+    from holdfast.receipts.reader import read_receipt, read_stdin
+
+    return read_stdin(line) if source == "-" else read_receipt(Path(source), line)
+
+
+def _run(llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | None, load: int) -> "Replay":
+    from holdfast.engine.replay import replay as replay_receipt
+
+    if prompt is not None and prompt_ids is not None:
+        raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
+    ids = None
+    if prompt_ids is not None:
+        ids = _parse_ids(prompt_ids)
+    elif prompt is not None:
+        ids = _tokenize(llm, prompt, receipt.prompt_digest)
+    return replay_receipt(llm, receipt, ids, num_neighbours=load)
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(one) for one in text.replace(",", " ").split()]
+    except ValueError:
+        raise InvalidRequest(
+            f"--prompt-ids must be numbers with commas between them, not {text[:80]!r}"
+        ) from None
+
+
+def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
+    """The prompt as the receipt took it: raw, or as one message of a chat. Its digest tells which."""
+    from holdfast.receipts.fingerprint import digest_of
+
+    raw = llm.engine.tokenizer.encode(prompt)
+    if digest_of([*raw]) != digest and llm.engine.tokenizer.chat_template is not None:
+        return llm.chat_tokens([{"role": "user", "content": prompt}])
+    return raw
+
+
+def _show(receipt: "Receipt", differences: list[str], outcome: "Replay | None", load: int) -> None:
+    if receipt.mode == "none":
+        note("this was an ordinary request: nothing was promised of it, and a difference breaks no promise")
+    if differences:
+        typer.echo("The fingerprints differ, so the bits may:")
+        for line in differences:
+            typer.echo(f"  {line}")
+    if outcome is None:
+        typer.echo(
+            "Nothing was run. Open the engine as the receipt says, or compare all the same with --force."
+        )
+        return
+    beside = f", beside {load} other requests" if load else ""
+    if outcome.difference is None:
+        choices = "" if outcome.num_choices == 1 else f" in {outcome.num_choices} choices"
+        typer.echo(
+            f"The same, bit for bit: {outcome.num_tokens} tokens{choices} and the bits of {outcome.num_logprobs} logprobs "
+            f"({outcome.mode}{beside})."
+        )
+        return
+    first = outcome.difference
+    at = "" if first.position is None else f", position {first.position}"
+    typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
+
+
+def _as_json(receipt: "Receipt", differences: list[str], outcome: "Replay | None") -> dict[str, object]:
+    first = None if outcome is None else outcome.difference
+    return {
+        "same": outcome is not None and outcome.same,
+        "fingerprint_differences": differences,
+        "compared": outcome is not None,
+        "difference": None
+        if first is None
+        else {"choice": first.choice, "position": first.position, "what": first.what},
+        "promised": receipt.mode != "none",
+        "mode": None if outcome is None else outcome.mode,
+    }

@@ -1,0 +1,248 @@
+"""`holdfast train`: a thin call into `holdfast.training`."""
+
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.show import note, stderr
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.training.loop import Moment, Run
+    from holdfast.training.settings import Settings
+
+train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
+_FORMS = ("thinking", "none", "cot", "words")
+_THOUGHTS = ("changed", "all", "worked")
+_TOLD_EVERY = 250  # steps, to a log
+_INTERRUPTED = 130  # as a shell says it
+
+
+@train.callback()
+def start() -> None:
+    """Train models that think while they read."""
+
+
+@train.command()
+def thinking(
+    out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the state to resume from.")],
+    preset: Annotated[
+        str | None,
+        typer.Option(help="coin: the built-in model. short: parity of four events, a minute on a laptop."),
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="parity, variables, babi:FILE or gsm8k:FILE; several if given several times."),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            help="thinking, or a baseline: none, cot (restates every event), words (a word an event)."
+        ),
+    ] = None,
+    max_events: Annotated[
+        int | None, typer.Option("--max-events", "-n", min=1, help="Longest text trained on, N.")
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="Of a new backbone: tiny, small, coin or large.")] = None,
+    backbone: Annotated[
+        Path | None, typer.Option(help="A model folder to begin with, instead of a size.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(min=0, help="Positions a new backbone sees, 0 for all.")
+    ] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens in a chunk, c.")] = None,
+    max_thought: Annotated[int | None, typer.Option(min=1, help="Tokens in a thought.")] = None,
+    while_answering: Annotated[
+        bool | None,
+        typer.Option("--while-answering/--no-while-answering", help="Whether it thinks about its answer."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Time in all, instead of steps: as many as fit are taken.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Texts in a step.")] = None,
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Passes a step is cut into.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="At its height.")] = None,
+    variables_thought: Annotated[
+        str | None, typer.Option(help="What is thought of variables: changed, all or worked.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of weights and texts.")] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(min=0, help="Steps from test to test, 0 for one at the end.")
+    ] = None,
+    compile_: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the layers; if not said, on a GPU."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that make texts, 0 for a thread; if not said, 2 on a GPU."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start over where --out holds a run already.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
+) -> None:
+    """Train a thinking model, or a baseline, and write it as a folder the engine opens."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "training draws its curves with matplotlib; install it: pip install 'holdfast[train]'"
+        )
+    from holdfast.numerics.settings import apply_numeric_settings
+    from holdfast.training.loop import resume_run, start_run
+    from holdfast.training.settings import SIZES
+
+    if num_threads is not None:
+        apply_numeric_settings(num_threads)
+    changes: dict[str, Any] = {
+        "tasks": tuple(task) if task else None,
+        "form": _one_of("--form", form, _FORMS),
+        "max_events": max_events,
+        "size": None if size is None else SIZES[_one_of("--size", size, tuple(SIZES)) or ""],
+        "backbone": None if backbone is None else str(backbone),
+        "chunk": chunk,
+        "max_thought": max_thought,
+        "while_answering": while_answering,
+        "steps": steps,
+        "minutes": minutes,
+        "batch": batch,
+        "accumulate": accumulate,
+        "learning_rate": learning_rate,
+        "variables_thought": _one_of("--variables-thought", variables_thought, _THOUGHTS),
+        "seed": seed,
+        "eval_every": eval_every,
+        "compile": compile_,
+        "workers": workers,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if window is not None:
+        changes["window"] = window or None
+    if resume and (changes or preset):
+        raise ConfigError("--resume goes on with the settings of the run in --out; give no others")
+    where = _device(device)
+    if resume:
+        run = resume_run(out, where)
+    else:
+        settings = _settings(preset, changes)
+        _require_place(out, overwrite)
+        run = start_run(settings, where)
+    _train(run, out)
+
+
+def _require_place(out: Path, overwrite: bool) -> None:
+    """A folder that can be written, and no run in it that would be lost."""
+    from holdfast.training.train_state import STATE_FILE
+
+    if (out / STATE_FILE).exists() and not overwrite:
+        raise ConfigError(f"{out} holds a run; --resume goes on with it, --overwrite starts over")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
+
+
+def _settings(preset: str | None, changes: dict[str, Any]) -> "Settings":
+    from holdfast.training.settings import PRESETS, Settings
+
+    if preset is not None:
+        _one_of("--preset", preset, tuple(PRESETS))
+        return replace(PRESETS[preset], **changes)
+    return replace(Settings(), **changes)
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ConfigError(f"{option} is {value!r}; expected one of {', '.join(known)}")
+    return value
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda") or (name == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"there is no device {name!r} here; expected auto, cpu or cuda")
+    return torch.device(name)
+
+
+def _train(run: "Run", out: Path) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from holdfast.training.export import export
+    from holdfast.training.loop import train as go_on
+    from holdfast.training.plot import plot_curves
+
+    count = sum(each.numel() for each in run.model.parameters())
+    note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = stderr()
+    pace = _Pace(run.step)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task("training", total=run.settings.steps, completed=run.step)
+
+        def report(moment: "Moment") -> None:
+            told = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
+            bar.update(
+                line, completed=moment.step, total=run.settings.steps, description=f"loss {moment.loss:.4f}"
+            )
+            if moment.accuracy:
+                shown = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
+                note(f"{told}, right: {shown}")
+                pace.since(moment.step)  # testing is no part of a step
+            elif not console.is_terminal and moment.step % _TOLD_EVERY == 0:
+                parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
+                note(f"{told} ({parts}), {pace.since(moment.step):.1f} ms a step")
+
+        with _until_interrupted() as stops:
+            go_on(run, out, report=report, stops=stops)
+    if run.step < run.settings.steps:
+        note(f"interrupted behind step {run.step} of {run.settings.steps}; --resume goes on with it")
+        raise typer.Exit(_INTERRUPTED)
+    export(run.built, run.settings, out)
+    plot_curves(run.moments, out / "curves.png")
+    note(f"written: {out}")
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Whether there was an interrupt; a second one is not waited with until a step is done."""
+    found = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        found.set()
+        signal.signal(signal.SIGINT, before)
+        note("interrupted: the step is finished and the run saved; once more to leave at once")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield found.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Pace:
+    """How long a step took since it was last asked."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._time = step, time.monotonic()
+
+    def since(self, step: int) -> float:
+        """Milliseconds."""
+        now = time.monotonic()
+        passed = (now - self._time) * 1000 / max(1, step - self._step)
+        self._step, self._time = step, now
+        return passed

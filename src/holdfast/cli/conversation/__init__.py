@@ -1,0 +1,1 @@
+"""`holdfast chat`: a conversation with a local model or with a server."""

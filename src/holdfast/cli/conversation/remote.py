@@ -1,0 +1,110 @@
+"""A conversation with a server: what is sent to it, and what is told of its answers. Its errors are one line each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.bench.serve.http_client import Heard
+from holdfast.bench.serve.http_connection import Refused
+from holdfast.cli.conversation.local import note_forgotten
+from holdfast.cli.conversation.server_client import ChatServer
+from holdfast.cli.show import show_error
+from holdfast.cli.thoughts import NewThoughts, Writer
+from holdfast.core.results import Thought
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import ConfigError, ServerError
+
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_SAME_NAMES = (
+    *("min_tokens", "top_k", "top_p", "min_p", "seed", "deterministic"),
+    *("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "think"),
+)
+
+
+def request_fields(params: SamplingParams) -> dict[str, Any]:
+    """Sampling as a server is told of it: what has its default is left out, so that servers that know little take it."""
+    if params.bad_ids:
+        raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
+    usual = SamplingParams()
+    said: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
+    said |= {
+        name: getattr(params, name) for name in _SAME_NAMES if getattr(params, name) != getattr(usual, name)
+    }
+    if params.biases:
+        said["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
+    return said
+
+
+class RemoteConversation:
+    """The messages so far. Only turns that were answered are kept."""
+
+    def __init__(
+        self,
+        server: ChatServer,
+        model: str | None,
+        params: SamplingParams,
+        system: str | None,
+        *,
+        with_thoughts: bool = True,
+    ) -> None:
+        """Raises `ServerError` if nobody answers, `ConfigError` for what cannot be asked of a server."""
+        fields = request_fields(params)
+        self._server = server
+        self._asked = {"model": model or server.first_model(), **fields, **_STREAMED}
+        self._system = [{"role": "system", "content": system}] if system is not None else []
+        self._with_thoughts = with_thoughts
+        self._new_thoughts = NewThoughts()
+        self.turns: list[dict[str, str]] = []
+
+    def reset(self) -> None:
+        self.turns = []
+        self._new_thoughts.forget()
+
+    def say(self, text: str) -> str | None:
+        """One turn. An answer stopped by Ctrl-C counts as said; one that failed is told and forgotten."""
+        question = {"role": "user", "content": text}
+        writer = Writer(with_thoughts=self._with_thoughts)
+        self._new_thoughts.begin_turn()
+        try:
+            heard = self._ask(question, writer)
+        except ServerError as error:
+            show_error(str(error))
+            return None
+        writer.end()
+        if heard.error is not None:
+            show_error(heard.detail)
+            return None
+        self.turns += [question, {"role": "assistant", "content": heard.text}]
+        return answer_line(heard)
+
+    def _ask(self, question: dict[str, str], writer: Writer) -> Heard:
+        """The answer. The oldest turns are forgotten until the server finds room for the rest."""
+
+        def show(text: str, thoughts: Sequence[Thought]) -> None:
+            writer.take(text, self._new_thoughts.take(thoughts))
+
+        kept = list(self.turns)
+        while True:
+            try:
+                messages = [*self._system, *kept, question]
+                heard = self._server.stream({**self._asked, "messages": messages}, show)
+                break
+            except Refused as error:
+                if error.code != "context_length_exceeded" or not kept:
+                    raise
+                kept = kept[2:]
+        if len(kept) < len(self.turns):
+            note_forgotten((len(self.turns) - len(kept)) // 2)
+            self.turns = kept
+        return heard
+
+
+def answer_line(heard: Heard) -> str:
+    """What is known of an answer, in the words of `show.mode_line`."""
+    about = heard.holdfast or {}
+    parts = [f"{heard.num_tokens} tokens", str(heard.finish_reason)]
+    if "mode" in about:
+        parts.insert(0, "ordinary" if about["mode"] == "none" else str(about["mode"]))
+    if "seed" in about:
+        parts.insert(-1, f"seed {about['seed']}")
+    return " · ".join(parts)

@@ -1,0 +1,116 @@
+"""A command's options from a YAML file: the same names, and values as one would type them.
+
+    model: smollm2
+    max-model-len: 4096          # or max_model_len
+    api-key: [one, two]
+    determinism: off             # the word off: values are taken as they are written
+
+The file gives defaults: the environment and the command line come before it. It is never executed and nothing in it is
+shown again, because it may hold keys: an error names the file, the line and the option.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from holdfast.core.sampling_params import show
+from holdfast.errors import ConfigError
+
+MAX_FILE_BYTES = 1 << 16
+_YAML = "tag:yaml.org,2002:"
+_SCALARS = frozenset(_YAML + name for name in ("str", "int", "float", "bool", "timestamp", "value"))
+
+
+def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
+    """The call-back of an eager option: what the file says becomes the command's defaults."""
+    if path is not None and not context.resilient_parsing:
+        options = {
+            one.name: getattr(one, "multiple", False)
+            for one in context.command.params
+            if one.name not in (None, "config", "help")
+        }
+        context.default_map = read_config_file(path, options)
+    return path
+
+
+def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str | list[str]]:
+    """The options a file sets, by their names with underscores. options says of each whether it may be repeated."""
+    settings: dict[str, str | list[str]] = {}
+    for key, value in _pairs(path):
+        where = f"{path}, line {key.start_mark.line + 1}"
+        name = _name(key, where, options)
+        if name in settings:
+            raise ConfigError(f"{where}: {_spelled(name)} is given twice; keep one")
+        settings[name] = _values(value, f"{where}: {_spelled(name)}", several=options[name])
+    return settings
+
+
+def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
+    """The names and values of the file's one mapping, as nodes of YAML: nothing is made of them."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise ConfigError("--config needs pyyaml; install it with: pip install 'holdfast[server]'") from error
+
+    try:
+        root = yaml.compose(_read(path), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{where}: this is no YAML; write one name: value a line") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{path} is no YAML; write one name: value a line") from None
+    if root is None or root.tag == f"{_YAML}null":
+        return ()
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path} must hold options as name: value, one a line")
+    pairs: list[tuple[Any, Any]] = root.value
+    return pairs
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error.strerror}") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"the configuration file {path} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the configuration file {path} is no valid UTF-8") from error
+
+
+def _name(key: Any, where: str, options: Mapping[str, bool]) -> str:
+    written = key.value if isinstance(key.value, str) else None
+    name = written.replace("-", "_") if written is not None else ""
+    if name in options:
+        return name
+    near = get_close_matches(name, options, n=1)
+    hint = f"did you mean {_spelled(near[0])}?" if near else "see holdfast serve --help for what there is"
+    raise ConfigError(f"{where}: there is no option {show(written)}; {hint}")
+
+
+def _values(node: Any, what: str, *, several: bool) -> str | list[str]:
+    if isinstance(node.value, str):
+        text = _text(node, what)
+        return [text] if several else text
+    if several and node.tag == f"{_YAML}seq":
+        return [_text(one, what) for one in node.value]
+    raise ConfigError(f"{what} takes {'values' if several else 'one value'}, nothing nested")
+
+
+def _text(node: Any, what: str) -> str:
+    if node.tag == f"{_YAML}null":
+        raise ConfigError(f"{what} has no value; leave the line out for the default")
+    if node.tag not in _SCALARS:
+        raise ConfigError(f"{what} must be plain text or a number")
+    return str(node.value)
+
+
+def _spelled(name: str) -> str:
+    return name.replace("_", "-")

@@ -1,0 +1,94 @@
+"""What a client gets back."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.stop_rules import FinishReason
+
+Determinism = Literal["certified", "verified", "none"]
+
+
+@dataclass(slots=True)
+class Stats:
+    """What a request cost. candidates == accepted + rolled_back; tokens == accepted + canonical_tokens.
+
+    An ordinary request's fast tokens are candidates nobody has to verify: proposed and accepted at once. looked_up counts the
+    candidates that were found in the request's own text. prefill_passes are those with rows of the prompt (or of what was
+    computed again); guessed counts the thoughts that were taken for granted in some pass, guessed_right those of them that
+    stood.
+    """
+
+    candidates: int = 0
+    accepted: int = 0
+    rolled_back: int = 0
+    canonical_tokens: int = 0
+    rollbacks: int = 0
+    windows: int = 0
+    fast_passes: int = 0
+    canonical_passes: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    looked_up: int = 0
+    prefill_passes: int = 0
+    guessed: int = 0
+    guessed_right: int = 0
+
+
+@dataclass(frozen=True)
+class Thought:
+    """What a thinking model wrote behind a chunk, whose last token stands at position. A trivial thought has no text."""
+
+    chunk: int
+    position: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer. token_ids include the stop token, text does not."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    thoughts: tuple[Thought, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """One request's outcome. The fields of choices[0] can be read on the result itself.
+
+    prompt_logprobs, if asked for, has one entry a prompt token; the first has nothing before it and so no logprob.
+    stats are of all choices together, determinism is the weakest of theirs.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    seed: int
+    determinism: Determinism
+    stats: Stats
+    receipt: dict[str, Any] | None = None
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        return self.choices[0].logprobs
+
+    @property
+    def thoughts(self) -> tuple[Thought, ...]:
+        return self.choices[0].thoughts

@@ -1,0 +1,291 @@
+"""What a client may ask of one request. A `SamplingParams` that exists is valid: everything is checked when it is made."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from numbers import Integral, Real
+
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.errors import InvalidRequest
+
+MAX_TOKENS_LIMIT = 1 << 24
+MAX_LOGPROBS = 100
+MAX_STOPS = 64
+MAX_STOP_CHARS = 4096
+MAX_SEED = (1 << 64) - 1
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_CHOICES = 128
+MAX_BIASED = 1024
+MAX_LISTED_IDS = 1 << 20
+MAX_BAD_WORDS = 1024
+MAX_FORCED = 1 << 14  # thoughts, and tokens of one
+MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and looked for at every token
+
+ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How an answer is sampled, when it ends, and what is reported.
+
+    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and the result says
+    which. logprobs asks for the chosen token's logprob and that many best ones beside it, prompt_logprobs for those of the
+    prompt's own tokens. n answers are sampled from one prompt, the first of them as if n were 1. `deterministic` asks
+    for the guarantee: the same tokens and logprob bits, whatever else runs. think=False asks a model that thinks to do
+    without, forced_thoughts puts token ids in the place of what it would think behind a chunk, by the chunk's number; a chunk
+    that is never reached changes nothing.
+
+    From logits to a token: repetition, frequency and presence penalty, logit bias, then what is not allowed is left out
+    (allowed and bad tokens, bad words, min_tokens, the structured form), temperature, top-k, top-p, min-p, noise.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    deterministic: bool = False
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
+    allowed_token_ids: Iterable[int] | None = None
+    bad_token_ids: Iterable[int] = ()
+    bad_words: str | Iterable[str] = ()
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    structured: StructuredOutput | None = None
+    think: bool = True
+    forced_thoughts: ForcedThoughts = ()
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # frozen to everybody else
+        put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
+        put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT))
+        put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
+        put(self, "top_k", max(0, _integer("top_k", self.top_k, -1, (1 << 31) - 1)))
+        put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0))
+        put(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        put(self, "n", _integer("n", self.n, 1, MAX_CHOICES))
+        put(self, "presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put(self, "frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put(self, "repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0))
+        put(self, "stop", _strings("stop", self.stop, MAX_STOPS))
+        put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids, MAX_STOPS))
+        put(self, "bad_words", _strings("bad_words", self.bad_words, MAX_BAD_WORDS))
+        put(self, "bad_token_ids", _ids("bad_token_ids", self.bad_token_ids, MAX_LISTED_IDS))
+        put(self, "logit_bias", _biases(self.logit_bias))
+        put(self, "forced_thoughts", _thoughts(self.forced_thoughts))
+        if self.allowed_token_ids is not None:
+            put(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids, MAX_LISTED_IDS))
+        if self.seed is not None:
+            put(self, "seed", _integer("seed", self.seed, 0, MAX_SEED))
+        if self.logprobs is not None:
+            put(self, "logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        if self.prompt_logprobs is not None:
+            put(self, "prompt_logprobs", _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS))
+        if not isinstance(self.structured, StructuredOutput | None):
+            raise InvalidRequest(
+                f"structured must be a StructuredOutput, not {type(self.structured).__name__}"
+            )
+        for name in ("ignore_eos", "deterministic", "echo", "think"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
+        if sum(map(len, self.bad_texts)) > MAX_BAD_CHARS:
+            raise InvalidRequest(
+                f"bad_words is too large: more than {MAX_BAD_CHARS} characters in all of its strings"
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.max_tokens == 0 and self.prompt_logprobs is None and not self.echo:
+            raise InvalidRequest(
+                "max_tokens is 0, so there is nothing to do; ask for at least one token, "
+                "or for prompt_logprobs or echo"
+            )
+        if self.allowed_token_ids == ():
+            raise InvalidRequest(
+                "allowed_token_ids is empty, so no token could ever be chosen; leave it out or name some"
+            )
+        if self.structured is not None and self.ignore_eos:
+            raise InvalidRequest("a structured answer ends where its form ends; leave ignore_eos out")
+        if self.forced_thoughts and not self.think:
+            raise InvalidRequest("forced_thoughts are for a request that thinks; leave think as it is")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens}); lower one or raise the other"
+            )
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p must be above 0; for greedy decoding set temperature to 0")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        assert isinstance(self.stop, tuple)
+        return self.stop
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        assert isinstance(self.stop_token_ids, tuple)
+        return self.stop_token_ids
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """(token id, what is added to its logit), by id."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...] | None:
+        assert isinstance(self.allowed_token_ids, tuple | None)
+        return self.allowed_token_ids
+
+    @property
+    def bad_ids(self) -> tuple[int, ...]:
+        assert isinstance(self.bad_token_ids, tuple)
+        return self.bad_token_ids
+
+    @property
+    def bad_texts(self) -> tuple[str, ...]:
+        assert isinstance(self.bad_words, tuple)
+        return self.bad_words
+
+    @property
+    def forced(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """(chunk, the thought behind it), by chunk."""
+        assert isinstance(self.forced_thoughts, tuple)
+        return self.forced_thoughts
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were said before are chosen less (or more) readily."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def score_params(
+    *, deterministic: bool, think: bool = True, forced_thoughts: ForcedThoughts = ()
+) -> SamplingParams:
+    """Nothing is generated: the logprobs of what is given are all that is asked for."""
+    return SamplingParams(
+        max_tokens=0,
+        temperature=0,
+        prompt_logprobs=0,
+        deterministic=deterministic,
+        think=think,
+        forced_thoughts=forced_thoughts,
+    )
+
+
+def show(value: object) -> str:
+    """A value as a message can hold it, however long it is."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"  # Python writes no more than 4300 digits
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written down: half of a surrogate pair cannot."""
+    try:
+        text.encode()  # a hundred times as fast as looking at every letter
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, not {show(value)}")
+    number = int(value)
+    if not low <= number <= high:
+        raise InvalidRequest(f"{name} must be from {low} to {high}, not {show(number)}")
+    return number
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidRequest(f"{name} must be a number from {low} to {high}, not {show(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or not low <= number <= high:
+        raise InvalidRequest(f"{name} must be a finite number from {low} to {high}, not {show(value)}")
+    return number
+
+
+def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Iterable):
+        raise InvalidRequest(f"{name} must be a string or a list of strings, not {show(value)}")
+    taken = tuple(islice(strings, most + 1))
+    if len(taken) > most:
+        raise InvalidRequest(f"{name} holds more than {most} strings; at most {most} are allowed")
+    for one in taken:
+        if not isinstance(one, str) or not one:
+            raise InvalidRequest(f"every string of {name} must be a non-empty string, not {show(one)}")
+        if len(one) > MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"a string of {name} has {len(one)} characters; at most {MAX_STOP_CHARS} are allowed"
+            )
+        if not is_unicode(one):
+            raise InvalidRequest(f"a string of {name} is no valid Unicode: it holds half a surrogate pair")
+    return taken
+
+
+def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} must be a list of token ids, not {show(value)}")
+    ids = tuple(islice(value, most + 1))
+    if len(ids) > most:
+        raise InvalidRequest(f"{name} holds more than {most} ids; at most {most} are allowed")
+    if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
+        return ids  # at once: one by one, a list as long as a vocabulary takes a second
+    return tuple(_integer(name, token_id, 0, MAX_TOKEN_ID) for token_id in ids)
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise InvalidRequest(f"logit_bias must map token ids to numbers, not {show(value)}")
+    taken = tuple(islice(pairs, MAX_BIASED + 1))
+    if len(taken) > MAX_BIASED:
+        raise InvalidRequest(
+            f"logit_bias holds more than {MAX_BIASED} tokens; at most {MAX_BIASED} are allowed"
+        )
+    biases: dict[int, float] = {}
+    for pair in taken:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidRequest(f"logit_bias must map token ids to numbers; {show(pair)} is no such pair")
+        token_id = _integer("a token id of logit_bias", pair[0], 0, MAX_TOKEN_ID)
+        biases[token_id] = _number("logit_bias", pair[1], -100.0, 100.0)
+    return tuple(sorted(biases.items()))
+
+
+def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
+        raise InvalidRequest(f"forced_thoughts must map chunk numbers to token ids, not {show(value)}")
+    taken = tuple(islice(pairs, MAX_FORCED + 1))
+    if len(taken) > MAX_FORCED:
+        raise InvalidRequest(f"forced_thoughts holds more than {MAX_FORCED} thoughts")
+    thoughts: dict[int, tuple[int, ...]] = {}
+    for pair in taken:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidRequest(
+                f"forced_thoughts must map chunk numbers to token ids; {show(pair)} is no such pair"
+            )
+        chunk = _integer("a chunk of forced_thoughts", pair[0], 0, MAX_TOKENS_LIMIT)
+        thoughts[chunk] = _ids("a thought of forced_thoughts", pair[1], MAX_FORCED)
+    return tuple(sorted(thoughts.items()))

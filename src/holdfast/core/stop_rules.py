@@ -1,0 +1,57 @@
+"""When an answer ends. Pure functions over committed tokens and their text.
+
+A candidate that looks like a stop ends nothing: it merely asks for an early verdict (`looks_final`).
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from holdfast.core.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+def is_stop_token(token_id: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
+    """Whether this token ends an answer that may end (min_tokens aside)."""
+    return token_id in params.stop_ids or (not params.ignore_eos and token_id in eos_ids)
+
+
+def finish_reason(
+    token_id: int, num_output: int, text_stopped: bool, params: SamplingParams, eos_ids: Collection[int]
+) -> FinishReason | None:
+    """Why the answer ends with this token, its num_output-th, or None if it goes on.
+
+    A stop token before min_tokens is chosen only where the answer's form allows nothing else: it is an end all the same.
+    """
+    may_end = num_output >= params.min_tokens or params.structured is not None
+    if may_end and is_stop_token(token_id, params, eos_ids):
+        return "stop"
+    if num_output >= params.min_tokens and text_stopped:
+        return "stop"
+    return "length" if num_output >= params.max_tokens else None
+
+
+def looks_final(token_id: int, num_output: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
+    """Whether a candidate that would be the num_output-th token is worth an early verdict."""
+    return num_output + 1 >= params.max_tokens or is_stop_token(token_id, params, eos_ids)
+
+
+def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
+    """Where the earliest stop string begins in text, of which the first searched_len characters hold none whole."""
+    found: int | None = None
+    for stop in stops:
+        at = text.find(stop, max(0, searched_len - len(stop) + 1))
+        if at >= 0 and (found is None or at < found):
+            found = at
+    return found
+
+
+def held_back_len(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of text may be the beginning of a stop string, and so cannot be shown yet."""
+    longest = 0
+    for stop in stops:
+        for length in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:length]):
+                longest = length
+                break
+    return longest

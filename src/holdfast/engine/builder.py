@@ -1,0 +1,265 @@
+"""From settings to a running engine: choose the device, ask it for recipes, load the model, size the KV cache, capture
+graphs, certify the machine."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from holdfast.certification.certificate import Certificate
+from holdfast.certification.certifier import obtain_certificate
+from holdfast.certification.gemm_recipes import choose_recipes
+from holdfast.certification.split_k import SplitChoice, cuts_of, slices_of
+from holdfast.engine.config import (
+    DTYPES,
+    EngineConfig,
+    Kernels,
+    RowLimits,
+    default_gpu_kv_bytes,
+    default_kv_bytes,
+    parse_bytes,
+)
+from holdfast.engine.dummy_model import dummy_tokenizer, open_dummy
+from holdfast.engine.engine import Engine
+from holdfast.engine.input_processor import Limits
+from holdfast.errors import ConfigError, UnsupportedModel
+from holdfast.kv_cache.page_pool import PagePool
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.config import DecoderConfig
+from holdfast.models.decoder import load_decoder
+from holdfast.models.locate import locate
+from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
+from holdfast.numerics.batch_sizes import padded_totals
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.select_backend import open_arithmetic, uses_triton
+from holdfast.numerics.settings import NumericSettings, apply_numeric_settings
+from holdfast.receipts.fingerprint_parts import engine_parts
+from holdfast.receipts.receipt import Receipts
+from holdfast.receipts.weights_hasher import Fingerprinter
+from holdfast.scheduler.policy import SchedulerConfig
+from holdfast.scheduler.scheduler import Scheduler
+from holdfast.structured.compiler import GrammarCompiler
+from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from holdfast.thinking.blocks import load_blocks
+from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.thinking.weights import thinking_parts
+from holdfast.worker.device import choose_device, device_parts, free_memory
+from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
+from holdfast.worker.model_runner import ModelRunner
+from holdfast.worker.thought_runner import ThoughtRunner
+
+_log = logging.getLogger(__name__)
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_REFERENCE_PASSES = 2  # a canonical pass in a captured graph has at most so many reference passes
+
+ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
+
+
+def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
+    """Find the model, load it and everything around it."""
+    if config.load_format == "dummy":
+        device = choose_device(config.device, config.kernels)
+        tokenizer = dummy_tokenizer(config.model, config.chat_template)
+        return assemble(config, open_dummy(config.model, device), tokenizer, show)
+    checkpoint = open_checkpoint(locate(config.model).path)
+    return assemble(
+        config, checkpoint, open_tokenizer(checkpoint.path, chat_template=config.chat_template), show
+    )
+
+
+def assemble(
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
+) -> Engine:
+    """An engine over an open checkpoint."""
+    device = choose_device(config.device, config.kernels)
+    settings = apply_numeric_settings(config.num_threads, device=device)
+    model = checkpoint.config
+    thinking = read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None
+    max_len = _max_len(config, model)
+    dtype = torch_dtype(config, model.torch_dtype)
+    limits = config.row_limits(device.type)
+    arithmetic = _open_arithmetic(config, model, dtype, device, settings, show)
+    if thinking is not None:
+        _check_chunk(thinking, arithmetic.page_size)
+    schedule = SchedulerConfig(
+        max_num_seqs=limits.max_num_seqs,
+        max_pass_rows=limits.max_pass_rows,
+        reference_rows=arithmetic.recipe.rows,
+        determinism=config.determinism,
+        prefix_cache=config.prefix_cache,
+        speculation=config.speculation,
+        spot_check_rate=config.check_rate(device.type),
+        run_ahead=1 if device.type == "cuda" and thinking is None else 0,
+        chunk=0 if thinking is None else thinking.chunk,
+        while_answering=thinking is None or thinking.while_answering,
+    )
+    if config.kv_memory is not None:  # too little is said before anything is loaded
+        num_pages_in(
+            parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinking is not None
+        )
+    eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
+    fingerprinter = Fingerprinter(
+        checkpoint,
+        lambda: engine_parts(
+            model,
+            eos_ids,
+            tokenizer,
+            arithmetic.recipe,
+            settings,
+            device_parts(device),
+            None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
+        ),
+    )
+    longest = max_len if thinking is None else max(max_len, thinking.longest)
+    decoder = load_decoder(checkpoint, arithmetic, dtype, longest, _stage(show, "Loading weights"))
+    blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
+    num_pages = _num_pages(config, model, arithmetic, limits, max_len, thinks=thinking is not None)
+    store = KVStore(num_pages, model, arithmetic)
+    thinker = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
+    runner = ModelRunner(decoder, store, thinker)
+    if device.type == "cuda":
+        _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
+    certifying = _stage(show, "Certifying")
+    certificate = obtain_certificate(
+        config.determinism, decoder, runner, store, settings, limits.max_pass_rows, max_len, certifying
+    )
+    if certificate is not None:
+        schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, arithmetic, limits))
+    scheduler = Scheduler(schedule, PagePool(num_pages, arithmetic.page_size))
+    asked = Limits(
+        vocab_size=model.vocab_size,
+        max_model_len=max_len,
+        eos_ids=eos_ids,
+        refusal=_refusal(config, certificate),
+        max_thought=0 if thinking is None else thinking.max_thought,
+        thought_end=-1 if thinking is None else thinking.end_id,
+    )
+    receipts = Receipts(fingerprinter, config.model)
+    grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
+    return Engine(scheduler, runner, tokenizer, asked, certificate, grammars, receipts)
+
+
+def recipes_of(
+    config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
+) -> tuple[SplitChoice, ...]:
+    """The recipes an engine with these settings multiplies by, without loading a weight; none on a CPU's own paths."""
+    device = choose_device(config.device, config.kernels)
+    if not uses_triton(config.kernels, device):
+        return ()
+    settings = apply_numeric_settings(config.num_threads, device=device)
+    if config.load_format == "dummy":
+        model = open_dummy(config.model, device).config
+    else:
+        model = open_checkpoint(locate(config.model).path).config
+    dtype = torch_dtype(config, model.torch_dtype)
+    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
+
+
+def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
+    """The dtype to compute in; "auto" follows the checkpoint, in bf16 where it is quantised or silent."""
+    name = stored if config.dtype == "auto" else config.dtype
+    return _DTYPES[DTYPES.get(name or "", "bfloat16")]
+
+
+def _open_arithmetic(
+    config: EngineConfig,
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: NumericSettings,
+    show: ShowProgress | None,
+) -> Backend:
+    """On a GPU with the recipes it asks for."""
+    if not uses_triton(config.kernels, device):
+        return open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
+    choices = choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"))
+    return open_arithmetic(
+        dtype,
+        path="triton",
+        num_threads=settings.threads,
+        device=device,
+        plain=config.determinism == "off",
+        slices=slices_of(choices),
+        cuts=cuts_of(choices),
+    )
+
+
+def _capture(
+    runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
+) -> None:
+    """Graphs of passes of every total; to verify, also of those that decide, else of those that check."""
+    sizes = padded_totals(schedule.max_pass_rows)
+    rows = schedule.reference_rows
+    canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
+    if schedule.determinism != "verify":
+        canonical = [rows] if schedule.spot_check_rate > 0 else []
+    runner.capture(sizes, canonical, progress, max_len=max_len)
+
+
+def _padded_sizes(certified: Sequence[int], arithmetic: Backend, limits: RowLimits) -> tuple[int, ...]:
+    """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
+    if arithmetic.device.type != "cuda":
+        return tuple(certified)
+    wanted = frozenset(padded_totals(limits.max_pass_rows))
+    return tuple(size for size in certified if size in wanted)
+
+
+def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
+    if config.determinism == "off":
+        return "this engine runs with determinism off; start it with determinism auto or verify"
+    return certificate.refusal if certificate is not None else None
+
+
+def _kernels(config: EngineConfig, model: DecoderConfig) -> Kernels:
+    """The path asked for, unless this model's heads are larger than the compiled one takes."""
+    if config.kernels == "library" or model.head_dim <= MAX_HEAD_DIM:
+        return config.kernels
+    reason = f"the compiled kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
+    if config.kernels == "compiled":
+        raise ConfigError(f"{reason}; use kernels auto or library")
+    _log.warning("using the slower library arithmetic: %s", reason)
+    return "library"
+
+
+def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(f"max_model_len is {config.max_model_len}, the model's context is {longest}")
+    return config.max_model_len
+
+
+def _num_pages(
+    config: EngineConfig,
+    model: DecoderConfig,
+    arithmetic: Backend,
+    limits: RowLimits,
+    max_len: int,
+    *,
+    thinks: bool,
+) -> int:
+    """As many pages as the budget holds; without one, at most what every request at full length would need."""
+    dtype = _DTYPES[arithmetic.recipe.dtype]
+    if config.kv_memory is not None:
+        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinks)
+    on_gpu = arithmetic.device.type == "cuda"
+    budget = default_gpu_kv_bytes(free_memory(arithmetic.device)) if on_gpu else default_kv_bytes()
+    size = arithmetic.page_size
+    most = limits.max_num_seqs * -(-max_len // size)
+    budget = max(budget, page_bytes(model, dtype, size, thinks=thinks))
+    return min(num_pages_in(budget, model, dtype, size, thinks=thinks), most)
+
+
+def _check_chunk(thinking: ThinkingConfig, page_size: int) -> None:
+    if page_size % thinking.chunk:
+        raise UnsupportedModel(
+            f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of {page_size}"
+        )
+
+
+def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:
+    if show is None:
+        return None
+    return lambda done, total: show(what, done, total)

@@ -1,0 +1,62 @@
+"""A GGUF file as a checkpoint: Hugging Face names and row order, dequantised when asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.models.checkpoint import RawTensor
+from holdfast.models.families import Shape, expected_tensors, require_tensors
+from holdfast.models.gguf.dequantize import dequantize
+from holdfast.models.gguf.names import architecture, gguf_config, gguf_name
+from holdfast.models.gguf.reader import GgufFile
+
+
+class GgufCheckpoint:
+    """The weights of one GGUF file, checked against its metadata when opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = GgufFile(path)
+        self.config = gguf_config(self.file)
+        self._is_permuted = architecture(self.file) == "llama"
+        self._shapes = expected_tensors(self.config)
+        require_tensors(self._shapes, self._find_shape, path.name)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    def shape(self, name: str) -> Shape:
+        return self._shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor in fp32 (or as stored, where that is a float format), or rounded to `dtype`."""
+        shape, stored = self._shapes[name], self.file.tensors[gguf_name(name)].stored
+        return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
+
+    def raw(self, name: str) -> RawTensor:
+        """The tensor's bytes: in the mapped file, or a copy where rows had to be put back."""
+        return RawTensor(self.file.tensors[gguf_name(name)].stored.name, self._bytes(name).data)
+
+    def _bytes(self, name: str) -> NDArray[np.uint8]:
+        stored_name = gguf_name(name)
+        return self._restore_rows(stored_name, self.file.raw(stored_name))
+
+    def _find_shape(self, name: str) -> Shape | None:
+        tensor = self.file.tensors.get(gguf_name(name))
+        return None if tensor is None else tensor.shape
+
+    def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """llama files interleave the two halves of each query and key head; put them back, as stored bytes.
+
+        A head's rows are a0 b0 a1 b1 ... in the file and a0 a1 ... b0 b1 ... for Hugging Face.
+        """
+        num_heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}.get(
+            stored_name.split(".")[-2]
+        )
+        if not self._is_permuted or num_heads is None:
+            return raw
+        pairs = raw.reshape(num_heads, self.config.head_dim // 2, 2, -1)  # [H, D / 2, 2, bytes of a row]
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)

@@ -1,0 +1,235 @@
+"""A GGUF file's metadata and tensor directory, read without copying its weights.
+
+    "GGUF" | version u32 | number of tensors u64 | number of pairs u64
+    pairs: key, type, value ...
+    tensors: name, dimensions, type, offset ...
+    padding to general.alignment | tensor data
+
+Every length and count is checked against the bytes that are really there before anything is allocated, so a
+hostile header costs no more than an honest one. Versions 2 and 3, little-endian. What the values mean for a
+model is not known here.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
+from holdfast.models.gguf.types import STORED, StoredType, describe_type
+
+_MAX_ENTRIES = 1 << 16
+_MAX_ARRAY_ITEMS = 1 << 24  # over all arrays of a file; the largest vocabularies need about 2 ** 21
+_MAX_ARRAY_DEPTH = 4
+_MAX_NAME_BYTES = 1 << 16
+_SMALLEST_PAIR = 13  # an empty key, its type, a value of one byte
+_SMALLEST_TENSOR = 24
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Where one tensor lies. `shape` is outermost first (the file writes it innermost first)."""
+
+    name: str
+    shape: tuple[int, ...]
+    stored: StoredType
+    start: int
+    num_bytes: int
+
+
+class GgufFile:
+    """An open GGUF file: `metadata` as plain Python values, `tensors` by their names in the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes = _map_file(path)
+        cursor = _Cursor(path, self._bytes.data)
+        num_tensors, num_pairs = _read_preamble(cursor)
+        self.metadata: Mapping[str, object] = MappingProxyType(_read_pairs(cursor, num_pairs))
+        if self.metadata.get("split.count", 1) not in (0, 1):
+            raise UnsupportedModel(f"{path.name} is one part of a split GGUF model; merge the parts first")
+        self.tensors: Mapping[str, GgufTensor] = MappingProxyType(
+            _read_directory(cursor, num_tensors, _alignment(cursor, self.metadata))
+        )
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """The stored bytes of a tensor, [num_bytes], mapped and not copied."""
+        tensor = self.tensors[name]
+        return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
+
+
+def _map_file(path: Path) -> NDArray[np.uint8]:
+    try:
+        if not path.is_file():
+            raise ModelNotFound(f"there is no GGUF file {path}")
+        if path.stat().st_size < 24:
+            raise BadWeights(f"{path.name} is too short to be a GGUF file")
+        return np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)
+    except OSError as error:
+        raise BadWeights(f"{path.name} cannot be read: {error.strerror or error}") from error
+
+
+class _Cursor:
+    """A reading position in the mapped file that never passes its end."""
+
+    def __init__(self, path: Path, view: memoryview) -> None:
+        self.view = view
+        self.position = 0
+        self.items_left = _MAX_ARRAY_ITEMS
+        self.name = path.name
+
+    def bad(self, what: str) -> BadWeights:
+        where = f"at byte {self.position} of {len(self.view)}"
+        return BadWeights(f"{self.name} is not a whole GGUF file: {what} ({where})")
+
+    @property
+    def left(self) -> int:
+        return len(self.view) - self.position
+
+    def take(self, layout: str) -> tuple[int, ...]:
+        size = struct.calcsize("<" + layout)
+        if size > self.left:
+            raise self.bad("its header is cut off")
+        values = struct.unpack_from("<" + layout, self.view, self.position)
+        self.position += size
+        return values
+
+    def string(self, max_bytes: int | None = None) -> str:
+        (length,) = self.take("Q")
+        if length > self.left or (max_bytes is not None and length > max_bytes):
+            raise self.bad(f"a string claims {length} bytes")
+        start, self.position = self.position, self.position + length
+        try:
+            return str(self.view[start : self.position], "utf-8")
+        except UnicodeDecodeError:
+            raise self.bad("a string is not UTF-8") from None
+
+    def strings(self, count: int) -> list[str]:
+        """`count` strings: the vocabulary's path, so one tight loop over plain locals."""
+        view, position, end = self.view, self.position, len(self.view)
+        unpack: Callable[[memoryview, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        found: list[str] = []
+        try:
+            for _ in range(count):
+                start = position + 8
+                position = start + unpack(view, position)[0]
+                if position > end:
+                    raise self.bad("a string of an array passes the file's end")
+                found.append(str(view[start:position], "utf-8"))
+        except struct.error:
+            raise self.bad("its header is cut off") from None
+        except UnicodeDecodeError:
+            raise self.bad("a string of an array is not UTF-8") from None
+        self.position = position
+        return found
+
+
+def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
+    if bytes(cursor.view[:4]) != b"GGUF":
+        raise BadWeights(f"{cursor.name} is not a GGUF file: it does not begin with the letters GGUF")
+    cursor.position = 4
+    (version,) = cursor.take("I")
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        kind = "a big-endian file" if swapped in (2, 3) else f"version {version}"
+        raise UnsupportedModel(
+            f"{cursor.name} is {kind}; Holdfast reads little-endian GGUF, versions 2 and 3"
+        )
+    num_tensors, num_pairs = cursor.take("QQ")
+    if num_tensors > _MAX_ENTRIES or num_tensors * _SMALLEST_TENSOR > cursor.left:
+        raise cursor.bad(f"its header claims {num_tensors} tensors")
+    if num_pairs > _MAX_ENTRIES or num_pairs * _SMALLEST_PAIR > cursor.left:
+        raise cursor.bad(f"its header claims {num_pairs} metadata entries")
+    return num_tensors, num_pairs
+
+
+def _read_pairs(cursor: _Cursor, count: int) -> dict[str, object]:
+    pairs: dict[str, object] = {}
+    for _ in range(count):
+        key = cursor.string(_MAX_NAME_BYTES)
+        if key in pairs:
+            raise cursor.bad(f"the metadata key {key!r} comes twice")
+        pairs[key] = _read_value(cursor, cursor.take("I")[0], 0)
+    return pairs
+
+
+def _read_value(cursor: _Cursor, kind: int, depth: int) -> object:
+    if kind == _STRING:
+        return cursor.string()
+    if kind == _ARRAY:
+        return _read_array(cursor, depth)
+    if kind not in _SCALARS:
+        raise cursor.bad(f"metadata type {kind} does not exist")
+    return cursor.take(_SCALARS[kind])[0]
+
+
+def _read_array(cursor: _Cursor, depth: int) -> list[object]:
+    if depth >= _MAX_ARRAY_DEPTH:
+        raise cursor.bad("its arrays are nested too deeply")
+    kind, count = cursor.take("IQ")
+    smallest = struct.calcsize("<" + _SCALARS[kind]) if kind in _SCALARS else 8
+    if count * smallest > cursor.left or count > cursor.items_left:
+        raise cursor.bad(f"an array claims {count} items")
+    cursor.items_left -= count
+    if kind == _STRING:
+        return list(cursor.strings(count))
+    if kind in _SCALARS:
+        start, cursor.position = cursor.position, cursor.position + count * smallest
+        layout = "u1" if kind == _BOOL else np.dtype(_SCALARS[kind]).newbyteorder("<")
+        items = np.frombuffer(cursor.view[start : cursor.position], dtype=layout)
+        return list((items != 0).tolist() if kind == _BOOL else items.tolist())
+    return [_read_value(cursor, kind, depth + 1) for _ in range(count)]
+
+
+def _alignment(cursor: _Cursor, metadata: Mapping[str, object]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise cursor.bad(f"general.alignment is {alignment!r}, not a power of two from 8 on")
+    return alignment
+
+
+def _read_directory(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
+    entries = [_read_entry(cursor) for _ in range(count)]
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, shape, kind, offset in entries:
+        if name in tensors:
+            raise cursor.bad(f"the tensor {name!r} comes twice")
+        tensors[name] = _place(cursor, name, shape, kind, data_start + offset, alignment)
+    return tensors
+
+
+def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name = cursor.string(_MAX_NAME_BYTES)
+    (num_dims,) = cursor.take("I")
+    if not 1 <= num_dims <= 4:
+        raise cursor.bad(f"tensor {name!r} claims {num_dims} dimensions")
+    dims = cursor.take("Q" * num_dims)
+    kind, offset = cursor.take("IQ")
+    return name, dims[::-1], kind, offset
+
+
+def _place(
+    cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, start: int, alignment: int
+) -> GgufTensor:
+    stored = STORED.get(kind)
+    if stored is None:
+        supported = ", ".join(each.name for each in STORED.values())
+        raise UnsupportedModel(
+            f"tensor {name!r} is stored as {describe_type(kind)}; Holdfast reads {supported}. "
+            "Convert the model to one of these"
+        )
+    if min(shape) < 1 or shape[-1] % stored.block_len:
+        raise cursor.bad(f"tensor {name!r} cannot have the shape {shape} as {stored.name}")
+    num_bytes = prod(shape) // stored.block_len * stored.block_bytes
+    if start % alignment or start + num_bytes > len(cursor.view):
+        raise cursor.bad(f"tensor {name!r} ({num_bytes} bytes from byte {start}) does not lie inside it")
+    return GgufTensor(name, shape, stored, start, num_bytes)

@@ -1,0 +1,1 @@
+"""Implementations of the operations: C kernels, torch, Triton."""

@@ -1,0 +1,284 @@
+"""The operations of the compiled path: checks shapes, hands addresses to the kernels, returns new tensors.
+
+The kernels trust what they are given, so whatever could make them read astray is checked here.
+"""
+
+import torch
+from torch import Tensor
+
+from holdfast.numerics.backends.c.kernels import Kernels
+from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.layer import LayerShape, LayerWeights, Positions
+from holdfast.numerics.ops import Linear
+from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.sampling import SamplingBatch
+
+_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_KV_BLOCK = 64  # BLOCK in attention.c
+_REFERENCE_ROWS = 16
+MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
+
+
+class CBackend:
+    """Implements `Arithmetic` with the kernels built for this CPU."""
+
+    device = torch.device("cpu")
+    page_size = CPU_PAGE_SIZE
+
+    def __init__(self, dtype: torch.dtype, kernels: Kernels, num_threads: int) -> None:
+        self.dtype = dtype
+        self._kernels = kernels
+        self._threads = num_threads
+        self._code = _CODES[dtype]
+        self.recipe = Recipe(
+            path="compiled",
+            rows=_REFERENCE_ROWS,
+            k_slices=1,
+            kv_block=_KV_BLOCK,
+            query_tile=0,
+            dtype=str(dtype).removeprefix("torch."),
+            variant="amx-bf16" if kernels.has_amx and dtype == torch.bfloat16 else kernels.variant,
+            source=kernels.built.digest,
+        )
+
+    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
+
+    def tile_rows(self, span_len: int, group: int) -> int:
+        return 0
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        out_features, in_features = weight.shape
+        weight = weight.to(self.dtype)
+        if weight.stride(1) != 1:
+            weight = weight.contiguous()
+        size = self._kernels.packed_bytes(out_features, in_features, self._code)
+        data = torch.empty(size, dtype=torch.uint8)
+        stride = weight.stride(0)
+        self._kernels.pack(
+            data.data_ptr(), weight.data_ptr(), stride, out_features, in_features, self._code, self._threads
+        )
+        bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
+        return Linear(data, bias32, in_features, out_features, self.dtype)
+
+    def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        return self._product(x, w, self.dtype)
+
+    def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        return self._product(x, w, torch.float32)
+
+    def _product(self, x: Tensor, w: Linear, out_dtype: torch.dtype) -> Tensor:
+        rows, in_features = x.shape
+        assert in_features == w.in_features
+        assert x.dtype is self.dtype
+        assert w.dtype is self.dtype
+        row_stride, step = x.stride()
+        if step != 1 and in_features > 1:
+            x = x.contiguous()
+            row_stride = in_features
+        y = torch.empty(rows, w.out_features, dtype=out_dtype)
+        self._kernels.linear(
+            *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
+            0 if w.bias is None else w.bias.data_ptr(),
+            *(rows, w.out_features, in_features, self._code, _CODES[out_dtype], self._threads),
+        )
+        return y
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, width = x.shape[0], x.shape[-1]
+        heads = x.shape[1] if x.dim() == 3 else 1
+        x = _with_packed_heads(x)
+        assert x.dtype is self.dtype
+        assert weight.dtype is self.dtype
+        assert weight.numel() == width
+        out = torch.empty(*x.shape, dtype=self.dtype)
+        self._kernels.rms_norm(
+            *(out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr()),
+            *(rows, heads, width, eps, self._code, self._threads),
+        )
+        return out
+
+    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, width = residual.shape
+        assert residual.is_contiguous()
+        assert residual.numel() == delta.numel()
+        assert weight.numel() == width
+        assert residual.dtype is self.dtype
+        assert delta.dtype is self.dtype
+        assert weight.dtype is self.dtype
+        delta = delta.contiguous()
+        out = torch.empty(rows, width, dtype=self.dtype)
+        self._kernels.add_rms_norm(
+            *(out.data_ptr(), residual.data_ptr(), delta.data_ptr(), weight.data_ptr()),
+            *(rows, width, eps, self._code, self._threads),
+        )
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        rows, heads, width = q.shape
+        _, kv_heads, _ = k.shape
+        q_row, q_head, q_step = q.stride()
+        k_row, k_head, k_step = k.stride()
+        assert heads == 1 or q_head == width, "the heads of a row must lie together"
+        assert kv_heads == 1 or k_head == width, "the heads of a row must lie together"
+        assert q_step == 1 == k_step
+        assert k.numel() == rows * kv_heads * width
+        assert cos.numel() == sin.numel() == rows * (width // 2)
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert cos.dtype is torch.float32
+        assert q.dtype is self.dtype
+        self._kernels.rope(
+            *(q.data_ptr(), q_row, heads, k.data_ptr(), k_row, kv_heads),
+            *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._threads),
+        )
+
+    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+        rows, heads, width = k.shape
+        k, v = _with_packed_heads(k), _with_packed_heads(v)
+        assert layer.keys.shape[1:3] == (heads, width)
+        assert slots.shape[0] == rows
+        assert k.dtype is layer.keys.dtype
+        self._kernels.store(
+            *(
+                layer.keys.data_ptr(),
+                layer.values.data_ptr(),
+                k.data_ptr(),
+                k.stride(0),
+                v.data_ptr(),
+                v.stride(0),
+            ),
+            *(slots.data_ptr(), rows, heads, width, layer.keys.shape[3], self._code, self._threads),
+        )
+
+    def attention(
+        self, q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, window: int | None
+    ) -> Tensor:
+        num_rows, heads, width = q.shape
+        _, kv_heads, key_width, page_size = layer.keys.shape
+        spans, max_pages = rows.page_table.shape
+        assert width == key_width <= MAX_HEAD_DIM
+        assert heads % kv_heads == 0
+        assert q.dtype is layer.keys.dtype
+        assert _KV_BLOCK % page_size == 0 or page_size % _KV_BLOCK == 0, (
+            f"no blocks of 64 in pages of {page_size}"
+        )
+        q = _with_packed_heads(q)
+        out = torch.empty(num_rows, heads * width, dtype=self.dtype)
+        self._kernels.attention(
+            *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
+            *(rows.positions.data_ptr(), rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
+            *(num_rows, spans, max_pages, heads, kv_heads, width, page_size),
+            *(scale, 0 if window is None else window, self._code, self._threads),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, double = gate_up.shape
+        assert gate_up.dtype is self.dtype
+        assert double % 2 == 0
+        gate_up = gate_up.contiguous()
+        out = torch.empty(rows, double // 2, dtype=self.dtype)
+        self._kernels.silu_mul(
+            out.data_ptr(), gate_up.data_ptr(), rows, double // 2, self._code, self._threads
+        )
+        return out
+
+    def layer(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        rows: ForwardBatch,
+        at: Positions,
+        *,
+        canonical: bool,
+    ) -> None:
+        num_rows, hidden = x.shape
+        assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
+        assert residual.dtype is x.dtype is kv.keys.dtype is weights.qkv.dtype is self.dtype
+        assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        assert weights.qkv.in_features == weights.o.out_features == weights.down.out_features == hidden
+        assert weights.gate_up.out_features == 2 * weights.down.in_features
+        assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= MAX_HEAD_DIM
+        assert at.cos.shape == at.sin.shape == (num_rows, shape.head_dim // 2)
+        assert at.cos.is_contiguous() and at.sin.is_contiguous()
+        products = (weights.qkv, weights.o, weights.gate_up, weights.down)
+        spans, max_pages = rows.page_table.shape
+        self._kernels.layer(
+            *(residual.data_ptr(), x.data_ptr()),
+            *(product.data.data_ptr() for product in products),
+            *(_address(product.bias) for product in products),
+            *(_address(weights.q_norm), _address(weights.k_norm)),
+            *(weights.post_norm.data_ptr(), weights.next_norm.data_ptr()),
+            *(kv.keys.data_ptr(), kv.values.data_ptr(), at.cos.data_ptr(), at.sin.data_ptr()),
+            *(rows.positions.data_ptr(), rows.slots.data_ptr()),
+            *(rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
+            *(num_rows, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
+            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._threads),
+            *(shape.eps, shape.scale),
+        )
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table.index_select(0, token_ids.clamp(min=0))
+
+    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        rows, vocabulary = _check_logits(logits)
+        out = torch.empty(rows, dtype=torch.int64)
+        fields = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)
+        assert all(field.shape == (rows,) for field in fields)
+        self._kernels.choose(
+            out.data_ptr(),
+            logits.data_ptr(),
+            rows,
+            vocabulary,
+            *(field.data_ptr() for field in fields),
+            self._threads,
+        )
+        return out
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        rows = logits.shape[0]
+        ones, zeros = torch.ones(rows), torch.zeros(rows)
+        ids = self.choose(logits, SamplingBatch(zeros, zeros.int(), ones, zeros, zeros.long(), zeros.long()))
+        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        rows, vocabulary = _check_logits(logits)
+        out = torch.empty(rows, dtype=torch.float32)
+        self._kernels.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._threads)
+        return out
+
+    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        rows, vocabulary = _check_logits(logits)
+        k = min(k, vocabulary)
+        values = torch.empty(rows, k, dtype=torch.float32)
+        ids = torch.empty(rows, k, dtype=torch.int64)
+        if k > 0:
+            self._kernels.top(
+                values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._threads
+            )
+        return values, ids
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _with_packed_heads(x: Tensor) -> Tensor:
+    """ForwardBatch may lie apart, what is in a row may not."""
+    if x.is_contiguous():
+        return x
+    strides = x.stride()
+    return x if strides[-1] == 1 and (len(strides) == 2 or strides[1] == x.shape[2]) else x.contiguous()
+
+
+def _check_logits(logits: Tensor) -> tuple[int, int]:
+    rows, vocabulary = logits.shape
+    assert logits.dtype is torch.float32
+    assert logits.is_contiguous()
+    assert vocabulary > 0
+    return rows, vocabulary

@@ -1,0 +1,134 @@
+"""Builds the C kernels with the system's compiler, once for each source, compiler and CPU, into a cache.
+
+The cache key is the digest of all that decides the machine code. A build goes to a temporary file and is
+moved into place, so that two processes may build at once; a cache that cannot be written is replaced by a
+temporary folder.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+from holdfast.numerics.cache_dir import cache_folder
+
+_SOURCE_DIR = Path(__file__).parent
+_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "layer.c", "entry.c")
+_HEADERS = ("lanes.h", "kernels.h", "amx.h")
+# No contraction and no reassociation: the sources say which operations are fused and in which order they go.
+# Scheduling before register allocation spills the tiles' accumulators.
+_FLAGS = (
+    *("-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns"),
+    *("-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
+)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A shared library on disk and what it was made from."""
+
+    path: Path
+    digest: str
+    compiler: str
+
+
+def build() -> Built:
+    """The library for this machine, from the cache or newly built. Raises ConfigError when it cannot be
+    had."""
+    compiler = _find_compiler()
+    version = _run([compiler, "--version"]).splitlines()[0]
+    flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
+    digest = _digest(flags, version)
+    cached = _cache_dir() / f"{digest}.so"
+    if not cached.exists():
+        cached = _compile(compiler, flags, cached)
+    return Built(cached, digest, version)
+
+
+def _is_arm() -> bool:
+    return platform.machine() in ("aarch64", "arm64")
+
+
+def _find_compiler() -> str:
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc"]
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise ConfigError(
+        f"no C compiler ({' or '.join(names)}) for the compiled arithmetic; "
+        "install gcc, or use the library path"
+    )
+
+
+def _run(command: list[str], cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=cwd)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"the C compiler could not be run: {error}") from error
+    if done.returncode != 0:
+        raise ConfigError(f"the kernels could not be built with {command[0]}: {done.stderr.strip()[-600:]}")
+    return done.stdout
+
+
+def cpu_flags() -> str:
+    """What -march=native looks at: the lines of /proc/cpuinfo that name the CPU and its instructions."""
+    names = ("flags", "Features", "model name", "CPU part", "CPU implementer", "CPU variant")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in names}))
+
+
+def _digest(flags: tuple[str, ...], version: str) -> str:
+    parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
+    parts += [(_SOURCE_DIR / name).read_text() for name in (*_UNITS, *_HEADERS)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _cache_dir() -> Path:
+    return cache_folder() / "kernels"
+
+
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
+    """Compiles into a temporary folder, then moves the library to `target` where that can be written."""
+    work = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    built = work / "kernels.so"
+    try:
+        _compile_units(compiler, flags, built)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as file:
+            file.write(built.read_bytes())
+        os.replace(file.name, target)
+    except OSError:
+        return built  # stays in its temporary folder for the life of the process
+    shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _compile_units(compiler: str, flags: tuple[str, ...], built: Path) -> None:
+    """All units at once, each its own process, then the link."""
+    objects = [built.with_name(f"{name}.o") for name in _UNITS]
+    commands = [
+        [compiler, *flags, "-c", str(_SOURCE_DIR / name), "-o", str(out)]
+        for name, out in zip(_UNITS, objects, strict=True)
+    ]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    messages = [process.communicate()[1] for process in running]
+    for process, message in zip(running, messages, strict=True):
+        if process.returncode != 0:
+            raise ConfigError(f"the kernels could not be built with {compiler}: {message.strip()[-600:]}")
+    _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(built), "-lm"])

@@ -1,0 +1,1 @@
+"""Operations on torch alone, for machines without a C compiler."""

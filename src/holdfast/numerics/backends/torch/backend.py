@@ -1,0 +1,169 @@
+"""The library path: torch operations only, for machines without a compiler.
+
+Here batching does change bits: a plain product is quickest at whatever number of rows it is called with,
+and the library picks its order of summation by that number. `canonical=True` multiplies in slabs of exactly
+`recipe.rows` rows, the last one padded with zeros, so a row always meets the same product. Attention has
+one form for both.
+"""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.backends.torch import sampling as library_choice
+from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attend_tiles
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, run_layer
+from holdfast.numerics.ops import Linear
+from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.sampling import SamplingBatch
+
+_REFERENCE_ROWS = 16
+
+
+def multiplies_natively(dtype: torch.dtype) -> bool:
+    """Whether torch's product of this dtype is worth the name on this CPU; otherwise weights are kept in
+    fp32."""
+    if dtype == torch.float32:
+        return True
+    can = torch.cpu.get_capabilities()
+    if dtype == torch.bfloat16:
+        return bool(can.get("bf16") or can.get("avx512_bf16") or can.get("amx_bf16"))
+    return bool(can.get("avx512_fp16") or can.get("amx_fp16"))
+
+
+@lru_cache(maxsize=1)
+def _source_digest() -> str:
+    """Of this path's own files: another order of operations is another recipe."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
+
+
+class TorchBackend:
+    """Implements `Arithmetic` with torch operations."""
+
+    device = torch.device("cpu")
+    page_size = CPU_PAGE_SIZE
+
+    def __init__(self, dtype: torch.dtype, *, k_slices: int = 1) -> None:
+        self.dtype = dtype
+        self._native = multiplies_natively(dtype)
+        self.recipe = Recipe(
+            path="library",
+            rows=_REFERENCE_ROWS,
+            k_slices=k_slices,
+            kv_block=KV_BLOCK,
+            query_tile=QUERY_TILE,
+            dtype=str(dtype).removeprefix("torch."),
+            variant="torch" if self._native else "torch-fp32",
+            source=_source_digest(),
+        )
+
+    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+        return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
+
+    def tile_rows(self, span_len: int, group: int) -> int:
+        return 0
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        out_features, in_features = weight.shape
+        data = weight.to(self.dtype).to(self.dtype if self._native else torch.float32).contiguous()
+        bias32 = None if bias is None else bias.to(torch.float32)
+        return Linear(data, bias32, in_features, out_features, self.dtype)
+
+    def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        return self._product(x, w, canonical).to(self.dtype)
+
+    def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
+        return self._product(x, w, canonical).to(torch.float32)
+
+    def _product(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
+        """x [rows, K] -> [rows, N], in fp32 where weights are kept so or a bias is added."""
+        x = x.to(w.data.dtype)
+        if canonical:
+            slabs = [self._slab(slab, w) for slab in torch.split(x, self.recipe.rows)]
+            y = torch.cat(slabs) if slabs else x.new_empty((0, w.out_features))
+        else:
+            y = F.linear(x, w.data)
+        return y if w.bias is None else y.to(torch.float32) + w.bias
+
+    def _slab(self, x: Tensor, w: Linear) -> Tensor:
+        """At most `recipe.rows` rows, computed as exactly so many."""
+        rows, slices = x.shape[0], self.recipe.k_slices
+        x = F.pad(x, (0, 0, 0, self.recipe.rows - rows)).contiguous()
+        if slices == 1:
+            return F.linear(x, w.data)[:rows]
+        width = -(-w.in_features // slices)
+        parts = zip(torch.split(x, width, dim=1), torch.split(w.data, width, dim=1), strict=True)
+        total = torch.zeros((self.recipe.rows, w.out_features), dtype=torch.float32)
+        for part_x, part_w in parts:
+            total += F.linear(part_x.contiguous(), part_w).to(torch.float32)
+        return total[:rows]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.float32)
+        unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return unit.to(self.dtype) * weight
+
+    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual.add_(delta)
+        return self.rms_norm(residual, weight, eps)
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        for x in (q, k):  # [rows, heads, D]
+            first, second = x.to(torch.float32).chunk(2, dim=-1)
+            c, s = cos[:, None, :], sin[:, None, :]
+            x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
+
+    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+        page_size = layer.keys.shape[3]
+        real = slots >= 0
+        slots, k, v = slots[real], k[real], v[real]
+        page, offset = slots // page_size, slots % page_size
+        layer.keys[page, :, :, offset] = k
+        layer.values[page, :, offset] = v
+
+    def attention(
+        self, q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, window: int | None
+    ) -> Tensor:
+        return attend_tiles(q, layer, rows, scale=scale, window=window)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        wide = gate.to(torch.float32)
+        return (wide / (1.0 + torch.exp(-wide))).to(self.dtype) * up
+
+    def layer(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weights: LayerWeights,
+        shape: LayerShape,
+        kv: KVLayer,
+        rows: ForwardBatch,
+        at: Positions,
+        *,
+        canonical: bool,
+    ) -> None:
+        run_layer(self, residual, x, weights, shape, kv, rows, at, canonical=canonical)
+
+    def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
+        return table.index_select(0, token_ids.clamp(min=0))
+
+    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        return library_choice.choose(logits, batch)
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        ids = library_choice.best(logits)
+        return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
+
+    def logsumexp(self, logits: Tensor) -> Tensor:
+        return library_choice.logsumexp(logits)
+
+    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return library_choice.top(logits, k)

@@ -1,0 +1,67 @@
+"""Matrix products on a GPU: the library's own, or the library's with K cut in slices, whose sums are added in one order.
+
+A library splits K for few rows of a long sum, and by how much depends on the number of rows: that is what makes bits depend
+on the batch. Cut into slices that are a batch of products each, K is never split behind our back. What is added up later,
+and by whom, is the business of the kernel that reads the product:
+
+    finished   dtype [rows, N]         the library's own product, rounded by it
+    parts      fp32 [slices, rows, N]  to be added in order, then the bias, then rounded once
+
+Few rows are multiplied by a kernel of our own (`few_rows`), which walks K as the library does. At some numbers of rows a
+finished product is made of two, side by side, where that is faster (`certification/split_n.py`).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdfast.numerics.backends.triton import small_m_gemm as few_rows
+from holdfast.numerics.ops import Linear
+
+
+def multiply(x: Tensor, w: Linear, *, slab: int | None = None, plain: bool = False) -> Tensor:
+    """x [rows, K] -> a finished product or parts, as the recipe of `w` says; plain: the library's own, whatever it says.
+
+    With slab, rows are multiplied in slabs of exactly so many, the last one padded: the reference form.
+    """
+    rows, slices = x.shape[0], w.slices
+    if plain:
+        return _product(x, w.data, 0)
+    if slab is None:
+        if few_rows.takes(rows, w.data, slices):
+            return few_rows.multiply_few(x, w.data, slices)
+        first = 0 if slices else w.cuts.get(rows, 0)
+        return _in_two(x, w.data, first) if first else _product(x, w.data, slices)
+    slabs = -(-rows // slab) or 1
+    if rows < slabs * slab:
+        x = F.pad(x, (0, 0, 0, slabs * slab - rows))
+    if slabs == 1:
+        return _product(x, w.data, slices)[..., :rows, :]
+    return torch.cat([_product(some, w.data, slices) for some in x.split(slab)], -2)[..., :rows, :]
+
+
+def multiply_wide(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
+    """The same sums in fp32 parts, whether the recipe cuts K or not: what logits are made of."""
+    cut = w if w.slices else Linear(w.data, w.bias, w.in_features, w.out_features, w.dtype, slices=1)
+    return multiply(x, cut, slab=slab)
+
+
+def _in_two(x: Tensor, weight: Tensor, first: int) -> Tensor:
+    """The library's own product, so many columns and then the others."""
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    torch.mm(x, weight[:first].t(), out=out[:, :first])
+    torch.mm(x, weight[first:].t(), out=out[:, first:])
+    return out
+
+
+def _product(x: Tensor, weight: Tensor, slices: int) -> Tensor:
+    if slices == 0:
+        return F.linear(x, weight)
+    rows, width = x.shape
+    cut_x = x.view(rows, slices, width // slices).transpose(0, 1)  # [S, rows, K / S]
+    cut_w = weight.view(-1, slices, width // slices).permute(1, 2, 0)  # [S, K / S, N]
+    if x.device.type != "cuda":
+        return torch.bmm(cut_x.to(torch.float32), cut_w.to(torch.float32))
+    if x.dtype is torch.float32:
+        return torch.bmm(cut_x, cut_w)
+    return torch.bmm(cut_x, cut_w, out_dtype=torch.float32)

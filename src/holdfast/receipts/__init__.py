@@ -1,0 +1,1 @@
+"""Fingerprints and receipts."""

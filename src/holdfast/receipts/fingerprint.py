@@ -1,0 +1,82 @@
+"""The fingerprint: a digest of all that decides bits, and of nothing else. Same fingerprint, same bits.
+
+It is made of named parts (`fingerprint_parts`), so that two which differ can say where.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.sampling_params import show
+
+Part = None | bool | int | float | str | list["Part"] | Mapping[str, "Part"]
+
+_SHOWN_DIGITS = 12
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Parts by name, nested, and the digest over all of them."""
+
+    parts: Mapping[str, Part]
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", digest_of(_plain(self.parts)))
+
+    def as_dict(self) -> dict[str, Part]:
+        """A copy, for JSON."""
+        return {"digest": self.digest, "parts": self.plain_parts()}
+
+    def plain_parts(self) -> dict[str, Part]:
+        """A copy of the parts."""
+        return {name: _plain(part) for name, part in self.parts.items()}
+
+    def differences(
+        self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"
+    ) -> list[str]:
+        """One line for each leaf that differs: "settings.threads: 2 here, 1 in the receipt"."""
+        differing = _differing(self.parts, other.parts)
+        return [
+            f"{name}: {_shown(mine)} {here}, {_shown(theirs)} {there}" for name, mine, theirs in differing
+        ]
+
+
+def digest_of(value: Part) -> str:
+    """SHA-256 over canonical JSON: sorted keys, no spaces, ASCII."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Part) -> Part:
+    """A copy with whole numbers without a point: tools that rewrite JSON turn 1.0 into 1, and that is no other number."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _differing(
+    mine: Mapping[str, Part], theirs: Mapping[str, Part], at: str = ""
+) -> Iterator[tuple[str, Part, Part]]:
+    """(dotted name, value, other value) of every leaf that differs; a list is a leaf."""
+    for name in dict.fromkeys((*mine, *theirs)):
+        one, other = mine.get(name, _ABSENT), theirs.get(name, _ABSENT)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differing(one, other, f"{at}{_shown(name)}.")
+        elif one is _ABSENT or other is _ABSENT or digest_of(_plain(one)) != digest_of(_plain(other)):
+            yield f"{at}{_shown(name)}", one, other
+
+
+def _shown(value: Part) -> str:
+    """A name or a value on one line, whoever wrote it."""
+    if value is None or value is _ABSENT:
+        return "none" if value is None else "absent"
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return f"{value[:_SHOWN_DIGITS]}..."
+    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= 80 else show(value)

@@ -1,0 +1,1 @@
+"""Worker processes for untrusted programs: chat templates and grammars."""

@@ -1,0 +1,126 @@
+"""POST /v1/replay: ask a receipt's request again, here and now, and compare every bit."""
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.results import Choice, Result
+from holdfast.engine.replay import Replay, compare_result, require_prompt
+from holdfast.errors import HoldfastError
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.reader import parse_receipt
+from holdfast.receipts.receipt import Receipt
+from holdfast.server.api.response import usage
+from holdfast.server.api.schema.openapi import ASKED, responses
+from holdfast.server.api.schema.requests import ReplayBody
+from holdfast.server.api.schema.responses import ReplayAnswer
+from holdfast.server.call import Call
+from holdfast.server.errors import ApiError, api_error
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import until_gone
+from holdfast.server.http.json_body import body_schema, read_model
+from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.ipc.messages import Piece
+
+
+def replay_routes(front: Frontend) -> APIRouter:
+    router = APIRouter(tags=["reproducibility"])
+
+    @router.post(
+        "/v1/replay", openapi_extra=body_schema(ReplayBody), responses=responses(ReplayAnswer, ASKED)
+    )
+    async def replay(request: Request) -> Response:
+        """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
+        body = await read_model(request, ReplayBody)
+        try:
+            receipt, prompt_ids = await front.prompts.apart(lambda: _read(body))
+            front.prompts.require_room(len(prompt_ids))
+        except HoldfastError as error:
+            raise api_error(error) from None
+        if receipt.params.n > front.config.max_choices:
+            raise ApiError(400, f"n must be at most {front.config.max_choices}", param="receipt")
+        named = await front.named()
+        differences = Fingerprint(named.parts).differences(receipt.fingerprint, here="here")
+        answer = _answer(receipt, differences)
+        if differences and not body.force:
+            return JSONResponse(answer)
+        params = replace(receipt.params, seed=receipt.seed)
+        async with front.call(
+            request, "replay", deterministic=params.deterministic, num_places=params.n
+        ) as call:
+            await call.submit(prompt_ids, params, with_receipt=True)
+            result = await until_gone(request, _run(call, params.n))
+            call.finished([choice.finish_reason for choice in result.choices])
+            try:
+                outcome = compare_result(receipt, result, front.prompts.token_text)
+            except HoldfastError as error:
+                raise api_error(error) from None
+            return JSONResponse({**answer, **_compared(outcome), "usage": usage(call)})
+
+    return router
+
+
+def _read(body: ReplayBody) -> tuple[Receipt, list[int]]:
+    receipt = parse_receipt(body.receipt)
+    return receipt, require_prompt(receipt, body.prompt_token_ids)
+
+
+async def _run(call: Call, num_choices: int) -> Result:
+    """The new answer, put together from its pieces."""
+    await call.accepted()
+    pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
+    async for _, piece in call.pieces():
+        if piece is not None:
+            pieces[piece.index].append(piece)
+    outcome = call.outcomes[0]
+    return Result(
+        prompt_token_ids=tuple(call.prompts[0]),
+        choices=tuple(_choice(one) for one in pieces),
+        seed=outcome.seed,
+        determinism=outcome.determinism,
+        stats=outcome.stats,
+        receipt=outcome.receipt,
+        error=outcome.error,
+        prompt_logprobs=outcome.prompt_logprobs,
+    )
+
+
+def _choice(pieces: list[Piece]) -> Choice:
+    return Choice(
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(id_ for piece in pieces for id_ in piece.token_ids),
+        finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
+        logprobs=tuple(one for piece in pieces for one in piece.logprobs or ())
+        if any(piece.logprobs is not None for piece in pieces)
+        else None,
+    )
+
+
+def _answer(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
+    """Before anything was compared."""
+    return {
+        "object": "holdfast.replay",
+        "same": False,
+        "compared": False,
+        "promised": receipt.mode != "none",
+        "fingerprint_differences": differences,
+        "difference": None,
+        "mode": None,
+    }
+
+
+def _compared(outcome: Replay) -> dict[str, Any]:
+    first = outcome.difference
+    return {
+        "same": outcome.same,
+        "compared": True,
+        "difference": None
+        if first is None
+        else {"choice": first.choice, "position": first.position, "what": first.what},
+        "mode": outcome.mode,
+        "num_tokens": outcome.num_tokens,
+        "num_logprobs": outcome.num_logprobs,
+    }

@@ -1,0 +1,71 @@
+"""From a body's fields to `SamplingParams`. What may stand in them is said by `SamplingParams` and the server's limits."""
+
+import secrets
+from typing import Any
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.server.api.schema.requests import Asking
+from holdfast.server.api.thinking import forced_thoughts
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError
+
+_SAME_NAMES = (
+    *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
+    "think",
+)
+_SEED_BITS = 53  # every JSON reader keeps such a number as it is
+
+
+def sampling_params(
+    body: Asking,
+    config: ServerConfig,
+    *,
+    max_tokens: int,
+    structured: StructuredOutput | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    echo: bool = False,
+) -> SamplingParams:
+    """Valid settings; raises `InvalidRequest` or `ApiError` for others."""
+    given: dict[str, Any] = {
+        name: getattr(body, name) for name in _SAME_NAMES if getattr(body, name) is not None
+    }
+    if body.stop is not None:
+        given["stop"] = _stops(body.stop, config.max_stops)
+    if body.logit_bias is not None:
+        given["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
+    if body.forced_thoughts is not None:
+        given["forced_thoughts"] = forced_thoughts(body.forced_thoughts)
+    if given.get("n", 1) > config.max_choices:
+        raise ApiError(
+            400, f"n must be at most {config.max_choices}, not {given['n']}", param="n", code="invalid_value"
+        )
+    if "seed" not in given and given.get("temperature", 1.0) > 0:
+        given["seed"] = secrets.randbits(_SEED_BITS)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        structured=structured,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        deterministic=bool(body.deterministic),
+        **given,
+    )
+
+
+def _stops(stop: str | list[str], most: int) -> str | list[str]:
+    if not isinstance(stop, str) and len(stop) > most:
+        raise ApiError(
+            400, f"stop may hold at most {most} strings, not {len(stop)}", param="stop", code="invalid_value"
+        )
+    return stop
+
+
+def _token_id(key: str) -> int:
+    if not key.isascii() or not key.isdigit() or len(key) > 10:
+        raise ApiError(
+            400, "the keys of logit_bias must be token ids, as text", param="logit_bias", code="invalid_value"
+        )
+    return int(key)

@@ -1,0 +1,103 @@
+"""The OpenAPI document: what each route takes, what it gives, and what it says when something is wrong.
+
+It is written for people and for programs that make clients; and the server is tested against it, so what it says is so.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from holdfast.server.api.schema.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ReplayBody,
+    ScoreBody,
+    TokenizeBody,
+)
+from holdfast.server.api.schema.responses import ErrorAnswer
+from holdfast.server.http.json_body import document_bodies
+from holdfast.version import __version__
+
+_BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, ScoreBody, ReplayBody)
+_ERRORS = {
+    400: "A field, a prompt or a setting is wrong; the message says which and how.",
+    401: "The server asks for a key, and this is none of its keys.",
+    404: "There is no such model.",
+    413: "The body is too large.",
+    415: "The body is not JSON, or compressed.",
+    429: "Too many requests wait already; Retry-After says when to ask again.",
+    503: "The server is not up yet, or going down; Retry-After says when to ask again.",
+    504: "The answer took too long.",
+}
+READ, WRITTEN, ASKED = (401,), (400, 401, 404, 413, 415), (400, 401, 404, 413, 415, 429, 503, 504)
+_TAGS = {
+    "answers": "Chat and plain completions, as OpenAI's clients ask for them.",
+    "tokens": "Between text and token ids.",
+    "reproducibility": "What is ours: the very bits of an answer, again.",
+    "server": "What the server is and how it does.",
+}
+NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string", "description": "A chunk, as JSON; at the end [DONE]."}},
+    "required": ["data"],
+}
+_STREAM = {"itemSchema": _EVENT, "description": "With `stream`: an event for each piece."}
+
+
+def make_documented_app(*, with_keys: bool = False) -> FastAPI:
+    """An app without routes, whose document will be complete. With keys, it says how to send one."""
+    app = FastAPI(
+        title="Holdfast",
+        version=__version__,
+        summary="An LLM server whose answers can be had twice, bit for bit.",
+        docs_url=None,
+        redoc_url=None,
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+        separate_input_output_schemas=False,
+        generate_unique_id_function=_operation_id,
+    )
+    document_bodies(app, [*_BODIES, ErrorAnswer])
+    if with_keys:
+        _document_keys(app)
+    return app
+
+
+def responses(
+    answer: type[BaseModel] | None, errors: Sequence[int], *, streams: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """A route's `responses`: the answer's shape where it is JSON, and which errors may come instead."""
+    good: dict[str, Any] = {"description": "The answer."}
+    if answer is not None:
+        good["model"] = answer
+    if streams:
+        good["content"] = {"text/event-stream": _STREAM}
+    told: dict[int | str, dict[str, Any]] = {status: _error(_ERRORS[status]) for status in errors}
+    return {200: good, **told, "default": _error("Any other error.")}
+
+
+def _error(description: str) -> dict[str, Any]:
+    """In JSON, whatever the route gives otherwise."""
+    schema = {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _document_keys(app: FastAPI) -> None:
+    write = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = write()
+        schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
+        schemes["key"] = {"type": "http", "scheme": "bearer"}
+        document["security"] = [{"key": []}]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

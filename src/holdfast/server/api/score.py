@@ -1,0 +1,72 @@
+"""POST /v1/score: the logprobs of a completion behind a prompt, the very bits it was generated with."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.sampling_params import score_params
+from holdfast.errors import HoldfastError
+from holdfast.server.api.response import finite, holdfast_object, usage
+from holdfast.server.api.schema.openapi import ASKED, responses
+from holdfast.server.api.schema.requests import ScoreBody
+from holdfast.server.api.schema.responses import Score
+from holdfast.server.api.thinking import forced_thoughts, require_thinker
+from holdfast.server.call import Call
+from holdfast.server.errors import api_error
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import until_gone
+from holdfast.server.http.json_body import body_schema, read_model
+from holdfast.server.http.json_response import JSONResponse
+
+
+def score_routes(front: Frontend) -> APIRouter:
+    router = APIRouter(tags=["reproducibility"])
+
+    @router.post("/v1/score", openapi_extra=body_schema(ScoreBody), responses=responses(Score, ASKED))
+    async def score(request: Request) -> Response:
+        """Score a completion. A text completion is tokenised alone, without special tokens."""
+        body = await read_model(request, ScoreBody)
+        front.require_model(body.model)
+        deterministic = body.deterministic is not False
+        async with front.call(request, "score", deterministic=deterministic, num_places=1) as call:
+            completion_ids = await until_gone(request, _run(front, call, body, deterministic))
+            call.finished(["length"])
+            logprobs = [one for one in call.outcomes[0].prompt_logprobs or () if one is not None]
+            return JSONResponse(
+                {
+                    "object": "holdfast.score",
+                    "model": front.model,
+                    "system_fingerprint": await call.fingerprint(),
+                    "token_ids": completion_ids,
+                    "tokens": [front.prompts.token_text(one) for one in completion_ids],
+                    "logprobs": [finite(one.logprob) for one in logprobs],
+                    "sum": sum(finite(one.logprob) for one in logprobs),
+                    "usage": usage(call),
+                    "holdfast": holdfast_object(call),
+                }
+            )
+
+    return router
+
+
+async def _run(front: Frontend, call: Call, body: ScoreBody, deterministic: bool) -> list[int]:
+    require_thinker(call, body)
+    try:
+        prompt_ids, completion_ids = body.prompt, body.completion
+        if isinstance(prompt_ids, str):
+            prompt_ids = await front.prompts.encode(prompt_ids)
+        if isinstance(completion_ids, str):
+            completion_ids = await front.prompts.encode(completion_ids, add_special_tokens=False)
+        front.prompts.require_room(len(prompt_ids) + len(completion_ids))
+        params = score_params(
+            deterministic=deterministic,
+            think=body.think is not False,
+            forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
+        )
+        await call.submit_score(prompt_ids, completion_ids, params, with_receipt=bool(body.return_receipt))
+    except HoldfastError as error:
+        raise api_error(error) from None
+    await call.accepted()
+    async for _ in call.pieces():
+        pass
+    return completion_ids

@@ -1,0 +1,31 @@
+"""Routes of OpenAI's that are not here. A client that asks for one is told what to use instead."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from holdfast.server.errors import ApiError
+
+_INSTEAD = {
+    "/v1/responses": "the Responses API is not served; use POST /v1/chat/completions",
+    "/v1/embeddings": "embeddings are not served",
+    "/v1/moderations": "moderation is not served",
+    "/v1/assistants": "assistants are not served; use POST /v1/chat/completions",
+    "/v1/images/generations": "images are not served",
+    "/v1/audio/speech": "audio is not served",
+    "/v1/audio/transcriptions": "audio is not served",
+    "/v1/files": "files are not served",
+    "/v1/batches": "batches are not served; send a list of prompts to POST /v1/completions, or many requests at once",
+}
+
+
+def unserved_routes() -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+    for path, why in _INSTEAD.items():
+        _add(router, path, why)
+    return router
+
+
+def _add(router: APIRouter, path: str, why: str) -> None:
+    @router.api_route(path, methods=["GET", "POST"])
+    async def refuse() -> Response:
+        raise ApiError(404, f"{why}.", code="not_served")

@@ -1,0 +1,129 @@
+"""What all routes share: the engine's supervisor, prompts, places, metrics, and the calls under way."""
+
+import time
+from asyncio import CancelledError
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from starlette.requests import Request
+
+from holdfast.errors import EngineStopped
+from holdfast.server.admission import Admission
+from holdfast.server.call import Call
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError, api_error
+from holdfast.server.http.disconnect import ClientLeft
+from holdfast.server.ipc.messages import FingerprintReady
+from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.prompts import Prompts
+from holdfast.server.telemetry.access_log import Access
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import Asked, Operation, Traces
+
+
+class Frontend:
+    """One server, as its routes see it."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        names: tuple[str, ...],
+        prompts: Prompts,
+        supervisor: Supervisor,
+        metrics: Metrics,
+        traces: Traces,
+        admission: Admission,
+    ) -> None:
+        self.config = config
+        self.names = names  # what the model may be called; responses use the first
+        self.prompts = prompts
+        self.supervisor = supervisor
+        self.metrics = metrics
+        self.traces = traces
+        self.admission = admission
+        self.created = int(time.time())
+        self._calls: set[Call] = set()
+
+    @property
+    def model(self) -> str:
+        return self.names[0]
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def require_model(self, name: str | None) -> None:
+        """There is one model. Asking for another is an error, not a guess."""
+        if name is not None and name not in self.names:
+            shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
+            raise ApiError(
+                404,
+                f"The model `{shown}` does not exist; this server serves {', '.join(self.names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    @asynccontextmanager
+    async def call(
+        self,
+        request: Request,
+        operation: Operation,
+        *,
+        deterministic: bool,
+        num_places: int,
+        stream: bool = False,
+    ) -> AsyncIterator[Call]:
+        """Room for one request's answers, for as long as it takes."""
+        link = self.supervisor.link
+        access: Access = request.state.access
+        access.deterministic = deterministic
+        asked = Asked(operation, self.model, request.state.request_id, None, stream, deterministic)
+        with self.admission.places(num_places):
+            call = Call(
+                request.state.request_id,
+                link,
+                self.metrics.request(deterministic),
+                lambda params: self.traces.begin(request.headers, replace(asked, params=params)),
+                self.config.request_timeout,
+            )
+            self._calls.add(call)
+            try:
+                yield call
+            except ApiError as error:
+                call.failed(error.code or str(error.status), error.status)
+                access.error = error.code
+                raise
+            except (ClientLeft, CancelledError):
+                call.aborted()
+                raise
+            except Exception:
+                call.failed("internal_error", 500)
+                raise
+            finally:
+                self._calls.discard(call)
+                self._note(call, access)
+                call.close()
+
+    async def named(self) -> FingerprintReady:
+        """The engine's fingerprint. Waits for it where the weights are still being hashed."""
+        try:
+            return await self.supervisor.link.named()
+        except EngineStopped as error:
+            raise api_error(error) from None
+
+    def end_calls(self, error: ApiError) -> None:
+        """Give up whatever still runs."""
+        for call in tuple(self._calls):
+            call.end(error)
+
+    def _note(self, call: Call, access: Access) -> None:
+        if call.outcomes:
+            self.admission.note(time.monotonic() - call.began)
+            access.mode = call.mode
+        if call.finish_reasons:
+            access.finish_reason = call.finish_reasons[-1]
+        access.prompt_tokens = call.num_prompt_tokens
+        access.completion_tokens = call.num_completion_tokens
+        if call.first_token is not None:
+            access.first_token_ms = 1e3 * (call.first_token - call.began)

@@ -1,0 +1,1 @@
+"""HTTP protocol limits, JSON bodies and event streams."""

@@ -1,0 +1,178 @@
+"""A request's JSON, read into a model: what comes out is valid, and whatever is wrong is said in OpenAI's words.
+
+Bodies come from anybody, so their shape is bounded before anything is built from them: how deep, how many arrays and objects,
+how many values. Two values under one key, numbers that are not finite, halves of surrogate pairs and bytes that are not UTF-8
+are refused. Types are strict: "1" is no number and 1 is no boolean; an integer will do where a number is expected.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, NoReturn, TypeVar, cast
+
+from fastapi import FastAPI
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic.json_schema import models_json_schema
+from pydantic_core import CoreSchema
+from starlette.requests import Request
+
+from holdfast.server.errors import ApiError
+from holdfast.server.http.body_errors import explain, wrong_type
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 1 << 14  # arrays and objects
+MAX_VALUES = 1 << 19
+MAX_KEYS = 1 << 14  # of one object
+_SMALL = 256 << 10  # bytes
+_PLAIN = 2048  # arrays, objects, values
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+class _FirstFaultOnly:
+    """Of an array's items, the first wrong one is told; half a million of them would cost a second and a gigabyte."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        assert schema["type"] == "list"
+        return cast(CoreSchema, {**schema, "fail_fast": True})
+
+
+# How a model says "array".
+Many = Annotated[list[T], _FirstFaultOnly()]
+
+# One thread: large bodies wait for each other, and nobody else waits for them.
+_parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-json")
+
+# From one structural character to the next, over strings; none where the text ends, or a string does not. Possessive, and
+# matching wherever it is tried, so that no byte is looked at twice.
+_STRING = rb'"(?:[^"\\]++|\\.)*+"'
+_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
+_COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
+
+_REF = "#/components/schemas/{model}"
+
+
+async def read_model(request: Request, model: type[M]) -> M:
+    """The request's body. What would hold up every stream for a millisecond or more is parsed beside the event loop."""
+    raw = await request.body()
+    if len(raw) <= _SMALL and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _PLAIN:
+        return parse_body(raw, model)
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
+
+
+def parse_body(raw: bytes, model: type[M]) -> M:
+    """The body as a model, or an `ApiError` 400."""
+    if not raw.strip(b" \t\r\n"):
+        raise _refused("The request has no body: send a JSON object.")
+    _bound_nesting(raw)
+    _bound_values(raw)
+    content = _decode(raw)
+    if not isinstance(content, dict):
+        raise wrong_type(None, ["an object"], content)
+    try:
+        return model.model_validate_json(raw, strict=True)
+    except ValidationError as error:
+        raise explain(error, content) from None
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A route's `openapi_extra`: its body is this model. `document_bodies` puts the model itself into the document."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+    """Let the app's OpenAPI document hold these models and those inside them."""
+    names, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    for model in models:
+        assert names[(model, "validation")]["$ref"] == _REF.format(model=model.__name__), (
+            f"two models named {model.__name__}"
+        )
+    write = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = write()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _bound_nesting(raw: bytes) -> None:
+    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
+        return
+    depth = num_containers = 0
+    for match in _BRACKET.finditer(raw):
+        bracket = match[1]
+        if bracket is None:
+            return
+        if bracket in b"]}":
+            depth -= 1
+            continue
+        depth += 1
+        num_containers += 1
+        if depth > MAX_DEPTH:
+            raise _refused(f"The JSON is nested too deeply: at most {MAX_DEPTH} levels are allowed.")
+        if num_containers > MAX_CONTAINERS:
+            raise _refused(
+                f"The JSON holds too much: at most {MAX_CONTAINERS} arrays and objects are allowed."
+            )
+
+
+def _bound_values(raw: bytes) -> None:
+    if raw.count(b",") < MAX_VALUES:
+        return
+    for num_commas, match in enumerate(_COMMA.finditer(raw), 1):
+        if match[1] is None:
+            return
+        if num_commas >= MAX_VALUES:
+            raise _refused(f"The JSON holds too much: at most {MAX_VALUES} values are allowed.")
+
+
+def _decode(raw: bytes) -> Any:
+    """The plain content, looked at for what the model cannot see."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _refused(f"The body is not valid UTF-8: see byte {error.start}.") from None
+    try:
+        return json.loads(
+            text, object_pairs_hook=_without_duplicates, parse_float=_finite, parse_constant=_refuse_constant
+        )
+    except json.JSONDecodeError as error:
+        raise _refused(f"The body is not valid JSON: {error}.") from None
+    except ValueError:
+        raise _refused("The body is not valid JSON: a number has too many digits.") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ApiError(
+            400, f"Duplicate parameter: {name[:64]!r}.", param=name[:64], code="duplicate_parameter"
+        )
+    if len(content) > MAX_KEYS:
+        raise _refused(f"The JSON holds too much: at most {MAX_KEYS} keys in an object are allowed.")
+    return content
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _refused("The body is not valid JSON: a number is too large.")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _refused(f"The body is not valid JSON: {name} is not a JSON number.")
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_json")

@@ -1,0 +1,276 @@
+"""From settings to a server that listens, and back to nothing: the life of the front.
+
+    bound -> loading (health says 503) -> ready -> draining (SIGTERM or SIGINT: nobody new, those under way may finish)
+    -> gone, with exit code 0
+
+A second signal ends what is still under way at once. Exit code 2: it cannot be started like this; 1: the engine died
+too often.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import uvicorn
+
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError, EngineStopped
+from holdfast.models.locate import locate
+from holdfast.server.admission import Admission
+from holdfast.server.app import make_app
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.descriptors import raise_descriptor_limit
+from holdfast.server.http.protocol import timed_protocol
+from holdfast.server.inspector.hub import Hub
+from holdfast.server.ipc.engine_link import COMMAND, EngineLink, Listener
+from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.prompts import Prompts
+from holdfast.server.telemetry.logs import set_up_logs
+from holdfast.server.telemetry.metrics import Metrics
+from holdfast.server.telemetry.traces import open_traces
+from holdfast.text.tokenizer import open_tokenizer
+from holdfast.version import __version__
+
+_log = logging.getLogger("holdfast.server")
+_STATUS_SECONDS = 5.0
+_CLOSING_SECONDS = 5
+_BACKLOG = 2048
+_OWN_DESCRIPTORS = (
+    64  # what the server needs itself, also to start the engine again; the others are for connections
+)
+_TELLING_SECONDS = 1.0  # for those that are cut off to be told
+
+Progress = Callable[[str, int, int], None]
+
+
+def run(
+    server: ServerConfig,
+    engine: EngineConfig,
+    *,
+    progress: Progress = lambda what, done, total: None,
+    command: Sequence[str] = COMMAND,
+) -> int:
+    """Serve until told to stop. Returns the exit code; raises `ConfigError` or `ModelError` for what cannot be started."""
+    server = replace(
+        server,
+        max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
+    )
+    set_up_logs(server.log_format, server.log_level, secrets=server.api_keys)
+    if server.chat_template is not None:
+        engine = replace(engine, chat_template=server.chat_template)
+    with _bind(server.host, server.port) as listening:
+        if not server.api_keys and not _is_loopback(listening.getsockname()[0]):
+            _log.warning("everybody who can reach this machine may use this server; give it an --api-key")
+        return _runner()(Life(server, engine, listening, progress, command).run())
+
+
+class Life:
+    """One server from start to end."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: EngineConfig,
+        listening: socket.socket,
+        progress: Progress,
+        command: Sequence[str],
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.listening = listening
+        self.began = time.monotonic()
+        self.metrics = Metrics()
+        self.traces = open_traces(config.otlp_endpoint)
+        self.admission = Admission(config.max_waiting)
+        located = locate(engine.model)
+        self.names = config.served_model_names or (located.name,)
+        self.prompts = Prompts(open_tokenizer(located.path, chat_template=engine.chat_template))
+        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.watch(on))
+        self.supervisor = Supervisor(
+            engine,
+            Listener(progress, self.hub.take, self.metrics.take),
+            (config.log_format, config.log_level),
+            command,
+            on_ready=self._note_ready,
+            on_death=self._note_death,
+        )
+        self.front = Frontend(
+            config, self.names, self.prompts, self.supervisor, self.metrics, self.traces, self.admission
+        )
+        self.http = _Server(
+            uvicorn.Config(
+                make_app(self.front, self.hub),
+                http=timed_protocol(config),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                proxy_headers=False,  # anybody could forge the address in the log
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # halves will do
+                timeout_graceful_shutdown=_CLOSING_SECONDS,
+            )
+        )
+        self._signals = 0
+        self._signalled = asyncio.Event()
+        self._naming: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """The exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take_signal)
+        say(f"Listening on {self.url}; loading {self.names[0]} ...")
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self.http.serve(sockets=[self.listening]),
+                self.supervisor.run(),
+                self._ask_status(),
+                self._signalled.wait(),
+                self.prompts.warm(),
+            )
+        ]
+        serving, supervising, _, signalled, _ = tasks
+        try:
+            await asyncio.wait((serving, supervising, signalled), return_when=asyncio.FIRST_COMPLETED)
+            for task in (serving, supervising):
+                if task.done():
+                    task.result()  # raises: they never end by themselves
+            await self._drain()
+        except EngineStopped as error:
+            _log.error("%s; giving up", error)
+            return 1
+        finally:
+            await self._end(serving, tasks)
+        say("Stopped.")
+        return 0
+
+    @property
+    def url(self) -> str:
+        host, port = self.listening.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{shown}:{port}"
+
+    async def _drain(self) -> None:
+        """Let nobody in, let those under way finish, but not for ever."""
+        self.admission.is_open = False
+        self._signalled.clear()
+        if self.front.num_calls:
+            _log.info("draining: %d requests under way", self.front.num_calls)
+        until = time.monotonic() + self.config.drain_timeout
+        while self.front.num_calls and time.monotonic() < until and self._signals < 2:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signalled.wait(), 0.05)
+        if self.front.num_calls:
+            _log.warning("%d requests are cut off", self.front.num_calls)
+            self._cut_off()
+            until = time.monotonic() + _TELLING_SECONDS
+            while self.front.num_calls and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+
+    def _cut_off(self) -> None:
+        self.front.end_calls(ApiError(503, "the server is going down", code="shutting_down"))
+
+    async def _end(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
+        self.admission.is_open = False
+        self.hub.close()
+        self.http.should_exit = True
+        await self.supervisor.stop()
+        with contextlib.suppress(Exception):
+            await serving
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.prompts.close()
+        self.traces.close()
+
+    def _take_signal(self) -> None:
+        self._signals += 1
+        self._signalled.set()
+        if self._signals > 1:  # whatever is waited for just now
+            self._cut_off()
+            self.supervisor.kill()
+            self.http.force_exit = True
+
+    def _note_ready(self, link: EngineLink) -> None:
+        assert link.ready is not None
+        self.admission.num_running = link.ready.max_num_seqs
+        self.prompts.max_model_len = link.ready.max_model_len
+        self._naming = asyncio.create_task(self._describe(link))
+        took = time.monotonic() - self.began
+        say(f"Ready after {took:.1f} s: open {self.url} to see it work; OpenAI clients use {self.url}/v1")
+
+    def _note_death(self) -> None:
+        self.began = time.monotonic()
+        self.metrics.engine_restarted()
+        self.hub.forget()
+
+    async def _describe(self, link: EngineLink) -> None:
+        with contextlib.suppress(EngineStopped):
+            named = await link.named()
+            self.metrics.describe(
+                version=__version__,
+                model=self.names[0],
+                fingerprint=named.digest,
+                dtype=str(named.parts["dtype"]),
+                determinism=self.engine.determinism,
+            )
+
+    async def _ask_status(self) -> None:
+        """Now and then, so that an engine that hangs is noticed."""
+        while True:
+            await asyncio.sleep(_STATUS_SECONDS)
+            if self.supervisor.is_ready and not self.supervisor.link.unanswered_seconds:
+                with contextlib.suppress(EngineStopped, ApiError):
+                    await self.supervisor.link.status()
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def say(line: str) -> None:
+    """What the person at the terminal, or the script that started this, waits for."""
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full: no reason to end
+        if sys.stdout is not None:
+            os.write(sys.stdout.fileno(), f"{line}\n".encode())  # what fails must not wait in a buffer
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
+        ) from error
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
+    """uvloop where it is installed; it serves more clients with less."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run

@@ -1,0 +1,50 @@
+"""What every answer carries: the request's id, and that nobody should keep it or guess what it is.
+
+The id is the client's own if it can be shown anywhere without harm, else a new one. It is `scope["state"]["request_id"]`,
+and whatever is logged meanwhile belongs to it.
+"""
+
+import re
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from holdfast.server.telemetry.logs import current_request_id
+
+_GOOD_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
+
+
+class ResponseHeadersMiddleware:
+    """The outermost layer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        token = current_request_id.set(request_id)
+        try:
+            await self.app(scope, receive, send_with_headers)
+        finally:
+            current_request_id.reset(token)
+
+
+def _request_id(scope: Scope) -> str:
+    given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    if len(given) == 1 and _GOOD_ID.fullmatch(given[0]):
+        return str(given[0], "ascii")
+    return uuid.uuid4().hex

@@ -1,0 +1,1 @@
+"""Structured output: grammar compiler, matcher and spec."""

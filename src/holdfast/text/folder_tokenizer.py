@@ -1,0 +1,197 @@
+"""A tokenizer read from a model folder: `tokenizer.json` and the small files beside it.
+
+`tokenizer.json` decides the tokens. `tokenizer_config.json` (or the older `special_tokens_map.json`) names
+the special ones, may carry chat templates and says how a text is framed if `tokenizer.json` does not;
+`chat_template.jinja` overrides those. `generation_config.json` and `config.json` add ids that end an
+answer. Only `tokenizer.json` must be there.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from holdfast.errors import ModelError, ModelNotFound, UnsupportedModel
+from holdfast.text.tokenizer_parts import Framing, TokenizerParts, find_special_ids
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_TEMPLATE_BYTES = 1 << 20
+
+
+def read_folder_tokenizer(folder: Path) -> TokenizerParts:
+    """The tokenizer of a model folder."""
+    content = _read_content(folder)
+    backend = _parse_backend(folder, content)
+    config = _read_object(folder / "tokenizer_config.json")
+    marked_special = _add_missing_tokens(backend, config)
+    named = _read_named(folder, config)
+    ids = {name: backend.token_to_id(token) for name, token in named.items()}
+    framing = None if _frames_itself(backend) else _read_framing(config, ids)
+    special = {id_ for id_ in ids.values() if id_ is not None}
+    return TokenizerParts(
+        backend=backend,
+        vocab_size=_find_vocab_size(backend),
+        identity=lambda: _canonical(content, config, framing),
+        framing=framing,
+        bos_token_id=ids.get("bos_token"),
+        eos_token_ids=_read_ends(folder, ids.get("eos_token")),
+        special_ids=find_special_ids(backend) | marked_special | special,
+        special_tokens=named,
+        chat_templates=_read_templates(folder, config),
+    )
+
+
+def _read_content(folder: Path) -> str:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        if not folder.is_dir():
+            raise ModelNotFound(f"there is no model folder {folder}")
+        if (folder / "tokenizer.model").is_file():
+            raise UnsupportedModel(
+                f"{folder.name} has only a sentencepiece tokenizer.model; Holdfast reads tokenizer.json: "
+                "convert it with transformers' AutoTokenizer (from_pretrained, then save_pretrained)"
+            )
+        raise ModelError(f"{folder.name} has no tokenizer.json; put the model's own file beside its weights")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _parse_backend(folder: Path, content: str) -> Tokenizer:
+    try:
+        backend = Tokenizer.from_str(content)
+    except Exception as error:
+        raise ModelError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, or nothing where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; the file is broken")
+    return value
+
+
+def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:
+    """Add what only `tokenizer_config.json` knows, as transformers does; returns the ids it calls special."""
+    listed = config.get("added_tokens_decoder", {})
+    if not isinstance(listed, dict):
+        raise ModelError("added_tokens_decoder in tokenizer_config.json is not an object; the file is broken")
+    special = set()
+    for key in sorted(listed, key=_as_id):
+        entry = listed[key]
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise ModelError(f"token {key} in tokenizer_config.json has no content; the file is broken")
+        if backend.token_to_id(entry["content"]) is None:
+            flags = {
+                name: bool(entry.get(name, False)) for name in ("lstrip", "rstrip", "single_word", "special")
+            }
+            backend.add_tokens(
+                [AddedToken(entry["content"], normalized=bool(entry.get("normalized")), **flags)]
+            )
+        if entry.get("special"):
+            special.add(backend.token_to_id(entry["content"]))
+    return frozenset(id_ for id_ in special if id_ is not None)
+
+
+def _as_id(key: str) -> int:
+    if not key.isdecimal():
+        raise ModelError(
+            f"added_tokens_decoder in tokenizer_config.json names an id {key!r}; the file is broken"
+        )
+    return int(key)
+
+
+def _read_named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    known = {
+        **_read_object(folder / "special_tokens_map.json"),
+        **{k: v for k, v in config.items() if v is not None},
+    }
+    named = {name: _token_text(known.get(name)) for name in _NAMES}
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _frames_itself(backend: Tokenizer) -> bool:
+    """Whether `tokenizer.json` says how a text is framed; then it decides, as for transformers 5."""
+    if backend.post_processor is None:
+        return False
+    post = json.loads(backend.post_processor.__getstate__())
+    return any(step["type"] != "ByteLevel" for step in post.get("processors", [post]))
+
+
+def _read_framing(config: Mapping[str, Any], ids: Mapping[str, int | None]) -> Framing:
+    bos, eos = ids.get("bos_token"), ids.get("eos_token")
+    return Framing(
+        before=(bos,) if config.get("add_bos_token") and bos is not None else (),
+        behind=(eos,) if config.get("add_eos_token") and eos is not None else (),
+    )
+
+
+def _read_ends(folder: Path, eos: int | None) -> frozenset[int]:
+    ends = set() if eos is None else {eos}
+    for name in ("generation_config.json", "config.json"):
+        value = _read_object(folder / name).get("eos_token_id")
+        ends |= {
+            id_ for id_ in (value if isinstance(value, list) else [value]) if type(id_) is int and id_ >= 0
+        }
+    return frozenset(ends)
+
+
+def _find_vocab_size(backend: Tokenizer) -> int:
+    """One more than the largest id; ids may have holes."""
+    size = int(backend.get_vocab_size(with_added_tokens=True))
+    if size and backend.id_to_token(size - 1) is None:
+        return 1 + max(backend.get_vocab(with_added_tokens=True).values())
+    return size
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    value = config.get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if not isinstance(entry, dict) or not isinstance(entry.get("template"), str):
+                raise ModelError("a chat template in tokenizer_config.json has no text; the file is broken")
+            templates[str(entry.get("name", "default"))] = entry["template"]
+    elif isinstance(value, dict):
+        templates.update({str(name): text for name, text in value.items() if isinstance(text, str)})
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        templates["default"] = _read_template(path)
+    return templates
+
+
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_TEMPLATE_BYTES:
+            raise ModelError(f"{path} is larger than a chat template may be ({_MAX_TEMPLATE_BYTES} bytes)")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _canonical(content: str, config: Mapping[str, Any], framing: Framing | None) -> bytes:
+    frame = None if framing is None else [framing.before, framing.behind]
+    added = config.get("added_tokens_decoder", {})
+    named = {name: _token_text(config.get(name)) for name in _NAMES}
+    whole = [json.loads(content), added, named, frame]
+    return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,85 @@
+"""An exam's findings as pictures: accuracy by length, a panel a task; and latencies as bars."""
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.training.eval.latency import EVENTS, TASK
+from holdfast.training.eval.report import Report
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
+
+
+def plot_exam(report: Report, folder: Path) -> list[Path]:
+    """What there is to draw, and where it was written."""
+    written = []
+    if report.accuracy:
+        written.append(_plot_accuracy(report, folder / "accuracy.png"))
+    if report.latency:
+        written.append(_plot_latency(report, folder / "latency.png"))
+    return written
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _plot_accuracy(report: Report, path: Path) -> Path:
+    tasks = list(dict.fromkeys(cell.task for cell in report.accuracy))
+    colours = dict(zip(report.models, _COLOURS * len(report.models), strict=False))
+    figure = _figure(4.8 * len(tasks) + 0.6, 3.6)
+    panels = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for panel, task in zip(panels, tasks, strict=True):
+        for model, colour in colours.items():
+            cells = [cell for cell in report.accuracy if (cell.model, cell.task) == (model, task)]
+            _draw_line(panel, cells, color=colour, label=model)
+            without = [cell for cell in report.zeroed if (cell.model, cell.task) == (model, task)]
+            _draw_line(panel, without, color=colour, linestyle=":", label=f"{model}, states zeroed")
+            if cells:
+                panel.axvline(report.models[model]["max_events"], color=colour, alpha=0.3, lw=1)
+        panel.set_title(task)
+        panel.set_xlabel("events; lines: the longest text trained on")
+        panel.set_ylim(-0.02, 1.02)
+        panel.grid(alpha=0.25)
+        panel.legend(fontsize=8, frameon=False)
+    panels[0].set_ylabel("right answers")
+    return _save(figure, path)
+
+
+def _draw_line(panel: Any, cells: list[Any], **style: Any) -> None:
+    if cells:
+        panel.plot(
+            [cell.events for cell in cells], [cell.accuracy for cell in cells], marker="o", ms=3, **style
+        )
+
+
+def _plot_latency(report: Report, path: Path) -> Path:
+    figure = _figure(6.6, 1.2 + 0.5 * len(report.latency))
+    panel = figure.subplots()
+    for place, one in enumerate(reversed(report.latency)):
+        colour = _COLOURS[(len(report.latency) - 1 - place) % len(_COLOURS)]
+        panel.barh(place, one.median_ms, height=0.7, color=colour)
+        ratio = "" if one.ratio is None else f", {one.ratio:.2f}×"
+        panel.text(
+            one.median_ms,
+            place,
+            f" {one.median_ms:.1f} ms{ratio}, {one.accuracy:.0%} right",
+            va="center",
+            fontsize=9,
+        )
+    panel.set_yticks(range(len(report.latency)), [one.model for one in reversed(report.latency)])
+    panel.set_xlim(0, 1.5 * max(one.median_ms for one in report.latency))
+    panel.set_xlabel(f"ms from asking to the whole answer, {TASK} of {EVENTS} events, median")
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    return _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    figure.savefig(path, format="png")
+    return path

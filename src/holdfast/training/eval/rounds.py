@@ -1,0 +1,97 @@
+"""Speculative prefill against reading chunk by chunk: texts of about one length, with one thought, few, some, or many."""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from holdfast.core.results import Result
+from holdfast.training.eval.accuracy import is_right
+from holdfast.training.eval.eval_set import Question
+from holdfast.training.eval.model import Subject, with_schedule
+from holdfast.training.eval.report import Rounds
+from holdfast.training.tasks.filler import NAMES, SENTENCES
+from holdfast.training.tasks.parity import STATES
+
+DENSITIES = {
+    "none": None,
+    "rare": 40,
+    "few": 12,
+    "medium": 3,
+    "dense": 0,
+}  # sentences that say nothing before an event
+_MOST_TOKENS = 600
+_COUNT = 12
+_WARM_UPS = 2
+
+
+def measure_rounds(subject: Subject, count: int = _COUNT, most_tokens: int = _MOST_TOKENS) -> list[Rounds]:
+    by_chunk = with_schedule(subject.llm, max_guesses=0)
+    found = []
+    for density in ("rare", "few", "medium", "dense"):
+        questions = coin_texts(subject, density, count + _WARM_UPS, most_tokens)
+        guessed, plain = [], []
+        for question in questions:
+            params = subject.params(question.max_tokens)
+            guessed.append(subject.time(question, params))
+            plain.append(subject.time(question, params, by_chunk))
+        found.append(
+            _compare(subject, density, questions[_WARM_UPS:], guessed[_WARM_UPS:], plain[_WARM_UPS:])
+        )
+    return found
+
+
+def _compare(
+    subject: Subject,
+    density: str,
+    questions: Sequence[Question],
+    guessed: Sequence[tuple[float, Result]],
+    plain: Sequence[tuple[float, Result]],
+) -> Rounds:
+    assert subject.thinking is not None
+    results, others = [result for _, result in guessed], [result for _, result in plain]
+    return Rounds(
+        model=subject.name,
+        density=density,
+        count=len(questions),
+        prompt_tokens=fmean(len(each.token_ids) for each in questions),
+        chunks=fmean(len(each.token_ids) // subject.thinking.chunk for each in questions),
+        thoughts=fmean(sum(bool(thought.token_ids) for thought in each.thoughts) for each in results),
+        rounds=fmean(each.stats.prefill_passes for each in results),
+        guessed=fmean(each.stats.guessed for each in results),
+        guessed_right=fmean(each.stats.guessed_right for each in results),
+        ms=1000 * median(seconds for seconds, _ in guessed),
+        rounds_by_chunk=fmean(each.stats.prefill_passes for each in others),
+        ms_by_chunk=1000 * median(seconds for seconds, _ in plain),
+        same_answers=all(
+            (one.token_ids, one.thoughts) == (other.token_ids, other.thoughts)
+            for one, other in zip(results, others, strict=True)
+        ),
+        right=sum(is_right(subject, *each) for each in zip(questions, results, strict=True)),
+    )
+
+
+def coin_texts(subject: Subject, density: str, count: int, most_tokens: int) -> list[Question]:
+    """A coin and as many events as there is room for; with density "none" there are only other sentences."""
+    rng = np.random.default_rng(11)
+    return [_coin_text(subject, DENSITIES[density], rng, most_tokens) for _ in range(count)]
+
+
+def _coin_text(subject: Subject, gap: int | None, rng: np.random.Generator, most_tokens: int) -> Question:
+    encode = subject.papers.tokenizer.encode
+    state = int(rng.integers(2))
+    asked = list(encode(" What's the state? A:", add_special_tokens=False).ids)
+    ids = list(encode(f"A coin's state is {STATES[state]}.", add_special_tokens=False).ids)
+    while True:
+        words = "".join(f" {rng.choice(SENTENCES)}" for _ in range(1 if gap is None else gap))
+        flips = gap is not None and rng.random() < 0.7
+        if gap is not None:
+            words += f" {rng.choice(NAMES)}" + (" flips the coin." if flips else " doesn't flip the coin.")
+        more = encode(words, add_special_tokens=False).ids
+        if len(ids) + len(more) + len(asked) > most_tokens:
+            break
+        ids += more
+        state ^= int(flips)
+    final = f"{STATES[state]}."
+    num_answer = len(encode(f" {final}", add_special_tokens=False).ids)
+    return Question((*ids, *asked), f" {final}", final, num_answer)

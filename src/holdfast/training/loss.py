@@ -1,0 +1,90 @@
+"""What is learned: the answer, if wished the text before it, and the thoughts.
+
+    loss = answer_weight  * cross-entropy of the answer's tokens (its end included), mean over them
+         + text_weight    * cross-entropy of the prompt's tokens, mean over them
+         + thought_weight * T's cross-entropy summed over all chunks and their tokens (each thought's end included),
+                            over the number of those tokens
+
+Sums are divided by the counts of the whole step, so a step cut into micro-batches has the gradients of the uncut one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from holdfast.training.batch import Batch
+from holdfast.training.model import ThinkingModel
+from holdfast.training.packed import IGNORED, Packed, Targets, Thoughts, pack, send
+
+
+@dataclass(frozen=True)
+class Weights:
+    answer: float = 1.0
+    text: float = 0.0
+    thought: float = 1.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tokens of a step each part is the mean over."""
+
+    answer: int
+    text: int
+    thought: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Each part's share of the step; the total with its weights."""
+
+    total: Tensor
+    answer: Tensor
+    text: Tensor
+    thought: Tensor
+
+
+def count_tokens(batch: Batch, while_answering: bool) -> Counts:
+    thoughts = (batch.thoughts >= 0).sum(axis=2) + 1  # [B, K], with the end
+    return Counts(
+        answer=int(batch.is_answer().sum()),
+        text=int((batch.num_prompt - 1).clip(min=0).sum()),
+        thought=int((thoughts * batch.is_thought_about(while_answering)).sum()),
+    )
+
+
+def compute_loss(
+    model: ThinkingModel, batch: Batch, counts: Counts, weights: Weights, device: torch.device
+) -> Losses:
+    """The parallel form, teacher-forced: one pass of everything."""
+    return packed_loss(model, send(pack(batch, model.reader, weights.text != 0), device), counts, weights)
+
+
+def packed_loss(model: ThinkingModel, texts: Packed[Tensor], counts: Counts, weights: Weights) -> Losses:
+    """Nothing here waits for the device."""
+    rows, h = model(texts)  # [R, hidden] both
+    zero = rows.new_zeros((), dtype=torch.float32)
+    answer = _target_loss(model, rows, texts.answer) / max(1, counts.answer)
+    text = zero if texts.text is None else _target_loss(model, rows, texts.text) / max(1, counts.text)
+    thought = zero if texts.due_ids is None else _thought_loss(model, h, texts.due, texts.due_ids)
+    thought = thought / max(1, counts.thought)
+    total = weights.answer * answer + weights.text * text + weights.thought * thought
+    return Losses(total, answer.detach(), text.detach(), thought.detach())
+
+
+def _target_loss(model: ThinkingModel, rows: Tensor, targets: Targets[Tensor]) -> Tensor:
+    return _summed_loss(model.logits(rows.index_select(0, targets.rows)), targets.ids)
+
+
+def _thought_loss(model: ThinkingModel, h: Tensor, due: Sequence[Thoughts[Tensor]], ids: Tensor) -> Tensor:
+    """T over every chunk that is thought about, those of about equally long thoughts together."""
+    assert model.thinking is not None
+    chunks = h.view(-1, model.thinking.chunk, h.shape[-1])  # [R / c, c, hidden]
+    rows = [model.thought_rows(chunks.index_select(0, each.chunks), each.tokens) for each in due]
+    return _summed_loss(model.logits(torch.cat([each.flatten(0, 1) for each in rows])), ids)
+
+
+def _summed_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), ids, ignore_index=IGNORED, reduction="sum")

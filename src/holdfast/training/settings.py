@@ -1,0 +1,147 @@
+"""Everything that decides a training run: the same settings on the same machine give the same weights."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from holdfast.errors import ConfigError
+from holdfast.training.loss import Weights
+from holdfast.training.tasks.task import Form
+from holdfast.training.tasks.variables import Thought
+
+_LARGEST_PAGE = 64  # a GPU's; a CPU's holds 16
+
+
+@dataclass(frozen=True)
+class Size:
+    """A backbone from scratch."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+
+
+SIZES = {
+    "tiny": Size(layers=4, hidden=64, inner=192, heads=4, kv_heads=2),
+    "small": Size(layers=4, hidden=128, inner=384, heads=4, kv_heads=2),
+    "coin": Size(layers=6, hidden=256, inner=704, heads=4, kv_heads=2),
+    "large": Size(layers=8, hidden=512, inner=1408, heads=8, kv_heads=4),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """tasks: "parity", "variables", "babi:FILE", "gsm8k:FILE". backbone: a model folder to begin with, instead of a size."""
+
+    tasks: tuple[str, ...] = ("parity",)
+    form: Form = "thinking"
+    max_events: int = 10
+    size: Size = SIZES["small"]
+    backbone: str | None = None
+    window: int | None = 64
+    chunk: int = 8
+    max_thought: int = 8
+    l_in: int = 1
+    l_out: int | None = None  # None: all layers but the last
+    while_answering: bool = True
+    variables_thought: Thought = "changed"
+    long_texts: bool = True  # sentences that say nothing between the events of half of the texts
+    context: int = 4096
+    steps: int = 1500
+    minutes: float | None = (
+        None  # if set, `steps` is set so that the run ends in time, and this is None again
+    )
+    batch: int = 256
+    accumulate: int = (
+        1  # a step's texts are sorted by length and cut into so many passes, to need less memory
+    )
+    learning_rate: float = 1e-3
+    warmup: int = 100
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    weights: Weights = field(default_factory=Weights)
+    seed: int = 0
+    compile: bool | None = None  # None: on a GPU
+    workers: int | None = None  # processes that make texts; None: two beside a GPU, else a thread
+    eval_every: int = 250
+    eval_texts: int = 128
+    eval_events: tuple[int, ...] = ()  # empty: the limit and its double
+    save_every: int = 500
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the exported weights
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_events",
+            "chunk",
+            "max_thought",
+            "l_in",
+            "steps",
+            "batch",
+            "accumulate",
+            "eval_texts",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if _LARGEST_PAGE % self.chunk:
+            raise ConfigError(
+                f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
+            )
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"minutes is {self.minutes}; a run needs some time")
+        if not self.tasks:
+            raise ConfigError("no task to train; name one: parity, variables, babi:FILE or gsm8k:FILE")
+        if self.accumulate > self.batch:
+            raise ConfigError(f"a batch of {self.batch} cannot be cut into {self.accumulate} passes")
+
+    @property
+    def tested_events(self) -> tuple[int, ...]:
+        return self.eval_events or (self.max_events, 2 * self.max_events)
+
+
+PRESETS = {
+    # The built-in model: both tasks, a few million parameters, a sliding window for lengths never seen.
+    "coin": Settings(
+        tasks=("parity", "variables"),
+        max_events=40,
+        size=SIZES["coin"],
+        chunk=4,
+        max_thought=10,
+        variables_thought="worked",
+        steps=6000,
+        batch=128,
+        learning_rate=1e-3,
+        warmup=200,
+        # Thoughts are many tokens and most of them trivial: a mean of a part of them is small beside the answers'.
+        weights=Weights(thought=4.0),
+        eval_every=1000,
+        save_every=1000,
+        dtype="bfloat16",
+    ),
+    # Learns parity of one to four events on a laptop in about a minute.
+    "short": Settings(
+        max_events=4,
+        long_texts=False,
+        size=SIZES["tiny"],
+        steps=200,
+        batch=64,
+        accumulate=2,
+        learning_rate=3e-3,
+        warmup=30,
+        eval_every=100,
+        eval_texts=64,
+    ),
+}
+
+
+def settings_to_json(settings: Settings) -> dict[str, Any]:
+    return asdict(settings)
+
+
+def settings_from_json(held: dict[str, Any]) -> Settings:
+    """What `settings_to_json` wrote."""
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
+    }
+    plain |= {"size": Size(**held["size"]), "weights": Weights(**held["weights"])}
+    return Settings(**plain)

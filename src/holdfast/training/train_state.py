@@ -1,0 +1,67 @@
+"""A run as it was left: weights, the optimizer's moments, the step, the curves, in one safetensors file.
+
+No random state is saved because none is used: batches are made from (seed, step), weights were drawn from the seed.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdfast.errors import BadWeights, ConfigError
+from holdfast.training.model import ThinkingModel
+
+STATE_FILE = "training.safetensors"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def save_state(
+    folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer, told: dict[str, Any]
+) -> None:
+    """Whole or not at all: a run that is stopped while it saves leaves the state before."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"weight/{name}"] = parameter.detach().cpu().contiguous()
+        for moment in _MOMENTS if parameter in optimizer.state else ():
+            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].detach().cpu().contiguous()
+    folder.mkdir(parents=True, exist_ok=True)
+    half = folder / f".{STATE_FILE}.new"
+    save_file(tensors, half, metadata={"run": json.dumps(told)})
+    os.replace(half, folder / STATE_FILE)
+
+
+def read_told(folder: Path) -> dict[str, Any]:
+    """Settings, step and curves of a saved run."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / STATE_FILE
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no {STATE_FILE}: there is no run to resume")
+    try:
+        with safe_open(path, framework="pt") as file:
+            told: dict[str, Any] = json.loads((file.metadata() or {})["run"])
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise BadWeights(f"{path} is not a whole saved run: {error}") from error
+    return told
+
+
+def load_state(folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer) -> None:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Tensor] = load_file(folder / STATE_FILE)
+    model.load_tensors(
+        {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith("weight/")}
+    )
+    is_fused = bool(optimizer.defaults["fused"])  # then it counts its steps on the device
+    for name, parameter in model.named_parameters():
+        if f"exp_avg/{name}" in tensors:
+            held = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            optimizer.state[parameter] = {
+                moment: tensor if moment == "step" and not is_fused else tensor.to(parameter.device)
+                for moment, tensor in held.items()
+            }

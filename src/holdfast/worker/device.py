@@ -1,0 +1,98 @@
+"""The device an engine computes on: which one, what of it decides bits, and how much memory it has left."""
+
+import ctypes
+import hashlib
+import importlib.util
+import platform
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.numerics.backends.c.build import cpu_flags
+
+_CUBLAS = re.compile(r"libcublasLt\.so")
+
+
+def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
+    """Without a wish a GPU, where torch sees one and triton is installed, else the CPU, which kernels for it ask for too."""
+    if wanted == "cpu" or (wanted == "auto" and kernels in ("compiled", "library")):
+        return torch.device("cpu")
+    if wanted == "auto":
+        return _current_gpu() if torch.cuda.is_available() and has_triton() else torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(f"device is {wanted}, but this torch sees no CUDA device; use device auto or cpu")
+    if not has_triton():
+        raise ConfigError(f"device is {wanted}, which needs triton; install it with: pip install triton")
+    device = _current_gpu() if wanted == "cuda" else torch.device(wanted)
+    if device.index >= torch.cuda.device_count():
+        raise ConfigError(f"device is {wanted}, but there are only {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _current_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def device_name(device: torch.device) -> str:
+    """As the system names it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The processor, as the system names it."""
+    names: list[str] = []
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "CPU implementer", "CPU part")):
+                names.append(line.split(":", 1)[1].strip())
+    except OSError:
+        pass
+    return f"{platform.machine()} {' '.join(dict.fromkeys(names))}".strip()
+
+
+def device_parts(device: torch.device) -> dict[str, str | int | None]:
+    """What of the device decides bits. Of a GPU: kind, name, capability, how many processors the library shares work
+    among, and the library itself; not the driver. Of a CPU: kind, name, and which instructions it has."""
+    if device.type != "cuda":
+        instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
+        return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
+    major, minor = torch.cuda.get_device_capability(device)
+    return {
+        "kind": "cuda",
+        "name": torch.cuda.get_device_name(device),
+        "capability": f"{major}.{minor}",
+        "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count,
+        "cuda": torch.version.cuda,
+        "cublas": cublas_version(),
+    }
+
+
+@cache
+def cublas_version() -> str | None:
+    """Of the library this process has loaded, by its own word; else what torch was compiled for."""
+    try:
+        mapped = {
+            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
+        }
+        for path in sorted(mapped):
+            if _CUBLAS.search(path):
+                ask = ctypes.CDLL(path).cublasLtGetVersion
+                ask.restype = ctypes.c_size_t
+                return str(ask())
+    except (OSError, AttributeError):
+        pass
+    return torch.version.cuda
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes a GPU has left, with what torch holds and does not use."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)

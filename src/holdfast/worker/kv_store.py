@@ -1,0 +1,50 @@
+"""The tensors behind the pages. Its size is a memory budget; which page holds what is none of its business."""
+
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.models.config import DecoderConfig
+from holdfast.numerics.forward_batch import KVLayer
+from holdfast.numerics.ops import Backend
+
+
+def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False) -> int:
+    """Keys and values of one page in every layer; in a model that thinks, what T reads and C wrote, too."""
+    slot = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    if thinks:
+        slot += 2 * config.hidden_size * dtype.itemsize + 1
+    return slot * page_size
+
+
+def num_pages_in(
+    budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False
+) -> int:
+    """How many pages a budget in bytes holds."""
+    one = page_bytes(config, dtype, page_size, thinks=thinks)
+    num_pages = budget // one
+    if num_pages < 1:
+        raise ConfigError(
+            f"kv_memory of {budget} bytes does not hold one page of {page_size} positions, "
+            f"which takes {one} bytes for this model; raise kv_memory"
+        )
+    return num_pages
+
+
+class KVStore:
+    """Keys and values of every layer, laid out as the arithmetic likes them. A slot never written is zero.
+
+    whole holds the pages of all layers, one layer behind the other; layers are views of it.
+    """
+
+    def __init__(self, num_pages: int, config: DecoderConfig, arithmetic: Backend) -> None:
+        heads, dim = config.num_kv_heads, config.head_dim
+        try:
+            self.whole = arithmetic.new_layer(num_pages * config.num_layers, heads, dim)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ConfigError(
+                f"the KV cache of {num_pages} pages of {arithmetic.page_size} positions cannot be allocated; lower kv_memory"
+            ) from error
+        self.num_pages = num_pages
+        keys, values = self.whole.keys, self.whole.values
+        starts = range(0, len(keys), num_pages)
+        self.layers = tuple(KVLayer(keys[at : at + num_pages], values[at : at + num_pages]) for at in starts)

@@ -1,0 +1,1 @@
+"""Logits processors: penalties, bias, token and grammar masks."""

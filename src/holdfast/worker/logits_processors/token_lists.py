@@ -1,0 +1,70 @@
+"""What a request's settings say of single tokens, as tensors: made once for each `SamplingParams`, forgotten with it.
+
+A list can have as many ids as the vocabulary, too many to be read again for every row. Ids outside the vocabulary
+say nothing.
+"""
+
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.worker.transfer import send_array
+
+
+@dataclass(frozen=True)
+class TokenLists:
+    """Biases by token id; and how high each logit may be: -inf for tokens that may never be chosen, inf for all others."""
+
+    bias_ids: Tensor  # int64 [biased]
+    biases: Tensor  # fp32 [biased]
+    limit: Tensor  # fp32 [vocab], or [0] if all may be chosen
+    allowed_bits: int  # what may be chosen as one number, bit i for token i; -1 if all may
+
+
+# By identity: comparing two settings would read their lists. A dead one's place may be taken by another of the same id.
+_made: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
+
+
+def listed(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+    key = (id(params), vocab_size, device)
+    known = _made.get(key)
+    if known is not None and known[0]() is params:
+        return known[1]
+    made = _make(params, vocab_size, device)
+    _made[key] = (weakref.ref(params, lambda _: _made.pop(key, None)), made)
+    return made
+
+
+def _make(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+    biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
+    limit = _limit(params, vocab_size)
+    return TokenLists(
+        bias_ids=send_array(np.array([token_id for token_id, _ in biases], np.int64), device),
+        biases=send_array(np.array([bias for _, bias in biases], np.float32), device),
+        limit=send_array(limit.numpy(), device),
+        allowed_bits=_bits(limit) if len(limit) else -1,
+    )
+
+
+def _bits(limit: Tensor) -> int:
+    return int.from_bytes(np.packbits((limit > 0).numpy(), bitorder="little").tobytes(), "little")
+
+
+def _limit(params: SamplingParams, vocab_size: int) -> Tensor:
+    if params.allowed_ids is None and not params.bad_ids:
+        return torch.empty(0)
+    limit = torch.full((vocab_size,), torch.inf)
+    if params.allowed_ids is not None:
+        limit.fill_(-torch.inf)
+        limit[_inside(params.allowed_ids, vocab_size)] = torch.inf
+    limit[_inside(params.bad_ids, vocab_size)] = -torch.inf
+    return limit
+
+
+def _inside(token_ids: tuple[int, ...], vocab_size: int) -> Tensor:
+    ids = torch.tensor(token_ids, dtype=torch.int64)
+    return ids[ids < vocab_size]

@@ -1,0 +1,154 @@
+"""The digest of our own source: the same wherever it lies, another with every byte that may decide bits."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.certification import source_digest as own_source
+from holdfast.certification.source_digest import ENGINE_FILES, FOLDERS, digest_source, own_source_digest
+
+HERE = Path(holdfast.__file__).parent
+# What schedules, serves, configures or reports.
+DECIDES_NOTHING = {
+    *(
+        "__init__.py",
+        "async_engine.py",
+        "builder.py",
+        "config.py",
+        "dummy_model.py",
+        "engine.py",
+        "engine_thread.py",
+    ),
+    *("llm.py", "replay.py", "result_collector.py", "tracer.py"),
+}
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    hidden = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(HERE, tmp_path / "elsewhere" / "holdfast", ignore=hidden))
+
+
+def in_another_process(path: Path) -> str:
+    """The digest that the package found there makes of itself."""
+    program = (
+        "from holdfast.certification import source_digest as source; "
+        "print(source.__file__, source.own_source_digest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(path)!r}); {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    file, digest = done.stdout.rsplit(maxsplit=1)
+    assert file.startswith(str(path))
+    return digest
+
+
+def zipped(folder: Path, file: Path) -> Path:
+    with zipfile.ZipFile(file, "w") as archive:
+        for path in folder.rglob("*.py"):
+            archive.write(path, path.relative_to(folder.parent))
+    return file
+
+
+def test_two_processes_agree(copied: Path) -> None:
+    digest = digest_source(copied)
+    assert digest is not None
+    assert in_another_process(copied.parent) == in_another_process(copied.parent) == digest
+
+
+def test_ours_is_known_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = own_source_digest()
+    assert digest is not None
+    assert len(digest) == 64
+    monkeypatch.setattr(own_source, "digest_source", lambda package: "changed while the process runs")
+    assert own_source_digest() == digest
+
+
+def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
+    archive = zipped(copied, tmp_path / "holdfast.zip")
+    assert digest_source(zipfile.Path(archive, "holdfast/")) == digest_source(copied)
+    assert in_another_process(archive) == digest_source(copied)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "core/stop_rules.py",
+            "worker/sampler.py",
+            "worker/logits_processors/penalties.py",
+            "worker/logits_processors/grammar_masks.py",
+            "models/decoder.py",
+            "thinking/blocks.py",
+        ),
+        *(
+            "numerics/rope.py",
+            "numerics/backends/c/kernels.py",
+            "engine/output.py",
+            "text/detokenizer.py",
+        ),
+        *("structured/matcher.py", "text/chat_template.py", "sandbox/template_worker.py"),
+        *(
+            "text/tokenizer.py",
+            "text/gguf_tokenizer.py",
+            "text/token_text.py",
+            "engine/input_processor.py",
+        ),
+    ],
+)
+def test_every_byte_counts(copied: Path, name: str) -> None:
+    before = digest_source(copied)
+    file = copied / name
+    file.write_bytes(file.read_bytes() + b"\n")
+    changed = digest_source(copied)
+    file.rename(file.with_name("chat_other.py"))
+    assert len({before, changed, digest_source(copied)}) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["cli/main.py", "scheduler/policy.py", "engine/engine.py", "engine/replay.py"]
+)
+def test_what_decides_no_bit_is_left_out(copied: Path, name: str) -> None:
+    before = digest_source(copied)
+    (copied / name).write_text("")
+    (copied / "worker" / "__pycache__").mkdir()
+    (copied / "worker" / "__pycache__" / "sampler.cpython-312.pyc").write_bytes(b"")
+    assert digest_source(copied) == before
+
+
+def test_every_file_of_the_engine_is_judged() -> None:
+    names = {path.name for path in (HERE / "engine").glob("*.py")}
+    counted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in ENGINE_FILES)}
+    assert names - counted == DECIDES_NOTHING, (
+        "a new file: does it decide bits? Name it here or in ENGINE_FILES"
+    )
+    for pattern in ENGINE_FILES:
+        assert any(fnmatchcase(name, pattern) for name in counted), f"{pattern} matches nothing"
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "engine"])
+def test_sources_that_are_not_there_have_no_digest(copied: Path, folder: str) -> None:
+    for file in (copied / folder).rglob("*.py"):
+        file.rename(file.with_suffix(".pyc"))
+    assert digest_source(copied) is None
+
+
+@pytest.mark.parametrize("error", [OSError, ModuleNotFoundError, TypeError])
+def test_a_package_that_is_no_folder_has_no_digest(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(package: str) -> Path:
+        raise error("no such thing here")
+
+    monkeypatch.setattr("importlib.resources.files", fail)
+    assert own_source_digest.__wrapped__() is None

@@ -1,0 +1,95 @@
+"""What must be true of an answer however it came about: its counts, its logprobs, its form, and that it was asked for."""
+
+import json
+import re
+import struct
+from dataclasses import replace
+
+import jsonschema
+
+from holdfast.bench.determinism.features import Feature
+from holdfast.bench.determinism.stress import outcome_of
+from holdfast.bench.determinism.stress_load import Needle
+from holdfast.core.results import Result
+from holdfast.core.sampling_params import score_params
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.engine.engine import Engine
+
+REPORTS = ("logprobs", "prompt logprobs", "echo")
+GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # what the features' grammar says
+
+
+def with_logprobs(needle: Needle) -> Needle:
+    """The same request; the chosen tokens' logprobs are asked for, too."""
+    return replace(needle, params=replace(needle.params, logprobs=needle.params.logprobs or 0))
+
+
+def assert_counts(result: Result) -> None:
+    stats = result.stats
+    assert stats.candidates == stats.accepted + stats.rolled_back
+    assert num_tokens(result) == stats.accepted + stats.canonical_tokens
+    assert stats.rollbacks <= stats.windows
+
+
+def assert_does_something(feature: Feature, given: Result, without: Result) -> None:
+    assert given.error is None
+    assert outcome_of(given) != outcome_of(without), feature.name
+    if feature.name in REPORTS:  # what is reported does not decide what is said
+        assert given.token_ids == without.token_ids
+    if feature.name in ("n", "scores only"):
+        assert [choice.token_ids for choice in given.choices] != [
+            choice.token_ids for choice in without.choices
+        ]
+    elif feature.name not in REPORTS:
+        assert given.token_ids != without.token_ids, feature.name
+
+
+def num_tokens(result: Result) -> int:
+    return sum(len(choice.token_ids) for choice in result.choices)
+
+
+def assert_scored_alike(engine: Engine, needle: Needle, result: Result) -> None:
+    """Every token's logprob has the bits it gets when the whole answer is given and only scored."""
+    for choice in result.choices:
+        if choice.token_ids:
+            assert choice.logprobs is not None
+            assert _bits(choice.logprobs) == _bits(_score(engine, needle.prompt, choice.token_ids))
+
+
+def count_in_form(engine: Engine, needle: Needle, result: Result) -> int:
+    """How many choices came to the end of their form; all of those must have it."""
+    form, ends = needle.params.structured, engine.limits.eos_ids
+    if form is None:
+        return 0
+    echoed = engine.tokenizer.decode(needle.prompt) if needle.params.echo else ""
+    complete = [choice for choice in result.choices if ends.intersection(choice.token_ids[-1:])]
+    for choice in complete:
+        assert choice.finish_reason == "stop"
+        assert _has_form(choice.text.removeprefix(echoed), form), choice.text
+    return len(complete)
+
+
+def _has_form(text: str, form: StructuredOutput) -> bool:
+    if form.json_schema is not None:
+        jsonschema.validate(json.loads(text), json.loads(str(form.json_schema)))
+        return True
+    if form.json_object:
+        return isinstance(json.loads(text), dict)
+    if form.choice is not None:
+        return text in form.texts
+    return re.fullmatch(form.regex or GRAMMAR, text) is not None
+
+
+def _score(engine: Engine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[TokenLogprob]:
+    engine = engine.restarted(engine.scheduler.config)
+    engine.submit(engine.prepare_score(prompt, answer, score_params(deterministic=True)))
+    results = []
+    while engine.has_work:
+        results += [update.result for update in engine.step() if update.result is not None]
+    (result,) = results
+    return [one for one in result.prompt_logprobs or () if one is not None]
+
+
+def _bits(logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob]) -> list[tuple[int, bytes]]:
+    return [(one.token_id, struct.pack("<f", one.logprob)) for one in logprobs]

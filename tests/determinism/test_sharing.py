@@ -1,0 +1,35 @@
+"""Nothing is serialised: deterministic requests share their passes."""
+
+from pricking import PROMPT, engine
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.engine import Counters, Engine
+from holdfast.scheduler.policy import DeterminismMode
+
+
+def _passes(one: Engine, mode: DeterminismMode, streams: int) -> Counters:
+    config = one.scheduler.config
+    fresh = one.restarted(
+        type(config)(32, 512, config.reference_rows, mode, config.certified_sizes, prefix_cache=False)
+    )
+    for number in range(streams):
+        params = SamplingParams(
+            max_tokens=48, temperature=0.7, seed=number, ignore_eos=True, deterministic=True
+        )
+        fresh.submit(fresh.prepare((*PROMPT, number + 2), params))
+    while fresh.has_work:
+        fresh.step()
+    return fresh.counters
+
+
+def test_canonical_passes_hold_rows_of_several_sequences() -> None:
+    one = engine("compiled", "bf16")
+    for mode in ("auto", "verify"):
+        counters = _passes(one, mode, 8)
+        assert counters.shared_canonical_passes > 0.5 * counters.canonical_passes
+
+
+def test_eight_streams_take_about_as_many_passes_as_one() -> None:
+    one = engine("compiled", "bf16")
+    assert _passes(one, "auto", 8).steps <= 1.2 * _passes(one, "auto", 1).steps
+    assert _passes(one, "verify", 8).steps <= 2 * _passes(one, "verify", 1).steps

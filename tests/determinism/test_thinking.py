@@ -1,0 +1,107 @@
+"""The needle in a model that thinks: one answer and one train of thought, to the bit, in any load."""
+
+import random
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from pricking import BOTH, SMALL, outcome
+
+from holdfast.bench.determinism.stress import Tally, ask, outcome_of, prick, run_in
+from holdfast.bench.determinism.stress_load import Needle, Neighbour, StressLoad
+from holdfast.core.results import Stats
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.config import Kernels
+from holdfast.engine.engine import Engine
+from holdfast.scheduler.policy import DeterminismMode
+from support.thinking_engines import change_thinking, draw_prompt, greedy, open_thinker
+from support.thinking_models import thinker_folder
+
+PROMPT = draw_prompt(random.Random(5), 37, 290)
+SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
+OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
+SCALE = replace(SMALL, max_neighbours=3, max_prompt=24, max_tokens=5)
+# kernels, dtype, while answering; and how many runs
+CELLS: list[tuple[Kernels, str, bool, int]] = [
+    ("compiled", "fp32", True, 98),
+    ("compiled", "bf16", True, 40),
+    ("compiled", "fp32", False, 42),
+    ("library", "fp32", True, 4),
+]
+CROWDED = 8  # runs in each mode
+
+
+def test_there_are_two_hundred_runs() -> None:
+    assert sum(runs for *_, runs in CELLS) + 2 * CROWDED >= 200
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return thinker_folder(tmp_path_factory.mktemp("thinker") / "model")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    """Only ever restarted."""
+    return _open(folder, "compiled", "fp32")
+
+
+@cache
+def _open(folder: Path, kernels: Kernels, dtype: str) -> Engine:
+    if kernels == "compiled":
+        return open_thinker(folder, kernels, dtype=dtype)
+    engine = open_thinker(folder, kernels, dtype=dtype, determinism="off")
+    engine.limits = replace(engine.limits, refusal=None)  # not certified, so that all is verified
+    return engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernels", "dtype", "while_answering", "num_runs"), CELLS)
+def test_one_answer_and_one_train_of_thought_in_any_load(
+    folder: Path, tmp_path: Path, kernels: Kernels, dtype: str, while_answering: bool, num_runs: int
+) -> None:
+    if not while_answering:
+        folder = shutil.copytree(folder, tmp_path / "model")
+        change_thinking(folder, while_answering=False)
+    engine = _open(folder, kernels, dtype)
+    tallies = []
+    for number, params in enumerate((SAMPLED, replace(SAMPLED, temperature=0, n=2, prompt_logprobs=1))):
+        needle = Needle(PROMPT, params)
+        tally = prick(engine, needle, BOTH, num_runs // 2, seed=number, scale=SCALE, others=OTHERS)
+        assert outcome(tally).error is None
+        _assert_thinks(outcome(tally).choices[0].thoughts, params, while_answering)
+        tallies.append(tally)
+    for what in ("rolled_back", "cached_tokens", "guessed_right"):  # what left no trace took place
+        assert sum(getattr(tally.stats, what) for tally in tallies) > 0, what
+    assert all(tally.stats.guessed > tally.stats.guessed_right for tally in tallies)
+    assert any(tally.num_checks for tally in tallies) or kernels == "library"
+
+
+@pytest.mark.parametrize("mode", BOTH)
+def test_preemption_and_lies_together_change_nothing(engine: Engine, mode: DeterminismMode) -> None:
+    needle = Needle(PROMPT, SAMPLED)
+    tally = Tally({}, Stats())
+    growing = greedy(34, deterministic=False)
+    for number in range(CROWDED):
+        crowd = tuple(Neighbour((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5))
+        how = replace(engine.scheduler.config, determinism=mode, max_guesses=(0, 3, 99)[number % 3])
+        hay = StressLoad(crowd, 2 + number % 3, 0, how, 10 + number % 4, lies=0.5 if number % 2 else 0.0)
+        tally.add(run_in(engine, hay, needle))
+    assert tally.stats.preemptions > 0
+    assert outcome(tally) == outcome_of(ask(engine, needle))
+
+
+def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_answering: bool) -> None:
+    read = len(PROMPT) + params.max_tokens - 1 if while_answering else len(PROMPT)
+    assert len(thoughts) == read // 4
+    assert len({getattr(thought, "token_ids", None) for thought in thoughts}) > 1
+
+
+def test_another_thought_is_another_outcome(engine: Engine) -> None:
+    usual = ask(engine, Needle(PROMPT, SAMPLED))
+    last = usual.thoughts[-1]  # nothing is said behind it
+    other = replace(usual, choices=(replace(usual.choices[0], thoughts=usual.thoughts[:-1]),))
+    assert last.chunk == 11
+    assert outcome_of(other) != outcome_of(usual)

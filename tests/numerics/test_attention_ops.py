@@ -1,0 +1,180 @@
+"""Attention: near the exact softmax, and bits that know nothing of tiles, chunks, pages and neighbours."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.numerics.ops import Backend
+
+MakeStore = Callable[..., Any]
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, window: int | None) -> Tensor:
+    """q [H, D]; keys, values [length, KVH, D] -> fp64 [H * D]."""
+    first = 0 if window is None else max(0, position - window + 1)
+    group = q.shape[0] // keys.shape[1]
+    k = keys[first : position + 1].double().repeat_interleave(group, 1)
+    v = values[first : position + 1].double().repeat_interleave(group, 1)
+    weights = torch.softmax(torch.einsum("hd,lhd->hl", q.double(), k) * scale, -1)
+    return torch.einsum("hl,lhd->hd", weights, v).flatten()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "page_size"),
+    [(9, 3, 64, 16), (4, 4, 8, 64), (8, 1, 72, 32), (2, 1, 256, 128)],
+)
+@pytest.mark.parametrize("window", [None, 1, 50])
+def test_attention_is_near_the_exact_softmax(
+    quick_arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore,
+    assert_near: Callable[[Tensor, Tensor], None], heads: int, kv_heads: int, width: int,
+    page_size: int, window: int | None,
+) -> None:  # fmt: skip
+    store = make_store(quick_arithmetic, dtype, [150, 65, 3], kv_heads, width, page_size)
+    spans = [(0, 100, 50), (1, 64, 1), (2, 0, 3)]
+    assert_near(*_attended_and_exact(quick_arithmetic, store, spans, heads, window))
+
+
+@pytest.mark.parametrize(("heads", "width", "window"), [(2, 72, 50), (6, 16, None)])
+def test_tiles_are_near_the_exact_softmax(
+    triton_ops: Backend, dtype: torch.dtype, make_store: MakeStore,
+    assert_near: Callable[[Tensor, Tensor], None], heads: int, width: int, window: int | None,
+) -> None:  # fmt: skip
+    store = make_store(triton_ops, dtype, [80, 3], 2, width, 64)
+    assert_near(*_attended_and_exact(triton_ops, store, [(0, 60, 20), (1, 2, 1)], heads, window))
+
+
+def _attended_and_exact(
+    arithmetic: Backend, store: Any, spans: list[tuple[int, int, int]], heads: int, window: int | None
+) -> tuple[Tensor, Tensor]:
+    width, dtype = store.layer.keys.shape[2], store.layer.keys.dtype
+    rows = store.rows(spans, padding=2)
+    q = random(rows.num_rows, heads, width, dtype=dtype)
+    scale = 1 / math.sqrt(width)
+    out = arithmetic.attention(q, store.layer, rows, scale=scale, window=window)
+    assert out.shape == (rows.num_rows, heads * width)
+    assert not out[-2:].any()
+    owners = [s for s, _, n in spans for _ in range(n)]
+    wanted = [
+        exact(q[i], store.keys[s], store.values[s], int(rows.positions[i]), scale, window)
+        for i, s in enumerate(owners)
+    ]
+    return out[: len(owners)], torch.stack(wanted)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 24), (2, 1, 128)])
+def test_a_row_has_the_same_bits_in_decode_and_in_any_chunk(
+    quick_arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore, heads: int, kv_heads: int,
+    width: int, window: int | None,
+) -> None:  # fmt: skip
+    length = 200
+    store = make_store(quick_arithmetic, dtype, [length, 90], kv_heads, width, 16)
+    q = random(length, heads, width, dtype=dtype)
+
+    def attend(spans: list[tuple[int, int, int]], queries: Tensor, **rows: int) -> Tensor:
+        placed = store.rows(spans, **rows)
+        return quick_arithmetic.attention(queries, store.layer, placed, scale=0.2, window=window)
+
+    whole = attend([(0, 0, length)], q)
+    library = quick_arithmetic.recipe.path == "library"
+    for position in (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
+        assert torch.equal(attend([(0, position, 1)], q[position : position + 1])[0], whole[position])
+    for chunk in (48,) if library else (3, 7, 16, 48, 100):
+        for start in range(0, length, chunk):
+            some = q[start : start + chunk]
+            assert torch.equal(attend([(0, start, len(some))], some), whole[start : start + chunk])
+    other = random(90, heads, width, dtype=dtype, seed=9)
+    mixed = attend([(1, 0, 90), (0, 31, 20)], torch.cat((other, q[31:51])), padding=0)
+    assert torch.equal(mixed[90:], whole[31:51])
+
+
+def test_a_row_has_the_same_bits_in_any_tile(
+    triton_ops: Backend, dtype: torch.dtype, make_store: MakeStore
+) -> None:
+    store = make_store(triton_ops, dtype, [70], 2, 16, 64)
+    q = random(70, 4, 16, dtype=dtype)
+
+    def attend(start: int, stop: int) -> Tensor:
+        rows = store.rows([(0, start, stop - start)])
+        return triton_ops.attention(q[start:stop], store.layer, rows, scale=0.2, window=50)
+
+    whole = attend(0, 70)
+    for start, stop in ((63, 64), (69, 70), (30, 66)):
+        assert torch.equal(attend(start, stop), whole[start:stop])
+
+
+def test_bits_do_not_depend_on_pages_or_threads(
+    compiled: Backend, compiled_one_thread: Backend, dtype: torch.dtype, make_store: MakeStore
+) -> None:
+    q = random(140, 6, 40, dtype=dtype)
+    results = []
+    for page_size, page_seed, arithmetic in (
+        *((16, 0, compiled), (16, 5, compiled), (8, 1, compiled), (32, 2, compiled_one_thread)),
+        *((64, 3, compiled), (128, 4, compiled_one_thread)),
+    ):
+        store = make_store(arithmetic, dtype, [140], 2, 40, page_size, page_seed=page_seed)
+        results.append(
+            arithmetic.attention(q, store.layer, store.rows([(0, 0, 140)]), scale=0.1, window=None)
+        )
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_library_bits_do_not_depend_on_page_shuffles(dtype: torch.dtype, make_store: MakeStore) -> None:
+    from holdfast.numerics.backends.torch.backend import TorchBackend
+
+    library = TorchBackend(dtype)
+    q = random(40, 6, 40, dtype=dtype)
+    results = []
+    for page_size, page_seed in ((16, 0), (16, 5), (64, 2)):
+        store = make_store(library, dtype, [140], 2, 40, page_size, page_seed=page_seed)
+        results.append(library.attention(q, store.layer, store.rows([(0, 100, 40)]), scale=0.1, window=None))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_what_lies_behind_a_row_cannot_be_felt(
+    compiled: Backend, dtype: torch.dtype, make_store: MakeStore
+) -> None:
+    """Infinite keys and values at later positions of the same tile leave earlier rows alone."""
+    store = make_store(compiled, dtype, [40], 1, 16, 16)
+    q = random(40, 3, 16, dtype=dtype)
+    clean = compiled.attention(q, store.layer, store.rows([(0, 0, 40)]), scale=0.25, window=None)
+    bad = torch.full((1, 1, 16), float("inf"), dtype=dtype)
+    compiled.store(bad, bad, store.layer, store.rows([(0, 37, 1)]).slots)
+    dirty = compiled.attention(q, store.layer, store.rows([(0, 0, 40)]), scale=0.25, window=None)
+    assert torch.equal(dirty[:37], clean[:37])
+    windowed = compiled.attention(q[38:], store.layer, store.rows([(0, 38, 2)]), scale=0.25, window=1)
+    assert windowed.isfinite().all()
+
+
+def test_views_of_the_fused_product(arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore) -> None:
+    store = make_store(arithmetic, dtype, [20], 2, 16, 16)
+    fused = random(20, 8 * 16, dtype=dtype)
+    view = fused[:, :64].view(20, 4, 16)
+    rows = store.rows([(0, 0, 20)])
+    got = arithmetic.attention(view, store.layer, rows, scale=0.25, window=None)
+    assert torch.equal(
+        got, arithmetic.attention(view.contiguous(), store.layer, rows, scale=0.25, window=None)
+    )
+
+
+@pytest.mark.parametrize("width", [6, 10, 18])
+def test_narrow_heads_feel_nothing_of_earlier_calls(
+    compiled: Backend, dtype: torch.dtype, make_store: MakeStore, width: int
+) -> None:
+    def run(width: int) -> Tensor:
+        store = make_store(compiled, dtype, [40], 2, width, 16)
+        rows = store.rows([(0, 0, 40)])
+        q = random(40, 4, width, dtype=dtype)
+        return compiled.attention(q, store.layer, rows, scale=0.3, window=None)
+
+    before = run(width)
+    run(64)
+    assert torch.equal(run(width), before)

@@ -1,0 +1,100 @@
+"""Opening the arithmetic: the cache, a missing compiler, a failed build, and what the recipe says."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.numerics.backends.c import build as build_module
+from holdfast.numerics.backends.c import kernels
+from holdfast.numerics.backends.c.build import build
+from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.numerics.select_backend import open_arithmetic
+
+
+@pytest.fixture
+def forget_kernels() -> object:
+    """Each test loads for itself; the process's own kernels come back afterwards."""
+    kernels.load_kernels.cache_clear()
+    yield
+    kernels.load_kernels.cache_clear()
+
+
+@pytest.fixture
+def one_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds in a fraction of a second: what is tested here is where the build goes, not what it holds."""
+    monkeypatch.setattr(build_module, "_UNITS", ("rowwise.c",))
+
+
+def test_without_a_compiler_the_library_takes_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, forget_kernels: object
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        arithmetic = open_arithmetic(torch.bfloat16, num_threads=1)
+    assert isinstance(arithmetic, TorchBackend)
+    assert len(caplog.records) == 1
+    assert "no-such-compiler" in caplog.text
+    with pytest.raises(ConfigError, match="no C compiler"):
+        open_arithmetic(torch.bfloat16, path="compiled", num_threads=1)
+
+
+def test_a_failed_build_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forget_kernels: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit 0\necho "this is why" >&2\nexit 1\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match="this is why"):
+        open_arithmetic(torch.float32, path="compiled", num_threads=1)
+    with caplog.at_level(logging.WARNING):
+        assert open_arithmetic(torch.float32, num_threads=1).recipe.path == "library"
+
+
+def test_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    first = build()
+    assert first.path == tmp_path / "kernels" / f"{first.digest}.so"
+    made = first.path.stat().st_mtime_ns
+    assert build() == first
+    assert first.path.stat().st_mtime_ns == made
+    assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
+
+
+def test_an_unwritable_cache_is_tolerated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a file where the folder should be")
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(blocked))
+    built = build()
+    assert built.path.exists()
+    assert tmp_path not in built.path.parents
+
+
+def test_the_recipe_can_be_written_down() -> None:
+    seen = set()
+    for dtype in (torch.float32, torch.bfloat16):
+        for path in ("compiled", "library"):
+            recipe = open_arithmetic(dtype, path=path, num_threads=1).recipe
+            assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
+            assert recipe == open_arithmetic(dtype, path=path, num_threads=2).recipe
+            assert recipe.rows == 16
+            seen.add(recipe.digest())
+    assert len(seen) == 4
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="float64"):
+        open_arithmetic(torch.float64, num_threads=1)
+    with pytest.raises(ConfigError, match="at least 1"):
+        open_arithmetic(torch.float32, num_threads=0)
+    with pytest.raises(ConfigError, match="unknown arithmetic path"):
+        open_arithmetic(torch.float32, path="gpu", num_threads=1)  # type: ignore[arg-type]

@@ -1,0 +1,406 @@
+"""The fingerprint: every change that decides bits is named, and nothing else is."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from holdfast.engine.llm import LLM
+from holdfast.engine.replay import fingerprint_of
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.config import DecoderConfig
+from holdfast.models.gguf.reader import GgufFile
+from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.fingerprint_parts import config_parts, library_parts
+from holdfast.receipts.weights_hasher import Fingerprinter, digest_weights
+from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
+
+
+def fingerprint(model: Path, **settings: Any) -> Fingerprint:
+    usual = {"dtype": "fp32", "determinism": "off", "max_pass_rows": 64}
+    llm = LLM(str(model), **{**usual, **settings})
+    return fingerprint_of(llm)
+
+
+def named(one: Fingerprint, other: Fingerprint) -> list[str]:
+    """The parts that differ, and the digests to go with them."""
+    names = [line.split(":")[0] for line in one.differences(other)]
+    assert (one.digest != other.digest) == bool(names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("fingerprint") / "model", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gguf(tmp_path_factory.mktemp("fingerprint") / "tiny.gguf", quant="Q8_0", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Fingerprint:
+    return fingerprint(folder)
+
+
+@pytest.fixture(scope="module")
+def plain_gguf(file: Path) -> Fingerprint:
+    return fingerprint(file)
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "elsewhere" / "under another name"))
+
+
+def test_the_same_model_elsewhere_is_the_same(plain: Fingerprint, copied: Path) -> None:
+    assert fingerprint(copied) == plain
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"determinism": "auto"},
+        {"determinism": "verify"},
+        {"max_num_seqs": 3},
+        {"max_pass_rows": 128},
+        {"kv_memory": "1MiB"},
+        {"prefix_cache": False},
+        {"speculation": "off"},
+        {"spot_check_rate": 0.5},
+        {"max_model_len": 100},
+        {"dtype": "auto"},  # the checkpoint is stored in fp32
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_decides_no_bit_is_left_out(plain: Fingerprint, folder: Path, settings: Any) -> None:
+    assert fingerprint(folder, **settings) == plain
+
+
+def test_shards_are_the_same_weights(plain: Fingerprint, tmp_path: Path) -> None:
+    sharded = tiny_model(tmp_path / "sharded", sharded=True, num_hidden_layers=1)
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    assert fingerprint(sharded) == plain
+
+
+def flip_lowest_bit(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_one_bit_of_any_tensor_is_another_model(folder: Path, copied: Path) -> None:
+    before = digest_weights(open_checkpoint(folder))
+    path = copied / "model.safetensors"
+    whole = path.read_bytes()
+    header_len = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + header_len])
+    seen = {before}
+    names = [name for name in header if name != "__metadata__"]
+    with safe_open(path, framework="np") as opened:
+        assert set(names) == set(opened.keys())
+    for name in names:
+        for offset in (header[name]["data_offsets"][0], header[name]["data_offsets"][1] - 1):
+            path.write_bytes(whole)
+            flip_lowest_bit(path, 8 + header_len + offset)
+            seen.add(digest_weights(open_checkpoint(copied)))
+    assert len(seen) == 1 + 2 * len(names)
+
+
+def test_a_changed_weight_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+    path = copied / "model.safetensors"
+    flip_lowest_bit(path, path.stat().st_size - 4)
+    assert named(fingerprint(copied), plain) == ["weights"]
+
+
+def test_one_bit_of_any_gguf_tensor(file: Path, tmp_path: Path) -> None:
+    whole = file.read_bytes()
+    seen = {digest_weights(open_checkpoint(file))}
+    tensors = GgufFile(file).tensors
+    for tensor in tensors.values():
+        changed = tmp_path / "changed.gguf"
+        changed.write_bytes(whole)
+        flip_lowest_bit(changed, tensor.start)
+        seen.add(digest_weights(open_checkpoint(changed)))
+        changed.unlink()
+    assert len(seen) == 1 + len(tensors)
+
+
+def test_a_changed_gguf_weight_is_named_and_nothing_else(
+    plain_gguf: Fingerprint, file: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copy(file, tmp_path / "other.gguf"))
+    flip_lowest_bit(changed, GgufFile(file).tensors["output_norm.weight"].start)
+    assert named(fingerprint(changed), plain_gguf) == ["weights"]
+
+
+def test_the_same_numbers_stored_alike_are_the_same_weights_in_any_file(folder: Path, tmp_path: Path) -> None:
+    same = open_checkpoint(tiny_gguf(tmp_path / "f32.gguf", quant="F32", num_hidden_layers=1))
+    assert digest_weights(same) == digest_weights(open_checkpoint(folder))
+    other = open_checkpoint(tiny_gguf(tmp_path / "f16.gguf", quant="F16", num_hidden_layers=1))
+    assert digest_weights(other) != digest_weights(same)
+
+
+def test_a_changed_template_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+    path = copied / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE + " "}))
+    assert named(fingerprint(copied), plain) == ["chat_template"]
+    del config["chat_template"]
+    path.write_text(json.dumps(config))
+    (line,) = fingerprint(copied).differences(plain)
+    assert line.startswith("chat_template: none here, ")
+
+
+def test_a_changed_tokenizer_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+    path = copied / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"]["merges"].pop()
+    path.write_text(json.dumps(content))
+    assert named(fingerprint(copied), plain) == ["tokenizer"]
+    path.write_text(json.dumps({**content, "version": content["version"]}, indent=3))
+    assert named(fingerprint(copied), plain) == ["tokenizer"]
+
+
+def gguf_with(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
+    from support import tiny
+
+    metadata = {**tiny._gguf_tokenizer(), **{f"tokenizer.{key}": value for key, value in changes.items()}}
+    monkeypatch.setattr(tiny, "_gguf_tokenizer", lambda: metadata)
+    return tiny_gguf(path, quant="Q8_0", num_hidden_layers=1)
+
+
+def test_a_gguf_template_is_no_weight(
+    plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = gguf_with(tmp_path / "t.gguf", monkeypatch, chat_template=CHAT_TEMPLATE + "x")
+    assert named(fingerprint(other), plain_gguf) == ["chat_template"]
+
+
+def test_a_gguf_tokenizer_is_no_weight(
+    plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = gguf_with(tmp_path / "t.gguf", monkeypatch, **{"ggml.pre": "smollm"})
+    assert named(fingerprint(other), plain_gguf) == ["tokenizer"]
+
+
+def test_another_stop_id_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9]}))
+    assert fingerprint(copied).differences(plain) == [
+        "config.eos_token_ids: [0, 9] here, [0] in the receipt",
+    ]
+
+
+def test_another_dtype_is_named_with_what_it_brings(plain: Fingerprint, folder: Path) -> None:
+    other = fingerprint(folder, dtype="bf16")
+    assert "dtype: bfloat16 here, float32 in the receipt" in other.differences(plain)
+    assert {name.split(".")[0] for name in named(other, plain)} <= {"dtype", "recipe"}
+
+
+def test_other_kernels_are_named_field_by_field(folder: Path) -> None:
+    compiled, library = (fingerprint(folder, kernels=path) for path in ("compiled", "library"))
+    names = named(compiled, library)
+    assert "recipe.path" in names
+    assert "libraries.numpy" in names  # whose logarithms only the library path uses
+    assert {name.split(".")[0] for name in names} == {"recipe", "libraries"}
+
+
+PROGRAM = """
+import json, sys
+from holdfast.engine.llm import LLM
+from holdfast.engine.replay import fingerprint_of
+llm = LLM(sys.argv[1], dtype="fp32", determinism="off", num_threads=json.loads(sys.argv[2]))
+print(json.dumps(llm.engine.receipts.fingerprint.parts))
+"""
+
+
+def in_another_process(folder: Path, threads: int | None, **environment: str) -> Fingerprint:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), json.dumps(threads)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return Fingerprint(json.loads(done.stdout))
+
+
+def test_another_process_agrees_and_other_threads_and_deciding_variables_are_named(
+    plain: Fingerprint, folder: Path
+) -> None:
+    threads = plain.parts["settings"]["threads"]  # type: ignore[index, call-overload]
+    assert in_another_process(folder, threads).digest == plain.digest
+    other = in_another_process(folder, threads + 1, ONEDNN_DEFAULT_FPMATH_MODE="BF16")  # type: ignore[operator]
+    assert sorted(other.differences(plain)) == [
+        "settings.environment.ONEDNN_DEFAULT_FPMATH_MODE: BF16 here, absent in the receipt",
+        f"settings.threads: {threads + 1} here, {threads} in the receipt",  # type: ignore[operator]
+    ]
+    assert any(one.endswith("absent here, BF16 in the receipt") for one in plain.differences(other))
+
+
+CHANGES: dict[str, Any] = {
+    "vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_layers": 9, "num_heads": 9, "num_kv_heads": 9,
+    "head_dim": 2, "rms_norm_eps": 1e-3, "rope_theta": 7.0, "rope_scaling": LinearRope(2.0), "qkv_bias": True,
+    "o_bias": True, "mlp_bias": True, "qk_norm": True, "tie_word_embeddings": True, "layer_windows": (8,),
+}  # fmt: skip
+IDLE: dict[str, Any] = {
+    "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",
+    "eos_token_ids": (1, 2, 3),  # counted with the tokenizer's
+}  # fmt: skip
+
+
+def test_every_field_of_a_configuration_is_judged(folder: Path) -> None:
+    assert {one.name for one in dataclasses.fields(DecoderConfig)} == {*CHANGES, *IDLE}
+    config = open_checkpoint(folder).config
+    before = Fingerprint(config_parts(config, [0]))
+    for name, value in CHANGES.items():
+        changed = Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0]))
+        assert named(changed, before) == [name]
+    for name, value in IDLE.items():
+        assert Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0])) == before
+    assert named(Fingerprint(config_parts(config, [0, 2])), before) == ["eos_token_ids"]
+
+
+def test_rope_scaling_is_named_by_its_field(folder: Path) -> None:
+    def parts(scaling: Any) -> Fingerprint:
+        return Fingerprint(config_parts(dataclasses.replace(config, rope_scaling=scaling), [0]))
+
+    config = open_checkpoint(folder).config
+    assert named(parts(YarnRope(2.0, 128)), parts(YarnRope(2.0, 256))) == [
+        "rope_scaling.original_max_position_embeddings"
+    ]
+    assert named(parts(FactorsRope((1.0, 2.0))), parts(FactorsRope((1.0, 2.5)))) == ["rope_scaling.factors"]
+    assert "rope_scaling.kind" in named(parts(LinearRope(2.0)), parts(YarnRope(2.0, 9)))
+
+
+def test_every_field_of_the_recipe_is_a_part(plain: Fingerprint) -> None:
+    recipe = open_arithmetic(torch.float32, num_threads=1).recipe
+    assert {*plain.parts["recipe"], "dtype"} == set(recipe.as_dict())  # type: ignore[misc]
+
+
+def test_versions_are_of_what_decides_bits() -> None:
+    recipe = open_arithmetic(torch.float32, num_threads=1, path="library").recipe
+    assert set(library_parts(recipe)) == {
+        *(
+            "holdfast",
+            "holdfast_source",
+            "torch",
+            "torch_build",
+            "libc",
+            "tokenizers",
+            "jinja2",
+            "llguidance",
+            "numpy",
+        )
+    }
+    assert library_parts(recipe)["numpy"] == np.__version__
+
+
+def test_whole_numbers_are_the_same_with_and_without_a_point() -> None:
+    def digest(value: Any) -> str:
+        return Fingerprint({"a": value}).digest
+
+    assert digest({"b": 1.0, "c": [2.0]}) == digest({"c": [2], "b": 1})
+    assert len({digest(1.5), digest(1), digest(True), digest("1")}) == 4
+    assert digest(1e300) == digest(json.loads("1e300"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "lines"),
+    [
+        ({}, {"a": {}}, ["a: absent here, {} in the receipt"]),
+        ({"a": None}, {}, ["a: none here, absent in the receipt"]),
+        ({"a": 1}, {"a": "1"}, ["a: 1 here, 1 in the receipt"]),
+        ({"a": {"b": 1}}, {"a": 3}, ["a: {'b': 1} here, 3 in the receipt"]),
+        ({"a": "x\n\x1b[31m"}, {"a": ""}, ["a: 'x\\n\\x1b[31m' here, '' in the receipt"]),
+        ({"a": "f" * 64}, {"a": "e" * 64}, ["a: ffffffffffff... here, eeeeeeeeeeee... in the receipt"]),
+        ({"a": [1, 2]}, {"a": [1, 2.0]}, []),
+        ({"\n\x1b[2J": {"b": 1}}, {"\n\x1b[2J": {"b": 2}}, ["'\\n\\x1b[2J'.b: 1 here, 2 in the receipt"]),
+    ],
+)
+def test_differences_of_odd_parts(mine: Any, theirs: Any, lines: list[str]) -> None:
+    assert Fingerprint(mine).differences(Fingerprint(theirs)) == lines
+
+
+class Slow:
+    """A checkpoint whose bytes come when they are let."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.let = threading.Event()
+        self.threads: set[str] = set()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._inner.names())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._inner.shape(name))
+
+    def raw(self, name: str) -> Any:
+        self.threads.add(threading.current_thread().name)
+        assert self.let.wait(60)
+        if name == "broken":
+            raise OSError("the disk is gone")
+        return self._inner.raw(name)
+
+
+def test_hashing_waits_for_nobody_and_get_waits_for_hashing(folder: Path) -> None:
+    slow = Slow(open_checkpoint(folder))
+    maker = Fingerprinter(slow, lambda: {"more": 1})  # type: ignore[arg-type]
+    assert slow.threads <= {"holdfast-fingerprint"}
+    threading.Timer(0.2, slow.let.set).start()
+    made = maker.get()
+    assert made is maker.get()
+    assert made.parts == {"weights": digest_weights(open_checkpoint(folder)), "more": 1}
+
+
+def test_what_fails_is_told_to_whoever_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(open_checkpoint(folder))
+    slow.let.set()
+    monkeypatch.setattr(slow, "names", lambda: ("model.norm.weight", "broken"))
+    monkeypatch.setattr(slow, "shape", lambda name: (1,))
+    maker = Fingerprinter(slow, dict)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone"):
+            maker.get()
+
+
+def test_names_formats_and_shapes_count(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+
+    class Changed(Slow):
+        def __init__(self, swap: bool = False, flat: bool = False, kind: str | None = None) -> None:
+            super().__init__(checkpoint)
+            self.swap, self.flat, self.kind = swap, flat, kind
+
+        def shape(self, name: str) -> tuple[int, ...]:
+            shape = super().shape(name)
+            return (int(np.prod(shape)),) if self.flat else shape
+
+        def raw(self, name: str) -> Any:
+            other = {"self_attn.k_proj": "self_attn.v_proj", "self_attn.v_proj": "self_attn.k_proj"}
+            for one, two in other.items():
+                if self.swap and one in name:
+                    return checkpoint.raw(name.replace(one, two))
+            raw = checkpoint.raw(name)
+            return raw if self.kind is None else dataclasses.replace(raw, kind=self.kind)
+
+    digests = [
+        digest_weights(one) for one in (checkpoint, Changed(swap=True), Changed(flat=True), Changed(kind="X"))
+    ]  # type: ignore[arg-type]
+    assert len(set(digests)) == 4
+    assert digest_weights(Changed()) == digests[0]  # type: ignore[arg-type]

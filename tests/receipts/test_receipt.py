@@ -1,0 +1,253 @@
+"""Receipts: what they hold, that they fit their schema, and that their settings come back equal."""
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from holdfast import SamplingParams
+from holdfast.core.params_json import settings_of
+from holdfast.core.request import Request
+from holdfast.core.results import Choice, Result, Stats
+from holdfast.core.step_plan import StepPlan, TokenLogprob
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.engine.llm import LLM
+from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.reader import parse_receipt, read_receipt
+from holdfast.receipts.receipt import FORMAT, logprob_bits, make_receipt, without_prompt
+from support.receipts import PARTS, ask, receipt_of
+
+SCHEMA = json.loads(Path(__file__).parents[2].joinpath("docs", "receipt.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+PROMPT = "the quick brown fox"
+
+EVERYTHING: dict[str, Any] = {
+    "max_tokens": 9, "min_tokens": 2, "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.01,
+    "seed": (1 << 64) - 1, "stop": ["fox", "dög\n"], "stop_token_ids": [5, 4], "ignore_eos": True, "logprobs": 3,
+    "deterministic": True, "n": 3, "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1,
+    "logit_bias": {7: -100.0, 5: 0.1}, "allowed_token_ids": [1, 2, 3], "bad_token_ids": [9], "bad_words": "no",
+    "prompt_logprobs": 2, "echo": True,
+}  # fmt: skip
+FORMS = [
+    StructuredOutput(json_schema={"type": "object", "properties": {"a": {"const": "\u00fc"}}}),
+    StructuredOutput(json_schema=False),
+    StructuredOutput(json_object=True),
+    StructuredOutput(regex=r"[a-z]+\d"),
+    StructuredOutput(choice=["yes", "no"]),
+    StructuredOutput(lark='start: "a"'),
+]
+
+
+def valid(receipt: dict[str, Any]) -> dict[str, Any]:
+    """What is written fits the schema and reads back to the same, through text."""
+    text = json.dumps(receipt)
+    VALIDATOR.validate(json.loads(text))
+    assert read_receipt(text).as_dict() == receipt
+    return receipt
+
+
+def test_the_schema_is_one_and_knows_every_setting() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    settings = SCHEMA["properties"]["settings"]["properties"]
+    assert list(settings) == [one.name for one in fields(SamplingParams)]
+    forms = settings["structured"]["oneOf"][1]["properties"]
+    assert list(forms) == [one.name for one in fields(StructuredOutput)]
+
+
+def test_what_a_receipt_says(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_eos=True, logprobs=2)
+    receipt = valid(ask(llm, PROMPT, params))
+    result = llm.generate([PROMPT], params)[0]
+    assert receipt["format"] == FORMAT
+    assert receipt["mode"] == {"auto": "certified", "verify": "verified"}[llm.config.determinism]
+    assert receipt["prompt"]["token_ids"] == list(result.prompt_token_ids)
+    assert receipt["seed"] == "0"
+    assert llm.engine.certificate is not None
+    assert receipt["certificate"] == llm.engine.certificate.digest
+    assert set(receipt["counts"]) == {one.name for one in fields(Stats)}
+    hints = receipt["engine"]
+    assert (hints["model"], hints["device"], hints["dtype"]) == (llm.config.model, "cpu", "float32")
+    (choice,) = receipt["choices"]
+    assert choice["token_ids"] == list(result.token_ids)
+    assert choice["finish_reason"] == "length"
+    assert result.logprobs is not None
+    values = [struct.unpack(">f", bytes.fromhex(bits))[0] for bits in choice["logprobs"]["bits"]]
+    assert values == [one.logprob for one in result.logprobs]
+
+
+def test_both_modes_give_the_same_receipt_but_for_mode_and_counts(auto_llm: LLM, verify_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, seed=3, deterministic=True, ignore_eos=True, logprobs=3)
+    one, other = (ask(llm, PROMPT, params) for llm in (auto_llm, verify_llm))
+    assert {key for key in one if one[key] != other[key]} == {"mode", "counts"}
+
+
+def test_a_seed_that_was_made_is_told(auto_llm: LLM) -> None:
+    receipt = valid(ask(auto_llm, PROMPT, SamplingParams(max_tokens=4, deterministic=True)))
+    assert receipt["settings"]["seed"] is None
+    assert 0 <= int(receipt["seed"]) < 1 << 63
+
+
+def test_an_ordinary_request_says_so(auto_llm: LLM) -> None:
+    assert valid(ask(auto_llm, PROMPT, SamplingParams(max_tokens=4)))["mode"] == "none"
+
+
+def test_an_engine_without_a_certificate(tiny_llama: Path) -> None:
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    assert valid(ask(llm, PROMPT, SamplingParams(max_tokens=4)))["certificate"] is None
+
+
+def test_the_prompt_can_be_left_out() -> None:
+    whole = valid(receipt_of(SamplingParams()))
+    short = valid(without_prompt(whole))
+    assert short == {**whole, "prompt": {"token_ids": None, "digest": whole["prompt"]["digest"]}}
+    assert short["prompt"]["digest"] == hashlib.sha256(b"[1,2,3]").hexdigest()
+
+
+def made(params: SamplingParams, choice: Choice, given_ids: Sequence[int]) -> dict[str, Any]:
+    result = Result((1,), (choice,), seed=0, determinism="none", stats=Stats())
+    logprobs = [TokenLogprob(id_, -1.0) for id_ in given_ids]
+    return make_receipt(PARTS, None, None, Request(1, (1,), params, 0), result, [logprobs]).as_dict()
+
+
+@pytest.mark.parametrize("given_ids", [[], [4], [5], [4, 6], [4, 5, 5]])
+def test_logprobs_of_some_tokens_are_none_or_our_fault(given_ids: list[int]) -> None:
+    choice = Choice("", (4, 5), "stop")
+    assert valid(made(SamplingParams(), choice, given_ids))["choices"][0]["logprobs"] is None
+    with pytest.raises(AssertionError):
+        made(SamplingParams(deterministic=True), choice, given_ids)
+
+
+def test_no_token_has_no_bits() -> None:
+    receipt = valid(made(SamplingParams(deterministic=True), Choice("", (), "abort"), []))
+    assert receipt["choices"][0]["logprobs"]["bits"] == []
+
+
+def test_several_choices_and_prompt_logprobs() -> None:
+    params = SamplingParams(n=3, deterministic=True, prompt_logprobs=0, max_tokens=4)
+    receipt = valid(receipt_of(params, (4, 5), (6,), (), scored=1))
+    assert [one["token_ids"] for one in receipt["choices"]] == [[4, 5], [6], []]
+    assert receipt["prompt_logprobs"]["first"] == 1
+    assert receipt["prompt_logprobs"]["bits"] == ["bf000000", "bf400000"]
+
+
+def test_several_answers_scores_and_echo_of_an_engine(auto_llm: LLM) -> None:
+    params = SamplingParams(
+        max_tokens=5,
+        n=3,
+        seed=4,
+        deterministic=True,
+        prompt_logprobs=2,
+        echo=True,
+        ignore_eos=True,
+        logprobs=1,
+    )
+    receipt = valid(ask(auto_llm, PROMPT, params))
+    assert [len(one["token_ids"]) for one in receipt["choices"]] == [5, 5, 5]
+    assert [len(one["logprobs"]["bits"]) for one in receipt["choices"]] == [5, 5, 5]
+    assert len(receipt["prompt_logprobs"]["bits"]) == len(receipt["prompt"]["token_ids"]) - 1
+
+
+def test_an_error_has_no_receipt(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def run(self, plan: StepPlan) -> Any:
+            raise RuntimeError("a cosmic ray")
+
+    monkeypatch.setattr(auto_llm.engine, "runner", Broken())
+    result = auto_llm.generate([PROMPT], SamplingParams(max_tokens=4))[0]
+    assert (result.finish_reason, result.receipt) == ("error", None)
+
+
+def test_an_answer_that_was_cut_short_has_one(auto_llm: LLM) -> None:
+    engine = auto_llm.engine
+    request = engine.prepare(PROMPT, SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True))
+    engine.submit(request)
+    for _ in range(6):
+        engine.step()
+    (update,) = [one for one in engine.abort(request.request_id) if one.result is not None]
+    assert update.result is not None
+    assert update.result.receipt is not None
+    receipt = valid(update.result.receipt)
+    assert receipt["choices"][0]["finish_reason"] == "abort"
+    assert 0 < len(receipt["choices"][0]["token_ids"]) < 40
+
+
+def test_the_best_beside_the_chosen_are_in_the_digest() -> None:
+    plain = logprob_bits([TokenLogprob(4, -0.5)])
+    assert plain.digest == digest_of([[4, "bf000000", []]])
+    best = logprob_bits([TokenLogprob(4, -0.5, ((4, -0.5), (9, -2.0)))])
+    assert best.bits == plain.bits
+    assert best.digest == digest_of([[4, "bf000000", [[4, "bf000000"], [9, "c0000000"]]]])
+
+
+def test_a_client_that_changes_its_receipt_changes_no_other() -> None:
+    first = receipt_of(SamplingParams())
+    first["fingerprint"]["parts"]["settings"]["threads"] = 99
+    assert receipt_of(SamplingParams())["fingerprint"]["parts"]["settings"]["threads"] == 2
+
+
+@pytest.mark.parametrize("form", [None, *FORMS], ids=lambda form: form and form.kind)
+def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
+    given_settings = {**EVERYTHING, "structured": form, "think": False, "forced_thoughts": ()}
+    if form is not None:
+        given_settings |= {"ignore_eos": False, "think": True, "forced_thoughts": {3: (7, 8), 0: ()}}
+    params = SamplingParams(**given_settings)
+    assert set(given_settings) == {one.name for one in fields(SamplingParams)}
+    defaults = SamplingParams()
+    if form is None:
+        same = {
+            one.name for one in fields(params) if getattr(params, one.name) == getattr(defaults, one.name)
+        }
+        assert same == {"structured", "forced_thoughts"}, (
+            "every field is tried with another value than its own"
+        )
+    receipt = valid(receipt_of(params, (4,), (5,), (6,)))
+    assert parse_receipt(receipt).params == params
+    assert parse_receipt(json.loads(json.dumps(receipt))).params == params
+
+
+@given(
+    temperature=st.floats(0, 100),
+    top_p=st.floats(0, 1, exclude_min=True),
+    bias=st.dictionaries(st.integers(0, 1 << 30), st.floats(-100, 100), max_size=4),
+    stop=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=3),
+    seed=st.none() | st.integers(0, (1 << 64) - 1),
+)
+def test_any_settings_come_back_equal(
+    temperature: float, top_p: float, bias: dict[int, float], stop: list[str], seed: int | None
+) -> None:
+    params = SamplingParams(temperature=temperature, top_p=top_p, logit_bias=bias, stop=stop, seed=seed)
+    assert parse_receipt(json.loads(json.dumps(receipt_of(params)))).params == params
+
+
+def test_tools_that_rewrite_numbers_do_no_harm() -> None:
+    """Some write 1.0 as 1, and lose what a double cannot hold."""
+
+    def rewrite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rewrite(one) for key, one in sorted(value.items())}
+        if isinstance(value, list):
+            return [rewrite(one) for one in value]
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        return int(float(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0})
+    receipt = receipt_of(params)
+    receipt["fingerprint"]["parts"]["config"]["rope_theta"] = 10000.0
+    receipt["fingerprint"] = Fingerprint(receipt["fingerprint"]["parts"]).as_dict()
+    again = parse_receipt(rewrite(receipt))
+    assert again.params == params
+    assert again.fingerprint.digest == receipt["fingerprint"]["digest"]
+
+
+def test_settings_hold_nothing_json_does_not_know() -> None:
+    params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": FORMS[0]})
+    assert json.loads(json.dumps(settings_of(params))) == settings_of(params)

@@ -1,0 +1,158 @@
+"""A scheduler with a scripted model behind it, driven step by step."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from scripted import EOS, ScriptedRunner, chain, context_of, next_token
+
+from holdfast.core.events import Event, RequestEnded, TokensCommitted
+from holdfast.core.grammar import Grammar
+from holdfast.core.request import Request
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import PassKind, PassResult, Span, StepPlan
+from holdfast.kv_cache.page_pool import PagePool
+from holdfast.scheduler.policy import DeterminismMode, SchedulerConfig, Speculation
+from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.scheduler import Scheduler
+
+PAGE_SIZE = 4
+ROWS = 8
+
+
+class StopAt:
+    """Text that holds a stop string once it has seen so many tokens."""
+
+    def __init__(self, num_tokens: int | None = None) -> None:
+        self.seen: list[int] = []
+        self._num_tokens = num_tokens
+
+    def push(self, token_id: int) -> bool:
+        self.seen.append(token_id)
+        return self._num_tokens is not None and len(self.seen) >= self._num_tokens
+
+
+class Driver:
+    def __init__(
+        self,
+        mode: DeterminismMode = "verify",
+        *,
+        num_pages: int = 64,
+        seqs: int = 4,
+        rows: int = 64,
+        certified: Sequence[int] = (),
+        lie: float = 0.0,
+        cache: bool = True,
+        ahead: int = 0,
+        speculation: Speculation = "ngram",
+    ) -> None:
+        config = SchedulerConfig(
+            seqs, rows, ROWS, mode, tuple(certified), cache, run_ahead=ahead, speculation=speculation
+        )
+        self.scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE))
+        self.runner = ScriptedRunner(PAGE_SIZE, lie, seed=1)
+        self.answers: dict[int, list[int]] = {}
+        self.ended: dict[int, RequestEnded] = {}
+        self.texts: dict[int, StopAt] = {}
+        self.started: list[int] = []  # requests in the order of their first pass
+        self.others: list[Event] = []  # scores and checks
+        self.steps = 0
+        self.flying: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 8,
+        *,
+        stop_at: int | None = None,
+        grammar: Grammar | None = None,
+        **params: object,
+    ) -> int:
+        number = len(self.answers)
+        settings = {"deterministic": True, "ignore_eos": True, "temperature": 0, **params}
+        request = Request(
+            number, tuple(prompt), SamplingParams(max_tokens=max_tokens, **settings), 0, frozenset({EOS})
+        )  # type: ignore[arg-type]
+        self.answers[number] = []
+        self.texts[number] = StopAt(stop_at)
+        self.scheduler.submit(request, self.texts[number], grammar)
+        return number
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        for one in plan.passes:
+            for span in one.spans:
+                if span.request_id not in self.started:
+                    self.started.append(span.request_id)
+        return plan
+
+    def absorb(self, plan: StepPlan) -> list[Event]:
+        events = self.note(self.scheduler.absorb(plan, self.runner.run(plan)))
+        self.scheduler.check()
+        self.steps += 1
+        return events
+
+    def step(self) -> list[Event]:
+        """As the engine does it: without run_ahead a plan is absorbed at once, with it when the next is under way."""
+        if not self.scheduler.config.run_ahead:
+            return self.absorb(self.plan())
+        self.steps += 1
+        plan = self.start()
+        if self.flying and (not plan or len(self.flying) > self.scheduler.config.run_ahead):
+            return self.read()
+        return []
+
+    def start(self) -> StepPlan:
+        plan = self.plan()
+        if plan:
+            self.flying.append((plan, self.runner.start(plan)))
+        return plan
+
+    def read(self) -> list[Event]:
+        """Absorb the oldest plan in flight."""
+        plan, wait = self.flying.popleft()
+        events = self.note(self.scheduler.absorb(plan, wait()))
+        self.scheduler.check()
+        return events
+
+    def finish(self, limit: int = 2000) -> None:
+        while len(self.flying) > self.scheduler.config.run_ahead:
+            self.read()
+        while self.scheduler.has_work:
+            self.step()
+            assert self.steps < limit, "the schedule does not end"
+        assert self.scheduler.pool.num_held == 0
+
+    def note(self, events: list[Event]) -> list[Event]:
+        for event in events:
+            if isinstance(event, TokensCommitted):
+                self.answers[event.request_id].extend(sample.token_id for sample in event.samples)
+            elif isinstance(event, RequestEnded):
+                self.ended[event.request_id] = event
+            else:
+                self.others.append(event)
+        return events
+
+    def sequence(self, number: int) -> RequestState:
+        return self.scheduler._roster.running[number]
+
+    def canonical_passes(self) -> list[int]:
+        """The padded rows of every uncertified canonical pass."""
+        return [
+            one.padded_rows
+            for one in self.runner.passes
+            if one.kind is PassKind.CANONICAL and not one.certified
+        ]
+
+
+def spans_of(plan: StepPlan, number: int) -> list[Span]:
+    return [span for one in plan.passes for span in one.spans if span.request_id == number]
+
+
+def truth(prompt: Sequence[int], count: int) -> list[int]:
+    """The first tokens of the canonical answer."""
+    context, output = context_of(tuple(prompt)), []
+    for _ in range(count):
+        output.append(next_token(context))
+        context = chain(context, output[-1])
+    return output

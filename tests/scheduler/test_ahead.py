@@ -1,0 +1,247 @@
+"""Plans made while another is in flight: what they count on, when they must wait, and what is held until they are over."""
+
+import pytest
+from scripted import COPIES
+from test_schedules import AnyForm
+
+from holdfast.core.step_plan import UNKNOWN
+from holdfast.scheduler.ngram_proposer import is_worth_waiting
+from scheduler.driver import Driver, spans_of, truth
+
+PROMPT = (1, 2, 3, 1, 2)
+CERTIFIED = tuple(range(1, 65))
+
+
+def certified(**changes: object) -> Driver:
+    return Driver("auto", certified=CERTIFIED, ahead=1, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify", "off"])
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("lie", [0.0, 0.4])
+def test_an_answer_is_the_same_however_far_ahead_it_is_planned(mode: str, ahead: int, lie: float) -> None:
+    driver = Driver(mode, certified=CERTIFIED, ahead=ahead, lie=0.0 if mode == "off" else lie)  # type: ignore[arg-type]
+    numbers = [driver.submit(PROMPT[: n + 1], 12 + n, deterministic=mode != "off") for n in range(4)]
+    driver.finish()
+    for number in numbers:
+        assert driver.answers[number] == truth(PROMPT[: number + 1], 12 + number)
+        assert driver.texts[number].seen == driver.answers[number]
+
+
+def test_certified_steps_are_planned_before_the_last_is_read() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 20)
+    driver.finish()
+    runner = driver.runner
+    assert runner.num_started == runner.num_waits == 20
+    assert runner.num_ahead == 19, "every step but the first was under way before the one before it was read"
+    assert runner.num_unknown == 19
+    assert driver.ended[number].determinism == "certified"
+
+
+def test_the_next_row_stands_behind_the_one_in_flight() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 20)
+    first, second = driver.start(), driver.start()
+    (prefill,), (row,) = spans_of(first, number), spans_of(second, number)
+    assert (prefill.start, prefill.token_ids, prefill.num_sampled) == (0, PROMPT, 1)
+    assert (row.start, row.token_ids, row.sample_from) == (5, (UNKNOWN,), 0)
+    assert row.lane == prefill.lane >= 0
+    driver.read()
+    (third,) = spans_of(driver.start(), number)
+    assert (third.start, third.token_ids) == (6, (UNKNOWN,))
+
+
+def test_chunks_of_a_prompt_follow_one_another_in_flight() -> None:
+    driver = certified(rows=16, seqs=2)
+    prompt = tuple(n % 3 + 1 for n in range(40))
+    number = driver.submit(prompt, 3)
+    chunks = [*spans_of(driver.start(), number), *spans_of(driver.start(), number)]
+    driver.read()
+    chunks += spans_of(driver.start(), number)
+    assert [(span.start, span.num_rows, span.num_sampled) for span in chunks] == [
+        (0, 16, 0),
+        (16, 16, 0),
+        (32, 8, 1),
+    ]
+    driver.finish()
+    assert driver.answers[number] == truth(prompt, 3)
+
+
+def test_nothing_is_planned_behind_the_last_token() -> None:
+    driver = certified(speculation="off")
+    driver.submit(PROMPT, 2)
+    assert driver.start() and driver.start()
+    driver.read()
+    assert not driver.start(), "both tokens were said or are in flight"
+    driver.finish()
+    assert driver.runner.num_started == 2
+
+
+@pytest.mark.parametrize("settings", [{"presence_penalty": 1.0}, {"grammar": AnyForm()}])
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_who_must_know_its_tokens_makes_everybody_wait(mode: str, settings: dict[str, object]) -> None:
+    driver = Driver(mode, certified=CERTIFIED, ahead=1, lie=0.3)  # type: ignore[arg-type]
+    free = driver.submit(PROMPT, 30)
+    bound = driver.submit((3, 3), 6, **settings)  # type: ignore[arg-type]
+    while bound not in driver.ended:
+        assert driver.start()
+        assert not driver.start(), "nobody runs ahead"
+        driver.read()
+    before = driver.runner.num_unknown
+    assert before == 0
+    driver.finish()
+    assert driver.runner.num_unknown > 0
+    assert driver.answers[free] == truth(PROMPT, 30)
+    assert driver.answers[bound] == truth((3, 3), 6)
+
+
+def test_a_newcomer_is_admitted_while_others_are_in_flight() -> None:
+    driver = certified(speculation="off")
+    driver.submit(PROMPT, 20)
+    driver.start()
+    late = driver.submit((2, 2), 4)
+    assert spans_of(driver.start(), late)
+    driver.finish()
+    assert driver.answers[late] == truth((2, 2), 4)
+
+
+def test_without_pages_the_plan_is_empty_and_nobody_is_preempted_in_flight() -> None:
+    driver = certified(num_pages=7, seqs=2, cache=False, speculation="off")
+    numbers = [driver.submit(PROMPT, 15), driver.submit(PROMPT, 15)]
+    empty = 0
+    while driver.scheduler.has_work:
+        in_flight = bool(driver.flying)
+        before = sum(seq.stats.preemptions for seq in driver.scheduler.sequences)
+        plan = driver.start()
+        after = sum(seq.stats.preemptions for seq in driver.scheduler.sequences)
+        assert not (in_flight and after > before)
+        empty += in_flight and not plan
+        if driver.flying and (not plan or len(driver.flying) > 1):
+            driver.read()
+    assert empty > 0
+    assert sum(driver.ended[number].stats.preemptions for number in numbers) > 0
+    assert all(driver.answers[number] == truth(PROMPT, 15) for number in numbers)
+
+
+def test_an_abort_in_flight_holds_pages_and_lane_until_the_last_plan_is_over() -> None:
+    driver = certified(seqs=1, cache=False, speculation="off")
+    number = driver.submit(PROMPT, 20)
+    waiting = driver.submit(PROMPT, 3)
+    (first,) = spans_of(driver.start(), number)
+    driver.start()
+    held = driver.scheduler.pool.num_held
+    driver.note(driver.scheduler.abort(number))
+    driver.read()
+    assert driver.scheduler.pool.num_held == held and driver.scheduler.has_work
+    (theirs,) = spans_of(driver.start(), waiting)
+    assert theirs.lane != first.lane and not set(theirs.pages) & set(first.pages)
+    driver.read()
+    driver.scheduler.check()
+    assert driver.scheduler.pool.num_held < held + 2
+    driver.finish()
+    assert driver.answers[number] == []
+    assert driver.answers[waiting] == truth(PROMPT, 3)
+
+
+def test_an_end_that_nobody_foresaw_drops_what_is_in_flight() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 20, stop_at=4)
+    driver.finish()
+    assert driver.answers[number] == truth(PROMPT, 4)
+    assert driver.runner.num_started == 5, "one plan was under way when the end was read"
+
+
+def test_a_failure_ends_all_in_flight_and_no_other() -> None:
+    driver = certified(seqs=2, speculation="off")
+    running = [driver.submit(PROMPT, 20), driver.submit((3,), 20)]
+    waiting = driver.submit((2, 2), 4)
+    first = driver.start()
+    driver.start()
+    events = driver.note(driver.scheduler.fail(first, "the pass broke"))
+    driver.flying.clear()
+    driver.runner._unread.clear()
+    assert {event.request_id for event in events} == set(running)  # type: ignore[union-attr]
+    assert driver.scheduler.num_in_flight == 0
+    driver.scheduler.check()
+    driver.finish()
+    assert driver.answers[waiting] == truth((2, 2), 4)
+
+
+def test_plans_are_absorbed_in_order() -> None:
+    driver = certified()
+    driver.submit(PROMPT, 20)
+    driver.start()
+    second = driver.start()
+    with pytest.raises(AssertionError, match="in the order they were made"):
+        driver.scheduler.absorb(second, [])
+
+
+def test_who_repeats_itself_waits_for_its_tokens_and_proposes() -> None:
+    driver = certified(seqs=4)
+    copies = driver.submit((COPIES, 2, 1, 3, 1), 60)
+    driver.finish()
+    stats = driver.ended[copies].stats
+    assert driver.answers[copies] == truth((COPIES, 2, 1, 3, 1), 60)
+    assert stats.looked_up > 0
+    assert driver.runner.num_started < 50
+    other = certified(seqs=4)
+    plain = other.submit(PROMPT, 60)
+    other.finish()
+    assert other.ended[plain].stats.looked_up == 0
+    assert other.runner.num_ahead == 59, "who does not repeat itself pays nothing"
+
+
+@pytest.mark.parametrize(
+    ("chance", "guesses", "worth"),
+    [(0.5, 31, False), (0.6, 3, True), (0.9, 1, False), (1.0, 2, True), (1.0, 1, False)],
+)
+def test_waiting_is_worth_it_for_more_than_two_tokens(chance: float, guesses: int, worth: bool) -> None:
+    assert is_worth_waiting(chance, guesses) is worth
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
+    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=1)  # type: ignore[arg-type]
+    for _ in range(6):
+        driver.submit(PROMPT, 14)
+    driver.finish()
+    assert list(driver.ended) == sorted(driver.ended)
+    assert driver.ended[0].stats.preemptions == 0, "the oldest is never preempted"
+    assert sum(ended.stats.preemptions for ended in driver.ended.values()) > 0
+    assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(6))
+
+
+def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> None:
+    driver = certified(speculation="off")
+    sworn, ordinary = driver.submit(PROMPT, 12), driver.submit((1, 1), 12, deterministic=False)
+    for _ in range(5):
+        driver.step()
+    (flown,) = spans_of(driver.flying[0][0], sworn)
+    driver.scheduler._revoke()
+    driver.scheduler.check()
+    again = next(seq for seq in driver.scheduler.sequences if seq.request_id == sworn)
+    assert not again.flying and not again.land(flown), "what is in flight means nothing any more"
+    assert not driver.start(), "nothing is planned before what was made under the certificate is over"
+    said = len(driver.answers[ordinary])
+    driver.read()
+    assert len(driver.answers[ordinary]) == said + 1
+    assert driver.scheduler.index.num_pages == 0
+    other = driver.submit((2, 2), 2, deterministic=False)
+    driver.finish()
+    assert driver.answers[sworn] == truth(PROMPT, 12)
+    assert driver.ended[sworn].determinism == "verified"
+    assert driver.answers[ordinary] == truth((1, 1), 12) and driver.answers[other] == truth((2, 2), 2)
+    first_page = (1, 1, *truth((1, 1), 2))
+    assert first_page not in driver.scheduler.index.root.children, (
+        "its pages were computed under the certificate"
+    )
+
+
+def test_only_the_oldest_span_in_flight_lands() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 12)
+    (first,), (second,) = spans_of(driver.start(), number), spans_of(driver.start(), number)
+    seq = driver.sequence(number)
+    assert not seq.land(second) and seq.flying == [first, second]
+    assert seq.land(first) and seq.flying == [second]

@@ -1,0 +1,215 @@
+"""Bursts: fast passes that feed one another and the windows over what they propose; what counts on a window in flight."""
+
+import pytest
+from scripted import COPIES
+
+from holdfast.core.step_plan import LANE_WIDTH, UNKNOWN, PassKind
+from holdfast.scheduler import policy
+from holdfast.scheduler.policy import choose_burst
+from scheduler.driver import ROWS, Driver, spans_of, truth
+
+PROMPT = (1, 2, 3, 1, 2)
+
+
+def burst(**changes: object) -> Driver:
+    return Driver("verify", ahead=1, speculation="off", **changes)  # type: ignore[arg-type]
+
+
+def grown(driver: Driver) -> int:
+    """A request whose windows have four candidates by now; nothing is in flight."""
+    number = driver.submit(PROMPT, 60)
+    while driver.scheduler.sequences[0].window_cap < 4:
+        driver.step()
+    while driver.flying:
+        driver.read()
+    return number
+
+
+def test_a_burst_is_one_plan_and_one_wait() -> None:
+    driver = burst()
+    number = driver.submit(PROMPT, 40)
+    driver.finish()
+    stats = driver.ended[number].stats
+    assert driver.answers[number] == truth(PROMPT, 40)
+    assert driver.runner.num_waits == driver.runner.num_started == stats.windows + 1  # and the prefill
+    assert stats.windows < 10
+    assert stats.candidates == stats.accepted == stats.fast_passes
+    widest = max(span.num_rows for one in driver.runner.passes for span in one.spans)
+    assert widest == ROWS, "windows grow until they fill a reference pass"
+
+
+def test_a_bursts_passes_feed_one_another() -> None:
+    driver = burst()
+    number = grown(driver)
+    plan = driver.start()
+    at = driver.sequence(number).log.committed_len - 1
+    spans = spans_of(plan, number)
+    assert [one.kind for one in plan.passes] == [PassKind.FAST] * 4 + [PassKind.CANONICAL]
+    assert [span.start for span in spans] == [at, at + 1, at + 2, at + 3, at]
+    assert [span.token_ids.count(UNKNOWN) for span in spans] == [0, 1, 1, 1, 4]
+    assert spans[-1].num_sampled == 5
+
+
+def test_the_next_burst_counts_on_the_window_in_flight() -> None:
+    driver = burst()
+    number = grown(driver)
+    first, second = spans_of(driver.start(), number), spans_of(driver.start(), number)
+    behind = first[-1].stop
+    assert [span.start for span in second] == [behind, behind + 1, behind + 2, behind + 3, behind]
+    assert all(set(span.token_ids) == {UNKNOWN} for span in second)
+    assert second[-1].num_sampled == 5
+    driver.finish()
+    assert driver.answers[number] == truth(PROMPT, 60)
+    runner = driver.runner
+    assert runner.num_ahead > runner.num_started // 2
+
+
+def test_behind_a_long_burst_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "SHORT_BURST", 4)
+    driver = burst()
+    number = grown(driver)
+    plan = driver.start()
+    assert len(plan.passes) == 5
+    assert not driver.start(), "a newcomer would wait for two of them"
+    driver.finish()
+    assert driver.answers[number] == truth(PROMPT, 60)
+
+
+def fallen(driver: Driver) -> int:
+    """A window that falls has just been read, and a burst that counted on it is in flight."""
+    number = grown(driver)
+    assert driver.start()
+    driver.runner._lie = 1.0
+    assert driver.start()
+    driver.read()
+    driver.runner._lie = 0.0
+    assert driver.start() and len(driver.flying) == 2
+    driver.read()
+    assert len(driver.flying) == 1
+    return number
+
+
+def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
+    driver = burst()
+    number = fallen(driver)
+    seq = driver.sequence(number)
+    assert seq.fell and not seq.flying and seq.table.is_pinned
+    committed = seq.log.committed_len
+    (plan, _) = driver.flying[0]
+    again = spans_of(driver.start(), number)
+    assert again[0].start == committed - 1 and again[0].token_ids == (seq.log.last,)
+    driver.read()
+    assert seq.log.committed_len == committed and not seq.table.is_pinned
+    assert spans_of(plan, number)[0].start > committed - 1
+    driver.finish()
+    stats = driver.ended[number].stats
+    assert driver.answers[number] == truth(PROMPT, 60)
+    assert stats.rollbacks == 1
+    assert stats.candidates == stats.accepted + stats.rolled_back
+
+
+def test_an_abort_behind_a_window_that_fell_holds_pages_and_lane_until_nothing_is_in_flight() -> None:
+    driver = burst(cache=False)
+    number = fallen(driver)
+    held, lane = driver.scheduler.pool.num_held, driver.sequence(number).lane
+    driver.note(driver.scheduler.abort(number))
+    driver.scheduler.check()
+    assert driver.scheduler.pool.num_held == held
+    late = driver.submit((2, 2), 3)
+    assert spans_of(driver.start(), late)[0].lane != lane
+    driver.read()
+    assert driver.scheduler.pool.num_held < held
+    driver.finish()
+    assert driver.answers[late] == truth((2, 2), 3)
+
+
+def test_windows_that_fall_are_waited_for_until_they_stand_again() -> None:
+    driver = burst(lie=1.0, num_pages=128)
+    number = driver.submit(PROMPT, 400)
+    for _ in range(20):
+        driver.step()
+    while driver.flying:
+        driver.read()
+    assert driver.start() and not driver.start(), "the next window would fall, too"
+    driver.runner._lie = 0.0
+    driver.finish()
+    assert driver.answers[number] == truth(PROMPT, 400)
+    ahead = [one for one in driver.runner.passes[-10:] if one.kind is PassKind.CANONICAL]
+    assert all(set(one.spans[0].token_ids) == {UNKNOWN} for one in ahead)
+
+
+def test_in_verify_who_repeats_itself_has_windows_of_what_it_said() -> None:
+    driver = Driver("verify", ahead=1)
+    number = driver.submit((COPIES, 2, 1, 3, 1), 200)
+    driver.finish()
+    assert driver.answers[number] == truth((COPIES, 2, 1, 3, 1), 200)
+    assert driver.ended[number].stats.looked_up > 20
+
+
+@pytest.mark.parametrize("lie", [0.1, 0.5, 1.0])
+def test_lies_in_a_burst_are_rolled_back(lie: float) -> None:
+    driver = burst(lie=lie, seqs=6)
+    numbers = [driver.submit(PROMPT[: n + 1], 30) for n in range(5)]
+    driver.finish()
+    for number in numbers:
+        stats = driver.ended[number].stats
+        assert driver.answers[number] == truth(PROMPT[: number + 1], 30)
+        assert stats.candidates == stats.accepted + stats.rolled_back
+        assert stats.accepted + stats.canonical_tokens == 30
+        assert (stats.accepted == 0) == (lie == 1.0)
+
+
+def test_ordinary_requests_have_a_row_in_every_fast_pass_of_a_burst() -> None:
+    driver = burst()
+    grown(driver)
+    ordinary = driver.submit((1, 1), 40, deterministic=False)
+    prompt = driver.start()
+    driver.read()
+    plan = driver.start()
+    fast = [one for one in plan.passes if one.kind is PassKind.FAST]
+    assert len(fast) >= 4
+    assert len(spans_of(plan, ordinary)) == len(fast)
+    assert len(spans_of(prompt, ordinary)) > 1, "a prompt that is done goes on in the same burst"
+    said = len(driver.answers[ordinary])
+    driver.read()
+    assert len(driver.answers[ordinary]) == said + len(fast)
+    driver.finish()
+    assert driver.answers[ordinary] == truth((1, 1), 40)
+
+
+def test_a_deterministic_prompt_does_not_wait_for_a_long_burst() -> None:
+    driver = burst()
+    grown(driver)
+    late = driver.submit((3, 3, 3), 4)
+    plan = driver.start()
+    assert spans_of(plan, late)
+    assert len(plan.passes) == 2
+
+
+def test_a_burst_fills_reference_passes() -> None:
+    assert [choose_burst(n, 256) for n in (0, 1, 2, 8, 32, 128, 200, 256)] == [1, 62, 62, 31, 7, 1, 1, 1]
+    assert choose_burst(1, 256) + 1 < LANE_WIDTH
+
+
+def test_nobody_runs_ahead_of_a_verdict_that_is_waited_for() -> None:
+    driver = burst(lie=1.0)
+    driver.submit(PROMPT, 60)
+    driver.submit((1, 1), 60, deterministic=False)
+    for _ in range(20):
+        driver.step()
+    while driver.flying:
+        driver.read()
+    assert driver.start()
+    assert not driver.start(), "the ordinary request could go on, at the price of passes that are half empty"
+
+
+def test_a_candidate_in_flight_is_no_committed_token() -> None:
+    """Whoever made everybody wait is gone, and the plan in flight holds a candidate whose window is not planned yet."""
+    driver = burst()
+    free, bound = driver.submit(PROMPT, 30), driver.submit((3, 3), 30, presence_penalty=1.0)
+    while not (driver.flying and spans_of(driver.flying[0][0], free)[-1].logprobs is None):
+        driver.step()
+    driver.note(driver.scheduler.abort(bound))
+    assert not driver.start()
+    driver.finish()
+    assert driver.answers[free] == truth(PROMPT, 30)

@@ -1,0 +1,133 @@
+"""The scheduler's decisions, each alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import ConfigError
+from holdfast.scheduler.policy import (
+    SHORT_BURST,
+    TRUSTED,
+    PendingWindow,
+    SchedulerConfig,
+    adapt_trust,
+    certified_size,
+    choose_due,
+    counts_on_windows,
+    fill_spare,
+    may_admit,
+    round_up,
+)
+
+
+def window(number: int, rows: int, due: bool = False, last: int = 0) -> PendingWindow:
+    return PendingWindow(number, rows, due, last)
+
+
+def ids(windows: list[PendingWindow]) -> list[int]:
+    return [one.request_id for one in windows]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "rows", "complaint"),
+    [(0, 64, "max_num_seqs must be"), (4, 31, "at least 32"), (65, 64, "so that every running request")],
+)
+def test_limits_that_cannot_be_kept_are_refused(sequences: int, rows: int, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        SchedulerConfig(sequences, rows, reference_rows=16)
+
+
+def test_the_smallest_limits() -> None:
+    SchedulerConfig(32, 32, reference_rows=16)
+
+
+@given(st.integers(1, 40), st.sets(st.integers(1, 40)).map(sorted))
+def test_certified_size_is_the_smallest_that_holds(rows: int, sizes: list[int]) -> None:
+    assert certified_size(rows, sizes) == min((size for size in sizes if size >= rows), default=None)
+
+
+@pytest.mark.parametrize(("rows", "multiple", "up"), [(0, 8, 0), (1, 8, 8), (8, 8, 8), (9, 8, 16)])
+def test_round_up(rows: int, multiple: int, up: int) -> None:
+    assert round_up(rows, multiple) == up
+
+
+def test_only_due_windows_while_they_do_not_fill_a_pass() -> None:
+    assert ids(choose_due([window(1, 2), window(2, 3, due=True)], 8, 64)) == [2]
+    assert choose_due([window(1, 2), window(2, 3)], 8, 64) == []
+
+
+def test_a_pass_that_fills_up_takes_any_window() -> None:
+    pending = [window(1, 4), window(2, 4)]
+    assert ids(choose_due(pending, 8, 64)) == [1, 2]
+
+
+def test_nobody_due_fills_whole_reference_passes_and_no_more() -> None:
+    pending = [window(number, 3) for number in range(6)]
+    assert (
+        sum(one.num_rows for one in choose_due(pending, 8, 64)) == 15
+    )  # of 16: a sixth window would be padding
+    assert sum(one.num_rows for one in choose_due(pending, 8, 8)) == 6
+
+
+def test_whoever_waited_longest_goes_first() -> None:
+    pending = [window(1, 5, True, last=9), window(2, 5, True, last=3), window(3, 5, True, last=6)]
+    assert ids(choose_due(pending, 8, 10)) == [2, 3]
+
+
+def test_due_windows_go_before_others() -> None:
+    pending = [window(1, 5, False, last=0), window(2, 5, True, last=9)]
+    assert ids(choose_due(pending, 8, 8)) == [2]
+
+
+@given(
+    st.lists(st.builds(PendingWindow, st.integers(0, 99), st.integers(1, 8), st.booleans(), st.integers(0, 5)),
+             max_size=12, unique_by=lambda one: one.request_id),
+    st.integers(8, 40),
+    st.integers(0, 16),
+)  # fmt: skip
+def test_budgets_are_kept_and_nothing_is_chosen_twice(
+    pending: list[PendingWindow], budget: int, spare: int
+) -> None:
+    chosen = choose_due(pending, 8, budget)
+    more = fill_spare(pending, chosen, spare)
+    assert sum(one.num_rows for one in chosen) <= budget
+    assert sum(one.num_rows for one in more) <= spare
+    everything = ids(chosen) + ids(more)
+    assert len(everything) == len(set(everything))
+    if any(one.due for one in pending):
+        assert chosen[0].due  # a due window fits any budget of a reference pass, so one is always judged
+
+
+def test_spare_rows_take_the_longest_that_fits() -> None:
+    pending = [window(1, 2), window(2, 5), window(3, 4)]
+    assert ids(fill_spare(pending, [pending[0]], 6)) == [2]
+    assert ids(fill_spare(pending, [], 3)) == [1]
+
+
+def test_admission_leaves_a_page_for_every_running_request() -> None:
+    assert may_admit(4, 4, 0)
+    assert may_admit(4, 6, 2)
+    assert not may_admit(4, 5, 2)
+
+
+def test_one_pass_must_hold_every_running_request_and_some_prompt() -> None:
+    assert SchedulerConfig(8, 64, 8, certified_sizes=(1, 16)).one_pass_suffices
+    assert not SchedulerConfig(9, 64, 8, certified_sizes=(1, 16)).one_pass_suffices
+    assert not SchedulerConfig(9, 64, 8).one_pass_suffices
+
+
+def test_trust_goes_with_a_few_windows_that_fall_and_comes_back_with_many_that_stand() -> None:
+    trust, verdicts = 1.0, 0
+    while trust >= TRUSTED:
+        trust, verdicts = adapt_trust(trust, stood=False), verdicts + 1
+    assert 2 <= verdicts <= 8
+    for _ in range(100):
+        trust = adapt_trust(trust, stood=False)
+    while trust < TRUSTED:
+        trust, verdicts = adapt_trust(trust, stood=True), verdicts + 1
+    assert 50 <= verdicts <= 100 and trust <= 1.0
+
+
+def test_only_short_bursts_are_counted_on() -> None:
+    assert counts_on_windows(1.0, SHORT_BURST) and counts_on_windows(TRUSTED, 2)
+    assert not counts_on_windows(1.0, SHORT_BURST + 1) and not counts_on_windows(TRUSTED - 0.01, 2)

@@ -1,0 +1,340 @@
+"""Admission, fairness, preemption, aborts and failures, each in a small scene."""
+
+import pytest
+from scripted import EOS, next_token
+
+from holdfast.core.step_plan import PassKind
+from holdfast.errors import PromptTooLong
+from scheduler.driver import PAGE_SIZE, ROWS, Driver, truth
+
+PROMPT = (1, 2, 3, 1, 2)
+
+
+@pytest.mark.parametrize("mode", ["verify", "auto"])
+@pytest.mark.parametrize("lie", [0.0, 0.3, 1.0])
+def test_an_answer_is_the_references(mode: str, lie: float) -> None:
+    driver = Driver(mode, certified=(4, 8, 16, 64), lie=lie)  # type: ignore[arg-type]
+    numbers = [driver.submit(PROMPT[: n + 1], 12) for n in range(4)]
+    driver.finish()
+    for number in numbers:
+        assert driver.answers[number] == truth(PROMPT[: number + 1], 12)
+        assert driver.texts[number].seen == driver.answers[number]
+        assert driver.ended[number].reason == "length"
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    driver = Driver(num_pages=4)
+    driver.submit(PROMPT, 11)  # 16 positions, 4 pages
+    with pytest.raises(PromptTooLong, match="17 KV positions, the KV budget holds 16"):
+        driver.scheduler.submit(_request(99, PROMPT, 12), driver.texts[0])
+    driver.finish()
+
+
+def _request(number: int, prompt: tuple[int, ...], max_tokens: int):  # type: ignore[no-untyped-def]
+    from holdfast.core.request import Request
+    from holdfast.core.sampling_params import SamplingParams
+
+    return Request(number, prompt, SamplingParams(max_tokens=max_tokens), 0)
+
+
+def test_requests_start_in_the_order_of_arrival() -> None:
+    driver = Driver(seqs=2, num_pages=12)
+    for _ in range(6):
+        driver.submit(PROMPT, 10)
+    driver.finish()
+    assert driver.started == list(range(6))
+
+
+def test_no_more_run_than_allowed() -> None:
+    driver = Driver(seqs=3)
+    for _ in range(7):
+        driver.submit(PROMPT, 6)
+    while driver.scheduler.has_work:
+        driver.step()
+        assert driver.scheduler.num_running <= 3
+
+
+@pytest.mark.parametrize("mode", ["verify", "auto", "off"])
+def test_nobody_starves_when_pages_run_out(mode: str) -> None:
+    """Eight requests of five pages each in seven pages, with newcomers all the time: each ends, the oldest first."""
+    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False)  # type: ignore[arg-type]
+    deterministic = mode != "off"
+    for _ in range(4):
+        driver.submit(PROMPT, 14, deterministic=deterministic)
+    order: list[int] = []
+    while driver.scheduler.has_work:
+        for event in driver.step():
+            if event.request_id in driver.ended and event.request_id not in order:
+                order.append(event.request_id)
+        if len(driver.answers) < 8 and driver.steps % 5 == 0:
+            driver.submit(PROMPT, 14, deterministic=deterministic)
+        assert driver.steps < 2000
+    assert order == sorted(order)
+    assert len(order) == 8
+    stats = [driver.ended[number].stats for number in range(8)]
+    assert stats[0].preemptions == 0, "the oldest is never preempted"
+    assert sum(one.preemptions for one in stats) > 0
+    if deterministic:
+        assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(8))
+
+
+def test_preemption_with_outstanding_candidates_loses_no_token() -> None:
+    driver = Driver(num_pages=8, seqs=2, cache=False)
+    first, second = driver.submit(PROMPT, 22), driver.submit((3, 3, 3), 20)
+    caught = False
+    while driver.scheduler.has_work:
+        before = {n: s.log.num_candidates for n, s in driver.scheduler._roster.running.items()}
+        driver.step()
+        gone = [s for s in driver.scheduler._roster.queue if before.get(s.request_id)]
+        caught |= any(s.stats.preemptions and not s.log.candidates for s in gone)
+    assert caught, "no request was preempted with candidates outstanding"
+    assert driver.answers[first] == truth(PROMPT, 22)
+    assert driver.answers[second] == truth((3, 3, 3), 20)
+    assert driver.ended[second].stats.rolled_back > 0
+
+
+def test_abort_in_the_queue() -> None:
+    driver = Driver(seqs=1)
+    first, second = driver.submit(PROMPT), driver.submit(PROMPT)
+    driver.step()
+    (event,) = driver.note(driver.scheduler.abort(second))
+    assert event.reason == "abort"  # type: ignore[union-attr]
+    assert driver.scheduler.num_waiting == 0
+    driver.finish()
+    assert driver.answers[first] == truth(PROMPT, 8)
+    assert driver.answers[second] == []
+
+
+def test_abort_between_steps_frees_the_pages_at_once() -> None:
+    driver = Driver()
+    number = driver.submit(PROMPT, 30)
+    for _ in range(4):
+        driver.step()
+    driver.note(driver.scheduler.abort(number))
+    assert driver.scheduler.pool.num_held == 0
+    assert driver.ended[number].stats.candidates == (
+        driver.ended[number].stats.accepted + driver.ended[number].stats.rolled_back
+    )
+
+
+def test_abort_in_flight_frees_the_pages_when_the_pass_is_over() -> None:
+    driver = Driver()
+    number, other = driver.submit(PROMPT, 30), driver.submit((2, 2), 12)
+    for _ in range(3):
+        driver.step()
+    plan = driver.plan()
+    held = driver.scheduler.pool.num_held
+    driver.note(driver.scheduler.abort(number))
+    assert driver.scheduler.pool.num_held == held, "a running pass still writes to these pages"
+    driver.scheduler.check()
+    said = len(driver.answers[number])
+    driver.absorb(plan)
+    assert len(driver.answers[number]) == said, "an aborted request says nothing any more"
+    assert driver.scheduler.pool.num_held < held
+    driver.finish()
+    assert driver.answers[other] == truth((2, 2), 12)
+
+
+def test_abort_of_somebody_unknown_or_ended_does_nothing() -> None:
+    driver = Driver()
+    number = driver.submit(PROMPT, 1)
+    driver.finish()
+    assert driver.scheduler.abort(number) == []
+    assert driver.scheduler.abort(12345) == []
+
+
+def test_a_failed_plan_ends_those_in_it_and_no_other() -> None:
+    driver = Driver(seqs=2)
+    running = [driver.submit(PROMPT), driver.submit((3,))]
+    waiting = driver.submit((2, 2))
+    plan = driver.plan()
+    events = driver.note(driver.scheduler.fail(plan, "the pass broke"))
+    driver.scheduler.check()
+    assert {event.request_id for event in events} == set(running)
+    for number in running:
+        assert (driver.ended[number].reason, driver.ended[number].error) == ("error", "the pass broke")
+    driver.finish()
+    assert driver.answers[waiting] == truth((2, 2), 8)
+
+
+def test_a_request_aborted_in_a_plan_that_fails_ends_once() -> None:
+    driver = Driver()
+    number = driver.submit(PROMPT)
+    plan = driver.plan()
+    assert len(driver.scheduler.abort(number)) == 1
+    assert driver.scheduler.fail(plan, "the pass broke") == []
+    assert driver.scheduler.pool.num_held == 0
+
+
+def test_a_plan_must_be_absorbed_before_the_next() -> None:
+    driver = Driver()
+    driver.submit(PROMPT)
+    driver.scheduler.plan()
+    with pytest.raises(AssertionError, match="was not absorbed"):
+        driver.scheduler.plan()
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    assert not Driver().scheduler.plan()
+
+
+@pytest.mark.parametrize("mode", ["verify", "auto"])
+def test_a_warm_prefix_is_reused_and_counted(mode: str) -> None:
+    driver = Driver(mode, certified=(64,))  # type: ignore[arg-type]
+    long = tuple(n % 3 + 1 for n in range(18))
+    cold = driver.submit(long, 6)
+    driver.finish()
+    warm = driver.submit(long, 6)
+    driver.finish()
+    assert driver.ended[cold].stats.cached_tokens == 0
+    assert driver.ended[warm].stats.cached_tokens == 16  # the last token is always computed
+    assert driver.answers[warm] == driver.answers[cold] == truth(long, 6)
+
+
+def test_a_whole_number_of_pages_still_computes_its_last_token() -> None:
+    driver = Driver()
+    prompt = tuple(range(1, 2 * PAGE_SIZE + 1))
+    for _ in range(2):
+        number = driver.submit(prompt, 3)
+        driver.finish()
+    assert driver.ended[number].stats.cached_tokens == PAGE_SIZE
+
+
+def test_without_the_cache_nothing_is_reused() -> None:
+    driver = Driver(cache=False)
+    for _ in range(2):
+        number = driver.submit(range(1, 12), 3)
+        driver.finish()
+    assert driver.ended[number].stats.cached_tokens == 0
+    assert driver.scheduler.index.num_pages == 0
+
+
+def test_a_deterministic_request_never_reads_fast_pages() -> None:
+    driver = Driver("verify")
+    prompt = tuple(range(1, 14))
+    driver.submit(prompt, 3, deterministic=False)
+    driver.finish()
+    assert driver.scheduler.index.num_pages > 0
+    ordinary = driver.submit(prompt, 3, deterministic=False)
+    deterministic = driver.submit(prompt, 3)
+    driver.finish()  # the scripted model asserts that no canonical row reads fast KV
+    assert driver.ended[ordinary].stats.cached_tokens == 12
+    assert driver.ended[deterministic].stats.cached_tokens == 0
+    again = driver.submit(prompt, 3)
+    driver.finish()
+    assert driver.ended[again].stats.cached_tokens == 12
+
+
+def test_an_ordinary_request_may_read_canonical_pages() -> None:
+    driver = Driver("verify")
+    prompt = tuple(range(1, 14))
+    driver.submit(prompt, 3)
+    driver.finish()
+    number = driver.submit(prompt, 3, deterministic=False)
+    driver.finish()
+    assert driver.ended[number].stats.cached_tokens == 12
+
+
+def test_uncertified_canonical_passes_are_multiples_of_the_reference() -> None:
+    driver = Driver("verify", lie=0.2)
+    for length in (1, 7, 8, 9, 30):
+        driver.submit(tuple(n % 3 + 1 for n in range(length)), 9)
+    driver.finish()
+    assert driver.canonical_passes()
+    assert all(rows % ROWS == 0 and rows > 0 for rows in driver.canonical_passes())
+
+
+def test_certified_passes_are_padded_to_the_next_certified_size() -> None:
+    sizes = (3, 10, 40)
+    driver = Driver("auto", certified=sizes)
+    driver.submit(range(1, 6), 5)
+    driver.submit(range(1, 50), 5)
+    driver.finish()
+    for one in driver.runner.passes:
+        assert one.certified
+        assert one.padded_rows == min(size for size in sizes if size >= one.num_rows)
+
+
+def test_auto_without_certified_sizes_verifies() -> None:
+    driver = Driver("auto", certified=())
+    number = driver.submit(PROMPT, 10)
+    driver.finish()
+    assert driver.ended[number].determinism == "verified"
+    assert driver.ended[number].stats.windows > 0
+
+
+def test_ordinary_passes_of_an_uncertified_size_are_fast_and_not_padded() -> None:
+    driver = Driver("auto", certified=(8, 64))
+    driver.submit(range(1, 6), 4, deterministic=False)
+    driver.submit(range(1, 9), 1, deterministic=False)
+    driver.finish()
+    assert {one.kind for one in driver.runner.passes} == {PassKind.FAST}
+    assert all(one.padded_rows == one.num_rows for one in driver.runner.passes)
+
+
+def test_off_runs_fast_passes_only() -> None:
+    driver = Driver("off")
+    number = driver.submit(PROMPT, 5, deterministic=False)
+    driver.finish()
+    assert {one.kind for one in driver.runner.passes} == {PassKind.FAST}
+    stats = driver.ended[number].stats
+    assert (stats.candidates, stats.accepted, stats.canonical_tokens) == (5, 5, 0)
+    assert driver.ended[number].determinism == "none"
+
+
+def test_ordinary_requests_get_a_row_in_every_step_while_others_are_verified() -> None:
+    driver = Driver("verify", seqs=4)
+    ordinary = driver.submit((1, 1), 20, deterministic=False)
+    for _ in range(3):
+        driver.submit(tuple(range(1, 40)), 10)
+    driver.step()
+    for _ in range(15):
+        said = len(driver.answers[ordinary])
+        driver.step()
+        assert len(driver.answers[ordinary]) == said + 1
+
+
+def test_a_long_prompt_does_not_stall_windows_for_more_than_one_pass() -> None:
+    driver = Driver("verify", rows=16, seqs=4)
+    first = driver.submit((1, 2), 20)
+    driver.step()
+    driver.submit(tuple(n % 3 + 1 for n in range(120)), 4)
+    waits = []
+    since = 0
+    while first not in driver.ended:
+        said = len(driver.answers[first])
+        driver.step()
+        if len(driver.answers[first]) > said:
+            waits.append(since)
+            since = 0
+        else:
+            since += 1
+    assert max(waits) <= ROWS, "a window waits for its own candidates only"
+
+
+def test_a_stop_token_inside_a_window_ends_the_answer_there() -> None:
+    prompt = next(p for p in ((a, b) for a in range(1, 40) for b in range(1, 40)) if EOS in truth(p, 12)[3:9])
+    expected = truth(prompt, 12)
+    expected = expected[: expected.index(EOS) + 1]
+    driver = Driver("verify")
+    number = driver.submit(prompt, 30, ignore_eos=False)
+    driver.finish()
+    assert driver.answers[number] == expected
+    assert driver.ended[number].reason == "stop"
+
+
+def test_a_stop_string_inside_a_window_ends_the_answer_there() -> None:
+    for stop_at in range(1, 12):
+        driver = Driver("verify")
+        number = driver.submit(PROMPT, 30, stop_at=stop_at)
+        driver.finish()
+        assert driver.answers[number] == truth(PROMPT, stop_at)
+        assert driver.texts[number].seen == driver.answers[number]
+        assert driver.ended[number].reason == "stop"
+        stats = driver.ended[number].stats
+        assert stats.candidates == stats.accepted + stats.rolled_back
+        assert stop_at == stats.accepted + stats.canonical_tokens
+
+
+def test_the_scripted_model_has_a_stop_token() -> None:
+    assert next_token((EOS, 1, False)) == EOS

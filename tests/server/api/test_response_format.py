@@ -1,0 +1,118 @@
+"""Every way to ask for a form, and what each mistake is told."""
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.errors import InvalidRequest
+from holdfast.server.api.response_format import form_of
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+
+
+def ask(**fields: Any) -> StructuredOutput | None:
+    return form_of(SimpleNamespace(**{**dict.fromkeys(FIELDS), **fields}))
+
+
+def named(**changes: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, **changes}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "text", "json_schema": None}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": named()}, {"json_schema": SCHEMA}),
+        ({"response_format": named(strict=True, description="d")}, {"json_schema": SCHEMA}),
+        ({"response_format": named(strict=None, description=None)}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        (
+            {"structured_outputs": {"json": json.dumps(SCHEMA), "regex": None}},
+            {"json_schema": json.dumps(SCHEMA)},
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"], "json_object": False}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": 'start: "a"'}}, {"lark": 'start: "a"'}),
+        ({"structured_outputs": {"json_object": True}}, {"json_object": True}),
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": json.dumps(SCHEMA)}),
+        ({"guided_regex": "a+", "response_format": {"type": "text"}}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": 'start: "a"'}, {"lark": 'start: "a"'}),
+    ],
+    ids=range(18),
+)
+def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
+    assert ask(**fields) == (None if form is None else StructuredOutput(**form))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"response_format": "json"}, "response_format must be an object"),
+        ({"response_format": {}}, "response_format.type must be"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type must be"),
+        ({"response_format": {"type": ["text"]}}, "response_format.type must be"),
+        ({"response_format": {"type": "json_object", "json_schema": {}}}, 'needs the type "json_schema"'),
+        ({"response_format": {"type": "json_schema"}}, "json_schema must be an object"),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "json_schema.name must be"),
+        ({"response_format": named(name="a b")}, "json_schema.name must be"),
+        ({"response_format": named(name="x" * 65)}, "json_schema.name must be"),
+        ({"response_format": named(strict=1)}, "strict must be true or false"),
+        ({"response_format": named(description=1)}, "description must be a text"),
+        ({"response_format": named(schema=None)}, "schema must be a JSON schema"),
+        ({"response_format": named(schema="{}")}, "schema must be a JSON schema"),
+        ({"response_format": named(schema=deep(65))}, "nested deeper than 64"),
+        ({"response_format": named(schema={"const": math.nan})}, "cannot be written as JSON"),
+        ({"response_format": named(schema={"const": 10**5000})}, "cannot be written as JSON"),
+        ({"response_format": named(schema={"title": "x" * (1 << 18)})}, "too large"),
+        ({"structured_outputs": []}, "structured_outputs must be an object"),
+        ({"structured_outputs": {}}, "exactly one of json, regex, choice, grammar, json_object; it has 0"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "it has 2"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "does not know 'structural_tag'"),
+        ({"structured_outputs": {"json": 3}}, "structured_outputs.json must be a JSON schema"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a text"),
+        ({"structured_outputs": {"grammar": 3}}, "structured_outputs.grammar must be a text"),
+        ({"structured_outputs": {"choice": "abc"}}, "structured_outputs.choice must be a list"),
+        ({"structured_outputs": {"choice": []}}, "choice needs"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "every choice"),
+        ({"structured_outputs": {"json_object": 1}}, "json_object must be true or false"),
+        ({"guided_json": "{"}, "no valid JSON"),
+        ({"guided_json": "[" * 100_000}, "no valid JSON"),
+        ({"guided_json": '{"const": NaN}'}, "no valid JSON"),
+        ({"guided_json": [1]}, "guided_json must be a JSON schema"),
+        ({"guided_json": deep(100_000)}, "nested deeper than 64"),
+        ({"guided_regex": 1}, "guided_regex must be a text"),
+        ({"guided_choice": "ab"}, "guided_choice must be a list"),
+        ({"guided_choice": ["x"] * 2000}, "choice needs"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice ask for a form each"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format and guided_json"),
+    ],
+    ids=range(38),
+)
+def test_what_is_wrong_with_a_form(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        ask(**fields)
+    assert len(str(refusal.value)) < 400

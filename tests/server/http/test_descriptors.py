@@ -1,0 +1,42 @@
+"""The limit of descriptors goes up as far as it may, and a system that says no is believed."""
+
+import resource
+
+import pytest
+
+from holdfast.server.http.descriptors import raise_descriptor_limit
+
+
+class Limits:
+    def __init__(self, soft: int, hard: int, *, is_fixed: bool = False) -> None:
+        self.limits = (soft, hard)
+        self.is_fixed = is_fixed
+
+    def set(self, kind: int, limits: tuple[int, int]) -> None:
+        assert kind == resource.RLIMIT_NOFILE
+        if self.is_fixed:
+            raise ValueError("current limit exceeds maximum limit")
+        self.limits = limits
+
+    def put(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: self.limits)
+        monkeypatch.setattr(resource, "setrlimit", self.set)
+
+
+def test_the_soft_limit_becomes_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(1024, 65536)
+    limits.put(monkeypatch)
+    assert raise_descriptor_limit() == 65536
+    assert limits.limits == (65536, 65536)
+
+
+def test_where_it_cannot_be_raised_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(1024, 65536, is_fixed=True)
+    limits.put(monkeypatch)
+    assert raise_descriptor_limit() == 1024
+
+
+def test_here_it_can_be_called_again_and_again() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert raise_descriptor_limit() == raise_descriptor_limit()
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

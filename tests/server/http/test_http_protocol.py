@@ -1,0 +1,517 @@
+"""Hostile bytes on real sockets: whatever comes, the server answers or hangs up in time, and others are served."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.http.disconnect import has_left
+from holdfast.server.http.request_head import MAX_HEADER_BYTES, MAX_HEADERS
+from support.raw_http import Served, Wire, served, wait_until
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LONG = 600.0
+
+
+class Toy:
+    """An application with a few ways to behave, which notes what became of its requests."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.num_left = 0
+        self.num_answered = 0
+        self.may_answer = threading.Event()
+        self.num_sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_running += 1
+        try:
+            await getattr(self, scope["path"].strip("/") or "echo")(scope, receive, send)
+            self.num_answered += 1
+        finally:
+            self.num_running -= 1
+
+    async def echo(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.num_left += 1
+                return
+            body += message["body"]
+            more = message["more_body"]
+        body = body + b"|" + b",".join(sorted(name for name, _ in scope["headers"]))
+        await self._answer(send, body)
+
+    async def unread(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(send, b"did not look")
+
+    async def wait(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        leaving = asyncio.create_task(has_left(receive))
+        while not self.may_answer.is_set() and not leaving.done():
+            await asyncio.wait([leaving], timeout=0.005)
+        if leaving.done():
+            self.num_left += 1
+            return
+        leaving.cancel()
+        await self._answer(send, b"waited")
+
+    async def pour(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams for as long as there is a client."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        leaving = asyncio.create_task(has_left(receive))
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            self.num_sent += 1
+            await asyncio.sleep(0)
+        self.num_left += 1
+
+    async def heap(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """More than any buffer holds, at once."""
+        await self._answer(send, b"x" * (64 << 20))
+
+    async def handful(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Less than a transport keeps before it says so by itself."""
+        await self._answer(send, b"x" * (48 << 10))
+
+    async def _answer(self, send: Send, body: bytes) -> None:
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def config(**changed: Any) -> ServerConfig:
+    patient = {
+        **dict.fromkeys(("header_timeout", "body_timeout", "keep_alive_timeout", "send_timeout"), LONG),
+        "max_body_bytes": 1 << 16,
+    }
+    return ServerConfig(**{**patient, **changed})
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def server(toy: Toy, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with served(toy, config(), request.param) as server:
+        yield server
+
+
+def test_a_plain_request_is_answered_and_the_connection_kept(server: Served) -> None:
+    with server.connect() as wire:
+        for _ in range(3):
+            wire.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+            reply = wire.read()
+            assert (reply.status, reply.body) == (200, b"hi|content-length,host")
+            assert "connection" not in reply.headers
+
+
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+TRICKS = {
+    "length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+    "the same length twice": POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "a list of lengths": POST + b"Content-Length: 3, 3\r\n\r\nabc",
+    "negative length": POST + b"Content-Length: -1\r\n\r\n",
+    "signed length": POST + b"Content-Length: +3\r\n\r\nabc",
+    "length in hex": POST + b"Content-Length: 0x3\r\n\r\nabc",
+    "empty length": POST + b"Content-Length:\r\n\r\n",
+    "length beyond 64 bits": POST + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    "identity": POST + b"Transfer-Encoding: identity\r\n\r\nabc",
+    "gzip, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked, identity": POST + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "odd space before chunked": POST + b"Transfer-Encoding:\x0bchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "space before the colon": POST + b"Content-Length : 3\r\n\r\nabc",
+    "folded": POST + b"X-A: a\r\n b\r\n\r\n",
+    "folded first": b"POST / HTTP/1.1\r\n Host: x\r\n\r\n",
+    "NUL in a value": POST + b"X-A: a\x00b\r\n\r\n",
+    "NUL in a name": POST + b"X\x00A: a\r\n\r\n",
+    "bare LF": b"GET / HTTP/1.1\nHost: x\n\n",
+    "bare LF inside": POST + b"X-A: a\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bare CR": POST + b"X-A: a\rX-B: b\r\n\r\n",
+    "no name": POST + b": a\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "two hosts": POST + b"Host: y\r\n\r\n",
+    "no path": b"GET http://x HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tunnel": b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "space in the path": b"GET /a b HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bytes in the path": b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+    "NUL in the path": b"GET /\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no such version": b"GET / HTTP/1.9\r\nHost: x\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "noise": bytes(range(256)) * 4,
+    "a dash as method": b"- / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "bad chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "negative chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\n-1\r\nabc",
+    "chunk size beyond 64 bits": POST + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nabc",
+    "chunk longer than it says": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n",
+    "chunks ended by LF": POST + b"Transfer-Encoding: chunked\r\n\r\n1\na\n0\n\n",
+    "a length as trailer": POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nContent-Length: 3\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_tricks_with_the_framing_are_refused(tricked: Served, name: str) -> None:
+    with tricked.connect() as wire:
+        wire.send(TRICKS[name])
+        reply = wire.read()
+        assert (reply.status, reply.error["code"]) == (400, "bad_request")
+        assert reply.headers["connection"] == "close"
+        assert wire.is_closed()
+    assert tricked.ask(GET).status == 200
+
+
+@pytest.fixture(scope="module")
+def tricked() -> Iterator[Served]:
+    with served(Toy(), config()) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"GET /\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/2.0\r\nHost: x\r\n\r\n"],
+    ids=["0.9", "said 0.9", "2.0"],
+)
+def test_other_versions_are_refused(tricked: Served, raw: bytes) -> None:
+    reply = tricked.ask(raw)
+    assert (reply.status, reply.error["code"]) == (505, "http_version_not_supported")
+
+
+def test_headers_are_bounded_in_number_and_size(tricked: Served) -> None:
+    most = MAX_HEADERS - 1  # with Host
+    assert tricked.ask(POST + b"A: b\r\n" * most + b"\r\n").status == 200
+    assert tricked.ask(POST + b"A: b\r\n" * (most + 1) + b"\r\n").status == 431
+    fits = MAX_HEADER_BYTES - len("/" + "Hostx" + "A") - 8
+    assert tricked.ask(POST + b"A: " + b"b" * fits + b"\r\n\r\n").status == 200
+    for raw in (
+        POST + b"A: " + b"b" * (fits + 1) + b"\r\n\r\n",
+        POST + b"A: " + b"b" * (16 << 20),
+        POST + b"b" * (16 << 20),
+        b"GET /" + b"a" * (16 << 20),
+        b"G" * (1 << 20),
+        POST + b"a: b\r\n" * 1_000_000,
+    ):
+        with tricked.connect() as wire:
+            try:
+                wire.send(raw)
+            except (BrokenPipeError, ConnectionResetError):
+                continue  # it was told, and sent on for too long
+            reply = wire.read()
+            assert reply.status in (400, 431)
+            assert wire.is_closed()
+
+
+def test_bytes_may_come_one_by_one(server: Served) -> None:
+    with server.connect() as wire:
+        wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n":
+            wire.send(bytes([byte]))
+        assert wire.read().body.startswith(b"hi|")
+
+
+def test_trailers_do_not_become_headers(tricked: Served) -> None:
+    raw = POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nAuthorization: Bearer x\r\n\r\n"
+    assert tricked.ask(raw).body == b"a|host,transfer-encoding"
+
+
+@pytest.mark.parametrize(
+    "junk", [b"1;" + b"x" * (1 << 20), b"0\r\nX: " + b"y" * (1 << 20)], ids=["extension", "trailer"]
+)
+def test_what_frames_a_body_is_bounded_too(tricked: Served, junk: bytes) -> None:
+    with tricked.connect() as wire:
+        wire.send(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+        try:
+            wire.send(junk)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        reply = wire.read()
+        assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+
+
+def test_one_request_at_a_time(toy: Toy, server: Served) -> None:
+    """What is sent before the answer is not read, and the answer is the connection's last."""
+    with server.connect() as wire:
+        wire.send(GET * 1000)
+        assert wire.read().status == 200
+        assert wire.is_closed()
+    with server.connect() as wire:
+        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_running == 1)
+        for _ in range(10):
+            wire.send(GET * 1000)
+        toy.may_answer.set()
+        reply = wire.read()
+        assert (reply.body, reply.headers["connection"]) == (b"waited", "close")
+        assert wire.is_closed()
+    wait_until(lambda: toy.num_running == 0)
+    assert toy.num_answered == 2
+
+
+def test_a_client_that_pipelines_and_leaves_is_noticed(toy: Toy, server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
+        wait_until(lambda: toy.num_running == 1)
+    wait_until(lambda: toy.num_left == 1)
+    wait_until(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize("rest", [b"abc", b""], ids=["one segment", "two segments"])
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 3\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"],
+    ids=["length", "chunked"],
+)
+def test_an_upgrade_is_ignored_and_the_body_kept(tricked: Served, rest: bytes, framing: bytes) -> None:
+    """Some clients offer HTTP/2 with every request."""
+    body = b"abc" if b"Length" in framing else b"3\r\nabc\r\n0\r\n\r\n"
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+    with tricked.connect() as wire:
+        wire.send(POST + offer + framing + (body if rest else b""))
+        wire.send(b"" if rest else body)
+        assert wire.read().body.startswith(b"abc|")
+        assert wire.is_closed()
+    with tricked.connect() as wire:
+        for _ in range(2):
+            wire.send(b"GET / HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
+            assert wire.read().status == 200
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"GET / HTTP/1.1\r\nHos", b"\r\n\r\n", POST],
+    ids=["silent", "cut off", "empty lines", "no end"],
+)
+def test_headers_that_do_not_come_are_not_waited_for(toy: Toy, loop: str, raw: bytes) -> None:
+    with served(toy, config(header_timeout=0.1), loop) as server:
+        with server.connect() as wire:
+            wire.send(raw)
+            if raw:
+                reply = wire.read()
+                assert (reply.status, reply.error["code"]) == (408, "header_timeout")
+            assert wire.is_closed()
+        wait_until(lambda: server.num_connections == 0)
+    assert toy.num_running == toy.num_answered == 0
+
+
+def test_a_byte_now_and_then_buys_no_time(toy: Toy) -> None:
+    with served(toy, config(header_timeout=0.2)) as server, server.connect() as wire:
+        wire.send(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        wire.socket.settimeout(0.01)
+        sent = 0
+        while True:
+            wire.send(b"A: b\r\n")
+            sent += 1
+            assert sent < 100, "it would have waited for ever"
+            try:
+                wire._more()
+                break
+            except TimeoutError:
+                continue
+        assert wire.read().status == 408
+
+
+def test_the_next_headers_on_a_connection_are_timed_too(toy: Toy) -> None:
+    with served(toy, config(header_timeout=0.2)) as server, server.connect() as wire:
+        wire.send(GET)
+        assert wire.read().status == 200
+        wire.send(b"\r\n")  # ends uvicorn's own wait for the next request
+        assert wire.read().status == 408
+        assert wire.is_closed()
+
+
+def test_an_idle_connection_is_closed(toy: Toy) -> None:
+    with served(toy, config(keep_alive_timeout=0.1)) as server, server.connect() as wire:
+        wire.send(GET)
+        assert wire.read().status == 200
+        assert wire.is_closed()
+
+
+def test_a_request_longer_than_the_header_time_is_let_be(toy: Toy) -> None:
+    with served(toy, config(header_timeout=0.1, keep_alive_timeout=0.1)) as server, server.connect() as wire:
+        wire.send(POST + b"Content-Length: 2\r\n\r\na")
+        wait_until(lambda: toy.num_running == 1)
+        threading.Event().wait(0.3)  # longer than both
+        wire.send(b"b")
+        assert wire.read().body.startswith(b"ab|")
+
+
+def test_empty_lines_behind_a_request_do_not_end_it(toy: Toy) -> None:
+    with served(toy, config(header_timeout=0.1)) as server, server.connect() as wire:
+        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_running == 1)
+        wire.send(b"\r\n")
+        threading.Event().wait(0.3)  # longer than headers may take
+        toy.may_answer.set()
+        assert wire.read().body == b"waited"
+
+
+def test_an_answer_that_does_not_wait_for_the_body_arrives(toy: Toy, server: Served) -> None:
+    """The client is still sending: a connection closed at once would be reset, and the answer lost."""
+    with server.connect() as wire:
+        wire.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 100_000)
+        reply = wire.read()
+        assert reply.body == b"did not look"
+        wire.send(b"x" * 1_000_000)
+        assert wire.is_closed()
+    wait_until(lambda: server.num_connections == 0)
+
+
+def send_for_ever(wire: Wire) -> None:
+    while True:
+        wire.send(b"x" * 100_000)
+
+
+def test_who_goes_on_sending_is_cut_off(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", 0.1)
+    with served(toy, config()) as server, server.connect() as wire:
+        wire.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000000\r\n\r\n")
+        assert wire.read().status == 200
+        with pytest.raises(ConnectionError):
+            send_for_ever(wire)
+        wait_until(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_who_does_not_read_a_stream_is_cut_off(toy: Toy, loop: str) -> None:
+    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
+        wire.send(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_left == 1)  # the route has seen its client off
+        wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
+        assert toy.num_sent < 1000  # it did not fill memory instead
+        assert server.ask(GET).status == 200
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+def test_who_does_not_read_an_answer_is_cut_off(toy: Toy, loop: str, close: bytes) -> None:
+    """The route is done, so nobody but the connection itself can notice."""
+    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
+        wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
+        wait_until(lambda: toy.num_answered == 1)
+        wait_until(lambda: server.num_connections == 0)
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_even_if_it_is_a_small_one(toy: Toy, loop: str) -> None:
+    with served(toy, config(send_timeout=0.2), loop) as server:
+        server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with server.connect(SO_RCVBUF=4096) as wire:
+            wire.send(b"GET /handful HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: toy.num_answered == 1)
+            wait_until(lambda: server.num_connections == 0)
+
+
+def test_a_slow_reader_gets_everything(toy: Toy) -> None:
+    with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as wire:
+        wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
+        left = 64 << 20
+        wire._until(b"\r\n\r\n")
+        left -= len(wire._pending)
+        while left:
+            left -= len(wire.socket.recv(1 << 20))
+
+
+def test_a_client_that_leaves_is_noticed(toy: Toy, server: Served) -> None:
+    for _ in range(5):
+        with server.connect() as wire:
+            wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: toy.num_running == 1)
+        wait_until(lambda: toy.num_running == 0)
+    assert toy.num_left == 5
+
+
+def test_a_client_that_leaves_amid_its_body_is_noticed(toy: Toy, server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(POST + b"Content-Length: 10\r\n\r\nabc")
+        wait_until(lambda: toy.num_running == 1)
+    wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
+
+
+def test_a_bad_chunk_ends_the_route_that_waits_for_it(
+    toy: Toy, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", LONG)
+    with server.connect() as wire:
+        wire.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+        wait_until(lambda: toy.num_running == 1)
+        wire.send(b"zz\r\n")
+        assert wire.read().status == 400
+        wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
+
+
+def test_connections_beyond_the_limit_are_turned_away(toy: Toy) -> None:
+    with served(toy, config(max_connections=3)) as server:
+        busy = [server.connect() for _ in range(3)]
+        for wire in busy:
+            wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_running == 3)
+        for _ in range(5):
+            with server.connect() as wire:
+                reply = wire.read()
+                assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
+                assert reply.headers["retry-after"] == "5"
+                assert wire.is_closed()
+        toy.may_answer.set()
+        for wire in busy:
+            assert wire.read().body == b"waited"
+        assert server.ask(GET).status == 200
+        for wire in busy:
+            wire.socket.close()
+
+
+def test_idle_connections_make_room(toy: Toy) -> None:
+    with served(toy, config(max_connections=3)) as server:
+        wires = [server.connect() for _ in range(3)]
+        for wire in (wires[1], wires[0], wires[2]):
+            wire.send(GET)
+            assert wire.read().status == 200
+        wires[1].send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_running == 1)
+        assert server.ask(GET).status == 200
+        assert wires[0].is_closed()  # the one that was idle longest; the busy one stays
+        toy.may_answer.set()
+        assert wires[1].read().body == b"waited"
+        wires[2].send(GET)
+        assert wires[2].read().status == 200
+        for wire in wires:
+            wire.socket.close()
+
+
+def test_ten_thousand_connections_come_and_go(toy: Toy) -> None:
+    with served(toy, config(max_connections=200)) as server:
+        batch: list[socket.socket] = []
+        for number in range(10_000):
+            one = socket.create_connection(("127.0.0.1", server.port))
+            if number % 3 == 0:
+                one.sendall((b"GET / HTTP/1.1\r\n", GET, b"\x00\xff")[number // 3 % 3])
+            batch.append(one)
+            if len(batch) == 500:
+                assert server.ask(GET).status == 200  # while they are all there
+                for one in batch:
+                    one.close()
+                batch.clear()
+        assert server.ask(GET).status == 200
+        wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
+        assert not server.protocol.unoccupied
+
+
+def test_nothing_is_left_of_a_connection(toy: Toy, server: Served) -> None:
+    for raw in (b"", b"GET", GET, b"GET\x00", POST + b"Content-Length: 9\r\n\r\na"):
+        with server.connect() as wire:
+            wire.send(raw)
+            if raw == GET:
+                wire.read()
+    wait_until(lambda: server.num_connections == 0 and not server.protocol.unoccupied)

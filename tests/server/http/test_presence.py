@@ -1,0 +1,116 @@
+"""Work ends when its client leaves, all of it, and at once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from holdfast.server.http.disconnect import ClientLeft, until_gone
+from support.asgi import scope_of
+
+
+class Client:
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    def request(self) -> Request:
+        return Request(scope_of("POST", "/"), self.receive)
+
+
+def run(scene: Any) -> Any:
+    async def watched() -> Any:
+        result = await scene
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left behind"
+        return result
+
+    return asyncio.run(watched())
+
+
+def test_the_result_comes_through() -> None:
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    async def scene() -> int:
+        client = Client()
+        return await until_gone(client.request(), work()) + await until_gone(client.request(), work())
+
+    assert run(scene()) == 14
+
+
+def test_an_error_comes_through() -> None:
+    async def work() -> None:
+        raise KeyError("x")
+
+    async def scene() -> None:
+        with pytest.raises(KeyError):
+            await until_gone(Client().request(), work())
+
+    run(scene())
+
+
+@pytest.mark.parametrize("is_slow_to_end", [False, True])
+def test_who_leaves_ends_the_work_and_its_cleanup_has_run(is_slow_to_end: bool) -> None:
+    async def scene() -> list[str]:
+        noted = []
+        client = Client()
+
+        async def work() -> None:
+            try:
+                client.left.set()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                if is_slow_to_end:
+                    await asyncio.sleep(0.01)
+                noted.append("cleaned up")
+
+        with pytest.raises(ClientLeft):
+            await until_gone(client.request(), work())
+        return noted
+
+    assert run(scene()) == ["cleaned up"]
+
+
+def test_cleanup_that_fails_says_nothing_more() -> None:
+    async def scene() -> None:
+        client = Client()
+
+        async def work() -> None:
+            try:
+                client.left.set()
+                await asyncio.get_running_loop().create_future()
+            finally:
+                raise KeyError("in the cleanup")
+
+        with pytest.raises(ClientLeft):
+            await until_gone(client.request(), work())
+
+    run(scene())
+
+
+def test_a_cancelled_caller_takes_the_work_with_it() -> None:
+    async def scene() -> list[str]:
+        noted = []
+        started = asyncio.Event()
+
+        async def work() -> None:
+            started.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                noted.append("cleaned up")
+
+        task = asyncio.create_task(until_gone(Client().request(), work()))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return noted
+
+    assert run(scene()) == ["cleaned up"]

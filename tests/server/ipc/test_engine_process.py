@@ -1,0 +1,275 @@
+"""The engine's process, as its socket shows it: a tiny engine served by a thread of this one."""
+
+import os
+import queue
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from holdfast.core.params_json import settings_of
+from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
+from holdfast.engine.builder import build
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.engine import Engine
+from holdfast.errors import ConfigError
+from holdfast.server.ipc import engine_process, frames
+from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.engine_server import EngineServer
+
+PATIENCE = 60.0
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, deterministic=True, seed=1)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+M = TypeVar("M")
+
+
+class Process:
+    """`serve` in a thread, and the front's end of its socket."""
+
+    def __init__(self, make: engine_process.Build, config: EngineConfig) -> None:
+        self._link, theirs = socket.socketpair()
+        self._link.settimeout(PATIENCE)
+        self._decoder = frames.from_engine()
+        self._unheard: list[m.FromEngine] = []
+        self.code: int | None = None
+
+        def serve() -> None:
+            with theirs:
+                self.code = engine_process.serve(theirs, make)
+
+        self._thread = threading.Thread(target=serve, daemon=True)
+        self._thread.start()
+        self.say(m.Start(config, "text", "info"))
+
+    def say(self, *messages: m.ToEngine) -> None:
+        self._link.sendall(frames.encode(messages))
+
+    def send(self, raw: bytes) -> None:
+        self._link.sendall(raw)
+
+    def hear(self, kind: type[M]) -> M:
+        """The next message of this kind; others wait until they are asked for."""
+        for at, known in enumerate(self._unheard):
+            if isinstance(known, kind):
+                del self._unheard[at]
+                return known
+        while not isinstance(message := self._decoder.read(self._link), kind):
+            self._unheard.append(message)
+        return message
+
+    def hear_outcomes(self, count: int = 1) -> tuple[list[m.Piece], dict[int, m.RequestResult]]:
+        """Everything that is said until so many requests have ended."""
+        pieces: list[m.Piece] = []
+        outcomes: dict[int, m.RequestResult] = {}
+        while len(outcomes) < count:
+            news = self.hear(m.StepOutput)
+            pieces += news.pieces
+            outcomes |= {outcome.number: outcome for outcome in news.outcomes}
+        return pieces, outcomes
+
+    def status(self) -> Any:
+        self.say(m.AskStatus())
+        return self.hear(m.Status).status
+
+    def hang_up(self) -> None:
+        self._link.close()
+
+    def end(self) -> int | None:
+        """Its exit code, once it has ended."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it does not end"
+        self._link.close()
+        return self.code
+
+
+@pytest.fixture(autouse=True)
+def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set up for a whole process."""
+    monkeypatch.setattr(engine_process, "set_up_logs", lambda *_: None)
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[int]":
+    """With which codes the process would have ended at once. Here, only the thread that asked for it goes no further."""
+    codes: queue.Queue[int] = queue.Queue()
+
+    def leave(code: int) -> None:
+        codes.put(code)
+        threading.Event().wait()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(engine_process, "_LEAVING_SECONDS", 0.1)
+    return codes
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path) -> Engine:
+    return build(EngineConfig(str(tiny_llama), max_num_seqs=4, max_pass_rows=64))
+
+
+@pytest.fixture
+def process(engine: Engine) -> Iterator[Process]:
+    running = Process(lambda config, show: engine, EngineConfig())
+    running.hear(m.Ready)
+    yield running
+    running.say(m.Stop())
+    assert running.end() == 0
+    assert not engine.has_requests and engine.scheduler.pool.num_held == 0
+
+
+def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...] = (5, 6, 7)) -> m.Submit:
+    return m.Submit(number, prompt, settings_of(params))
+
+
+def test_a_request_is_accepted_and_answered_in_pieces(process: Process) -> None:
+    process.say(submit(3))
+    accepted = process.hear(m.Accepted)
+    assert (accepted.number, accepted.seed) == (3, 1)
+    pieces, outcomes = process.hear_outcomes()
+    assert sum(len(piece.token_ids) for piece in pieces) == 8 and pieces[-1].finish_reason == "length"
+    assert (outcomes[3].determinism, outcomes[3].error) == ("certified", None)
+
+
+def test_the_fingerprint_is_told(engine: Engine, process: Process) -> None:
+    assert process.hear(m.FingerprintReady).digest == engine.fingerprint.digest
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        (submit(1, prompt=(10**6,)), "InvalidRequest"),
+        (submit(1, prompt=tuple(range(3, 300)) * 2), "PromptTooLong"),
+        (m.Submit(1, (5,), {"temperature": -1}), "InvalidRequest"),
+        (m.Submit(1, (5,), {"no_such_setting": 1}), "HoldfastError"),  # our own fault, and nobody else's
+        (m.SubmitScore(1, (5,), (), settings_of(score_params(deterministic=True))), "InvalidRequest"),
+    ],
+)
+def test_what_is_wrong_with_a_request_harms_nobody_else(
+    process: Process, wrong: m.Submit | m.SubmitScore, kind: str
+) -> None:
+    process.say(submit(2), wrong, submit(3))
+    refused = process.hear(m.Refused)
+    assert (refused.number, refused.kind) == (1, kind)
+    _, outcomes = process.hear_outcomes(2)
+    assert outcomes.keys() == {2, 3} and outcomes[2].error is outcomes[3].error is None
+
+
+def test_who_leaves_frees_its_pages(process: Process) -> None:
+    process.say(submit(1, LONG))
+    process.hear(m.StepOutput)
+    process.say(m.Abort(1))
+    pieces, _ = process.hear_outcomes()
+    assert pieces[-1].finish_reason == "abort"
+    status = process.status()
+    assert (status.running, status.waiting, status.pages_used) == (0, 0, 0)
+
+
+def test_who_leaves_while_its_form_is_compiled_is_never_begun(
+    engine: Engine, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    prepare, begin = engine.prepare, EngineServer._begin
+
+    def prepare_slowly(prompt: Any, params: SamplingParams, echo_text: str | None) -> Any:
+        compiling.set()
+        assert go_on.wait(PATIENCE)
+        return prepare(prompt, replace(params, structured=None, ignore_eos=True), echo_text)
+
+    def begin_and_tell(*parts: Any) -> None:
+        begin(*parts)
+        done.set()
+
+    monkeypatch.setattr(engine, "prepare", prepare_slowly)
+    monkeypatch.setattr(EngineServer, "_begin", begin_and_tell)
+    process.say(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
+    assert compiling.wait(PATIENCE)
+    assert process.status().running == 0  # the loop does not wait for it
+    process.say(m.Abort(1))
+    process.status()
+    go_on.set()
+    assert done.wait(PATIENCE)
+    status = process.status()
+    assert (status.running, status.waiting) == (0, 0)
+
+
+def test_aborting_what_is_not_there_is_nothing(process: Process) -> None:
+    process.say(m.Abort(77), submit(1))
+    assert process.hear_outcomes()[1].keys() == {1}
+    process.say(m.Abort(1))
+    assert process.status().running == 0
+
+
+@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
+def test_it_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable[[Process], None]) -> None:
+    process = Process(lambda config, show: engine, EngineConfig())
+    process.hear(m.Ready)
+    process.say(submit(1, LONG))
+    process.hear(m.StepOutput)
+    leave(process)
+    assert process.end() == 0
+    for number in list(engine._replies):
+        engine.abort(number)
+
+
+@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
+def test_it_ends_even_while_it_loads(exits: "queue.Queue[int]", leave: Callable[[Process], None]) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(config: EngineConfig, show: Any) -> Engine:
+        loading.set()
+        assert go_on.wait(PATIENCE)
+        raise ConfigError("enough")
+
+    process = Process(load, EngineConfig())
+    assert loading.wait(PATIENCE)
+    leave(process)
+    assert exits.get(timeout=PATIENCE) == 0
+    go_on.set()
+    process.end()
+
+
+@pytest.mark.parametrize("fault", ["in", "out", "name"])
+def test_a_thread_that_dies_takes_the_process_with_it(
+    engine: Engine, exits: "queue.Queue[int]", monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """An engine that goes on computing, but hears nobody or tells nobody, would be worse than none."""
+    desks: list[EngineServer] = []
+
+    def desk(*parts: Any) -> EngineServer:
+        desks.append(EngineServer(*parts))
+        return desks[0]
+
+    monkeypatch.setattr(engine_process, "EngineServer", desk)
+    if fault == "name":
+        monkeypatch.setattr(Engine, "fingerprint", property(lambda self: 1 / 0))
+    process = Process(lambda config, show: engine, EngineConfig())
+    process.hear(m.Ready)
+    if fault == "in":
+        process.send(b"\x03\0\0\0bad")
+    elif fault == "out":
+        desks[0]._tell(object())  # type: ignore[arg-type]
+    assert exits.get(timeout=PATIENCE) == 1
+    desks[0].worker.stop()
+    process.end()
+
+
+@pytest.mark.parametrize("fault", ["weights", "budget"])
+def test_what_cannot_be_loaded_is_said(
+    tiny_llama: Path, tmp_path: Path, exits: "queue.Queue[int]", fault: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    config = EngineConfig(str(model), kv_memory="1KiB" if fault == "budget" else None)
+    if fault == "weights":
+        weights = model / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:5000])
+    process = Process(build, config)
+    reason = process.hear(m.StartupFailed).reason
+    assert ("model.safetensors" if fault == "weights" else "kv_memory") in reason
+    assert process.end() == 2
+    exits.get(timeout=PATIENCE)  # its inbox sees the end of the connection, too

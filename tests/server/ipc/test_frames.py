@@ -1,0 +1,117 @@
+"""Messages on a stream of bytes: whole, in any pieces, and what happens where they are not."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.results import Thought
+from holdfast.server.ipc import frames
+from holdfast.server.ipc import messages as m
+
+MESSAGES: list[m.ToEngine] = [
+    m.Submit(1, (1, 2, 3), {"temperature": 0.5}, "text", with_receipt=True),
+    m.SubmitScore(2, (1,), (2,), {"deterministic": True}),
+    m.Abort(1),
+    m.SetTracing(on=True),
+    m.AskStatus(),
+    m.Stop(),
+]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def read_all(data: bytes) -> list[m.ToEngine]:
+    """What the engine's side reads from a stream that ends behind the data."""
+    ours, theirs = socket.socketpair()
+    decoder, read = frames.to_engine(), []
+    with ours, theirs:
+        writing = threading.Thread(target=lambda: (theirs.sendall(data), theirs.shutdown(socket.SHUT_WR)))
+        writing.start()
+        with suppress(frames.ConnectionLost):
+            while True:
+                read.append(decoder.read(ours))
+        writing.join()
+    return read
+
+
+async def read_all_from(pieces: list[bytes]) -> list[m.ToEngine]:
+    """What the front's side would read, if it listened to an engine's."""
+    reader, decoder, read = asyncio.StreamReader(), frames.to_engine(), []
+    for piece in pieces:
+        reader.feed_data(piece)
+    reader.feed_eof()
+    try:
+        while True:
+            read.append(await decoder.read_from(reader))
+    except frames.ConnectionLost:
+        return read
+
+
+def test_what_is_said_is_heard() -> None:
+    assert read_all(frames.encode(MESSAGES)) == MESSAGES
+
+
+@given(st.lists(st.integers(0, 200), max_size=8))
+def test_pieces_do_not_matter(cuts: list[int]) -> None:
+    data = frames.encode(MESSAGES)
+    at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
+    pieces = [data[start:end] for start, end in pairwise(at)]
+    assert asyncio.run(read_all_from(pieces)) == MESSAGES
+
+
+def test_a_large_message_passes() -> None:
+    large = m.Submit(1, tuple(range(200_000)), {})
+    assert read_all(frames.encode([large])) == [large]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7])
+def test_a_stream_that_ends_in_a_message_is_lost(length: int) -> None:
+    assert read_all(frames.encode(MESSAGES[:1])[:length]) == []
+    assert asyncio.run(read_all_from([frames.encode(MESSAGES[:1])[:length]])) == []
+
+
+def test_a_length_no_message_has_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Instead of waiting for four gigabytes."""
+    ours, theirs = pair
+    theirs.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(frames.OutOfStep):
+        frames.to_engine().read(ours)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xc1", b"", b"\x90", b"\x91\xa4Nope", b"\x92\xa5Abort\xa1x", b"\x81\xa1a\x01", b"\x05" * 9]
+)
+def test_what_is_no_message_is_an_error(pair: tuple[socket.socket, socket.socket], content: bytes) -> None:
+    ours, theirs = pair
+    theirs.sendall(len(content).to_bytes(4, "little") + content)
+    with pytest.raises(msgspec.DecodeError):
+        frames.to_engine().read(ours)
+
+
+def test_a_socket_that_was_closed_is_a_lost_connection() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    ours.close()
+    with pytest.raises(frames.ConnectionLost):
+        frames.to_engine().read(ours)
+
+
+def test_thoughts_arrive_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    thoughts = (Thought(0, 3, "", ()), Thought(1, 7, "tails", (9, 8)))
+    news = m.StepOutput((), (m.Piece(1, 0, "", (), None, None, thoughts),), ())
+    theirs.sendall(frames.encode([news]))
+    assert frames.from_engine().read(ours) == news

@@ -1,0 +1,168 @@
+"""An engine is kept running; one that cannot be is given up."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import psutil
+import pytest
+
+from holdfast.engine.config import EngineConfig
+from holdfast.errors import ConfigError, EngineStopped
+from holdfast.server.errors import ApiError
+from holdfast.server.ipc import supervisor as supervisor_module
+from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.ipc.supervisor import MAX_DEATHS, Supervisor
+from support.engine_links import PATIENCE, ask, command, listener, run
+from support.fake_engine import Prompt
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.01)
+
+
+class Watched:
+    """A supervisor, and what it told."""
+
+    def __init__(self, *words: str) -> None:
+        self.links: asyncio.Queue[EngineLink] = asyncio.Queue()
+        self.num_deaths = 0
+        self.supervisor = Supervisor(
+            EngineConfig(),
+            listener(),
+            command=words or command(),
+            on_ready=self.links.put_nowait,
+            on_death=self._count,
+        )
+
+    def _count(self) -> None:
+        self.num_deaths += 1
+
+
+@asynccontextmanager
+async def supervised(*words: str) -> AsyncIterator[Watched]:
+    watched = Watched(*words)
+    running = asyncio.create_task(watched.supervisor.run())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield watched
+    finally:
+        await watched.supervisor.stop()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def test_an_engine_that_dies_is_started_again() -> None:
+    async def work() -> None:
+        async with supervised() as watched:
+            first = await watched.links.get()
+            assert watched.supervisor.is_ready and watched.supervisor.link is first
+            os.kill(first.pid, signal.SIGKILL)
+            await first.gone.wait()
+            assert not watched.supervisor.is_ready
+            with pytest.raises(ApiError) as refused:
+                _ = watched.supervisor.link
+            assert refused.value.status == 503 and refused.value.headers["Retry-After"]
+            second = await watched.links.get()
+            assert (await ask(second, Prompt.ANSWER)).outcome is not None
+            assert watched.num_deaths == 1 and second.pid != first.pid
+
+    run(work)
+
+
+def test_one_whose_socket_is_gone_is_replaced_only_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines would need the memory of two."""
+    monkeypatch.setattr("holdfast.server.ipc.engine_link._LEAVING_SECONDS", 0.3)
+
+    async def work() -> None:
+        async with supervised() as watched:
+            first = await watched.links.get()
+            await ask(first, Prompt.HANG_UP)
+            await watched.links.get()
+            assert not psutil.pid_exists(first.pid)
+
+    run(work)
+
+
+def test_one_that_dies_again_and_again_is_given_up() -> None:
+    async def work() -> None:
+        watched = Watched(*command("dies"))
+        with pytest.raises(EngineStopped, match="exit code 3"):
+            await watched.supervisor.run()
+        assert watched.num_deaths == MAX_DEATHS - 1 and watched.links.empty()
+
+    run(work)
+
+
+def test_deaths_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "WITHIN_SECONDS", 0.0)
+
+    async def work() -> None:
+        async with supervised() as watched:
+            for _ in range(MAX_DEATHS + 1):
+                (await watched.links.get()).kill()
+            await watched.links.get()
+            assert watched.supervisor.is_ready
+
+    run(work)
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_and_given_up() -> None:
+    async def work() -> None:
+        watched = Watched("/no/such/program")
+        with pytest.raises(EngineStopped, match="could not be started"):
+            await watched.supervisor.run()
+        assert watched.num_deaths == MAX_DEATHS - 1
+
+    run(work)
+
+
+def test_a_configuration_that_is_refused_is_not_tried_again() -> None:
+    async def work() -> None:
+        watched = Watched(*command("unfit"))
+        with pytest.raises(ConfigError, match="this cannot be loaded"):
+            await watched.supervisor.run()
+        await watched.supervisor.stop()
+        assert watched.num_deaths == 0
+
+    run(work)
+
+
+def test_an_engine_that_does_not_answer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_STUCK_SECONDS", 0.01)
+
+    async def work() -> None:
+        async with supervised() as watched:
+            link = await watched.links.get()
+            await link.status()
+            assert not watched.supervisor.is_stuck
+            os.kill(link.pid, signal.SIGSTOP)
+            asking = asyncio.create_task(link.status())
+            while not watched.supervisor.is_stuck:
+                await asyncio.sleep(0.01)
+            os.kill(link.pid, signal.SIGCONT)
+            await asking
+            assert not watched.supervisor.is_stuck
+
+    run(work)
+
+
+def test_stopping_while_an_engine_is_started_leaves_no_process() -> None:
+    async def work() -> None:
+        before = set(psutil.Process().children())
+        watched = Watched(*command("loads"))
+        running = asyncio.create_task(watched.supervisor.run())
+        await asyncio.sleep(0)  # it is being started
+        await watched.supervisor.stop()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        left = set(psutil.Process().children()) - before
+        psutil.wait_procs(left, PATIENCE)
+        assert not any(one.is_running() for one in left)
+
+    run(work)

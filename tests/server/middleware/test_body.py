@@ -1,0 +1,195 @@
+"""BodyLimitMiddleware that are too large, too slow, of the wrong kind or too many are refused before they cost anything."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError
+from holdfast.server.middleware.body_limits import _MOST_AT_ONCE, BodyLimitMiddleware
+from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from support.asgi import ask, ok, scope_of
+from support.raw_http import Reply
+
+MOST = 1000
+
+
+async def read(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads all of it, and says how much there was."""
+    num, more = 0, True
+    while more:
+        message = await receive()
+        num += len(message["body"])
+        more = message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d" % num})
+
+
+def post(*pieces: bytes, app: Any = read, method: str = "POST", json: bool = True, **headers: str) -> Reply:
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    named += [("content-type", "application/json")] if json else []
+    return ask(
+        ExceptionMiddleware(BodyLimitMiddleware(app, ServerConfig(max_body_bytes=MOST))),
+        method,
+        "/",
+        named,
+        pieces or (b"",),
+    )
+
+
+def test_a_body_may_have_the_full_size() -> None:
+    assert post(b"x" * MOST, content_length=str(MOST)).body == b"1000"
+    assert post(*[b"x"] * MOST, transfer_encoding="chunked").body == b"1000"
+
+
+def test_one_that_says_it_is_larger_is_not_read() -> None:
+    async def unreachable(*_: Any) -> None:
+        raise AssertionError
+
+    for length in (MOST + 1, 9999999999999999999):
+        answer = post(app=unreachable, content_length=str(length))
+        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+        assert "1000 bytes" in answer.error["message"]
+
+
+def test_one_that_grows_larger_is_refused_then() -> None:
+    assert post(b"x" * MOST, b"x", transfer_encoding="chunked").status == 413
+    assert post(b"x" * 50 * MOST, transfer_encoding="chunked").status == 413
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/json;charset=UTF-8",
+        'application/json; charset="utf-8"',
+        "Application/JSON",
+        " application/json ",
+        "application/vnd.api+json",
+        "application/json;",
+    ],
+)
+def test_json_is_taken(kind: str) -> None:
+    assert post(b"{}", json=False, content_length="2", content_type=kind).status == 200
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "text/json",
+        "application/jsonx",
+        "application/json; charset=utf-16",
+        "application/json, text/plain",
+        "application/json\x00",
+        "application/" + "a+" * 10_000,
+        "ü",
+    ],
+)
+def test_nothing_else_is(kind: str) -> None:
+    answer = post(b"{}", json=False, content_length="2", content_type=kind)
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+    assert post(b"{}", json=False, transfer_encoding="chunked").status == 415
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip", "zstd", ""])
+def test_nothing_is_unpacked(coding: str) -> None:
+    assert (
+        post(b"{}", content_length="2", content_encoding=coding).error["code"]
+        == "unsupported_content_encoding"
+    )
+
+
+def test_identity_is_no_packing() -> None:
+    assert post(b"{}", content_length="2", content_encoding="identity").status == 200
+
+
+def test_without_a_body_there_is_nothing_to_refuse() -> None:
+    assert post(json=False).body == b"0"
+    assert post(json=False, content_length="0", content_type="text/plain").body == b"0"
+    assert post(json=False, method="GET").status == 200
+    assert post(b"x", json=False, method="GET", content_length="1", app=ok).status == 200
+
+
+class Drip:
+    """A client that sends pieces, and the time between them is the test's."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    async def receive(self) -> Message:
+        if not self.pieces:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
+
+
+def test_the_whole_body_has_one_deadline() -> None:
+    """Neither silence nor a byte now and then goes on for longer."""
+
+    async def run(pieces: list[bytes]) -> ApiError:
+        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
+        with pytest.raises(ApiError) as caught:
+            await app(scope_of("POST", "/"), Drip(pieces).receive, no_send)
+        return caught.value
+
+    for pieces in ([], [b"x"], [b"x"] * 1000):
+        error = asyncio.run(asyncio.wait_for(run(pieces), 10))
+        assert (error.status, error.code) == (408, "body_timeout")
+
+
+async def no_send(message: Message) -> None:
+    raise AssertionError
+
+
+def test_after_the_body_there_is_no_deadline() -> None:
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == b"x"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.2)  # ours, not the body's
+
+    async def receive() -> Message:
+        if given:
+            return given.pop()
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    given = [{"type": "http.request", "body": b"x", "more_body": False}]
+    app = BodyLimitMiddleware(wait, ServerConfig(body_timeout=0.05))
+    asyncio.run(app(scope_of("POST", "/"), receive, no_send))
+
+
+def test_all_bodies_together_are_bounded_and_given_back() -> None:
+    """Each within its limit; the one too many is told to come back later, and the others go on."""
+
+    async def run() -> list[Any]:
+        may_end = asyncio.Event()
+
+        async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await may_end.wait()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * MOST, "more_body": False}
+
+        app = BodyLimitMiddleware(hold, ServerConfig(max_body_bytes=MOST))
+        tasks = [
+            asyncio.create_task(app(scope_of("POST", "/"), receive, no_send))
+            for _ in range(_MOST_AT_ONCE + 1)
+        ]  # type: ignore[arg-type, var-annotated]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        may_end.set()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(done) == 1
+        await app(scope_of("POST", "/"), receive, no_send)
+        assert app._num_held == 0
+        return ended
+
+    *fine, refused = asyncio.run(run())
+    assert fine == [None] * _MOST_AT_ONCE
+    assert (refused.status, refused.code) == (503, "too_many_bodies")

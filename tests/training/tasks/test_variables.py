@@ -1,0 +1,109 @@
+"""Variables, computed again from the text."""
+
+import re
+from typing import get_args
+
+import pytest
+
+from holdfast.training.tasks.task import Form
+from holdfast.training.tasks.variables import LARGEST, Thought, Variables
+from support.task_texts import chunk_texts, decode_texts, draw_batch
+
+THOUGHTS: tuple[Thought, ...] = get_args(Thought)
+CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
+START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")
+
+
+def _value(text: str, values: dict[str, int]) -> int:
+    return int(text) if text.isdecimal() else values[text]
+
+
+@pytest.mark.parametrize("thought", THOUGHTS)
+def test_answers_and_thoughts_are_right(thought: Thought) -> None:
+    batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12)
+    for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
+        start = START.search(prompt)
+        assert start is not None, prompt
+        values = {name: int(value) for name, value in re.findall(r"([a-z]) = (\d+)", start[1])}
+        assert len(values) == 3 and list(values) == sorted(values)
+        offsets = tokenizer.encode(prompt).offsets
+        expected: dict[int, str] = {}
+        if thought == "worked":
+            settled = next(i for i, (_, stop) in enumerate(offsets) if stop >= start.end())
+            expected[settled // 8] = "".join(f" {name} {value}" for name, value in values.items())
+        for each in CHANGE.finditer(prompt, start.end()):
+            target, left, sign, right = each.groups()
+            result, operand = _value(left, values), _value(right or "0", values)
+            work = f" {result} {sign or '+'} {operand}"
+            result += operand * (-1 if sign == "-" else 1)
+            values[target] = result
+            assert 0 <= result <= LARGEST
+            token = next(i for i, (_, stop) in enumerate(offsets) if stop >= each.end())
+            before = expected.get(token // 8, "")
+            said = f" {target} {result}"
+            if thought == "all":
+                before, said = "", "".join(f" {name} {value}" for name, value in values.items())
+            elif thought == "worked":
+                names = [target, *sorted(set(values) - {target})]
+                before, said = "", work + "".join(f" {name} {values[name]}" for name in names)
+            expected[token // 8] = before + said
+        asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
+        assert answer == f" {values[asked]}."
+        assert chunk_texts(batch, tokenizer, row) == expected, prompt
+
+
+def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+    batch, tokenizer = draw_batch(Variables(), 200, 1, 9)
+    for row in range(len(batch)):
+        for chunk in range(int(batch.num_prompt[row]) // 8):
+            read = tokenizer.decode(batch.token_ids[row, : (chunk + 1) * 8].tolist())
+            start = START.search(read)
+            told = "".join(chunk_texts(batch, tokenizer, row).get(each, "") for each in range(chunk + 1))
+            num_changes = 0 if start is None else len(CHANGE.findall(read, start.end()))
+            assert len(re.findall("[a-z]", told)) == num_changes, read
+
+
+def test_a_worked_thought_has_nine_tokens_and_no_chunk_of_four_holds_two_changes() -> None:
+    batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=9)
+    for row in range(len(batch)):
+        told = list(chunk_texts(batch, tokenizer, row).values())
+        assert [len(each.split()) for each in told] == [6, *[9] * 9]
+
+
+@pytest.mark.parametrize("form", ["thinking", "none", "cot", "words"])
+def test_texts_are_the_same_whatever_is_thought(form: Form) -> None:
+    drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
+    texts = [decode_texts(*each) for each in drawn]
+    for others in texts[1:]:
+        assert [prompt for prompt, _ in others] == [prompt for prompt, _ in texts[0]]
+        assert (others == texts[0]) == (form != "cot")  # which says what is thought
+    assert all((batch.thoughts >= 0).any() == (form == "thinking") for batch, _ in drawn)
+
+
+@pytest.mark.parametrize("thought", ["all", "worked"])
+def test_a_chain_of_thought_says_what_would_be_thought(thought: Thought) -> None:
+    task = Variables(thought)
+    thinking, tokenizer = draw_batch(task, 100, 1, 9, chunk=4, max_thought=9)  # a chunk holds one change
+    plain = decode_texts(thinking, tokenizer)
+    chains = decode_texts(*draw_batch(task, 100, 1, 9, form="cot"))
+    for row, (prompt, chain) in enumerate(chains):
+        said = [f"{each}." for each in chunk_texts(thinking, tokenizer, row).values()]
+        assert (prompt, chain) == (plain[row][0], f"{''.join(said)} So{plain[row][1]}")
+
+
+def test_chains_of_thought() -> None:
+    for form in ("cot", "words"):
+        batch, tokenizer = draw_batch(Variables(), 50, 2, 5, form=form)
+        for prompt, answer in decode_texts(batch, tokenizer):
+            start = START.search(prompt)
+            assert start is not None
+            values = dict(re.findall(r"([a-z]) = (\d+)", start[1]))
+            names = [each[1] for each in CHANGE.finditer(prompt, start.end())]
+            if form == "cot":
+                told = re.findall(r" ([a-z]) = (\d+)\.", answer)
+                assert [name for name, _ in told] == names
+                values |= dict(told)
+                asked = prompt[prompt.rindex("value of") :].split()[2].rstrip("?")
+                assert answer.endswith(f". So {values[asked]}.")
+            else:
+                assert len(answer.partition(".")[0].split()) == len(names)

@@ -1,0 +1,148 @@
+"""The parallel form is the definition: the same numbers, and the same gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from holdfast.thinking.reference import Reading, Reference
+from holdfast.training.batch import Batch
+from holdfast.training.evaluate import answer
+from holdfast.training.loss import Weights, compute_loss, count_tokens
+from holdfast.training.model import ThinkingModel
+from holdfast.training.packed import pack, send
+from support.thinking_models import END, VOCAB, named_weights, thinking_config, tiny_thinker
+
+CPU = torch.device("cpu")
+
+
+def _batch(seed: int = 0, num_texts: int = 5, num_chunks: int = 4, longest: int = 3) -> Batch:
+    """Random texts of every length, thoughts of every length, trivial ones among them."""
+    rng = np.random.default_rng(seed)
+    num_tokens = rng.integers(6, num_chunks * 4 + 1, num_texts)
+    num_tokens[0] = num_chunks * 4
+    ids = rng.integers(3, VOCAB, (num_texts, num_chunks * 4))
+    ids[np.arange(num_chunks * 4) >= num_tokens[:, None]] = 0
+    lens = rng.integers(0, longest + 1, (num_texts, num_chunks))
+    thoughts = rng.integers(3, VOCAB, (num_texts, num_chunks, longest))
+    thoughts[np.arange(longest) >= lens[:, :, None]] = -1
+    complete = (np.arange(num_chunks) + 1) * 4 <= num_tokens[:, None]
+    return Batch(ids, rng.integers(2, num_tokens), num_tokens, np.where(complete[:, :, None], thoughts, -1))
+
+
+def _read(reference: Reference, batch: Batch, row: int) -> Reading:
+    gold = [tuple(int(id_) for id_ in each if id_ >= 0) for each in batch.thoughts[row]]
+    return reference.read(reference.start(), batch.token_ids[row, : batch.num_tokens[row]].tolist(), gold)
+
+
+CASES = [
+    ("llama", {}),
+    ("mistral", {}),
+    ("qwen3", {"tie_word_embeddings": False}),
+    ("qwen2", {"use_sliding_window": False}),
+]
+
+
+@pytest.mark.parametrize(("family", "fields"), CASES)
+def test_the_parallel_forward_is_the_reference(family: str, fields: dict[str, object]) -> None:
+    model = tiny_thinker(family, **fields)
+    reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
+    batch = _batch()
+    with torch.no_grad():
+        texts = send(pack(batch, model.reader), CPU)
+        rows, h = model(texts)
+        logits, gold = model.logits(rows), torch.from_numpy(batch.thoughts)
+        for row in range(len(batch)):
+            reading = _read(reference, batch, row)
+            own = torch.nonzero(texts.texts == row)[:, 0]
+            torch.testing.assert_close(logits[own], torch.stack(reading.logits), atol=2e-5, rtol=1e-4)
+            for chunk, expected in enumerate(reading.thought_logits):
+                seen = h[own][chunk * 4 : chunk * 4 + 4]
+                mine = model.logits(model.thought_rows(seen[None], gold[row : row + 1, chunk]))[0]
+                assert expected is not None
+                torch.testing.assert_close(mine[: len(expected)], expected, atol=2e-5, rtol=1e-4)
+
+
+def _reference_loss(reference: Reference, batch: Batch, weights: Weights) -> torch.Tensor:
+    """The loss in words of the reference, text by text, token by token."""
+    sums, counts = {"answer": [], "text": [], "thought": []}, {"answer": 0, "text": 0, "thought": 0}
+    assert reference.thinking is not None
+    for row in range(len(batch)):
+        reading = _read(reference, batch, row)
+        for position in range(1, int(batch.num_tokens[row])):
+            part = "answer" if position >= batch.num_prompt[row] else "text"
+            target = torch.tensor(int(batch.token_ids[row, position]))
+            sums[part].append(F.cross_entropy(reading.logits[position - 1], target))
+            counts[part] += 1
+        for chunk, logits in enumerate(reading.thought_logits):
+            is_due = reference.thinking.while_answering or (chunk + 1) * 4 <= batch.num_prompt[row]
+            if is_due and logits is not None:
+                targets = torch.tensor([*reading.thoughts[chunk], END])
+                sums["thought"].append(F.cross_entropy(logits, targets, reduction="sum"))
+                counts["thought"] += len(targets)
+    return sum(
+        (getattr(weights, part) * torch.stack(sums[part]).sum() / counts[part] for part in sums),
+        torch.zeros(()),
+    )
+
+
+@pytest.mark.parametrize(("family", "fields"), CASES)
+@pytest.mark.parametrize("while_answering", [True, False])
+def test_gradients_are_those_of_the_reference(
+    family: str, fields: dict[str, object], while_answering: bool
+) -> None:
+    model = tiny_thinker(family, thinking_config(while_answering=while_answering), **fields)
+    model.double()
+    weights = Weights(answer=1.0, text=0.3, thought=0.7)
+    batch = _batch(seed=4)
+    if not while_answering:  # nothing is thought behind the prompt's last whole chunk
+        is_due = batch.is_thought_about(False)
+        batch = Batch(
+            batch.token_ids,
+            batch.num_prompt,
+            batch.num_tokens,
+            np.where(is_due[:, :, None], batch.thoughts, -1),
+        )
+    named = named_weights(model)
+    expected = _reference_loss(Reference(model.config, model.thinking, named), batch, weights)
+    expected.backward()
+    mine = compute_loss(model, batch, count_tokens(batch, while_answering), weights, CPU).total
+    mine.backward()
+    torch.testing.assert_close(mine.double(), expected, atol=1e-5, rtol=1e-5)
+    for name, parameter in model.named_parameters():
+        want = named[name].grad
+        assert (want is None) == (parameter.grad is None), name
+        if want is not None:
+            torch.testing.assert_close(parameter.grad, want, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_micro_batches_have_the_gradients_of_the_whole() -> None:
+    batch, weights = _batch(seed=5, num_texts=6), Weights(text=0.2)
+    counts = count_tokens(batch, True)
+    gradients = []
+    for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
+        model = tiny_thinker()
+        for first, last in cuts:
+            compute_loss(model, batch.part(first, last), counts, weights, CPU).total.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_the_evaluator_thinks_what_the_reference_thinks(family: str) -> None:
+    model: ThinkingModel = tiny_thinker(family)
+    reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
+    batch = _batch(seed=6, num_texts=8)
+    outcome = answer(model, batch, CPU)
+    num_told = 0
+    with torch.no_grad():
+        for row in range(len(batch)):
+            n = int(batch.num_tokens[row])
+            reading = reference.read(reference.start(), batch.token_ids[row, :n].tolist())
+            for chunk, thought in enumerate(reading.thoughts):
+                own = outcome.thoughts[row, chunk]
+                assert tuple(own[own >= 0].tolist()) == thought
+                num_told += bool(thought)
+    assert num_told > 0

@@ -1,0 +1,76 @@
+"""Spans and parts as the sampler meets them, and a grammar that says what it is told to."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from holdfast.core.grammar import Constraint
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Sampling, Span
+from holdfast.worker.logits_slices import LogitsSlice, Masks, slice_parts
+
+VOCAB = 200
+
+
+def span(
+    tokens: Sequence[int],
+    count: int = 1,
+    params: SamplingParams | None = None,
+    *,
+    seed: int = 5,
+    prompt_len: int = 4,
+    forbidden: tuple[int, ...] = (),
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    eos: tuple[int, ...] = (),
+    logprobs: int | None = None,
+    watched: bool = False,
+    constraint: Constraint | None = None,
+) -> Span:
+    """The last `count` of a sequence's tokens as sampled rows."""
+    start = len(tokens) - count
+    how = Sampling(params or SamplingParams(temperature=0), seed, prompt_len, forbidden, bad_words, eos)
+    return Span(
+        request_id=1,
+        start=start,
+        token_ids=tuple(tokens[start:]),
+        pages=(0, 1, 2, 3),
+        sample_from=0,
+        sampling=how,
+        logprobs=logprobs,
+        history=tuple(tokens[:start]) if how.looks_back else (),
+        constraint=constraint,
+        watched=watched,
+    )
+
+
+def parts(*spans: Span, masks: Sequence[Masks] | None = None) -> list[LogitsSlice]:
+    """All rows in one slice."""
+    return next(slice_parts(spans, masks or [()] * len(spans), most=10**6))
+
+
+def mask(*token_ids: int, vocab: int = VOCAB) -> bytes:
+    """The bits of a grammar that allows these."""
+    allowed = np.zeros(vocab, np.uint8)
+    allowed[list(token_ids)] = 1
+    return np.packbits(allowed, bitorder="little").tobytes()
+
+
+class ToldGrammar:
+    """Gives the masks it was told to give."""
+
+    def __init__(self, masks: Callable[[Sequence[int], int], list[bytes | None]]) -> None:
+        self._masks = masks
+
+    def commit(self, token_id: int) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        return len(token_ids)
+
+    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
+        return self._masks(candidates, num_rows)
+
+    @property
+    def problem(self) -> str | None:
+        return None

@@ -1,0 +1,36 @@
+"""A tiny model under a runner, on both paths of the arithmetic and in two dtypes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.decoder import Decoder, load_decoder
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.worker.kv_store import KVStore
+from holdfast.worker.model_runner import ModelRunner
+
+NUM_PAGES = 24
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("compiled", torch.float32), ("library", torch.float32), ("compiled", torch.bfloat16)],
+    ids=["compiled", "library", "compiled-bf16"],
+)
+def decoder(request: pytest.FixtureRequest, tiny_llama: Path) -> Decoder:
+    path, dtype = request.param
+    arithmetic = open_arithmetic(dtype, path=path, num_threads=apply_numeric_settings().threads)
+    return load_decoder(open_checkpoint(tiny_llama), arithmetic, dtype, max_len=256)
+
+
+@pytest.fixture
+def store(decoder: Decoder) -> KVStore:
+    return KVStore(NUM_PAGES, decoder.config, decoder.arithmetic)
+
+
+@pytest.fixture
+def runner(decoder: Decoder, store: KVStore) -> ModelRunner:
+    return ModelRunner(decoder, store)

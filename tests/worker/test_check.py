@@ -1,0 +1,146 @@
+"""A check finds one wrong bit anywhere, and none where there is none."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampling, Span, StepPlan
+from holdfast.worker.kv_store import KVStore
+from holdfast.worker.model_runner import ModelRunner
+
+TOKENS = tuple(torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(8)).tolist())
+PAGES = (5, 9, 2, 7)
+SCRATCH = (11, 3, 6)
+HOW = Sampling(SamplingParams(temperature=0.8), 1, 20)
+INTEGERS = {2: torch.int16, 4: torch.int32}
+START, STOP, SAMPLE_FROM = 21, 43, 4  # positions, in the middle of pages 1 and 2
+
+
+def write(runner: ModelRunner) -> list[int]:
+    """The sequence as certified passes would have left it, and the bits of the logits at each position."""
+    bits: list[int] = []
+    for start in range(0, 60, 16):
+        rows = TOKENS[start : start + 16]
+        span = Span(1, start, rows, PAGES, 0, HOW, watched=True)
+        (result,) = runner.run(StepPlan((Pass(PassKind.CANONICAL, (span,), 16),)))
+        bits += [each.logit_bits or 0 for each in result.samples[0]]
+    return bits
+
+
+def check(runner: ModelRunner, bits: Sequence[int], start: int = START, stop: int = STOP) -> PassResult:
+    first, last = start // 16, (stop - 1) // 16
+    originals = PAGES[first : last + 1]
+    pages = PAGES[:first] + SCRATCH[: len(originals)]
+    span = Span(1, start, TOKENS[start:stop], pages, SAMPLE_FROM, HOW)
+    padded = -(-span.num_rows // 16) * 16
+    expected = tuple(bits[start + SAMPLE_FROM : stop])
+    one = Pass(PassKind.CHECK, (span,), padded, originals=originals, logit_bits=expected)
+    (result,) = runner.run(StepPlan((one,)))
+    return result
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    return tensor.view(INTEGERS[tensor.dtype.itemsize])
+
+
+def everything(store: KVStore) -> Tensor:
+    tables = [
+        as_integers(part)[list(PAGES)].flatten()
+        for layer in store.layers
+        for part in (layer.keys, layer.values)
+    ]
+    return torch.cat(tables)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(START, STOP), (0, 16), (16, 60), (31, 36), (32, 48), (20, 26)])
+def test_clean_rows_pass(runner: ModelRunner, store: KVStore, start: int, stop: int) -> None:
+    bits = write(runner)
+    for page in SCRATCH:  # what a sequence before left there
+        for layer in store.layers:
+            layer.keys[page], layer.values[page] = 3.0, -7.0
+    before = everything(store)
+    assert check(runner, bits, start, stop) == PassResult(((),))
+    assert torch.equal(everything(store), before), "the sequence itself was touched"
+    assert check(runner, bits, start, stop).mismatch is None
+
+
+@pytest.mark.parametrize("position", [START, 31, 32, STOP - 1])
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_one_bit_of_the_kv(runner: ModelRunner, store: KVStore, name: str, layer: int, position: int) -> None:
+    bits = write(runner)
+    page, offset = PAGES[position // 16], position % 16
+    if name == "keys":
+        slot = as_integers(store.layers[layer].keys)[page, :, :, offset]
+    else:
+        slot = as_integers(store.layers[layer].values)[page, :, offset]
+    slot[1, 5] ^= 1
+    assert check(runner, bits).mismatch == f"{name} of layer {layer} at position {position}"
+    slot[1, 5] ^= 1
+    assert check(runner, bits).mismatch is None
+
+
+@pytest.mark.parametrize("position", [START + SAMPLE_FROM, 33, STOP - 1])
+def test_one_bit_of_the_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+    bits = write(runner)
+    logits = runner._decoder.logits
+
+    def disturbed(hidden: Tensor, *, canonical: bool) -> Tensor:
+        assert canonical
+        out = logits(hidden, canonical=canonical)
+        out.view(torch.int32)[position - START - SAMPLE_FROM, 100] ^= 1
+        return out
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner._decoder, "logits", disturbed)
+        assert check(runner, bits).mismatch == f"logits at position {position}"
+    assert check(runner, bits).mismatch is None
+
+
+def test_a_bit_before_the_rows_shows_in_what_they_make_of_it(runner: ModelRunner, store: KVStore) -> None:
+    """The rows read the pages before them, and the slots of their first page before them."""
+    bits = write(runner)
+    for position in (3, START - 1):
+        keys = store.layers[0].keys[PAGES[position // 16], :, :, position % 16]
+        before = keys.clone()
+        keys += 1.0
+        assert "of layer 1 at position 21" in str(check(runner, bits).mismatch)
+        keys.copy_(before)
+
+
+def rows_not_written(hidden: Callable[..., Tensor], row: int) -> Callable[..., Tensor]:
+    def lazy(rows: Any, *arguments: Any, **switches: Any) -> Tensor:
+        rows.slots[row] = -1
+        return hidden(rows, *arguments, **switches)
+
+    return lazy
+
+
+@pytest.mark.parametrize("row", [0, 11, STOP - START - 1])
+def test_a_slot_that_is_not_written_does_not_pass(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    """Though the right bits stand in the page it was copied from."""
+    bits = write(runner)
+    monkeypatch.setattr(runner._decoder, "hidden", rows_not_written(runner._decoder.hidden, row))
+    assert check(runner, bits).mismatch == f"keys of layer 0 at position {START + row}"
+
+
+def test_rows_of_a_check_are_computed_at_the_references_shape(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bits = write(runner)
+    switches: list[tuple[int, bool]] = []
+    hidden = runner._decoder.hidden
+
+    def noting(rows: Any, *arguments: Any, canonical: bool, between: object = None) -> Tensor:
+        switches.append((rows.num_rows, canonical))
+        return hidden(rows, *arguments, canonical=canonical)
+
+    monkeypatch.setattr(runner._decoder, "hidden", noting)
+    check(runner, bits)
+    assert switches == [(32, True)]

@@ -1,0 +1,198 @@
+"""Which pass takes which graph, and that a graph sees it through its buffer alone. Captures are faked: work is done again."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.worker import cuda_graphs as graphs
+from holdfast.worker.cuda_graphs import CudaGraphs
+from holdfast.worker.input_batch import InputBatch, batch_of, send_batch
+from support.fake_recorder import FakeRecorder
+
+HOW = Sampling(SamplingParams(), 0, 4)
+CPU = torch.device("cpu")
+SHORT, TALL = 4, 32
+
+
+class FakeDecoder:
+    """Its hidden states say what it read; it notes the rows it was called with."""
+
+    arithmetic = SimpleNamespace(device=CPU)
+    config = SimpleNamespace(hidden_size=4)
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+        self.slots: list[int] = []
+
+    def hidden(self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
+        assert rows.tiles is not None
+        assert rows.tiles.shape == (rows.num_rows, 3)
+        assert rows.max_pages == 50
+        self.seen.append((rows.num_rows, canonical))
+        self.slots = rows.slots.tolist()
+        first_pages = torch.zeros(rows.num_rows, dtype=torch.int64)
+        for first, count, page in rows.tiles.tolist():
+            first_pages[first : first + count] = rows.page_table.view(-1)[page]
+        return torch.stack((rows.token_ids, rows.positions, rows.slots, first_pages), 1).float()
+
+    def body(
+        self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        found = self.hidden(rows, kv, canonical=canonical, between=between)
+        return -found, found
+
+
+def ends_early(num_rows: int) -> bool:
+    return num_rows == 16
+
+
+def height(longest: int) -> int:
+    return SHORT if longest <= SHORT else TALL
+
+
+def batch(*spans: Span) -> InputBatch:
+    return batch_of(Pass(PassKind.FAST, spans, 0), 4, height)
+
+
+def decode(count: int, num_pages: int = 3) -> InputBatch:
+    return batch(
+        *(
+            Span(number, 9, (number + 20,), tuple(range(number, number + num_pages)), 0, HOW, lane=number)
+            for number in range(count)
+        )
+    )
+
+
+@pytest.fixture
+def decoder() -> FakeDecoder:
+    return FakeDecoder()
+
+
+@pytest.fixture
+def captured(decoder: FakeDecoder) -> CudaGraphs:
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    done: list[tuple[int, int]] = []
+    recorder = FakeRecorder()
+    made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *how_far: done.append(how_far))
+    assert done == [(number, 5) for number in range(1, 6)]
+    assert recorder.num_recorded == 5
+    return made
+
+
+def test_the_largest_is_captured_first_and_touches_nothing(
+    captured: CudaGraphs, decoder: FakeDecoder
+) -> None:
+    assert decoder.seen == [(16, True), (8, True), (8, False), (4, False), (2, False)]
+    assert decoder.slots == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "canonical", "exact", "size"),
+    [
+        *((2, False, True, 2), (4, False, False, 4), (3, False, True, None), (3, False, False, 4)),
+        *((5, False, False, 8), (9, False, False, None), (8, True, True, 8), (16, True, True, 16)),
+        *((4, True, True, None), (2, True, True, None), (16, False, True, None), (17, True, True, None)),
+    ],
+)
+def test_which_graph_a_pass_takes(
+    captured: CudaGraphs, rows: int, canonical: bool, exact: bool, size: int | None
+) -> None:
+    assert captured.size_for(decode(min(rows, 3)), rows, canonical=canonical, exact=exact) == size
+
+
+def test_before_anything_is_captured_nothing_fits(decoder: FakeDecoder) -> None:
+    fresh = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    assert fresh.size_for(decode(2), 2, canonical=False, exact=True) is None
+
+
+def test_passes_that_do_not_fit(captured: CudaGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fits(some: InputBatch) -> bool:
+        return captured.size_for(some, 8, canonical=False, exact=True) == 8
+
+    short = Span(1, 3, (1, 2, 3, 4), (0, 1), 0, HOW)
+    assert fits(batch(short, replace(short, request_id=2)))
+    assert not fits(batch(replace(short, token_ids=(1, 2, 3, 4, 5)))), "a long span wants tall tiles"
+    assert fits(decode(2, num_pages=50))
+    assert not fits(decode(2, num_pages=51)), "a sequence longer than any that was captured"
+    monkeypatch.setattr(captured, "_buffer", captured._buffer[:200])
+    assert fits(decode(2, num_pages=20))
+    assert not fits(decode(8, num_pages=50)), "more pages than the buffer holds"
+
+
+@pytest.mark.parametrize("count", [3, 1, 8, 5])
+def test_a_graph_reads_its_buffer(captured: CudaGraphs, decoder: FakeDecoder, count: int) -> None:
+    """Against the same pass sent by itself, whatever the pass before left in the buffer."""
+    for some in (decode(8, num_pages=40), decode(count)):
+        sent = captured.load(some, 8, canonical=False)
+        hidden = captured.replay(8, canonical=False)
+        alone = send_batch(some, 8, CPU)
+        assert hidden[:, 0].tolist() == alone.rows.token_ids.tolist()
+        assert hidden[:, 1].tolist() == alone.rows.positions.tolist()
+        assert hidden[:, 2].tolist() == alone.rows.slots.tolist()
+        assert hidden[: some.num_rows, 3].tolist() == some.page_table[:, 0].tolist()
+        for name in ("wanted", "unknown", "unknown_from", "told", "told_to"):
+            assert getattr(sent, name).tolist() == getattr(alone, name).tolist()
+
+
+def test_tokens_may_be_put_in_before_the_replay(captured: CudaGraphs) -> None:
+    sent = captured.load(decode(3), 4, canonical=False)
+    sent.rows.token_ids[1] = 99
+    assert captured.replay(4, canonical=False)[:, 0].tolist() == [20, 99, 22, 0]
+
+
+def test_a_long_pass_ends_before_the_last_layer(captured: CudaGraphs) -> None:
+    captured.load(decode(3), 16, canonical=True)
+    found = captured.replay(16, canonical=True)
+    assert found[:3, 0].tolist() == [20, 21, 22]
+    assert torch.equal(captured.residual(16), -found)
+    captured.load(decode(3), 8, canonical=True)
+    assert torch.equal(captured.replay(8, canonical=True)[:3], found[:3])
+
+
+def test_the_buffer_holds_every_pass_of_the_largest_size(
+    decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row unknown, sampled and told, each a sequence of its own."""
+    monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    made.capture([64], [], 50, FakeRecorder())
+    spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, lane=number) for number in range(64)]
+    assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64
+    made.load(batch(*spans), 64, canonical=False)
+
+
+def test_capturing_again_starts_anew(captured: CudaGraphs) -> None:
+    captured.capture([2], [], 50, FakeRecorder())
+    assert captured.size_for(decode(2), 2, canonical=False, exact=True) == 2
+    assert captured.size_for(decode(2), 8, canonical=True, exact=True) is None
+
+
+def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
+    class Tiled(FakeDecoder):
+        def hidden(self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
+            assert rows.tiles is not None
+            self.tiles, self.short = rows.tiles.tolist(), rows.short_tiles
+            return torch.zeros(rows.num_rows, 4)
+
+    tiled = Tiled()
+    made = CudaGraphs(tiled, (), TALL, lambda num_rows: False)  # type: ignore[arg-type]
+    made.capture([16, 1024], [], 50, FakeRecorder())
+    single = Span(1, 9, (7,), (1, 2, 3), 0, HOW)
+    long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, HOW)
+    both = batch(single, long)
+    assert made.size_for(both, 16, canonical=False, exact=True) is None, "few rows have no tall tiles"
+    assert made.size_for(both, 1024, canonical=False, exact=True) == 1024
+    made.load(both, 1024, canonical=False)
+    made.replay(1024, canonical=False)
+    assert tiled.short == 512
+    assert tiled.tiles[0] == [0, 1, 0] and not any(count for _, count, _ in tiled.tiles[1:512])
+    assert tiled.tiles[512:515] == [[1, 32, 20], [33, 32, 20], [65, 6, 20]]
+    assert not any(count for _, count, _ in tiled.tiles[515:])

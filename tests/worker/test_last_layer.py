@@ -1,0 +1,183 @@
+"""A pass whose last layer is run for the wanted rows alone: the same bits, and no more work than is wanted."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampling, Span, StepPlan
+from holdfast.models.decoder import Decoder
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, batch_of, send_batch
+from holdfast.worker.kv_store import KVStore
+from holdfast.worker.last_layer import LastLayer, wanted_of
+from holdfast.worker.model_runner import ModelRunner
+from support.fake_recorder import FakeRecorder
+
+PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
+HOW = Sampling(SamplingParams(temperature=0.7, seed=3, prompt_logprobs=2), 3, 150)
+LONG = Span(1, 0, PROMPT, (5, 9, 2, 7, 0, 11, 3, 8, 1, 10), 149, HOW, logprobs=2)
+MIDDLE = Span(2, 20, PROMPT[20:60], (4, 6, 12, 13), 40, HOW)
+ROW = Span(3, 33, (17,), (14, 15, 16), 0, HOW, logprobs=0)
+
+
+@pytest.fixture
+def ended(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """How many rows went through the last layer by themselves, and whether in the reference's form."""
+    seen: list[tuple[int, bool]] = []
+    end = decoder.end
+
+    def noting(residual: Tensor, x: Tensor, rows: ForwardBatch, kv: Any, *, canonical: bool) -> Tensor:
+        seen.append((rows.num_rows, canonical))
+        return end(residual, x, rows, kv, canonical=canonical)
+
+    monkeypatch.setattr(decoder, "end", noting)
+    return seen
+
+
+def run(decoder: Decoder, *spans: Span, whole: bool, **how: Any) -> tuple[PassResult, KVStore]:
+    store = KVStore(24, decoder.config, decoder.arithmetic)
+    generator = torch.Generator().manual_seed(4)
+    for layer in store.layers:
+        for tensor in (layer.keys, layer.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    runner = ModelRunner(decoder, store)
+    if whole:
+        runner._last_layer = LastLayer(decoder, store.layers, all_seen=True)
+    one = Pass(spans=spans, padded_rows=256, **{"kind": PassKind.CANONICAL, **how})
+    (result,) = runner.run(StepPlan((one,)))
+    return result, store
+
+
+def assert_same(one: tuple[PassResult, KVStore], other: tuple[PassResult, KVStore]) -> None:
+    assert one[0] == other[0]
+    for mine, theirs in zip(one[1].layers, other[1].layers, strict=True):
+        assert torch.equal(mine.keys, theirs.keys) and torch.equal(mine.values, theirs.values)
+
+
+@pytest.mark.parametrize(
+    ("spans", "num_rows"),
+    [
+        ((LONG,), 1),
+        ((MIDDLE, LONG, ROW), 2),
+        ((replace(LONG, given=PROMPT[100:140]), ROW), 42),
+        ((replace(LONG, sample_from=90), MIDDLE), 60),
+    ],
+)
+def test_the_wanted_rows_have_the_bits_of_a_whole_pass(
+    decoder: Decoder, ended: list[tuple[int, bool]], spans: tuple[Span, ...], num_rows: int
+) -> None:
+    few = run(decoder, *spans, whole=False)
+    assert ended == [(num_rows, True)]
+    assert_same(few, run(decoder, *spans, whole=True))
+    assert ended == [(num_rows, True)]
+
+
+def test_where_no_row_is_wanted_there_is_nothing_to_run(
+    decoder: Decoder, ended: list[tuple[int, bool]]
+) -> None:
+    spans = (MIDDLE, replace(LONG, sample_from=150))
+    few = run(decoder, *spans, whole=False)
+    assert few[0].samples == ((), ()) and ended == []
+    assert_same(few, run(decoder, *spans, whole=True))
+
+
+def test_many_wanted_rows_are_a_whole_pass(decoder: Decoder, ended: list[tuple[int, bool]]) -> None:
+    run(decoder, replace(LONG, sample_from=0), whole=False)
+    assert ended == []
+
+
+@pytest.mark.parametrize("how", [{"kind": PassKind.FAST}, {"certified": True}])
+def test_the_references_form_is_for_passes_whose_bits_count(
+    decoder: Decoder, ended: list[tuple[int, bool]], how: dict[str, Any]
+) -> None:
+    """In a certified pass rows have them by certificate, but those that go on by themselves are no total of it."""
+    few, _ = run(decoder, LONG, ROW, whole=False, **how)
+    whole, _ = run(decoder, LONG, ROW, whole=True, **how)
+    assert ended == [(2, "certified" in how)]
+    for (mine,), (theirs,) in zip(few.samples, whole.samples, strict=True):
+        assert mine.logprob is not None and theirs.logprob is not None
+        assert mine.token_id == theirs.token_id
+        assert mine.logprob.logprob == pytest.approx(theirs.logprob.logprob, abs=0.05)
+
+
+def test_the_last_layer_of_a_model_that_is_looked_at_behind_it_is_never_apart(decoder: Decoder) -> None:
+    last = LastLayer(decoder, (), all_seen=True)
+    assert not last.is_apart(8192) and not last.is_apart(8192, 0)
+
+
+def test_how_many_rows_are_worth_a_pass_of_their_own(decoder: Decoder) -> None:
+    last, slab = LastLayer(decoder, (), all_seen=False), decoder.arithmetic.recipe.rows
+    assert last.is_apart(4 * slab) and last.is_apart(4 * slab, slab) and last.is_apart(1, 0)
+    assert not last.is_apart(4 * slab - 1) and not last.is_apart(4 * slab, slab + 1)
+
+
+def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wanted(decoder: Decoder) -> None:
+    store = KVStore(24, decoder.config, decoder.arithmetic)
+    last = LastLayer(decoder, store.layers, all_seen=False)
+    one = Pass(PassKind.CANONICAL, (replace(LONG, sample_from=60), ROW), 160)
+    batch = batch_of(one, decoder.arithmetic.page_size)
+    with torch.inference_mode():
+        sent = send_batch(batch, 160, torch.device("cpu"))
+        whole = decoder.hidden(sent.rows, store.layers, canonical=True)[sent.wanted]
+        left = decoder.body(sent.rows, store.layers, canonical=True)
+        found = last.run(batch, sent, left, canonical=True, exact=True)
+    assert len(found) == 91 and torch.equal(found, whole)
+
+
+class EarlyGraphs:
+    """In place of `Graphs` on a CPU: every pass is a graph of 64 rows that ends before the last layer."""
+
+    def __init__(self, decoder: Decoder, store: KVStore) -> None:
+        self._decoder, self._store = decoder, store
+        self.output = torch.zeros(64, decoder.config.hidden_size, dtype=decoder.dtype)
+
+    def size_for(self, batch: InputBatch, padded_rows: int, *, canonical: bool, exact: bool) -> int:
+        return 64
+
+    def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
+        self._sent = send_batch(batch, size, torch.device("cpu"))
+        return self._sent
+
+    def replay(self, size: int, *, canonical: bool) -> Tensor:
+        left = self._decoder.body(self._sent.rows, self._store.layers, canonical=canonical)
+        self._residual = left[0]
+        self.output.copy_(left[1])
+        return self.output
+
+    def residual(self, size: int) -> Tensor:
+        return self._residual
+
+
+def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(decoder: Decoder) -> None:
+    """Even where one was captured for as many rows."""
+    assert LastLayer(decoder, (), all_seen=False).is_apart(64)
+    greedy = Sampling(SamplingParams(temperature=0), 0, 150)
+    one = Pass(
+        PassKind.CANONICAL,
+        (replace(LONG, token_ids=PROMPT[:1], sample_from=0, sampling=greedy, logprobs=0),),
+        64,
+    )
+    plain, captured = (
+        ModelRunner(decoder, KVStore(24, decoder.config, decoder.arithmetic)) for _ in range(2)
+    )
+    graphs = EarlyGraphs(decoder, captured._store)
+    captured._graphs = graphs  # type: ignore[assignment]
+    with torch.inference_mode():
+        captured._greedy_end.capture(graphs.output, [64], [64], FakeRecorder())
+    assert captured.run(StepPlan((one,))) == plain.run(StepPlan((one,)))
+
+
+def test_wanted_rows_as_spans_of_their_own() -> None:
+    batch = batch_of(Pass(PassKind.FAST, (MIDDLE, replace(LONG, given=PROMPT[:3]), ROW), 0), 16, lambda n: 8)
+    few = wanted_of(batch)
+    assert few.positions.tolist() == [146, 147, 148, 149, 33]
+    assert few.span_starts.tolist() == [0, 1, 2, 3, 4, 5]
+    assert few.page_table[3:, :3].tolist() == [[5, 9, 2], [14, 15, 16]]
+    assert np.array_equal(few.slots, batch.slots[batch.wanted])
+    width = batch.page_table.shape[1]
+    assert few.tiles.tolist() == [[row, 1, row * width] for row in range(5)] and few.short_tiles == 5

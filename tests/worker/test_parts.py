@@ -1,0 +1,37 @@
+"""Slices of sampled rows: none too long, none lost, none moved."""
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Sampling, Span
+from holdfast.worker.logits_slices import Masks, slice_parts
+
+HOW = Sampling(SamplingParams(), 0, 4)
+
+
+def chunk(start: int, count: int, sample_from: int) -> Span:
+    return Span(start, start, tuple(range(count)), (0,), sample_from, HOW)
+
+
+def test_rows_in_order_cut_anywhere() -> None:
+    spans = (chunk(8, 4, 3), chunk(0, 5, 5), chunk(20, 9, 2), chunk(40, 1, 0))
+    masks: list[Masks] = [(), (), tuple(bytes([row]) for row in range(2, 9)), ()]
+    expected = [(8, 3)] + [(20, row) for row in range(2, 9)] + [(40, 0)]
+    for most in range(1, 12):
+        slices = list(slice_parts(spans, masks, most))
+        sizes = [sum(part.num_rows for part in parts) for parts in slices]
+        assert sizes[:-1] == [most] * (len(sizes) - 1)
+        assert 0 < sizes[-1] <= most
+        rows = [
+            (part.span.start, row)
+            for parts in slices
+            for part in parts
+            for row in range(part.first, part.stop)
+        ]
+        assert rows == expected
+        for part in (part for parts in slices for part in parts):
+            assert part.first_end == part.span.start + part.first + 1
+            cut = tuple(bytes([row]) for row in range(part.first, part.stop))
+            assert part.masks == (cut if part.span.start == 20 else ())
+
+
+def test_nothing_sampled_is_no_slice() -> None:
+    assert list(slice_parts((chunk(0, 5, 5),), [()], 64)) == []

@@ -1,0 +1,114 @@
+"""Penalties, against plain Python and against transformers, bit by bit."""
+
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.worker.logits_processors.pipeline import adjust
+from worker.asking import VOCAB, parts, span
+
+TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]  # the prompt is the first four
+PENALTIES = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7},
+    {"frequency_penalty": 0.37},
+    {"presence_penalty": -1.1},
+    {"repetition_penalty": 1.17, "frequency_penalty": -0.61, "presence_penalty": 0.83},
+]
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(4)) * 3
+    logits[:, 9] = torch.tensor([0.0, -0.0, 1e-40, -1e-40, torch.inf, -torch.inf])
+    return logits
+
+
+def bits(tensor: Tensor) -> list[int]:
+    found: list[int] = tensor.contiguous().view(torch.int32).flatten().tolist()
+    return found
+
+
+def f32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
+
+def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingParams) -> Tensor:
+    """One row, token by token. A product or quotient of two fp32 numbers is rounded right once it is rounded from fp64."""
+    out = row.clone()
+    repetition, frequency, presence = (
+        f32(each) for each in (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    )
+    for token_id in set(tokens):
+        count = tokens[prompt_len:].count(token_id)
+        logit = row[token_id].item()
+        logit = f32(logit / repetition) if logit > 0 else f32(logit * repetition)
+        logit = f32(logit - f32(frequency * count))
+        out[token_id] = f32(logit - presence) if count else logit
+    return out
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+@pytest.mark.parametrize("prompt_len", [2, 4, 7, 9, 11])
+def test_each_is_what_plain_python_says(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
+    params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
+    found = logits.clone()
+    assert adjust(found, parts(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
+    for row in range(6):
+        expected = penalised(logits[row], TOKENS[: 6 + row], prompt_len, params)
+        assert bits(found[row]) == bits(expected)
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7, 2.0, 1.0001])
+def test_repetition_has_the_bits_of_transformers(logits: Tensor, penalty: float) -> None:
+    process = RepetitionPenaltyLogitsProcessor(penalty)
+    params = SamplingParams(temperature=0, repetition_penalty=penalty)
+    found = logits.clone()
+    adjust(found, parts(span(TOKENS, 6, params)))
+    for row in range(6):
+        expected = process(torch.tensor([TOKENS[: 6 + row]]), logits[row : row + 1].clone())
+        assert bits(found[row]) == bits(expected)
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_a_window_is_its_rows_one_by_one(logits: Tensor, penalties: dict[str, float]) -> None:
+    params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
+    together = logits.clone()
+    adjust(together, parts(span(TOKENS, 6, params)))
+    for row in range(6):
+        alone = logits[row : row + 1].clone()
+        adjust(alone, parts(span(TOKENS[: 6 + row], 1, params)))
+        assert bits(alone) == bits(together[row])
+
+
+def test_only_ones_own_row_is_changed(logits: Tensor) -> None:
+    found = logits.clone()
+    plain, heavy = SamplingParams(temperature=0), SamplingParams(temperature=0, frequency_penalty=2)
+    adjust(found, parts(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain)))
+    assert bits(found[:2]) == bits(logits[:2])
+    assert bits(found[4:]) == bits(logits[4:])
+    changed = (found[2:4] != logits[2:4]).nonzero()[:, 1].unique().tolist()
+    assert changed == [3, 9, 50, 120]  # what stands in the answer
+    assert found[2, 3] == logits[2, 3] - 2 * 2
+
+
+def test_a_long_history_is_counted_whole() -> None:
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, VOCAB, 5000).tolist()
+    params = SamplingParams(temperature=0, frequency_penalty=0.01)
+    found = torch.zeros(1, VOCAB)
+    adjust(found, parts(span(tokens, 1, params, prompt_len=1000)))
+    assert found[0].mul(-100).round().int().tolist() == np.bincount(tokens[1000:], minlength=VOCAB).tolist()
+
+
+def test_a_span_without_its_history_is_refused() -> None:
+    short = dataclasses.replace(span(TOKENS, 2, SamplingParams(presence_penalty=1)), history=(1, 2))
+    with pytest.raises(AssertionError, match="everything that stands before"):
+        adjust(torch.zeros(2, VOCAB), parts(short))

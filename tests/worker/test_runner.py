@@ -1,0 +1,177 @@
+"""Passes over a tiny model: scores have the bits of samples, slices change nothing, grammars are waited for."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.core.grammar import Constraint
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import (
+    NO_TOKEN,
+    Pass,
+    PassKind,
+    PassResult,
+    Sampling,
+    Span,
+    StepPlan,
+    TokenLogprob,
+)
+from holdfast.models.decoder import Decoder
+from holdfast.worker.model_runner import ModelRunner
+from worker.asking import ToldGrammar, mask
+
+PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
+PAGES = (5, 9, 2, 7, 0, 11, 3, 8, 1, 10)
+GREEDY = Sampling(SamplingParams(temperature=0, prompt_logprobs=3), 0, len(PROMPT))
+
+
+def run(runner: ModelRunner, *spans: Span, kind: PassKind = PassKind.CANONICAL) -> PassResult:
+    num_rows = sum(span.num_rows for span in spans)
+    (result,) = runner.run(StepPlan((Pass(kind, spans, -(-num_rows // 16) * 16),)))
+    return result
+
+
+def chunk(start: int, stop: int, sample_from: int, **asked: Any) -> Span:
+    return Span(1, start, PROMPT[start:stop], PAGES, sample_from, GREEDY, **asked)
+
+
+def test_scores_have_the_bits_of_samples(runner: ModelRunner) -> None:
+    """The logprob of the token that would be sampled, asked for as a given one, in one pass and in several."""
+    sampled = run(runner, chunk(0, 150, 0, logprobs=3)).samples[0]
+    tokens = tuple(each.token_id for each in sampled)
+    scores = run(runner, chunk(0, 150, 150, given=tokens)).scores[0]
+    assert list(scores) == [each.logprob for each in sampled]
+    pieces: list[TokenLogprob] = []
+    for start, stop in ((0, 1), (1, 40), (40, 149), (149, 150)):
+        result = run(runner, chunk(start, stop, stop - start, given=tokens[start:stop]))
+        pieces += result.scores[0]
+        assert result.samples == ((),)
+    assert pieces == list(scores)
+
+
+def test_given_and_sampled_rows_of_one_span(runner: ModelRunner) -> None:
+    known = tuple(range(20, 29))
+    mixed = run(runner, chunk(0, 12, 10, given=known, logprobs=1))
+    apart = run(runner, chunk(0, 12, 12, given=(0, *known, 0, 0)))
+    plain = run(runner, chunk(0, 12, 10, logprobs=1))
+    assert mixed.samples == plain.samples
+    assert mixed.scores[0] == apart.scores[0][1:10]
+    assert [each.token_id for each in mixed.scores[0]] == list(known)
+    assert all(len(each.top) == 3 for each in mixed.scores[0])
+    assert plain.scores == ()
+
+
+def test_a_given_token_stands_behind_its_row(runner: ModelRunner, decoder: Decoder) -> None:
+    """Against the log-softmax of the logits themselves."""
+    seen: list[Tensor] = []
+    logits = decoder.logits
+
+    def noting(hidden: Tensor, *, canonical: bool) -> Tensor:
+        seen.append(logits(hidden, canonical=canonical))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder, "logits", noting)
+        scores = run(runner, chunk(0, 9, 8, given=PROMPT[3:9])).scores[0]  # behind rows 2 .. 7
+    expected = seen[0].double().log_softmax(-1)
+    assert len(seen[0]) == 6
+    for row, each in enumerate(scores):
+        assert each.token_id == PROMPT[3 + row]
+        assert each.logprob == pytest.approx(expected[row, each.token_id].item(), abs=1e-4)
+
+
+def test_scores_are_by_span(runner: ModelRunner) -> None:
+    none = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY)
+    silent = Sampling(SamplingParams(temperature=0), 0, 9)
+    bare = Span(3, 0, PROMPT[:5], (13,), 5, silent, given=(1, 2))
+    result = run(runner, none, chunk(0, 20, 20, given=PROMPT[1:20]), bare)
+    assert [len(each) for each in result.scores] == [0, 19, 2]
+    assert [len(each) for each in result.samples] == [1, 0, 0]
+    assert [each.top for each in result.scores[2]] == [(), ()]
+    alone = run(runner, bare)
+    assert alone.scores == (result.scores[2],)
+
+
+@pytest.mark.parametrize("most", [1, 5, 64])
+def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Nor is there ever a larger one."""
+    penalised = Sampling(SamplingParams(temperature=0.9, frequency_penalty=1.5), 3, 20)
+    window = Span(2, 0, PROMPT[:90], (12, 13, 14, 15, 16, 17), 0, penalised, logprobs=2, watched=True)
+    again = replace(window, request_id=3, pages=(18, 19, 20, 21, 22, 23))
+    spans = (window, chunk(0, 150, 149, given=PROMPT[1:150]), again)
+    monkeypatch.setattr(runner, "_slice_rows", 10**6)
+    whole = run(runner, *spans)
+    monkeypatch.setattr(runner, "_slice_rows", most)
+    sizes: list[int] = []
+    logits = runner._decoder.logits
+    monkeypatch.setattr(
+        runner._decoder,
+        "logits",
+        lambda hidden, canonical: sizes.append(len(hidden)) or logits(hidden, canonical=canonical),
+    )
+    assert run(runner, *spans) == whole
+    assert max(sizes) == most
+    assert sum(sizes) == 90 + 149 + 1 + 90
+    assert whole.samples[0] == whole.samples[2]
+
+
+def test_a_window_with_every_feature_is_its_rows_one_by_one(runner: ModelRunner) -> None:
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5, bad_token_ids=[7])
+    how = Sampling(params, 11, 20, bad_words=((PROMPT[25], 31),))
+    whole = Span(1, 20, PROMPT[20:32], PAGES, 0, how, 2, history=PROMPT[:20], watched=True)
+    run(runner, chunk(0, 20, 20))
+    window = run(runner, whole).samples[0]
+    alone = []
+    for at in range(20, 32):
+        row = replace(whole, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
+        alone += run(runner, row).samples[0]
+    assert list(window) == alone
+
+
+def test_a_grammar_decides(runner: ModelRunner) -> None:
+    grammar = ToldGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
+    constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), watched=True)
+    free = run(runner, chunk(0, 12, 9, logprobs=0)).samples[0]
+    found = run(runner, constrained).samples[0]
+    assert [each.token_id for each in found] == [17, NO_TOKEN, free[2].token_id]
+    assert found[1].logprob is None
+    assert found[1].logit_bits is not None
+    assert found[2].logprob == free[2].logprob
+
+
+def test_a_pass_that_fails_leaves_no_grammar_at_work(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, done = threading.Event(), threading.Event()
+
+    def slow(candidates: Sequence[int], count: int) -> list[bytes | None]:
+        started.set()
+        time.sleep(0.2)
+        done.set()
+        return [None] * count
+
+    def fail(*_: object, **__: object) -> Tensor:
+        assert started.wait(5), "the grammar starts before the forward does"
+        raise RuntimeError("no forward today")
+
+    monkeypatch.setattr(runner._decoder, "hidden", fail)
+    with pytest.raises(RuntimeError, match="no forward today"):
+        run(runner, chunk(0, 4, 3, constraint=Constraint(ToldGrammar(slow), ())))
+    assert done.is_set()
+
+
+def test_a_grammar_that_fails_harms_nobody_else(runner: ModelRunner) -> None:
+    def fail(candidates: Sequence[int], count: int) -> list[bytes | None]:
+        raise ValueError("broken")
+
+    other = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY, logprobs=4)
+    broken = chunk(0, 12, 10, constraint=Constraint(ToldGrammar(fail), ()))
+    result = run(runner, broken, other)
+    assert [each.token_id for each in result.samples[0]] == [NO_TOKEN, NO_TOKEN]
+    assert result.samples[1] == run(runner, other).samples[0]

@@ -1,0 +1,51 @@
+"""The KV store keeps to its budget."""
+
+import pytest
+import torch
+
+from holdfast.errors import ConfigError
+from holdfast.models.config import DecoderConfig, parse_config
+from holdfast.numerics.backends.torch.backend import TorchBackend
+from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
+
+
+@pytest.fixture
+def config() -> DecoderConfig:
+    return parse_config(
+        {
+            "model_type": "llama",
+            "vocab_size": 10,
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+    )
+
+
+def test_a_pages_bytes_are_those_of_its_tensors(config: DecoderConfig) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        store = KVStore(5, config, TorchBackend(dtype))
+        total = sum(part.nbytes for layer in store.layers for part in (layer.keys, layer.values))
+        assert total == 5 * page_bytes(config, dtype, 16)
+        assert len(store.layers) == 3
+
+
+def test_a_budget_is_never_exceeded(config: DecoderConfig) -> None:
+    one = page_bytes(config, torch.float32, 16)
+    assert num_pages_in(one, config, torch.float32, 16) == 1
+    assert num_pages_in(7 * one + one - 1, config, torch.float32, 16) == 7
+    with pytest.raises(ConfigError, match=r"does not hold one page of 16 positions.*raise kv_memory"):
+        num_pages_in(one - 1, config, torch.float32, 16)
+
+
+def test_a_slot_never_written_is_zero(config: DecoderConfig) -> None:
+    layer = KVStore(2, config, TorchBackend(torch.float32)).layers[0]
+    assert not layer.keys.any()
+    assert not layer.values.any()
+
+
+def test_a_store_the_machine_cannot_hold_is_an_error(config: DecoderConfig) -> None:
+    with pytest.raises(ConfigError, match="cannot be allocated; lower kv_memory"):
+        KVStore(1 << 45, config, TorchBackend(torch.float32))

@@ -1,0 +1,43 @@
+"""T through graphs says what T says; captures are faked: work is done again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.decoder import load_decoder
+from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.thinking.blocks import Blocks, load_blocks
+from holdfast.thinking.config import read_thinking
+from holdfast.worker.thought_graphs import ThoughtGraphs
+from support.fake_recorder import FakeRecorder
+from support.thinking_models import thinker_folder
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
+    folder: Path = thinker_folder(tmp_path_factory.mktemp("graphs"))
+    threads = apply_numeric_settings().threads
+    arithmetic = open_arithmetic(torch.float32, path="compiled", num_threads=threads)
+    decoder = load_decoder(open_checkpoint(folder), arithmetic, torch.float32, max_len=64)
+    config = read_thinking(folder, decoder.config)
+    assert config is not None
+    return load_blocks(folder, config, decoder)
+
+
+@torch.inference_mode()
+def test_what_is_thought_is_what_the_blocks_think(blocks: Blocks) -> None:
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(601, 32, generator=generator) * torch.linspace(0.1, 20, 601)[:, None]
+    recorder = FakeRecorder()
+    graphs = ThoughtGraphs(blocks, rows, recorder)
+    assert recorder.num_recorded == 8 * 2 * blocks.config.max_thought
+    for count in (1, 3, 8, 33, 150):
+        slots = torch.randperm(600, generator=generator)[: 4 * count].view(count, 4)
+        for canonical in (True, False):
+            found = graphs.think(slots, canonical=canonical)
+            assert found == blocks.think(rows[slots], canonical=canonical)
+    assert len({len(thought) for thought in found}) > 1  # trivial ones and others
+    assert graphs.think(slots[:0], canonical=True) == []
