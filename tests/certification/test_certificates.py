@@ -21,7 +21,7 @@ from holdfast.engine.llm import LLM
 from holdfast.errors import DeterminismRefused
 from holdfast.numerics.layer import run_layer
 from holdfast.numerics.ops import Linear
-from holdfast.numerics.select_backend import CPU, open_arithmetic
+from holdfast.numerics.select_backend import CPU, open_backend
 
 PROMPTS = [[5, 6, 7], [9] * 40, [11, 12]]
 PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
@@ -29,7 +29,7 @@ ORDINARY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 
 
 class Bent:
-    """An arithmetic with a fault in its products: `bend(product, canonical)` adds it in place."""
+    """A backend with a fault in its products: `bend(product, canonical)` adds it in place."""
 
     def __init__(self, inner: Any, bend: Any) -> None:
         self._inner, self._bend = inner, bend
@@ -91,7 +91,7 @@ class CutColumns(Bent):
 
     def pack(self, *args: Any) -> Linear:
         packed = self._inner.pack(*args)
-        return replace(packed, cuts={8: self._bend}) if packed.out_features == 64 else packed
+        return replace(packed, split_n={8: self._bend}) if packed.out_features == 64 else packed
 
 
 def open_bent(
@@ -102,10 +102,10 @@ def open_bent(
     kind: type[Bent] = Bent,
     **config: Any,
 ) -> LLM:
-    open_arithmetic(torch.float32, num_threads=1)  # kernels are built in the session's own cache
+    open_backend(torch.float32, num_threads=1)  # kernels are built in the session's own cache
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
     for module in (build, certifying):
-        monkeypatch.setattr(module, "open_arithmetic", lambda *a, **k: kind(open_arithmetic(*a, **k), bend))
+        monkeypatch.setattr(module, "open_backend", lambda *a, **k: kind(open_backend(*a, **k), bend))
     return LLM(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=8, **config)
 
 
@@ -332,7 +332,7 @@ def test_a_certificate_is_for_the_cuts_it_tested(
     assert cuts and all(found == [[8, 16]] for found in cuts.values())
 
 
-def test_what_the_machine_chose_reaches_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_backend_receives_chosen_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = (
         SplitChoice("gate_up", 28672, 4096, 0, (256,), 1, 1, (), ((256, 16128), (448, 21504))),
         SplitChoice("down", 4096, 14336, 2, (256,), 1, 4),
@@ -340,9 +340,9 @@ def test_what_the_machine_chose_reaches_the_arithmetic(monkeypatch: pytest.Monke
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(build, "uses_triton", lambda *given: True)
     monkeypatch.setattr(build, "choose_recipes", lambda *given: chosen)
-    monkeypatch.setattr(build, "open_arithmetic", lambda dtype, **given: opened.append(given))
+    monkeypatch.setattr(build, "open_backend", lambda dtype, **given: opened.append(given))
     settings = SimpleNamespace(threads=1)
-    build._open_arithmetic(EngineConfig(), cast(Any, None), torch.bfloat16, CPU, cast(Any, settings), None)
+    build._open_backend(EngineConfig(), cast(Any, None), torch.bfloat16, CPU, cast(Any, settings), None)
     (given,) = opened
-    assert given["slices"] == {(28672, 4096): 0, (4096, 14336): 2}
-    assert given["cuts"] == {(28672, 4096): {256: 16128, 448: 21504}}
+    assert given["split_k"] == {(28672, 4096): 0, (4096, 14336): 2}
+    assert given["split_n"] == {(28672, 4096): {256: 16128, 448: 21504}}

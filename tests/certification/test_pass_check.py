@@ -13,7 +13,7 @@ from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 
@@ -27,7 +27,7 @@ def stage() -> Stage:
     runner: Any = engine.runner
     decoder = getattr(runner, "decoder", None) or runner._decoder
     store = getattr(runner, "store", None) or runner._store
-    return Stage(runner, store.layers, decoder.arithmetic.page_size, 512, decoder.arithmetic.recipe.rows)
+    return Stage(runner, store.layers, decoder.backend.page_size, 512, decoder.backend.recipe.rows)
 
 
 def test_every_total_of_the_compiled_path_agrees_and_no_trace_is_left(stage: Stage) -> None:
@@ -109,20 +109,20 @@ def test_plain_products_of_the_library_are_found_to_differ() -> None:
     from holdfast.worker.model_runner import ModelRunner
 
     config = tiny_config()
-    arithmetic = open_arithmetic(torch.float32, path="library", num_threads=apply_numeric_settings().threads)
-    decoder = load_decoder(DummyCheckpoint(config, deviation=0.25), arithmetic, torch.float32, 256)
-    store = _store(KVStore, 64, config, arithmetic)
-    stage = Stage(ModelRunner(decoder, store), store.layers, arithmetic.page_size, config.vocab_size, 16)
+    backend = open_backend(torch.float32, kernels="library", num_threads=apply_numeric_settings().threads)
+    decoder = load_decoder(DummyCheckpoint(config, deviation=0.25), backend, torch.float32, 256)
+    store = _store(KVStore, 64, config, backend)
+    stage = Stage(ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16)
     check = check_passes(stage, 32, 256)
     assert 0 not in check.sizes_differing
     assert 1 in check.sizes_differing or check.agrees  # some builds of torch have one class
 
 
-def _store(kind: Any, num_pages: int, config: Any, arithmetic: Any) -> Any:
+def _store(kind: Any, num_pages: int, config: Any, backend: Any) -> Any:
     try:
-        return kind(num_pages, config, arithmetic)
+        return kind(num_pages, config, backend)
     except (AttributeError, TypeError):
-        return kind(num_pages, config, arithmetic.dtype)
+        return kind(num_pages, config, backend.dtype)
 
 
 def test_totals_hold_what_engines_decode_with() -> None:

@@ -12,8 +12,9 @@ from holdfast.bench.determinism.stress_load import Needle, Scale
 from holdfast.bench.determinism.survey import PROMPT as TEXT
 from holdfast.bench.tiny import tiny_engine
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 BOTH: tuple[DeterminismMode, ...] = ("auto", "verify")
@@ -48,14 +49,14 @@ def plain(temperature: float, *, deterministic: bool = True) -> Needle:
 
 
 @cache
-def engine(kernels: Kernels, dtype: str) -> Engine:
+def engine(kernels: KernelBackend, dtype: str) -> Engine:
     """A tiny model in which, in fp32, every token has a near twin. It is only ever restarted, never run."""
     config = EngineConfig(kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB")
     return tiny_engine(config, twins=dtype == "fp32")
 
 
 @cache
-def features(kernels: Kernels, dtype: str) -> dict[str, Feature]:
+def features(kernels: KernelBackend, dtype: str) -> dict[str, Feature]:
     one = engine(kernels, dtype)
     return {feature.name: feature for feature in find_features(one, one.tokenizer.encode(TEXT))}
 
@@ -77,7 +78,7 @@ def outcome(tally: Tally) -> Outcome:
     return next(iter(tally.outcomes))
 
 
-def digests(kernels: Kernels, **limits: object) -> list[str]:
+def digests(kernels: KernelBackend, **limits: object) -> list[str]:
     """One line a needle: its dtype, how many outcomes it had, and a digest of the first. limits change the engine's own."""
     lines = []
     for dtype in ("fp32", "bf16"):

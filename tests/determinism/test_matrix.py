@@ -7,10 +7,10 @@ from pricking import BOTH, FEATURES, SMALL, combinations, engine, features, outc
 
 from holdfast.bench.determinism.stress import Tally, prick
 from holdfast.bench.determinism.stress_load import Scale
-from holdfast.engine.config import Kernels
+from holdfast.numerics.recipe import KernelBackend
 
 # how many cells, every feature and then combinations; and how many runs each
-CELLS: dict[Kernels, tuple[int, int]] = {"compiled": (40, 4), "library": (31, 2)}
+CELLS: dict[KernelBackend, tuple[int, int]] = {"compiled": (40, 4), "library": (31, 2)}
 DTYPES = ("fp32", "bf16")
 
 
@@ -21,7 +21,7 @@ def test_the_matrix_has_hundreds_of_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", CELLS)
-def test_each_cell_has_one_outcome(kernels: Kernels, dtype: str) -> None:
+def test_each_cell_has_one_outcome(kernels: KernelBackend, dtype: str) -> None:
     count, num_runs = CELLS[kernels]
     tallies = dict(_tallies(kernels, dtype, count, num_runs))
     assert set(FEATURES) < set(tallies)
@@ -31,7 +31,7 @@ def test_each_cell_has_one_outcome(kernels: Kernels, dtype: str) -> None:
     _assert_something_happened(list(tallies.values()))
 
 
-def _tallies(kernels: Kernels, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, Tally]]:
+def _tallies(kernels: KernelBackend, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, Tally]]:
     """Every feature, then combinations."""
     one, known = engine(kernels, dtype), features(kernels, dtype)
     scale = Scale(max_neighbours=8, max_prompt=48, max_tokens=12) if kernels == "compiled" else SMALL

@@ -9,14 +9,16 @@ from holdfast.bench.determinism.stress import ask, outcome_of, prick, run_in
 from holdfast.bench.determinism.stress_load import Neighbour, StressLoad
 from holdfast.bench.determinism.survey import products_disagree
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.config import Kernels
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("kernels", "num_runs"), [("compiled", 12), ("library", 8)])
-def test_one_answer_in_any_load(kernels: Kernels, num_runs: int, dtype: str, temperature: float) -> None:
+def test_one_answer_in_any_load(
+    kernels: KernelBackend, num_runs: int, dtype: str, temperature: float
+) -> None:
     one = engine(kernels, dtype)
     assert one.limits.refusal is None
     scale = LARGE if kernels == "compiled" else SMALL

@@ -13,8 +13,8 @@ from holdfast.bench.determinism.stress import Tally, ask, outcome_of, prick, run
 from holdfast.bench.determinism.stress_load import Needle, Neighbour, StressLoad
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.config import Kernels
 from holdfast.engine.engine import Engine
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from support.thinking_engines import change_thinking, draw_prompt, greedy, open_thinker
 from support.thinking_models import thinker_folder
@@ -24,7 +24,7 @@ SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
 OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
 SCALE = replace(SMALL, max_neighbours=3, max_prompt=24, max_tokens=5)
 # kernels, dtype, while answering; and how many runs
-CELLS: list[tuple[Kernels, str, bool, int]] = [
+CELLS: list[tuple[KernelBackend, str, bool, int]] = [
     ("compiled", "fp32", True, 98),
     ("compiled", "bf16", True, 40),
     ("compiled", "fp32", False, 42),
@@ -49,7 +49,7 @@ def engine(folder: Path) -> Engine:
 
 
 @cache
-def _open(folder: Path, kernels: Kernels, dtype: str) -> Engine:
+def _open(folder: Path, kernels: KernelBackend, dtype: str) -> Engine:
     if kernels == "compiled":
         return open_thinker(folder, kernels, dtype=dtype)
     engine = open_thinker(folder, kernels, dtype=dtype, determinism="off")
@@ -60,7 +60,7 @@ def _open(folder: Path, kernels: Kernels, dtype: str) -> Engine:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "dtype", "while_answering", "num_runs"), CELLS)
 def test_one_answer_and_one_train_of_thought_in_any_load(
-    folder: Path, tmp_path: Path, kernels: Kernels, dtype: str, while_answering: bool, num_runs: int
+    folder: Path, tmp_path: Path, kernels: KernelBackend, dtype: str, while_answering: bool, num_runs: int
 ) -> None:
     if not while_answering:
         folder = shutil.copytree(folder, tmp_path / "model")

@@ -15,7 +15,7 @@ from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig, default_gpu_kv_bytes
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
-from holdfast.numerics.select_backend import open_arithmetic, uses_triton
+from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.worker import device
@@ -83,9 +83,9 @@ def test_paths_go_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     for path in ("compiled", "library"):
         with pytest.raises(ConfigError, match="are for a CPU"):
-            open_arithmetic(torch.float32, path=path, num_threads=1, device=GPU)  # type: ignore[arg-type]
+            open_backend(torch.float32, kernels=path, num_threads=1, device=GPU)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="interpreter"):
-        open_arithmetic(torch.float32, path="triton", num_threads=1)
+        open_backend(torch.float32, kernels="triton", num_threads=1)
     assert uses_triton("auto", GPU) and not uses_triton("auto", CPU)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert uses_triton("triton", CPU)

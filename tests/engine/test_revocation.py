@@ -13,28 +13,29 @@ from holdfast.bench.tiny import tiny_engine
 from holdfast.certification.certificate import Certificate, load_certificate, save_certificate
 from holdfast.core.events import CertificateChecked
 from holdfast.core.results import Result
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.numerics.recipe import KernelBackend
 
 PROMPT = tuple(range(20, 60))
 PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)
 
 
 class Corrupted:
-    """An arithmetic whose fast form of one layer is off, as soon as it is told to be."""
+    """A backend whose fast form of one layer is off, as soon as it is told to be."""
 
-    def __init__(self, arithmetic: Any, which: int, num_layers: int) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, backend: Any, which: int, num_layers: int) -> None:
+        self._backend = backend
         self._which = which
         self._num_layers = num_layers
         self._calls = 0
         self.is_wrong = False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._arithmetic, name)
+        return getattr(self._backend, name)
 
     def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
-        self._arithmetic.layer(residual, x, *rest, canonical=canonical)
+        self._backend.layer(residual, x, *rest, canonical=canonical)
         if self.is_wrong and not canonical and self._calls % self._num_layers == self._which:
             residual[:, 3] *= 1.01
             x[:, 3] *= 1.01
@@ -43,12 +44,12 @@ class Corrupted:
 
 def corrupt(engine: Engine, which: int) -> Corrupted:
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
-    corrupted = Corrupted(decoder.arithmetic, which, len(decoder.layers))
-    decoder.arithmetic = corrupted
+    corrupted = Corrupted(decoder.backend, which, len(decoder.layers))
+    decoder.backend = corrupted
     return corrupted
 
 
-def open_engine(kernels: Kernels) -> Engine:
+def open_engine(kernels: KernelBackend) -> Engine:
     config = EngineConfig(
         dtype="fp32",
         kernels=kernels,
@@ -61,7 +62,7 @@ def open_engine(kernels: Kernels) -> Engine:
 
 
 @cache
-def sound_certificate(kernels: Kernels) -> Certificate:
+def sound_certificate(kernels: KernelBackend) -> Certificate:
     """Made once; tests revoke it, and begin with it all the same."""
     certificate = open_engine(kernels).certificate
     assert certificate is not None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 IS_TRIAL = os.environ.get("HOLDFAST_GPU_TESTS") == "cpu"
@@ -44,8 +44,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
-def arithmetic(dtype: torch.dtype, device: torch.device) -> Backend:
+def backend(dtype: torch.dtype, device: torch.device) -> Backend:
     if not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("without a GPU kernels need TRITON_INTERPRET=1")
     apply_numeric_settings(device=device)
-    return open_arithmetic(dtype, path="triton", num_threads=1, device=device)
+    return open_backend(dtype, kernels="triton", num_threads=1, device=device)

@@ -51,10 +51,10 @@ def with_runner(engine: Engine, runner: Any) -> Engine:
     return other
 
 
-def eager(engine: Engine, arithmetic: Any = None) -> Engine:
-    """The same weights and pages without captured graphs; with another arithmetic, if one is given."""
+def eager(engine: Engine, backend: Any = None) -> Engine:
+    """The same weights and pages without captured graphs; with another backend, if one is given."""
     runner = cast(ModelRunner, engine.runner)
-    decoder = runner._decoder if arithmetic is None else runner._decoder.with_arithmetic(arithmetic)
+    decoder = runner._decoder if backend is None else runner._decoder.with_backend(backend)
     return with_runner(engine, ModelRunner(decoder, runner._store))
 
 

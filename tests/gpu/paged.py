@@ -37,36 +37,36 @@ class Store:
             page_table=self.page_table[[s for s, _, _ in spans]].contiguous().to(device),
         )
 
-    def with_tiles(self, rows: ForwardBatch, arithmetic: Backend, group: int) -> ForwardBatch:
+    def with_tiles(self, rows: ForwardBatch, backend: Backend, group: int) -> ForwardBatch:
         """The tiles a runner would bring, so that nothing is read back from the device."""
         starts = rows.span_starts.tolist()
         lengths = [stop - start for start, stop in pairwise(starts)]
-        short, pages = arithmetic.tile_rows(1, group), rows.page_table.shape[1]
+        short, pages = backend.tile_tokens(1, group), rows.page_table.shape[1]
         tiles = [
             (tokens, starts[span] + at, min(tokens, length - at), span * pages)
             for span, length in enumerate(lengths)
-            for tokens in (arithmetic.tile_rows(length, group),)
+            for tokens in (backend.tile_tokens(length, group),)
             for at in range(0, length, tokens)
         ]
         tiles.sort(key=lambda tile: tile[0])
         found = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32, device=rows.page_table.device)
-        return replace(rows, tiles=found, short_tiles=sum(tile[0] == short for tile in tiles))
+        return replace(rows, tiles=found, num_short_tiles=sum(tile[0] == short for tile in tiles))
 
 
 def make_store(
-    arithmetic: Backend,
+    backend: Backend,
     dtype: torch.dtype,
     lengths: list[int],
     kv_heads: int,
     width: int,
     page_seed: int = 0,
 ) -> Store:
-    size, device = arithmetic.page_size, arithmetic.device
+    size, device = backend.page_size, backend.device
     max_pages = max(-(-length // size) for length in lengths)
     num_pages = max_pages * len(lengths) + 3
     order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
     table = order[: max_pages * len(lengths)].view(len(lengths), max_pages).int()
-    layer = arithmetic.new_layer(num_pages, kv_heads, width)
+    layer = backend.new_kv_layer(num_pages, kv_heads, width)
     layer.keys.fill_(float("nan"))
     layer.values.fill_(float("nan"))
     keys = [random(length, kv_heads, width, dtype=dtype, device=device, seed=length) for length in lengths]
@@ -75,5 +75,5 @@ def make_store(
     ]
     store = Store(layer, table, keys, values)
     rows = store.rows([(sequence, 0, length) for sequence, length in enumerate(lengths)])
-    arithmetic.store(torch.cat(keys), torch.cat(values), layer, rows.slots)
+    backend.store_kv(torch.cat(keys), torch.cat(values), layer, rows.slots)
     return store

@@ -29,14 +29,14 @@ def exact(q: Tensor, store: Store, sequence: int, position: int, scale: float, w
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_attention_is_near_the_exact_softmax(
-    arithmetic: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
+    backend: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
 ) -> None:
-    store = make_store(arithmetic, dtype, [450, 65, 3], kv_heads, width)
+    store = make_store(backend, dtype, [450, 65, 3], kv_heads, width)
     spans = [(0, 400, 50), (1, 64, 1), (2, 0, 3)]
     rows = store.rows(spans, padding=2)
-    q = random(rows.num_rows, heads, width, dtype=dtype, device=arithmetic.device)
+    q = random(rows.num_tokens, heads, width, dtype=dtype, device=backend.device)
     scale = 1 / math.sqrt(width)
-    out = arithmetic.attention(q, store.layer, rows, scale=scale, window=window)
+    out = backend.attention(q, store.layer, rows, scale=scale, window=window)
     owners = [sequence for sequence, _, count in spans for _ in range(count)]
     wanted = [
         exact(q[i], store, sequence, int(rows.positions[i]), scale, window)
@@ -50,7 +50,7 @@ def test_attention_is_near_the_exact_softmax(
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
-    arithmetic: Backend,
+    backend: Backend,
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -59,14 +59,14 @@ def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
     context: int,
 ) -> None:
     """At the end of a long context: alone, among decoding rows, in a short window, in a chunk, among other sequences."""
-    store = make_store(arithmetic, dtype, [context, 300, 70], kv_heads, width)
+    store = make_store(backend, dtype, [context, 300, 70], kv_heads, width)
     chunk = 512 if HAS_GPU else 24
     first = context - chunk
-    q = random(chunk, heads, width, dtype=dtype, device=arithmetic.device)
-    other = random(70, heads, width, dtype=dtype, device=arithmetic.device, seed=4)
+    q = random(chunk, heads, width, dtype=dtype, device=backend.device)
+    other = random(70, heads, width, dtype=dtype, device=backend.device, seed=4)
 
     def attend(spans: list[tuple[int, int, int]], queries: Tensor) -> Tensor:
-        return arithmetic.attention(queries, store.layer, store.rows(spans), scale=0.11, window=window)
+        return backend.attention(queries, store.layer, store.rows(spans), scale=0.11, window=window)
 
     whole = attend([(0, first, chunk)], q)
     for at in (0, 1, chunk // 2, chunk - 2, chunk - 1):
@@ -84,25 +84,25 @@ def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS[:2])
 def test_bits_do_not_depend_on_which_pages_hold_the_keys(
-    arithmetic: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    backend: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
-    q = random(20, heads, width, dtype=dtype, device=arithmetic.device)
+    q = random(20, heads, width, dtype=dtype, device=backend.device)
     found = []
     for seed in (0, 5):
-        store = make_store(arithmetic, dtype, [333, 200], kv_heads, width, page_seed=seed)
-        found.append(arithmetic.attention(q, store.layer, store.rows([(0, 313, 20)]), scale=0.1, window=None))
+        store = make_store(backend, dtype, [333, 200], kv_heads, width, page_seed=seed)
+        found.append(backend.attention(q, store.layer, store.rows([(0, 313, 20)]), scale=0.1, window=None))
     assert same_bits(*found)
 
 
-def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_what_lies_behind_a_row_cannot_be_felt(backend: Backend, dtype: torch.dtype) -> None:
     """Infinite keys and values at later positions leave earlier rows alone."""
-    store = make_store(arithmetic, dtype, [100], 2, 64)
-    q = random(100, 4, 64, dtype=dtype, device=arithmetic.device)
-    clean = arithmetic.attention(q, store.layer, store.rows([(0, 0, 100)]), scale=0.1, window=None)
-    bad = torch.full((1, 2, 64), float("inf"), dtype=dtype, device=arithmetic.device)
-    arithmetic.store(bad, bad, store.layer, store.rows([(0, 90, 1)]).slots)
+    store = make_store(backend, dtype, [100], 2, 64)
+    q = random(100, 4, 64, dtype=dtype, device=backend.device)
+    clean = backend.attention(q, store.layer, store.rows([(0, 0, 100)]), scale=0.1, window=None)
+    bad = torch.full((1, 2, 64), float("inf"), dtype=dtype, device=backend.device)
+    backend.store_kv(bad, bad, store.layer, store.rows([(0, 90, 1)]).slots)
     for length in (1, 50, 90):
-        dirty = arithmetic.attention(
+        dirty = backend.attention(
             q[:length], store.layer, store.rows([(0, 0, length)]), scale=0.1, window=None
         )
         assert same_bits(dirty, clean[:length])
@@ -110,17 +110,17 @@ def test_what_lies_behind_a_row_cannot_be_felt(arithmetic: Backend, dtype: torch
 
 @pytest.mark.skipif(not HAS_GPU, reason="graphs are the GPU's")
 def test_a_captured_graph_gives_the_bits_of_a_call(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device
+    backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
-    store = make_store(arithmetic, dtype, [1000, 64, 700], 8, 128)
+    store = make_store(backend, dtype, [1000, 64, 700], 8, 128)
     rows = store.rows([(0, 999, 1), (1, 63, 1), (2, 500, 1)])
     q = random(3, 32, 128, dtype=dtype, device=device)
-    rows = store.with_tiles(rows, arithmetic, group=4)
-    eager = arithmetic.attention(q, store.layer, rows, scale=0.1, window=None)
+    rows = store.with_tiles(rows, backend, group=4)
+    eager = backend.attention(q, store.layer, rows, scale=0.1, window=None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = arithmetic.attention(q, store.layer, rows, scale=0.1, window=None)
+        captured = backend.attention(q, store.layer, rows, scale=0.1, window=None)
     graph.replay()
     torch.cuda.synchronize()
     assert same_bits(captured, eager)

@@ -10,7 +10,7 @@ from torch import Tensor
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 VOCABS = [49152, 128256, 151936] if HAS_GPU else [613]
 NUM_ROWS = 24 if HAS_GPU else 6
@@ -82,55 +82,55 @@ def on_cpu(batch: SamplingBatch) -> SamplingBatch:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_choices_are_the_cpus(
-    arithmetic: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
+    backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
-    expected = TorchBackend(torch.float32).choose(logits.cpu(), on_cpu(batch))
-    assert arithmetic.choose(logits.clone(), batch).tolist() == expected.tolist()
+    expected = TorchBackend(torch.float32).sample(logits.cpu(), on_cpu(batch))
+    assert backend.sample(logits.clone(), batch).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_choices_stand_alone(
-    arithmetic: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
+    backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
     assert_rows_stand_alone(
-        lambda rows: [arithmetic.choose(logits[rows].contiguous(), select(batch, rows))], len(logits)
+        lambda rows: [backend.sample(logits[rows].contiguous(), select(batch, rows))], len(logits)
     )
 
 
 def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
-    arithmetic: Backend, device: torch.device, logits: Tensor
+    backend: Backend, device: torch.device, logits: Tensor
 ) -> None:
-    ids, logprobs = arithmetic.greedy(logits.clone())
+    ids, logprobs = backend.sample_greedy(logits.clone())
     assert (
         ids.tolist()
-        == arithmetic.choose(logits.clone(), batch_of(len(logits), device, temperature=0.0)).tolist()
+        == backend.sample(logits.clone(), batch_of(len(logits), device, temperature=0.0)).tolist()
     )
     best = logits.gather(1, ids[:, None])[:, 0]
-    assert same_bits(logprobs, best - arithmetic.logsumexp(logits.clone()))
-    assert_rows_stand_alone(lambda rows: list(arithmetic.greedy(logits[rows].contiguous())), len(logits))
+    assert same_bits(logprobs, best - backend.logsumexp(logits.clone()))
+    assert_rows_stand_alone(lambda rows: list(backend.sample_greedy(logits[rows].contiguous())), len(logits))
 
 
-def test_logsumexp(arithmetic: Backend, logits: Tensor) -> None:
+def test_logsumexp(backend: Backend, logits: Tensor) -> None:
     exact = torch.logsumexp(logits.double(), 1)
-    assert_near(arithmetic.logsumexp(logits.clone()), exact, torch.float32)
-    assert_rows_stand_alone(lambda rows: [arithmetic.logsumexp(logits[rows].contiguous())], len(logits))
+    assert_near(backend.logsumexp(logits.clone()), exact, torch.float32)
+    assert_rows_stand_alone(lambda rows: [backend.logsumexp(logits[rows].contiguous())], len(logits))
 
 
 @pytest.mark.parametrize("k", [1, 2, 20])
-def test_top_is_in_order_with_ties_to_the_lowest_id(arithmetic: Backend, logits: Tensor, k: int) -> None:
-    values, ids = arithmetic.top(logits.clone(), k)
-    expected_values, expected_ids = TorchBackend(torch.float32).top(logits.cpu(), k)
+def test_top_is_in_order_with_ties_to_the_lowest_id(backend: Backend, logits: Tensor, k: int) -> None:
+    values, ids = backend.topk(logits.clone(), k)
+    expected_values, expected_ids = TorchBackend(torch.float32).topk(logits.cpu(), k)
     assert same_bits(values.cpu(), expected_values)
     finite = torch.isfinite(expected_values)
     assert torch.equal(ids.cpu()[finite], expected_ids[finite])
-    assert_rows_stand_alone(lambda rows: list(arithmetic.top(logits[rows].contiguous(), k)), len(logits))
+    assert_rows_stand_alone(lambda rows: list(backend.topk(logits[rows].contiguous(), k)), len(logits))
 
 
 def test_the_dtype_of_activations_does_not_matter(
-    device: torch.device, arithmetic: Backend, logits: Tensor
+    device: torch.device, backend: Backend, logits: Tensor
 ) -> None:
-    other = open_arithmetic(torch.float16, path="triton", num_threads=1, device=device)
+    other = open_backend(torch.float16, kernels="triton", num_threads=1, device=device)
     batch = batch_of(len(logits), device, top_p=0.9)
-    assert torch.equal(arithmetic.choose(logits.clone(), batch), other.choose(logits.clone(), batch))
+    assert torch.equal(backend.sample(logits.clone(), batch), other.sample(logits.clone(), batch))

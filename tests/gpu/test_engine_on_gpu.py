@@ -199,16 +199,16 @@ def test_spot_checks_find_nothing(engine: Engine) -> None:
 
 
 class Corrupted:
-    """An arithmetic whose fast form is off by a percent in one column."""
+    """A backend whose fast form is off by a percent in one column."""
 
-    def __init__(self, arithmetic: Any) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._arithmetic, name)
+        return getattr(self._backend, name)
 
     def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
-        self._arithmetic.layer(residual, x, *rest, canonical=canonical)
+        self._backend.layer(residual, x, *rest, canonical=canonical)
         if not canonical:
             residual[:, 3] *= 1.01
             x[:, 3] *= 1.01
@@ -216,8 +216,8 @@ class Corrupted:
 
 def test_a_corrupted_product_is_found_and_the_certificate_revoked(tiny: Engine) -> None:
     right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
-    arithmetic = cast(ModelRunner, tiny.runner)._decoder.arithmetic
-    wrong = scheduled(eager(tiny, Corrupted(arithmetic)), spot_check_rate=1.0)
+    backend = cast(ModelRunner, tiny.runner)._decoder.backend
+    wrong = scheduled(eager(tiny, Corrupted(backend)), spot_check_rate=1.0)
     long = replace(GREEDY, max_tokens=500)  # a check waits for a reference pass of rows
     hit = answers(wrong, [(prompt(60), long)], may_fail=True)[0]
     assert wrong.counters.revocations == 1

@@ -43,7 +43,7 @@ STYLES = (
 
 
 @pytest.fixture
-def decoder(arithmetic: Backend, dtype: torch.dtype, device: torch.device) -> Decoder:
+def decoder(backend: Backend, dtype: torch.dtype, device: torch.device) -> Decoder:
     heads = (16, 4, 64) if HAS_GPU else (4, 2, 16)
     config = parse_config(
         {
@@ -58,12 +58,12 @@ def decoder(arithmetic: Backend, dtype: torch.dtype, device: torch.device) -> De
             "max_position_embeddings": 512,
         }
     )
-    return load_decoder(DummyCheckpoint(config, device=device), arithmetic, dtype, max_len=512)
+    return load_decoder(DummyCheckpoint(config, device=device), backend, dtype, max_len=512)
 
 
 def open_runner(decoder: Decoder) -> ModelRunner:
     """Every sequence has keys and values already, the same in every runner."""
-    store = KVStore(NUM_PAGES, decoder.config, decoder.arithmetic)
+    store = KVStore(NUM_PAGES, decoder.config, decoder.backend)
     generator = torch.Generator().manual_seed(4)
     for layer in store.layers:
         for tensor in (layer.keys, layer.values):

@@ -19,7 +19,7 @@ SOME_TOTALS = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_products_are_near_fp64_in_every_form(
-    arithmetic: Backend,
+    backend: Backend,
     dtype: torch.dtype,
     device: torch.device,
     outputs: int,
@@ -32,56 +32,56 @@ def test_products_are_near_fp64_in_every_form(
     x = random(ROWS, inputs, dtype=dtype, device=device)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
     bias = random(outputs, dtype=dtype, device=device, seed=2) if has_bias else None
-    packed = replace(arithmetic.pack(weight, bias), slices=slices)
+    packed = replace(backend.pack(weight, bias), split_k=slices)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     for canonical in (False, True):
-        assert_near(arithmetic.linear(x, packed, canonical=canonical), exact, dtype)
+        assert_near(backend.linear(x, packed, canonical=canonical), exact, dtype)
     if slices:
-        found = arithmetic.logits(x, packed, canonical=True)
+        found = backend.logits(x, packed, canonical=True)
         assert found.dtype is torch.float32
         assert_near(found, exact, torch.float32 if dtype is torch.float32 else dtype)
 
 
 def test_a_weight_that_is_packed_is_not_copied(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device
+    backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     weight = random(64, 64, dtype=dtype, device=device)
-    assert arithmetic.pack(weight).data.data_ptr() == weight.data_ptr()
+    assert backend.pack(weight).data.data_ptr() == weight.data_ptr()
 
 
 def test_columns_may_be_cut_at_some_totals(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device
+    backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     outputs, inputs, first, rows = (28672, 4096, 16128, 256) if HAS_GPU else (96, 64, 64, 40)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
-    whole = arithmetic.pack(weight)
-    cut = replace(whole, cuts={rows: first})
+    whole = backend.pack(weight)
+    cut = replace(whole, split_n={rows: first})
     x = random(rows + 1, inputs, dtype=dtype, device=device)
-    found = arithmetic.linear(x[:rows], cut, canonical=False)
+    found = backend.linear(x[:rows], cut, canonical=False)
     pieces = [x[:rows] @ some.T for some in (weight[:first], weight[first:])]
     assert found.is_contiguous() and same_bits(found, torch.cat(pieces, 1))
     if HAS_GPU and dtype is not torch.float32:  # of which the library has more than one class
-        assert same_bits(found, arithmetic.linear(x[:rows], whole, canonical=True))
+        assert same_bits(found, backend.linear(x[:rows], whole, canonical=True))
     for one in (x, x[:8]):
-        other = arithmetic.linear(one, cut, canonical=False)
-        assert same_bits(other, arithmetic.linear(one, whole, canonical=False))
+        other = backend.linear(one, cut, canonical=False)
+        assert same_bits(other, backend.linear(one, whole, canonical=False))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("slices", [0, 2])
 def test_rows_are_their_own_in_the_reference_form(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
+    backend: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
 ) -> None:
     x = random(ROWS, inputs, dtype=dtype, device=device)
     packed = replace(
-        arithmetic.pack(random(outputs, inputs, dtype=dtype, device=device, seed=1)), slices=slices
+        backend.pack(random(outputs, inputs, dtype=dtype, device=device, seed=1)), split_k=slices
     )
-    whole = arithmetic.linear(x, packed, canonical=True)
+    whole = backend.linear(x, packed, canonical=True)
     for rows in selections(ROWS):
-        assert same_bits(arithmetic.linear(x[rows].contiguous(), packed, canonical=True), whole[rows])
-    many = random(arithmetic.recipe.rows + 3, inputs, dtype=dtype, device=device, seed=9)
+        assert same_bits(backend.linear(x[rows].contiguous(), packed, canonical=True), whole[rows])
+    many = random(backend.recipe.rows + 3, inputs, dtype=dtype, device=device, seed=9)
     many[-1], many[5] = x[0], x[1]
-    among = arithmetic.linear(many, packed, canonical=True)
+    among = backend.linear(many, packed, canonical=True)
     assert same_bits(among[-1], whole[0])
     assert same_bits(among[5], whole[1])
 

@@ -20,22 +20,22 @@ def exact_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_rms_norm(arithmetic: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
+def test_rms_norm(backend: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
     x = random(NUM_ROWS, width, dtype=dtype, device=device)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
-    assert_near(arithmetic.rms_norm(x, weight, EPS), exact_norm(x, weight), dtype)
-    assert_rows_stand_alone(lambda rows: [arithmetic.rms_norm(x[rows], weight, EPS)], NUM_ROWS)
+    assert_near(backend.rms_norm(x, weight, EPS), exact_norm(x, weight), dtype)
+    assert_rows_stand_alone(lambda rows: [backend.rms_norm(x[rows], weight, EPS)], NUM_ROWS)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_add_rms_norm(arithmetic: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
+def test_add_rms_norm(backend: Backend, dtype: torch.dtype, device: torch.device, width: int) -> None:
     x = random(NUM_ROWS, width, dtype=dtype, device=device)
     delta = random(NUM_ROWS, width, dtype=dtype, device=device, seed=2)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
 
     def run(rows: list[int]) -> list[Tensor]:
         residual = x[rows].clone()
-        normed = arithmetic.add_rms_norm(residual, delta[rows], weight, EPS)
+        normed = backend.add_rms_norm(residual, delta[rows], weight, EPS)
         return [residual, normed]
 
     residual, normed = run(list(range(NUM_ROWS)))
@@ -46,19 +46,19 @@ def test_add_rms_norm(arithmetic: Backend, dtype: torch.dtype, device: torch.dev
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 def test_norm_of_heads(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
+    backend: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
 ) -> None:
     """As q and k are normed: views into the fused product."""
     fused = random(NUM_ROWS, heads + 2 * kv_heads, width, dtype=dtype, device=device)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
     k = fused[:, heads : heads + kv_heads]
-    assert_near(arithmetic.rms_norm(k, weight, EPS), exact_norm(k, weight), dtype)
-    assert_rows_stand_alone(lambda rows: [arithmetic.rms_norm(fused[rows][:, :heads], weight, EPS)], NUM_ROWS)
+    assert_near(backend.rms_norm(k, weight, EPS), exact_norm(k, weight), dtype)
+    assert_rows_stand_alone(lambda rows: [backend.rms_norm(fused[rows][:, :heads], weight, EPS)], NUM_ROWS)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 def test_rope(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
+    backend: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
 ) -> None:
     fused = random(NUM_ROWS, heads + 2 * kv_heads, width, dtype=dtype, device=device)
     angles = random(NUM_ROWS, width // 2, dtype=torch.float32, device=device, seed=3, scale=9.0)
@@ -66,7 +66,7 @@ def test_rope(
     def run(rows: list[int]) -> list[Tensor]:
         some = fused[rows].clone()
         q, k = some[:, :heads], some[:, heads : heads + kv_heads]
-        arithmetic.rope(q, k, angles[rows].cos().contiguous(), angles[rows].sin().contiguous())
+        backend.rope(q, k, angles[rows].cos().contiguous(), angles[rows].sin().contiguous())
         return [q, k]
 
     first, second = fused[:, :heads].double().chunk(2, -1)
@@ -77,32 +77,32 @@ def test_rope(
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_silu_mul(arithmetic: Backend, dtype: torch.dtype, device: torch.device, inner: int) -> None:
+def test_silu_mul(backend: Backend, dtype: torch.dtype, device: torch.device, inner: int) -> None:
     x = random(NUM_ROWS, 2 * inner, dtype=dtype, device=device, scale=2.0)
     gate, up = x.double().chunk(2, -1)
-    assert_near(arithmetic.silu_mul(x), gate / (1 + torch.exp(-gate)) * up, dtype)
-    assert_rows_stand_alone(lambda rows: [arithmetic.silu_mul(x[rows])], NUM_ROWS)
+    assert_near(backend.silu_mul(x), gate / (1 + torch.exp(-gate)) * up, dtype)
+    assert_rows_stand_alone(lambda rows: [backend.silu_mul(x[rows])], NUM_ROWS)
 
 
-def test_embed(arithmetic: Backend, dtype: torch.dtype, device: torch.device) -> None:
+def test_embed(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:
     table = random(999, WIDTHS[0], dtype=dtype, device=device)
     ids = torch.randint(0, 999, (NUM_ROWS,), generator=torch.Generator().manual_seed(1)).to(device)
-    assert same_bits(arithmetic.embed(table, ids), table[ids])
+    assert same_bits(backend.embed(table, ids), table[ids])
     ids[0] = -1
-    assert same_bits(arithmetic.embed(table, ids)[0], table[0])
+    assert same_bits(backend.embed(table, ids)[0], table[0])
 
 
 def test_store_writes_its_slots_and_nothing_else(
-    arithmetic: Backend, dtype: torch.dtype, device: torch.device
+    backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     kv_heads, width, pages = 2, 64, 5
-    layer = arithmetic.new_layer(pages, kv_heads, width)
+    layer = backend.new_kv_layer(pages, kv_heads, width)
     assert not layer.keys.any() and not layer.values.any()
     k = random(7, kv_heads, width, dtype=dtype, device=device)
     v = random(7, kv_heads, width, dtype=dtype, device=device, seed=5)
-    size = arithmetic.page_size
+    size = backend.page_size
     slots = torch.tensor([3, size, 2 * size + 1, -1, pages * size - 1, size - 1, 7], device=device)
-    arithmetic.store(k, v, layer, slots)
+    backend.store_kv(k, v, layer, slots)
     keys = layer.keys.permute(0, 3, 1, 2).reshape(-1, kv_heads, width)  # [slots, kv_heads, width]
     values = layer.values.transpose(1, 2).reshape(-1, kv_heads, width)
     real = slots >= 0

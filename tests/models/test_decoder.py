@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from holdfast.bench.tiny import tiny_config
-from holdfast.models.decoder import Between, Decoder, load_decoder
+from holdfast.models.decoder import Decoder, LayerHook, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerWeights
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 
 def make(**changes: object) -> tuple[DummyCheckpoint, Decoder, list[tuple[int, int]]]:
     checkpoint = DummyCheckpoint(tiny_config(**changes), deviation=0.25)
     told: list[tuple[int, int]] = []
-    arithmetic = open_arithmetic(torch.float32, path="library", num_threads=1)
-    decoder = load_decoder(checkpoint, arithmetic, torch.float32, 64, lambda *at: told.append(at))
+    backend = open_backend(torch.float32, kernels="library", num_threads=1)
+    decoder = load_decoder(checkpoint, backend, torch.float32, 64, lambda *at: told.append(at))
     return checkpoint, decoder, told
 
 
@@ -41,7 +41,7 @@ def test_fused_weights_stand_below_one_another() -> None:
 
 def test_a_tied_head_shares_the_embedding_where_the_path_packs_without_a_copy() -> None:
     _, decoder, _ = make(tie_word_embeddings=True)
-    head = list(decoder.products())[-1]
+    head = list(decoder.linears())[-1]
     assert head.is_head
     assert head.linear.data.data_ptr() == decoder._embedding.data_ptr()
 
@@ -62,11 +62,11 @@ def new_pages(decoder: Decoder) -> list[KVLayer]:
 def test_the_body_and_the_end_are_the_whole() -> None:
     _, decoder, _ = make()
     kv = new_pages(decoder)
-    whole = decoder.hidden(ROWS, kv, canonical=True)
+    whole = decoder.forward(ROWS, kv, canonical=True)
     assert whole.shape == (3, 64)
-    residual, x = decoder.body(ROWS, kv, canonical=True)
+    residual, x = decoder.forward_body(ROWS, kv, canonical=True)
     assert not torch.equal(x, whole)
-    assert torch.equal(decoder.end(residual, x, ROWS, kv, canonical=True), whole)
+    assert torch.equal(decoder.forward_last_layer(residual, x, ROWS, kv, canonical=True), whole)
 
 
 @pytest.mark.parametrize("last", [None, 1])
@@ -76,18 +76,18 @@ def test_the_body_writes_the_last_layers_pages_and_runs_it_not(
     _, decoder, _ = make()
     assert len(decoder.layers) == 2
     whole, kept = new_pages(decoder), new_pages(decoder)
-    decoder.hidden(ROWS, whole, canonical=True)
+    decoder.forward(ROWS, whole, canonical=True)
     ran, seen = [], []
-    arithmetic = decoder.arithmetic
-    layer = arithmetic.layer
+    backend = decoder.backend
+    layer = backend.layer
 
     def look(residual: Tensor, x: Tensor, weights: LayerWeights, *rest: Any, canonical: bool) -> None:
         ran.append(weights)
         layer(residual, x, weights, *rest, canonical=canonical)
 
-    monkeypatch.setattr(arithmetic, "layer", look)
-    between = None if last is None else Between(lambda done, residual, x: seen.append(done), last)
-    decoder.body(ROWS, kept, canonical=True, between=between)
+    monkeypatch.setattr(backend, "layer", look)
+    layer_hook = None if last is None else LayerHook(lambda done, residual, x: seen.append(done), last)
+    decoder.forward_body(ROWS, kept, canonical=True, layer_hook=layer_hook)
     for a, b in zip(whole, kept, strict=True):
         assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) and a.values.any()
     assert ran == [decoder.layers[0]]
@@ -97,13 +97,15 @@ def test_the_body_writes_the_last_layers_pages_and_runs_it_not(
 def test_the_body_is_not_for_who_looks_behind_the_last_layer() -> None:
     _, decoder, _ = make()
     with pytest.raises(AssertionError, match="behind the last layer"):
-        decoder.body(ROWS, new_pages(decoder), canonical=True, between=Between(lambda *what: None, 2))
+        decoder.forward_body(
+            ROWS, new_pages(decoder), canonical=True, layer_hook=LayerHook(lambda *what: None, 2)
+        )
 
 
-def test_another_arithmetic_takes_the_same_weights() -> None:
+def test_with_backend_shares_the_weights() -> None:
     _, decoder, _ = make()
-    other = open_arithmetic(torch.float32, path="library", num_threads=1)
-    second = decoder.with_arithmetic(other)
-    assert second.arithmetic is other
-    assert decoder.arithmetic is not other
+    other = open_backend(torch.float32, kernels="library", num_threads=1)
+    second = decoder.with_backend(other)
+    assert second.backend is other
+    assert decoder.backend is not other
     assert all(a is b for a, b in zip(second.layers, decoder.layers, strict=True))

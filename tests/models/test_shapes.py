@@ -9,7 +9,7 @@ from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.families import expected_tensors
 from holdfast.models.shapes import SHAPE_NAMES, named_config, product_shapes
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 # As published, embeddings included and tied ones counted once.
 PARAMETERS = {
@@ -35,8 +35,8 @@ def test_an_unknown_shape_is_refused() -> None:
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}])
 def test_products_are_those_of_the_decoder(changes: dict[str, bool]) -> None:
     config = tiny_config(**changes)
-    arithmetic = open_arithmetic(torch.float32, num_threads=1)
-    decoder = load_decoder(DummyCheckpoint(config), arithmetic, torch.float32, 32)
+    backend = open_backend(torch.float32, num_threads=1)
+    decoder = load_decoder(DummyCheckpoint(config), backend, torch.float32, 32)
     found = {
         (
             one.name.split(".")[-1],
@@ -44,6 +44,6 @@ def test_products_are_those_of_the_decoder(changes: dict[str, bool]) -> None:
             one.linear.in_features,
             one.linear.bias is not None,
         )
-        for one in decoder.products()
+        for one in decoder.linears()
     }
     assert found == set(product_shapes(config))

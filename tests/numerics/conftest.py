@@ -1,4 +1,4 @@
-"""What the arithmetic's tests share: all paths in every dtype, and a paged KV store with any layout of pages.
+"""What the backend's tests share: all paths in every dtype, and a paged KV store with any layout of pages.
 
 Triton's path runs on the GPU where there is one, and under Triton's interpreter elsewhere, which is slow and knows no bf16.
 """
@@ -19,7 +19,7 @@ if not HAS_CUDA:
 
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer  # noqa: E402
 from holdfast.numerics.ops import Backend  # noqa: E402
-from holdfast.numerics.select_backend import open_arithmetic  # noqa: E402
+from holdfast.numerics.select_backend import open_backend  # noqa: E402
 from support.moved import moved_to  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -45,16 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _open_path(path: str, dtype: torch.dtype, slices: dict[tuple[int, int], int] | None = None) -> Backend:
-    """A path of the arithmetic that takes tensors in main memory, wherever it computes."""
+    """A path of the backend that takes tensors in main memory, wherever it computes."""
     if path != "triton":
-        return open_arithmetic(dtype, path=path, num_threads=2)
+        return open_backend(dtype, kernels=path, num_threads=2)
     if HAS_CUDA:
         device = torch.device("cuda")
-        return moved_to(open_arithmetic(dtype, path=path, num_threads=1, device=device, slices=slices))
+        return moved_to(open_backend(dtype, kernels=path, num_threads=1, device=device, split_k=slices))
     if dtype is torch.bfloat16:
         pytest.skip("Triton's interpreter does not know bf16")
     _patch_once_a_launch()
-    return open_arithmetic(dtype, path=path, num_threads=1, slices=slices)
+    return open_backend(dtype, kernels=path, num_threads=1, split_k=slices)
 
 
 @cache
@@ -90,12 +90,12 @@ def open_path() -> Callable[..., Backend]:
 
 
 @pytest.fixture(params=PATHS)
-def arithmetic(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
+def backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
     return _open_path(request.param, dtype)
 
 
 @pytest.fixture(params=[*PATHS[:2], *([TRITON] if HAS_CUDA else [])])
-def quick_arithmetic(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
+def quick_backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
     """All paths but an interpreted one, for tests of many calls."""
     return _open_path(request.param, dtype)
 
@@ -112,12 +112,12 @@ def triton_ops(triton_path: str, dtype: torch.dtype) -> Backend:
 
 @pytest.fixture
 def compiled(dtype: torch.dtype) -> Backend:
-    return open_arithmetic(dtype, path="compiled", num_threads=2)
+    return open_backend(dtype, kernels="compiled", num_threads=2)
 
 
 @pytest.fixture
 def compiled_one_thread(dtype: torch.dtype) -> Backend:
-    return open_arithmetic(dtype, path="compiled", num_threads=1)
+    return open_backend(dtype, kernels="compiled", num_threads=1)
 
 
 @pytest.fixture
@@ -164,12 +164,12 @@ class Store:
 @pytest.fixture
 def make_store() -> Callable[..., Store]:
     def make(
-        arithmetic: Backend, dtype: torch.dtype, lengths: list[int], kv_heads: int, width: int,
+        backend: Backend, dtype: torch.dtype, lengths: list[int], kv_heads: int, width: int,
         page_size: int, *, page_seed: int = 0, data_seed: int = 1,
     ) -> Store:  # fmt: skip
         data = torch.Generator().manual_seed(data_seed)
-        if arithmetic.recipe.path == "triton":
-            page_size = arithmetic.page_size
+        if backend.recipe.path == "triton":
+            page_size = backend.page_size
         max_pages = max(-(-n // page_size) for n in lengths)
         num_pages = max_pages * len(lengths) + 3
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_seed))
@@ -178,13 +178,13 @@ def make_store() -> Callable[..., Store]:
             torch.full((num_pages, kv_heads, width, page_size), float("nan"), dtype=dtype),
             torch.full((num_pages, kv_heads, page_size, width), float("nan"), dtype=dtype),
         )
-        if arithmetic.recipe.path == "triton":
+        if backend.recipe.path == "triton":
             layer = KVLayer(torch.full_like(layer.values, float("nan")).transpose(2, 3), layer.values)
         keys = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
         values = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
         store = Store(layer, table, keys, values)
         rows = store.rows([(s, 0, n) for s, n in enumerate(lengths)])
-        arithmetic.store(torch.cat(keys), torch.cat(values), layer, rows.slots)
+        backend.store_kv(torch.cat(keys), torch.cat(values), layer, rows.slots)
         return replace(store)
 
     return make

@@ -33,13 +33,13 @@ def exact(q: Tensor, keys: Tensor, values: Tensor, position: int, scale: float, 
 )
 @pytest.mark.parametrize("window", [None, 1, 50])
 def test_attention_is_near_the_exact_softmax(
-    quick_arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore,
+    quick_backend: Backend, dtype: torch.dtype, make_store: MakeStore,
     assert_near: Callable[[Tensor, Tensor], None], heads: int, kv_heads: int, width: int,
     page_size: int, window: int | None,
 ) -> None:  # fmt: skip
-    store = make_store(quick_arithmetic, dtype, [150, 65, 3], kv_heads, width, page_size)
+    store = make_store(quick_backend, dtype, [150, 65, 3], kv_heads, width, page_size)
     spans = [(0, 100, 50), (1, 64, 1), (2, 0, 3)]
-    assert_near(*_attended_and_exact(quick_arithmetic, store, spans, heads, window))
+    assert_near(*_attended_and_exact(quick_backend, store, spans, heads, window))
 
 
 @pytest.mark.parametrize(("heads", "width", "window"), [(2, 72, 50), (6, 16, None)])
@@ -52,14 +52,14 @@ def test_tiles_are_near_the_exact_softmax(
 
 
 def _attended_and_exact(
-    arithmetic: Backend, store: Any, spans: list[tuple[int, int, int]], heads: int, window: int | None
+    backend: Backend, store: Any, spans: list[tuple[int, int, int]], heads: int, window: int | None
 ) -> tuple[Tensor, Tensor]:
     width, dtype = store.layer.keys.shape[2], store.layer.keys.dtype
     rows = store.rows(spans, padding=2)
-    q = random(rows.num_rows, heads, width, dtype=dtype)
+    q = random(rows.num_tokens, heads, width, dtype=dtype)
     scale = 1 / math.sqrt(width)
-    out = arithmetic.attention(q, store.layer, rows, scale=scale, window=window)
-    assert out.shape == (rows.num_rows, heads * width)
+    out = backend.attention(q, store.layer, rows, scale=scale, window=window)
+    assert out.shape == (rows.num_tokens, heads * width)
     assert not out[-2:].any()
     owners = [s for s, _, n in spans for _ in range(n)]
     wanted = [
@@ -72,19 +72,19 @@ def _attended_and_exact(
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (4, 4, 24), (2, 1, 128)])
 def test_a_row_has_the_same_bits_in_decode_and_in_any_chunk(
-    quick_arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore, heads: int, kv_heads: int,
+    quick_backend: Backend, dtype: torch.dtype, make_store: MakeStore, heads: int, kv_heads: int,
     width: int, window: int | None,
 ) -> None:  # fmt: skip
     length = 200
-    store = make_store(quick_arithmetic, dtype, [length, 90], kv_heads, width, 16)
+    store = make_store(quick_backend, dtype, [length, 90], kv_heads, width, 16)
     q = random(length, heads, width, dtype=dtype)
 
     def attend(spans: list[tuple[int, int, int]], queries: Tensor, **rows: int) -> Tensor:
         placed = store.rows(spans, **rows)
-        return quick_arithmetic.attention(queries, store.layer, placed, scale=0.2, window=window)
+        return quick_backend.attention(queries, store.layer, placed, scale=0.2, window=window)
 
     whole = attend([(0, 0, length)], q)
-    library = quick_arithmetic.recipe.path == "library"
+    library = quick_backend.recipe.path == "library"
     for position in (0, 1, 15, 16, 63, 64, 65, 127, 130, 199):
         assert torch.equal(attend([(0, position, 1)], q[position : position + 1])[0], whole[position])
     for chunk in (48,) if library else (3, 7, 16, 48, 100):
@@ -116,14 +116,12 @@ def test_bits_do_not_depend_on_pages_or_threads(
 ) -> None:
     q = random(140, 6, 40, dtype=dtype)
     results = []
-    for page_size, page_seed, arithmetic in (
+    for page_size, page_seed, backend in (
         *((16, 0, compiled), (16, 5, compiled), (8, 1, compiled), (32, 2, compiled_one_thread)),
         *((64, 3, compiled), (128, 4, compiled_one_thread)),
     ):
-        store = make_store(arithmetic, dtype, [140], 2, 40, page_size, page_seed=page_seed)
-        results.append(
-            arithmetic.attention(q, store.layer, store.rows([(0, 0, 140)]), scale=0.1, window=None)
-        )
+        store = make_store(backend, dtype, [140], 2, 40, page_size, page_seed=page_seed)
+        results.append(backend.attention(q, store.layer, store.rows([(0, 0, 140)]), scale=0.1, window=None))
     assert all(torch.equal(result, results[0]) for result in results)
 
 
@@ -147,22 +145,20 @@ def test_what_lies_behind_a_row_cannot_be_felt(
     q = random(40, 3, 16, dtype=dtype)
     clean = compiled.attention(q, store.layer, store.rows([(0, 0, 40)]), scale=0.25, window=None)
     bad = torch.full((1, 1, 16), float("inf"), dtype=dtype)
-    compiled.store(bad, bad, store.layer, store.rows([(0, 37, 1)]).slots)
+    compiled.store_kv(bad, bad, store.layer, store.rows([(0, 37, 1)]).slots)
     dirty = compiled.attention(q, store.layer, store.rows([(0, 0, 40)]), scale=0.25, window=None)
     assert torch.equal(dirty[:37], clean[:37])
     windowed = compiled.attention(q[38:], store.layer, store.rows([(0, 38, 2)]), scale=0.25, window=1)
     assert windowed.isfinite().all()
 
 
-def test_views_of_the_fused_product(arithmetic: Backend, dtype: torch.dtype, make_store: MakeStore) -> None:
-    store = make_store(arithmetic, dtype, [20], 2, 16, 16)
+def test_views_of_the_fused_product(backend: Backend, dtype: torch.dtype, make_store: MakeStore) -> None:
+    store = make_store(backend, dtype, [20], 2, 16, 16)
     fused = random(20, 8 * 16, dtype=dtype)
     view = fused[:, :64].view(20, 4, 16)
     rows = store.rows([(0, 0, 20)])
-    got = arithmetic.attention(view, store.layer, rows, scale=0.25, window=None)
-    assert torch.equal(
-        got, arithmetic.attention(view.contiguous(), store.layer, rows, scale=0.25, window=None)
-    )
+    got = backend.attention(view, store.layer, rows, scale=0.25, window=None)
+    assert torch.equal(got, backend.attention(view.contiguous(), store.layer, rows, scale=0.25, window=None))
 
 
 @pytest.mark.parametrize("width", [6, 10, 18])

@@ -74,7 +74,7 @@ def test_choose_follows_the_rule(
     logits[4, ::2] = -math.inf
     logits[5, :] = 1.25
     batch = batch_of(24, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert path.choose(logits, batch).tolist() == choose_by_rule(logits, batch)
+    assert path.sample(logits, batch).tolist() == choose_by_rule(logits, batch)
 
 
 def test_greedy_takes_the_lowest_of_equals(path: Backend) -> None:
@@ -84,7 +84,7 @@ def test_greedy_takes_the_lowest_of_equals(path: Backend) -> None:
     logits[2, 9] = -5.0
     logits[3, 70], logits[3, 2] = math.inf, math.nan
     logits[4] = -math.inf
-    assert path.choose(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, 0]
+    assert path.sample(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, 0]
 
 
 def test_nan_and_infinity_never_crash(path: Backend) -> None:
@@ -99,7 +99,7 @@ def test_nan_and_infinity_never_crash(path: Backend) -> None:
         {"temperature": 0.0},
         {"temperature": 1e-30},
     ):
-        chosen = path.choose(logits, batch_of(4, **settings)).tolist()
+        chosen = path.sample(logits, batch_of(4, **settings)).tolist()
         assert chosen[1:3] == [5, 7]
         assert all(0 <= token < 33 for token in chosen)
 
@@ -107,20 +107,20 @@ def test_nan_and_infinity_never_crash(path: Backend) -> None:
 def test_a_row_is_chosen_alone_as_in_a_batch(path: Backend) -> None:
     logits = torch.randn(9, 4099, generator=torch.Generator().manual_seed(3))
     batch = batch_of(9, top_p=0.8)
-    whole = path.choose(logits, batch)
+    whole = path.sample(logits, batch)
     lse = path.logsumexp(logits)
     for i in range(9):
         one = SamplingBatch(
             *(getattr(batch, name)[i : i + 1].clone() for name in SamplingBatch.__dataclass_fields__)
         )
-        assert path.choose(logits[i : i + 1], one)[0] == whole[i]
+        assert path.sample(logits[i : i + 1], one)[0] == whole[i]
         assert path.logsumexp(logits[i : i + 1])[0] == lse[i]
 
 
 def test_greedy_is_choose_and_its_logprob(path: Backend) -> None:
     logits = torch.round(torch.randn(7, 4099, generator=torch.Generator().manual_seed(6)) * 4)
-    ids, logprobs = path.greedy(logits)
-    assert torch.equal(ids, path.choose(logits, batch_of(7, temperature=0.0)))
+    ids, logprobs = path.sample_greedy(logits)
+    assert torch.equal(ids, path.sample(logits, batch_of(7, temperature=0.0)))
     assert torch.equal(logprobs, logits.gather(1, ids[:, None])[:, 0] - path.logsumexp(logits))
 
 
@@ -139,7 +139,7 @@ def test_top_orders_by_value_then_id(path: Backend, k: int) -> None:
     logits = torch.round(torch.randn(7, 300, generator=torch.Generator().manual_seed(5)) * 4)
     logits[2] = 0.0
     logits[3, :290] = -math.inf
-    values, ids = path.top(logits, k)
+    values, ids = path.topk(logits, k)
     for row, row_values, row_ids in zip(logits.tolist(), values.tolist(), ids.tolist(), strict=True):
         order = sorted(range(300), key=lambda i: (-row[i], i))[:k]
         assert row_ids == order
@@ -147,7 +147,7 @@ def test_top_orders_by_value_then_id(path: Backend, k: int) -> None:
 
 
 def test_top_of_a_small_vocabulary(path: Backend) -> None:
-    values, ids = path.top(torch.tensor([[1.0, 3.0, 2.0]]), 10)
+    values, ids = path.topk(torch.tensor([[1.0, 3.0, 2.0]]), 10)
     assert ids.tolist() == [[1, 2, 0]]
     assert values.tolist() == [[3.0, 2.0, 1.0]]
 
@@ -183,7 +183,7 @@ def test_noise_is_gumbel_and_independent() -> None:
 def test_sampled_frequencies_follow_the_softmax(path: Backend) -> None:
     n = 6000
     row = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, -math.inf, 1.5])
-    chosen = path.choose(row.repeat(n, 1), batch_of(n, temperature=0.7))
+    chosen = path.sample(row.repeat(n, 1), batch_of(n, temperature=0.7))
     expected = torch.softmax(row.double() / 0.7, -1) * n
     counts = torch.bincount(chosen, minlength=7).double()
     assert counts[5] == 0

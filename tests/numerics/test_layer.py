@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, remember, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer, write_kv
 from holdfast.numerics.ops import Backend, Linear
 
 HIDDEN, INNER, SHAPE = 48, 112, LayerShape(heads=4, kv_heads=2, head_dim=16, eps=1e-5, scale=0.25)
@@ -55,13 +55,13 @@ def _assert_one_call_has_the_bits_of_many(
     weights, rows = _weights(ops, dtype, extras), _rows(ops.page_size)
     generator = torch.Generator().manual_seed(2)
     angles = torch.rand(7, 8, generator=generator) * 6
-    at = Positions(angles.cos(), angles.sin())
+    at = RopeCosSin(angles.cos(), angles.sin())
     start = torch.randn(2, 7, HIDDEN, generator=generator).to(dtype)
     old = torch.randn(2, 4, 2, ops.page_size, 16, generator=generator).to(dtype)
 
     def run(how: str) -> list[Tensor]:
         residual, x = start[0].clone(), start[1].clone()
-        kv = ops.new_layer(4, 2, 16)
+        kv = ops.new_kv_layer(4, 2, 16)
         kv.keys.copy_(old[0].transpose(2, 3))
         kv.values.copy_(old[1])
         if how == "whole":
@@ -69,7 +69,7 @@ def _assert_one_call_has_the_bits_of_many(
         elif how == "by operations":
             run_layer(ops, residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
         else:
-            remember(ops, x, weights, SHAPE, kv, rows, at, canonical=canonical)
+            write_kv(ops, x, weights, SHAPE, kv, rows, at, canonical=canonical)
         return [kv.keys, kv.values, residual[:6], x[:6]]
 
     one, many, kept = run("whole"), run("by operations"), run("remembered")

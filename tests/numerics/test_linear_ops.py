@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 NUM_ROWS = [*range(1, 71), 127, 128, 200]
 
@@ -21,45 +21,45 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("canonical", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_is_near_the_exact_product(
-    arithmetic: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None],
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None],
     out_features: int, in_features: int, canonical: bool, with_bias: bool,
 ) -> None:  # fmt: skip
     weight = random(out_features, in_features, dtype=dtype)
     bias = random(out_features, dtype=dtype, seed=2) if with_bias else None
-    packed = arithmetic.pack(weight, bias)
-    interpreted = arithmetic.recipe.variant == "interpreter"
+    packed = backend.pack(weight, bias)
+    interpreted = backend.recipe.variant == "interpreter"
     for rows in (1, 13) if interpreted else (1, 2, 3, 5, 8, 13, 33, 70):
         x = random(rows, in_features, dtype=dtype, seed=rows)
         exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-        y = arithmetic.linear(x, packed, canonical=canonical)
+        y = backend.linear(x, packed, canonical=canonical)
         assert y.dtype == dtype
         assert_near(y, exact)
-        logits = arithmetic.logits(x, packed, canonical=canonical)
+        logits = backend.logits(x, packed, canonical=canonical)
         assert logits.dtype == torch.float32
         if (
-            arithmetic.recipe.path == "triton"
+            backend.recipe.path == "triton"
         ):  # without slices a product is rounded by the library, whose sums are its own
             assert_near(logits.to(dtype), exact)
         else:
             assert torch.equal(logits.to(dtype), y)
 
 
-def test_no_rows_give_no_rows(arithmetic: Backend, dtype: torch.dtype) -> None:
-    packed = arithmetic.pack(random(24, 16, dtype=dtype))
+def test_no_rows_give_no_rows(backend: Backend, dtype: torch.dtype) -> None:
+    packed = backend.pack(random(24, 16, dtype=dtype))
     for canonical in (False, True):
-        assert arithmetic.linear(torch.empty(0, 16, dtype=dtype), packed, canonical=canonical).shape == (
+        assert backend.linear(torch.empty(0, 16, dtype=dtype), packed, canonical=canonical).shape == (
             0,
             24,
         )
 
 
-def test_rows_may_be_a_view(arithmetic: Backend, dtype: torch.dtype) -> None:
-    packed = arithmetic.pack(random(40, 64, dtype=dtype))
+def test_rows_may_be_a_view(backend: Backend, dtype: torch.dtype) -> None:
+    packed = backend.pack(random(40, 64, dtype=dtype))
     wide = random(9, 100, dtype=dtype, seed=3)
     view = wide[:, 20:84]
     assert torch.equal(
-        arithmetic.linear(view, packed, canonical=True),
-        arithmetic.linear(view.contiguous(), packed, canonical=True),
+        backend.linear(view, packed, canonical=True),
+        backend.linear(view.contiguous(), packed, canonical=True),
     )
 
 
@@ -118,13 +118,13 @@ def test_library_canonical_bits_do_not_depend_on_the_batch(dtype: torch.dtype, k
 
 
 def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
-    arithmetic = open_arithmetic(torch.bfloat16, path="compiled", num_threads=1)
-    identity = arithmetic.pack(torch.eye(8))
+    backend = open_backend(torch.bfloat16, kernels="compiled", num_threads=1)
+    identity = backend.pack(torch.eye(8))
     x = torch.tensor([[1.0, -0.0, float("inf"), -3.5, 1e-30, 3e38, 257.0, 2.0]], dtype=torch.bfloat16)
     values = x.clone()
     values[0, 2] = 5.0  # an infinity times the zeros beside the diagonal is NaN
-    assert torch.equal(arithmetic.linear(values, identity, canonical=True), values + 0.0)
-    assert arithmetic.linear(x, identity, canonical=True).isnan().sum() == 7
-    sums = arithmetic.pack(torch.tensor([[1.0, 1.0]]))
+    assert torch.equal(backend.linear(values, identity, canonical=True), values + 0.0)
+    assert backend.linear(x, identity, canonical=True).isnan().sum() == 7
+    sums = backend.pack(torch.tensor([[1.0, 1.0]]))
     halfway = torch.tensor([[256.0, 1.0], [258.0, 1.0]], dtype=torch.bfloat16)
-    assert arithmetic.linear(halfway, sums, canonical=True).flatten().tolist() == [256.0, 260.0]
+    assert backend.linear(halfway, sums, canonical=True).flatten().tolist() == [256.0, 260.0]

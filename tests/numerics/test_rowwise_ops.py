@@ -21,40 +21,40 @@ def norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("shape", [(5, 576), (1, 7), (40, 3, 64), (3, 2, 20)])
 def test_rms_norm(
-    arithmetic: Backend,
+    backend: Backend,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     assert_near: Callable[[Tensor, Tensor], None],
 ) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
-    out = arithmetic.rms_norm(x, weight, 1e-5)
+    out = backend.rms_norm(x, weight, 1e-5)
     assert out.shape == x.shape
     assert_near(out, norm_reference(x, weight, 1e-5))
     for i in range(shape[0]):
-        assert torch.equal(arithmetic.rms_norm(x[i : i + 1], weight, 1e-5)[0], out[i])
+        assert torch.equal(backend.rms_norm(x[i : i + 1], weight, 1e-5)[0], out[i])
 
 
-def test_rms_norm_reads_views(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_rms_norm_reads_views(backend: Backend, dtype: torch.dtype) -> None:
     fused, weight = random(6, 200, dtype=dtype), random(16, dtype=dtype, seed=1)
     heads = fused[:, 32:96].view(6, 4, 16)
     assert torch.equal(
-        arithmetic.rms_norm(heads, weight, 1e-6), arithmetic.rms_norm(heads.contiguous(), weight, 1e-6)
+        backend.rms_norm(heads, weight, 1e-6), backend.rms_norm(heads.contiguous(), weight, 1e-6)
     )
 
 
-def test_add_rms_norm_is_add_then_norm(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_add_rms_norm_is_add_then_norm(backend: Backend, dtype: torch.dtype) -> None:
     for rows in (1, 3, 64):
         residual, delta = random(rows, 576, dtype=dtype), random(rows, 576, dtype=dtype, seed=1)
         weight = random(576, dtype=dtype, seed=2)
         summed = residual + delta
-        out = arithmetic.add_rms_norm(residual, delta, weight, 1e-5)
+        out = backend.add_rms_norm(residual, delta, weight, 1e-5)
         assert torch.equal(residual, summed)
-        assert torch.equal(out, arithmetic.rms_norm(summed, weight, 1e-5))
+        assert torch.equal(out, backend.rms_norm(summed, weight, 1e-5))
 
 
 @pytest.mark.parametrize("width", [64, 8, 80])
 def test_rope_in_place_on_views(
-    arithmetic: Backend, dtype: torch.dtype, width: int, assert_near: Callable[[Tensor, Tensor], None]
+    backend: Backend, dtype: torch.dtype, width: int, assert_near: Callable[[Tensor, Tensor], None]
 ) -> None:
     rows, heads, kv_heads = 37, 4, 2
     fused = random(rows, (heads + 2 * kv_heads) * width, dtype=dtype)
@@ -62,7 +62,7 @@ def test_rope_in_place_on_views(
     q = fused[:, : heads * width].view(rows, heads, width)
     k = fused[:, heads * width : (heads + kv_heads) * width].view(rows, kv_heads, width)
     angles = torch.rand(rows, width // 2, generator=torch.Generator().manual_seed(3)) * 6
-    arithmetic.rope(q, k, angles.cos(), angles.sin())
+    backend.rope(q, k, angles.cos(), angles.sin())
     cos, sin = (f(torch.cat((angles, angles), -1).double())[:, None] for f in (torch.cos, torch.sin))
     turned = before[:, : (heads + kv_heads) * width].double().view(rows, heads + kv_heads, width)
     half = torch.cat((-turned[..., width // 2 :], turned[..., : width // 2]), -1)
@@ -71,25 +71,25 @@ def test_rope_in_place_on_views(
 
 
 def test_silu_mul(
-    arithmetic: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
+    backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
 ) -> None:
     gate_up = random(33, 2 * 1531, dtype=dtype) * 4
-    out = arithmetic.silu_mul(gate_up)
+    out = backend.silu_mul(gate_up)
     gate, up = gate_up.double().chunk(2, -1)
     assert_near(out, torch.nn.functional.silu(gate) * up)
     for i in (0, 7, 32):
-        assert torch.equal(arithmetic.silu_mul(gate_up[i : i + 1])[0], out[i])
+        assert torch.equal(backend.silu_mul(gate_up[i : i + 1])[0], out[i])
 
 
-def test_silu_mul_far_from_zero(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_silu_mul_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
     gate = torch.tensor([[-1e4, -90.0, -0.0, 0.0, 90.0, 1e4]], dtype=dtype)
-    out = arithmetic.silu_mul(torch.cat((gate, torch.ones_like(gate)), -1))
+    out = backend.silu_mul(torch.cat((gate, torch.ones_like(gate)), -1))
     assert out.isfinite().all()
     assert out[0, 4:].tolist() == gate[0, 4:].tolist()
     assert out[0, :4].float().abs().max() < 1e-30
 
 
-def test_store_writes_slots_and_skips_padding(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_store_writes_slots_and_skips_padding(backend: Backend, dtype: torch.dtype) -> None:
     heads, width, page_size = 3, 16, 16
     layer = KVLayer(
         torch.zeros(4, heads, width, page_size, dtype=dtype),
@@ -98,13 +98,13 @@ def test_store_writes_slots_and_skips_padding(arithmetic: Backend, dtype: torch.
     fused = random(4, 2 * heads * width, dtype=dtype)
     k = fused[:, : heads * width].view(4, heads, width)
     v = fused[:, heads * width :].view(4, heads, width)
-    arithmetic.store(k, v, layer, torch.tensor([5, 63, -1, 16]))
+    backend.store_kv(k, v, layer, torch.tensor([5, 63, -1, 16]))
     for row, (page, offset) in {0: (0, 5), 1: (3, 15), 3: (1, 0)}.items():
         assert torch.equal(layer.keys[page, :, :, offset], k[row])
         assert torch.equal(layer.values[page, :, offset], v[row])
     assert (layer.keys != 0).any(2).any(1).sum() == 3
 
 
-def test_embed_picks_rows(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_embed_picks_rows(backend: Backend, dtype: torch.dtype) -> None:
     table = random(50, 8, dtype=dtype)
-    assert torch.equal(arithmetic.embed(table, torch.tensor([3, 3, 49])), table[[3, 3, 49]])
+    assert torch.equal(backend.embed(table, torch.tensor([3, 3, 49])), table[[3, 3, 49]])

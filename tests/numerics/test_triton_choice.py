@@ -53,16 +53,20 @@ def one_of(batch: SamplingBatch, i: int) -> SamplingBatch:
 @pytest.mark.parametrize(("n", "vocabulary"), [(14, 501), (9, 4097), (8, 33)])
 def test_a_mixed_batch_follows_the_rule(ops: Backend, n: int, vocabulary: int) -> None:
     logits, batch = odd_logits(n, vocabulary), mixed_batch(n)
-    assert ops.choose(logits, batch).tolist() == library_choice.choose(logits, batch).tolist()
+    assert ops.sample(logits, batch).tolist() == library_choice.choose(logits, batch).tolist()
 
 
 def test_a_row_is_chosen_alone_as_among_others(ops: Backend) -> None:
     logits, batch = odd_logits(9, 4099), mixed_batch(9, seed=3)
-    whole, (ids, logprobs), totals = ops.choose(logits, batch), ops.greedy(logits), ops.logsumexp(logits)
+    whole, (ids, logprobs), totals = (
+        ops.sample(logits, batch),
+        ops.sample_greedy(logits),
+        ops.logsumexp(logits),
+    )
     for i in (1, 8):
         row = logits[i : i + 1]
-        assert ops.choose(row, one_of(batch, i))[0] == whole[i]
-        assert ops.greedy(row)[0][0] == ids[i] and ops.greedy(row)[1][0] == logprobs[i]
+        assert ops.sample(row, one_of(batch, i))[0] == whole[i]
+        assert ops.sample_greedy(row)[0][0] == ids[i] and ops.sample_greedy(row)[1][0] == logprobs[i]
         assert ops.logsumexp(row)[0] == totals[i]
 
 
@@ -70,9 +74,9 @@ def test_sets_too_large_to_be_copied(ops: Backend, monkeypatch: pytest.MonkeyPat
     from holdfast.numerics.backends.triton import thresholds as edges
 
     logits, batch = odd_logits(8, 1500), mixed_batch(8, seed=4)
-    expected = ops.choose(logits, batch)
+    expected = ops.sample(logits, batch)
     monkeypatch.setattr(edges, "_ROOM", 16)
-    assert torch.equal(ops.choose(logits, batch), expected)
+    assert torch.equal(ops.sample(logits, batch), expected)
     assert torch.equal(library_choice.choose(logits, batch), expected)
 
 
@@ -85,12 +89,12 @@ def test_the_edges_of_the_limits(ops: Backend) -> None:
         torch.ones(6), torch.tensor([1, 69, 70, 5, 0, 0], dtype=torch.int32),
         torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 0.9999]), torch.zeros(6), torch.arange(6), torch.arange(6),
     )  # fmt: skip
-    assert torch.equal(ops.choose(logits, batch), library_choice.choose(logits, batch))
+    assert torch.equal(ops.sample(logits, batch), library_choice.choose(logits, batch))
 
 
 def test_greedy_and_logsumexp(ops: Backend) -> None:
     logits = odd_logits(9, 9001)
-    ids, logprobs = ops.greedy(logits)
+    ids, logprobs = ops.sample_greedy(logits)
     assert torch.equal(ids, library_choice.best(logits))
     totals = ops.logsumexp(logits)
     torch.testing.assert_close(totals, library_choice.logsumexp(logits), rtol=3e-7, atol=2e-6)
@@ -103,7 +107,7 @@ def test_greedy_and_logsumexp(ops: Backend) -> None:
 @pytest.mark.parametrize(("vocabulary", "k"), [(300, 20), (5000, 3), (3, 10)])
 def test_top_orders_by_value_then_id(ops: Backend, vocabulary: int, k: int) -> None:
     logits = odd_logits(8, max(vocabulary, 12))[:, :vocabulary].contiguous()
-    values, ids = ops.top(logits, k)
+    values, ids = ops.topk(logits, k)
     wanted_values, wanted_ids = library_choice.top(logits, k)
     assert torch.equal(ids, wanted_ids) and torch.equal(values, wanted_values)
 
@@ -114,7 +118,7 @@ def test_the_noise_is_the_documented_function(ops: Backend) -> None:
     seeds = torch.randint(-(2**62), 2**62, (n,), generator=torch.Generator().manual_seed(8))
     off, ones = torch.zeros(n), torch.ones(n)
     batch = SamplingBatch(ones, off.int(), ones, off, seeds, torch.arange(n) * 100003)
-    chosen = ops.choose(torch.zeros(n, vocabulary), batch).tolist()
+    chosen = ops.sample(torch.zeros(n, vocabulary), batch).tolist()
     ids = np.arange(vocabulary)
     for i, token in enumerate(chosen):
         assert token == int(np.argmax(library_choice.noise(int(seeds[i]), i * 100003, ids)))

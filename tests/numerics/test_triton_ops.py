@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.numerics.layer import LayerShape
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 SHAPE = LayerShape(heads=5, kv_heads=2, head_dim=12, eps=1e-5, scale=1.0)
 Near = Callable[[Tensor, Tensor], None]
@@ -39,7 +39,7 @@ def in_order(parts: Tensor, bias: Tensor | None) -> Tensor:
 def cut(device: torch.device, dtype: torch.dtype) -> Backend:
     """Products of 96 x 64 are cut behind 72 columns in passes of 40 rows, unless K is."""
     cuts = {(96, 64): {40: 72}}
-    return open_arithmetic(dtype, path="triton", num_threads=1, device=device, cuts=cuts)
+    return open_backend(dtype, kernels="triton", num_threads=1, device=device, split_n=cuts)
 
 
 def test_columns_are_cut_at_their_total_and_nowhere_else(
@@ -62,21 +62,21 @@ def test_columns_are_cut_at_their_total_and_nowhere_else(
     assert found.is_contiguous() and torch.equal(found, torch.cat(expected, 1))
     cut.linear(x[:40], packed, canonical=True)  # the reference is in one piece
     cut.linear(x, packed, canonical=False)
-    cut.linear(x[:40], replace(packed, slices=2), canonical=False)
+    cut.linear(x[:40], replace(packed, split_k=2), canonical=False)
     cut.linear(x[:40], cut.pack(weight[:80].contiguous()), canonical=False)
-    linear.multiply(x[:40], packed, plain=True)
+    linear.multiply(x[:40], packed, vendor_gemm=True)
     assert seen == [(40, 72)]
 
 
 def test_what_is_summed_in_fp32_is_not_cut(cut: Backend, device: torch.device, dtype: torch.dtype) -> None:
     weight, bias = random(96, 64, dtype=dtype).to(device), random(96).to(device)
-    assert cut.pack(weight).cuts == {40: 72}
-    assert cut.pack(weight, bias).cuts == {}
+    assert cut.pack(weight).split_n == {40: 72}
+    assert cut.pack(weight, bias).split_n == {}
     shape = {(96, 64): 2}
-    sliced = open_arithmetic(
-        dtype, path="triton", num_threads=1, device=device, slices=shape, cuts={(96, 64): {40: 72}}
+    sliced = open_backend(
+        dtype, kernels="triton", num_threads=1, device=device, split_k=shape, split_n={(96, 64): {40: 72}}
     )
-    assert sliced.pack(weight).cuts == {}
+    assert sliced.pack(weight).split_n == {}
 
 
 @pytest.mark.parametrize(("slices", "with_bias"), [(1, True), (2, False), (4, True)])
@@ -192,13 +192,13 @@ def test_rope_store_is_its_steps(
     assert (layer.values != 0).any(3).any(1).sum() == 4
 
 
-def test_embed_reads_no_id_as_the_first(arithmetic: Backend, dtype: torch.dtype) -> None:
+def test_embed_reads_no_id_as_the_first(backend: Backend, dtype: torch.dtype) -> None:
     table = random(9, 40, dtype=dtype)
-    assert torch.equal(arithmetic.embed(table, torch.tensor([3, -1, 8])), table[[3, 0, 8]])
+    assert torch.equal(backend.embed(table, torch.tensor([3, -1, 8])), table[[3, 0, 8]])
 
 
-def test_a_new_layer_is_zeros_in_its_own_pages(arithmetic: Backend, dtype: torch.dtype) -> None:
-    layer, size = arithmetic.new_layer(3, 2, 24), arithmetic.page_size
+def test_a_new_layer_is_zeros_in_its_own_pages(backend: Backend, dtype: torch.dtype) -> None:
+    layer, size = backend.new_kv_layer(3, 2, 24), backend.page_size
     assert layer.keys.shape == (3, 2, 24, size) and layer.values.shape == (3, 2, size, 24)
     assert layer.keys.dtype is layer.values.dtype is dtype
     assert not layer.keys.any() and not layer.values.any()
@@ -208,9 +208,9 @@ def test_the_recipe_says_how_products_are_cut(open_path: Callable[..., Backend],
     ops = open_path(triton_path, torch.float32, {(64, 32): 2, (8, 32): 0})
     assert ops.recipe.path == "triton" and ops.recipe.rows == 256
     assert ops.recipe.products == "8x32/0 64x32/2"
-    assert ops.pack(random(64, 32)).slices == 2
-    assert ops.pack(random(8, 32)).slices == 0
-    assert ops.pack(random(8, 32), random(8)).slices == 1  # a bias is added before rounding
+    assert ops.pack(random(64, 32)).split_k == 2
+    assert ops.pack(random(8, 32)).split_k == 0
+    assert ops.pack(random(8, 32), random(8)).split_k == 1  # a bias is added before rounding
     x = random(5, 32)
     assert torch.equal(
         ops.linear(x, ops.pack(random(64, 32)), canonical=True),

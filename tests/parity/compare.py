@@ -45,9 +45,9 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
     """Holdfast's logits at every position of a prompt, its passes `chunk` rows each: fp32 [tokens, vocab]."""
     runner = llm.engine.runner
     decoder = runner._decoder  # type: ignore[attr-defined]
-    page_size = decoder.arithmetic.page_size
+    page_size = decoder.backend.page_size
     num_pages = -(-len(token_ids) // page_size)
-    store = KVStore(num_pages, decoder.config, decoder.arithmetic)
+    store = KVStore(num_pages, decoder.config, decoder.backend)
     sampling = Sampling(SamplingParams(), 0, len(token_ids))
     pages = tuple(reversed(range(num_pages)))
     kind = PassKind.CANONICAL if canonical else PassKind.FAST
@@ -57,7 +57,7 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
             ids = tuple(token_ids[start : start + chunk])
             one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
             rows = rows_of(one, page_size)
-            hidden = decoder.hidden(rows, store.layers, canonical=canonical)[: len(ids)]
+            hidden = decoder.forward(rows, store.layers, canonical=canonical)[: len(ids)]
             parts.append(decoder.logits(hidden, canonical=canonical))
     return torch.cat(parts)
 

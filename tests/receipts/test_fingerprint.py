@@ -21,7 +21,7 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.fingerprint_parts import config_parts, library_parts
 from holdfast.receipts.weights_hasher import Fingerprinter, digest_weights
@@ -288,12 +288,12 @@ def test_rope_scaling_is_named_by_its_field(folder: Path) -> None:
 
 
 def test_every_field_of_the_recipe_is_a_part(plain: Fingerprint) -> None:
-    recipe = open_arithmetic(torch.float32, num_threads=1).recipe
+    recipe = open_backend(torch.float32, num_threads=1).recipe
     assert {*plain.parts["recipe"], "dtype"} == set(recipe.as_dict())  # type: ignore[misc]
 
 
 def test_versions_are_of_what_decides_bits() -> None:
-    recipe = open_arithmetic(torch.float32, num_threads=1, path="library").recipe
+    recipe = open_backend(torch.float32, num_threads=1, kernels="library").recipe
     assert set(library_parts(recipe)) == {
         *(
             "holdfast",

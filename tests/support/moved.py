@@ -1,4 +1,4 @@
-"""An arithmetic on a GPU that is called with tensors in main memory, so that one test can run on every path."""
+"""A backend on a GPU that is called with tensors in main memory, so that one test can run on every path."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -11,23 +11,23 @@ from torch import Tensor
 from holdfast.numerics.ops import Backend, Linear
 
 
-def moved_to(arithmetic: Backend) -> Any:
-    """Takes tensors to the arithmetic's device for each call, and back what it returns and what it changed."""
-    return _Moved(arithmetic)
+def moved_to(backend: Backend) -> Any:
+    """Takes tensors to the backend's device for each call, and back what it returns and what it changed."""
+    return _Moved(backend)
 
 
 class _Moved:
-    def __init__(self, arithmetic: Backend) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._arithmetic, name)
+        value = getattr(self._backend, name)
         return self._moving(value) if ismethod(value) else value
 
     def _moving(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             seen: list[tuple[Tensor, Tensor]] = []
-            there = [_move(arg, self._arithmetic.device, seen) for arg in args]
+            there = [_move(arg, self._backend.device, seen) for arg in args]
             result = method(*there, **kwargs)
             for here, moved in seen:
                 if here.is_floating_point():
@@ -38,7 +38,7 @@ class _Moved:
 
 
 def _move(value: Any, device: torch.device, seen: list[tuple[Tensor, Tensor]]) -> Any:
-    """Tensors, tuples of them and dataclasses that hold them; a packed weight stays where it is."""
+    """TensorSource, tuples of them and dataclasses that hold them; a packed weight stays where it is."""
     if isinstance(value, Tensor):
         moved = value.to(device)
         seen.append((value, moved))

@@ -10,15 +10,16 @@ from holdfast.core.request import Request
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.thinking.config import CONFIG_FILE
 from holdfast.worker.thought_runner import ThoughtRunner
 
 Ids = tuple[int, ...]
 
 
-def open_thinker(folder: Path, kernels: Kernels = "compiled", **settings: Any) -> Engine:
+def open_thinker(folder: Path, kernels: KernelBackend = "compiled", **settings: Any) -> Engine:
     """Large enough for 32 requests; to be restarted under any schedule."""
     usual = {"dtype": "fp32", "max_num_seqs": 32, "max_pass_rows": 128, "kv_memory": "8MiB"}
     return build(EngineConfig(model=str(folder), kernels=kernels, **{**usual, **settings}))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.engine.config import Kernels
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder, load_decoder
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import Blocks, load_blocks
 from holdfast.thinking.config import read_thinking
@@ -30,10 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=PATHS, ids=["compiled", "library", "compiled-bf16"])
 def decoder(request: pytest.FixtureRequest, folder: Path) -> Decoder:
-    path: Kernels
+    path: KernelBackend
     path, dtype = request.param
-    arithmetic = open_arithmetic(dtype, path=path, num_threads=apply_numeric_settings().threads)
-    return load_decoder(open_checkpoint(folder), arithmetic, dtype, max_len=64)
+    backend = open_backend(dtype, kernels=path, num_threads=apply_numeric_settings().threads)
+    return load_decoder(open_checkpoint(folder), backend, dtype, max_len=64)
 
 
 @pytest.fixture

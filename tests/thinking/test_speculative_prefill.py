@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from holdfast.bench.determinism.stress import outcome_of
 from holdfast.core.results import Result, Stats
-from holdfast.engine.config import Kernels
 from holdfast.engine.engine import Engine
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.scheduler.request_state import RequestState
 from holdfast.thinking.config import WEIGHTS_FILE
@@ -159,7 +159,10 @@ def test_guessed_thoughts_leave_the_bits_of_a_reading_chunk_by_chunk(
 
 @pytest.mark.parametrize(("kernels", "mode"), [("compiled", "verify"), ("library", "verify")])
 def test_so_it_is_in_other_passes_and_on_other_paths(
-    kernels: Kernels, mode: DeterminismMode, folders: dict[str, Path], watched: Callable[[Engine], Watched]
+    kernels: KernelBackend,
+    mode: DeterminismMode,
+    folders: dict[str, Path],
+    watched: Callable[[Engine], Watched],
 ) -> None:
     engine = open_thinker(folders["some"], kernels, determinism="off")
     engine.limits = replace(engine.limits, refusal=None)  # not certified, so that all is verified

@@ -40,12 +40,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture
 def engine(sound: Engine) -> Iterator[Engine]:
-    arithmetic = sound.runner._decoder.arithmetic  # type: ignore[attr-defined]
+    backend = sound.runner._decoder.backend  # type: ignore[attr-defined]
     fresh = sound.restarted(sound.scheduler.config)
     if not fresh.scheduler.config.one_pass_suffices:
         pytest.skip("nothing is certified on this machine, so nothing can be revoked")
     yield fresh
-    sound.runner._decoder.arithmetic = arithmetic  # type: ignore[attr-defined]
+    sound.runner._decoder.backend = backend  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +64,16 @@ def test_sound_passes_pass(engine: Engine, truths: list[Result]) -> None:
 
 
 class WrongLayer:
-    """An arithmetic whose fast form of one layer is off; of the last one only what T reads, not what is said."""
+    """A backend whose fast form of one layer is off; of the last one only what T reads, not what is said."""
 
-    def __init__(self, arithmetic: Any, wrong: Any, *, only_rows: bool) -> None:
-        self._arithmetic, self._wrong, self._only_rows = arithmetic, wrong, only_rows
+    def __init__(self, backend: Any, wrong: Any, *, only_rows: bool) -> None:
+        self._backend, self._wrong, self._only_rows = backend, wrong, only_rows
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._arithmetic, name)
+        return getattr(self._backend, name)
 
     def layer(self, residual: Tensor, x: Tensor, weights: Any, *rest: Any, canonical: bool) -> None:
-        self._arithmetic.layer(residual, x, weights, *rest, canonical=canonical)
+        self._backend.layer(residual, x, weights, *rest, canonical=canonical)
         if weights is self._wrong and not canonical:
             residual[:, 3] *= 1.5
             if not self._only_rows:
@@ -100,7 +100,7 @@ def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_wrong_layer_is_found_out(engine: Engine, truths: list[Result], which: int) -> None:
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
-    decoder.arithmetic = WrongLayer(decoder.arithmetic, decoder.layers[which], only_rows=which == 2)
+    decoder.backend = WrongLayer(decoder.backend, decoder.layers[which], only_rows=which == 2)
     errors = finish_or_lose(engine, truths)
     assert any(errors), "what was sent of it was wrong"
     assert engine.revocation is not None

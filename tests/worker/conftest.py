@@ -1,4 +1,4 @@
-"""A tiny model under a runner, on both paths of the arithmetic and in two dtypes."""
+"""A tiny model under a runner, on both paths of the backend and in two dtypes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import torch
 
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import Decoder, load_decoder
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.model_runner import ModelRunner
@@ -22,13 +22,13 @@ NUM_PAGES = 24
 )
 def decoder(request: pytest.FixtureRequest, tiny_llama: Path) -> Decoder:
     path, dtype = request.param
-    arithmetic = open_arithmetic(dtype, path=path, num_threads=apply_numeric_settings().threads)
-    return load_decoder(open_checkpoint(tiny_llama), arithmetic, dtype, max_len=256)
+    backend = open_backend(dtype, kernels=path, num_threads=apply_numeric_settings().threads)
+    return load_decoder(open_checkpoint(tiny_llama), backend, dtype, max_len=256)
 
 
 @pytest.fixture
 def store(decoder: Decoder) -> KVStore:
-    return KVStore(NUM_PAGES, decoder.config, decoder.arithmetic)
+    return KVStore(NUM_PAGES, decoder.config, decoder.backend)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def batch(*spans: Span) -> InputBatch:
 
 def test_rows_in_span_order_with_padding_behind() -> None:
     rows = rows_of(Pass(PassKind.CANONICAL, SPANS, 10), page_size=4)
-    assert rows.num_rows == 10
+    assert rows.num_tokens == 10
     assert rows.token_ids.tolist() == [11, 12, 13, 14, 21, 31, 32, 0, 0, 0]
     assert rows.positions.tolist() == [8, 9, 10, 11, 37, 3, 4, 0, 0, 0]
     assert rows.span_starts.tolist() == [0, 4, 5, 7]
@@ -78,9 +78,9 @@ def test_the_first_rows_in_order_need_no_looking_up() -> None:
 
 def test_tiles_cut_spans_and_know_their_pages() -> None:
     one = Pass(PassKind.FAST, SPANS, 9)
-    found = rows_of(one, 4, tile_rows=3)
+    found = rows_of(one, 4, tile_tokens=3)
     assert found.tiles is not None
-    assert found.short_tiles == len(found.tiles)
+    assert found.num_short_tiles == len(found.tiles)
     assert found.tiles.dtype == torch.int32
     assert found.tiles.tolist() == [[0, 3, 0], [3, 1, 0], [4, 1, 10], [5, 2, 20]]
     assert rows_of(one, 4).tiles is None
@@ -94,7 +94,7 @@ def test_tiles_cut_spans_and_know_their_pages() -> None:
 def test_each_span_has_tiles_of_its_own_height_and_short_ones_come_first() -> None:
     found = batch_of(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
     assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
-    assert found.short_tiles == 2
+    assert found.num_short_tiles == 2
 
 
 def random_spans(rng: random.Random) -> tuple[Span, ...]:

@@ -126,7 +126,7 @@ def test_a_slot_that_is_not_written_does_not_pass(
 ) -> None:
     """Though the right bits stand in the page it was copied from."""
     bits = write(runner)
-    monkeypatch.setattr(runner._decoder, "hidden", rows_not_written(runner._decoder.hidden, row))
+    monkeypatch.setattr(runner._decoder, "forward", rows_not_written(runner._decoder.forward, row))
     assert check(runner, bits).mismatch == f"keys of layer 0 at position {START + row}"
 
 
@@ -135,12 +135,12 @@ def test_rows_of_a_check_are_computed_at_the_references_shape(
 ) -> None:
     bits = write(runner)
     switches: list[tuple[int, bool]] = []
-    hidden = runner._decoder.hidden
+    hidden = runner._decoder.forward
 
-    def noting(rows: Any, *arguments: Any, canonical: bool, between: object = None) -> Tensor:
-        switches.append((rows.num_rows, canonical))
+    def noting(rows: Any, *arguments: Any, canonical: bool, layer_hook: object = None) -> Tensor:
+        switches.append((rows.num_tokens, canonical))
         return hidden(rows, *arguments, canonical=canonical)
 
-    monkeypatch.setattr(runner._decoder, "hidden", noting)
+    monkeypatch.setattr(runner._decoder, "forward", noting)
     check(runner, bits)
     assert switches == [(32, True)]

@@ -24,7 +24,7 @@ SHORT, TALL = 4, 32
 class FakeDecoder:
     """Its hidden states say what it read; it notes the rows it was called with."""
 
-    arithmetic = SimpleNamespace(device=CPU)
+    backend = SimpleNamespace(device=CPU)
     config = SimpleNamespace(hidden_size=4)
     dtype = torch.float32
 
@@ -32,21 +32,21 @@ class FakeDecoder:
         self.seen: list[tuple[int, bool]] = []
         self.slots: list[int] = []
 
-    def hidden(self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
+    def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
         assert rows.tiles is not None
-        assert rows.tiles.shape == (rows.num_rows, 3)
+        assert rows.tiles.shape == (rows.num_tokens, 3)
         assert rows.max_pages == 50
-        self.seen.append((rows.num_rows, canonical))
+        self.seen.append((rows.num_tokens, canonical))
         self.slots = rows.slots.tolist()
-        first_pages = torch.zeros(rows.num_rows, dtype=torch.int64)
+        first_pages = torch.zeros(rows.num_tokens, dtype=torch.int64)
         for first, count, page in rows.tiles.tolist():
             first_pages[first : first + count] = rows.page_table.view(-1)[page]
         return torch.stack((rows.token_ids, rows.positions, rows.slots, first_pages), 1).float()
 
-    def body(
-        self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None
+    def forward_body(
+        self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None
     ) -> tuple[Tensor, Tensor]:
-        found = self.hidden(rows, kv, canonical=canonical, between=between)
+        found = self.forward(rows, kv, canonical=canonical, layer_hook=layer_hook)
         return -found, found
 
 
@@ -177,10 +177,10 @@ def test_capturing_again_starts_anew(captured: CudaGraphs) -> None:
 
 def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
     class Tiled(FakeDecoder):
-        def hidden(self, rows: ForwardBatch, kv: Any, *, canonical: bool, between: Any = None) -> Tensor:
+        def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
             assert rows.tiles is not None
-            self.tiles, self.short = rows.tiles.tolist(), rows.short_tiles
-            return torch.zeros(rows.num_rows, 4)
+            self.tiles, self.short = rows.tiles.tolist(), rows.num_short_tiles
+            return torch.zeros(rows.num_tokens, 4)
 
     tiled = Tiled()
     made = CudaGraphs(tiled, (), TALL, lambda num_rows: False)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def by_the_sampler(decoder: Decoder, hidden: Tensor, spans: list[Span]) -> list[
     with torch.inference_mode():
         logits = decoder.logits(hidden[: len(spans)], canonical=True)
         up = HostCopies(torch.device("cpu"))
-        return sample(decoder.arithmetic, logits, parts(*spans), up).read()
+        return sample(decoder.backend, logits, parts(*spans), up).read()
 
 
 @pytest.mark.parametrize("logprobs", [(0,), (None,), (0, None, None)])

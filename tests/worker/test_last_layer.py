@@ -29,18 +29,18 @@ ROW = Span(3, 33, (17,), (14, 15, 16), 0, HOW, logprobs=0)
 def ended(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """How many rows went through the last layer by themselves, and whether in the reference's form."""
     seen: list[tuple[int, bool]] = []
-    end = decoder.end
+    end = decoder.forward_last_layer
 
     def noting(residual: Tensor, x: Tensor, rows: ForwardBatch, kv: Any, *, canonical: bool) -> Tensor:
-        seen.append((rows.num_rows, canonical))
+        seen.append((rows.num_tokens, canonical))
         return end(residual, x, rows, kv, canonical=canonical)
 
-    monkeypatch.setattr(decoder, "end", noting)
+    monkeypatch.setattr(decoder, "forward_last_layer", noting)
     return seen
 
 
 def run(decoder: Decoder, *spans: Span, whole: bool, **how: Any) -> tuple[PassResult, KVStore]:
-    store = KVStore(24, decoder.config, decoder.arithmetic)
+    store = KVStore(24, decoder.config, decoder.backend)
     generator = torch.Generator().manual_seed(4)
     for layer in store.layers:
         for tensor in (layer.keys, layer.values):
@@ -111,20 +111,20 @@ def test_the_last_layer_of_a_model_that_is_looked_at_behind_it_is_never_apart(de
 
 
 def test_how_many_rows_are_worth_a_pass_of_their_own(decoder: Decoder) -> None:
-    last, slab = LastLayer(decoder, (), all_seen=False), decoder.arithmetic.recipe.rows
+    last, slab = LastLayer(decoder, (), all_seen=False), decoder.backend.recipe.rows
     assert last.is_apart(4 * slab) and last.is_apart(4 * slab, slab) and last.is_apart(1, 0)
     assert not last.is_apart(4 * slab - 1) and not last.is_apart(4 * slab, slab + 1)
 
 
 def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wanted(decoder: Decoder) -> None:
-    store = KVStore(24, decoder.config, decoder.arithmetic)
+    store = KVStore(24, decoder.config, decoder.backend)
     last = LastLayer(decoder, store.layers, all_seen=False)
     one = Pass(PassKind.CANONICAL, (replace(LONG, sample_from=60), ROW), 160)
-    batch = batch_of(one, decoder.arithmetic.page_size)
+    batch = batch_of(one, decoder.backend.page_size)
     with torch.inference_mode():
         sent = send_batch(batch, 160, torch.device("cpu"))
-        whole = decoder.hidden(sent.rows, store.layers, canonical=True)[sent.wanted]
-        left = decoder.body(sent.rows, store.layers, canonical=True)
+        whole = decoder.forward(sent.rows, store.layers, canonical=True)[sent.wanted]
+        left = decoder.forward_body(sent.rows, store.layers, canonical=True)
         found = last.run(batch, sent, left, canonical=True, exact=True)
     assert len(found) == 91 and torch.equal(found, whole)
 
@@ -144,7 +144,7 @@ class EarlyGraphs:
         return self._sent
 
     def replay(self, size: int, *, canonical: bool) -> Tensor:
-        left = self._decoder.body(self._sent.rows, self._store.layers, canonical=canonical)
+        left = self._decoder.forward_body(self._sent.rows, self._store.layers, canonical=canonical)
         self._residual = left[0]
         self.output.copy_(left[1])
         return self.output
@@ -162,9 +162,7 @@ def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(dec
         (replace(LONG, token_ids=PROMPT[:1], sample_from=0, sampling=greedy, logprobs=0),),
         64,
     )
-    plain, captured = (
-        ModelRunner(decoder, KVStore(24, decoder.config, decoder.arithmetic)) for _ in range(2)
-    )
+    plain, captured = (ModelRunner(decoder, KVStore(24, decoder.config, decoder.backend)) for _ in range(2))
     graphs = EarlyGraphs(decoder, captured._store)
     captured._graphs = graphs  # type: ignore[assignment]
     with torch.inference_mode():
@@ -180,4 +178,4 @@ def test_wanted_rows_as_spans_of_their_own() -> None:
     assert few.page_table[3:, :3].tolist() == [[5, 9, 2], [14, 15, 16]]
     assert np.array_equal(few.slots, batch.slots[batch.wanted])
     width = batch.page_table.shape[1]
-    assert few.tiles.tolist() == [[row, 1, row * width] for row in range(5)] and few.short_tiles == 5
+    assert few.tiles.tolist() == [[row, 1, row * width] for row in range(5)] and few.num_short_tiles == 5

@@ -160,7 +160,7 @@ def test_a_pass_that_fails_leaves_no_grammar_at_work(
         assert started.wait(5), "the grammar starts before the forward does"
         raise RuntimeError("no forward today")
 
-    monkeypatch.setattr(runner._decoder, "hidden", fail)
+    monkeypatch.setattr(runner._decoder, "forward", fail)
     with pytest.raises(RuntimeError, match="no forward today"):
         run(runner, chunk(0, 4, 3, constraint=Constraint(ToldGrammar(slow), ())))
     assert done.is_set()

@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.checksum import checksums
 from holdfast.worker.sampler import sample
@@ -26,8 +26,8 @@ SETTINGS = {
 
 
 @pytest.fixture(params=["compiled", "library"])
-def arithmetic(request: pytest.FixtureRequest) -> Backend:
-    return open_arithmetic(torch.float32, path=request.param, num_threads=apply_numeric_settings().threads)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 
 
 @pytest.fixture
@@ -40,46 +40,46 @@ def span(start: int, count: int, params: SamplingParams, **asked: Any) -> Span:
     return span_of([0] * (start + count), count, params, **asked)
 
 
-def one(arithmetic: Backend, logits: Tensor, *spans: Span, masks: Any = None) -> list[Sampled]:
+def one(backend: Backend, logits: Tensor, *spans: Span, masks: Any = None) -> list[Sampled]:
     up = HostCopies(CPU)
-    return sample(arithmetic, logits.clone(), parts(*spans, masks=masks), up).read()
+    return sample(backend, logits.clone(), parts(*spans, masks=masks), up).read()
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_window_is_its_rows_one_by_one(arithmetic: Backend, logits: Tensor, kind: str) -> None:
+def test_a_window_is_its_rows_one_by_one(backend: Backend, logits: Tensor, kind: str) -> None:
     params = SETTINGS[kind]
-    window = one(arithmetic, logits, span(9, 12, params, logprobs=3))
+    window = one(backend, logits, span(9, 12, params, logprobs=3))
     alone = [
-        one(arithmetic, logits[row : row + 1], span(9 + row, 1, params, logprobs=3))[0] for row in range(12)
+        one(backend, logits[row : row + 1], span(9 + row, 1, params, logprobs=3))[0] for row in range(12)
     ]
     assert window == alone  # token ids and the exact bits of every logprob
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_neighbours_change_nothing(arithmetic: Backend, logits: Tensor, kind: str) -> None:
+def test_neighbours_change_nothing(backend: Backend, logits: Tensor, kind: str) -> None:
     mine = span(9, 2, SETTINGS[kind], logprobs=2)
-    alone = one(arithmetic, logits[5:7], mine)
+    alone = one(backend, logits[5:7], mine)
     before, behind = (
         span(3, 5, SETTINGS["truncated"], seed=1),
         span(0, 2, SETTINGS["greedy"], logprobs=9),
     )
-    assert one(arithmetic, logits[:9], before, mine, behind)[5:7] == alone
+    assert one(backend, logits[:9], before, mine, behind)[5:7] == alone
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_asking_for_logprobs_changes_no_token(arithmetic: Backend, logits: Tensor, kind: str) -> None:
-    plain = one(arithmetic, logits, span(9, 12, SETTINGS[kind]))
-    asked = one(arithmetic, logits, span(9, 12, SETTINGS[kind], logprobs=7))
+def test_asking_for_logprobs_changes_no_token(backend: Backend, logits: Tensor, kind: str) -> None:
+    plain = one(backend, logits, span(9, 12, SETTINGS[kind]))
+    asked = one(backend, logits, span(9, 12, SETTINGS[kind], logprobs=7))
     assert [each.token_id for each in plain] == [each.token_id for each in asked]
     assert all(each.logprob is None for each in plain)
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_logprobs_are_of_the_raw_logits(arithmetic: Backend, logits: Tensor, kind: str) -> None:
+def test_logprobs_are_of_the_raw_logits(backend: Backend, logits: Tensor, kind: str) -> None:
     """Before temperature, masks and truncation: greedy and sampled report the same numbers."""
     forbidden = tuple(logits.argmax(-1).tolist())
     params = SamplingParams(**{**vars(SETTINGS[kind]), "min_tokens": 16})
-    found = one(arithmetic, logits, span(9, 12, params, logprobs=4, prompt_len=10, forbidden=forbidden))
+    found = one(backend, logits, span(9, 12, params, logprobs=4, prompt_len=10, forbidden=forbidden))
     expected = logits.double().log_softmax(-1)
     for row, each in enumerate(found):
         assert each.logprob is not None
@@ -92,93 +92,93 @@ def test_logprobs_are_of_the_raw_logits(arithmetic: Backend, logits: Tensor, kin
         )
 
 
-def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(arithmetic: Backend, logits: Tensor) -> None:
-    for each in one(arithmetic, logits, span(9, 12, SETTINGS["greedy"], logprobs=1)):
+def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(backend: Backend, logits: Tensor) -> None:
+    for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=1)):
         assert each.logprob is not None
         assert each.logprob.top == ((each.token_id, each.logprob.logprob),)
 
 
-def test_ties_go_to_the_lowest_id(arithmetic: Backend) -> None:
+def test_ties_go_to_the_lowest_id(backend: Backend) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [150, 30, 31]] = 2.0
-    (found,) = one(arithmetic, logits, span(9, 1, SETTINGS["greedy"], logprobs=5))
+    (found,) = one(backend, logits, span(9, 1, SETTINGS["greedy"], logprobs=5))
     assert found.token_id == 30
     assert found.logprob is not None
     assert [token_id for token_id, _ in found.logprob.top] == [30, 31, 150, 0, 1]
 
 
-def test_no_logprobs_beside_the_chosen_one(arithmetic: Backend, logits: Tensor) -> None:
-    for each in one(arithmetic, logits, span(9, 12, SETTINGS["greedy"], logprobs=0)):
+def test_no_logprobs_beside_the_chosen_one(backend: Backend, logits: Tensor) -> None:
+    for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=0)):
         assert each.logprob is not None
         assert each.logprob.top == ()
 
 
-def test_more_logprobs_than_tokens_are_all_tokens(arithmetic: Backend) -> None:
-    (found,) = one(arithmetic, torch.randn(1, 7), span(9, 1, SETTINGS["greedy"], logprobs=50))
+def test_more_logprobs_than_tokens_are_all_tokens(backend: Backend) -> None:
+    (found,) = one(backend, torch.randn(1, 7), span(9, 1, SETTINGS["greedy"], logprobs=50))
     assert found.logprob is not None
     assert sorted(token_id for token_id, _ in found.logprob.top) == list(range(7))
 
 
-def test_stop_tokens_are_masked_until_min_tokens(arithmetic: Backend) -> None:
+def test_stop_tokens_are_masked_until_min_tokens(backend: Backend) -> None:
     """Rows of one window on both sides of the edge."""
     logits = torch.zeros(6, VOCAB)
     logits[:, 8] = 5.0
     logits[:, 3] = 4.0
     params = SamplingParams(temperature=0, min_tokens=4)
-    found = one(arithmetic, logits, span(9, 6, params, prompt_len=10, forbidden=(8,)))
+    found = one(backend, logits, span(9, 6, params, prompt_len=10, forbidden=(8,)))
     # Row 9 gives the first answer token; tokens 1 .. 4 may not be 8: the fourth is not yet allowed to end it.
     assert [each.token_id for each in found] == [3, 3, 3, 3, 8, 8]
 
 
-def test_positions_decide_the_noise_and_seeds_differ(arithmetic: Backend) -> None:
+def test_positions_decide_the_noise_and_seeds_differ(backend: Backend) -> None:
     logits = torch.zeros(40, VOCAB)
     params = SamplingParams(temperature=1)
-    first = [each.token_id for each in one(arithmetic, logits, span(9, 40, params, seed=1))]
-    moved = [each.token_id for each in one(arithmetic, logits, span(10, 40, params, seed=1))]
-    other = [each.token_id for each in one(arithmetic, logits, span(9, 40, params, seed=2))]
+    first = [each.token_id for each in one(backend, logits, span(9, 40, params, seed=1))]
+    moved = [each.token_id for each in one(backend, logits, span(10, 40, params, seed=1))]
+    other = [each.token_id for each in one(backend, logits, span(9, 40, params, seed=2))]
     assert first[1:] == moved[:-1]
     assert len(set(first)) > 20
     assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
 
 
-def test_the_largest_seed(arithmetic: Backend, logits: Tensor) -> None:
+def test_the_largest_seed(backend: Backend, logits: Tensor) -> None:
     params = SamplingParams(temperature=1)
-    largest = one(arithmetic, logits, span(9, 12, params, seed=(1 << 64) - 1))
-    assert largest == one(arithmetic, logits, span(9, 12, params, seed=(1 << 64) - 1))
-    assert largest != one(arithmetic, logits, span(9, 12, params, seed=(1 << 63) - 1))
+    largest = one(backend, logits, span(9, 12, params, seed=(1 << 64) - 1))
+    assert largest == one(backend, logits, span(9, 12, params, seed=(1 << 64) - 1))
+    assert largest != one(backend, logits, span(9, 12, params, seed=(1 << 63) - 1))
 
 
-def test_a_row_without_anything_left_gives_no_token(arithmetic: Backend, logits: Tensor) -> None:
+def test_a_row_without_anything_left_gives_no_token(backend: Backend, logits: Tensor) -> None:
     """And no logprob; its neighbours go on."""
     for kind in SETTINGS.values():
         cornered = SamplingParams(**{**vars(kind), "allowed_token_ids": [3], "bad_token_ids": [3]})
         spans = (span(9, 2, kind, logprobs=2), span(9, 2, cornered, logprobs=2), span(9, 2, kind, logprobs=2))
-        found = one(arithmetic, logits[:6], *spans, masks=[(), (), (None, b"")])
+        found = one(backend, logits[:6], *spans, masks=[(), (), (None, b"")])
         assert found[2:4] == [Sampled(NO_TOKEN)] * 2
         assert found[5] == Sampled(NO_TOKEN)
-        alone = one(arithmetic, logits[:5], *(span(9 + row, 1, kind, logprobs=2) for row in (0, 1, 0, 1, 0)))
+        alone = one(backend, logits[:5], *(span(9 + row, 1, kind, logprobs=2) for row in (0, 1, 0, 1, 0)))
         assert (found[:2], found[4]) == (alone[:2], alone[4])
 
 
-def test_a_strange_row_without_masks_gives_a_token_as_ever(arithmetic: Backend) -> None:
+def test_a_strange_row_without_masks_gives_a_token_as_ever(backend: Backend) -> None:
     for value in (-torch.inf, torch.nan):
-        (found,) = one(arithmetic, torch.full((1, VOCAB), value), span(9, 1, SETTINGS["greedy"]))
+        (found,) = one(backend, torch.full((1, VOCAB), value), span(9, 1, SETTINGS["greedy"]))
         assert found.token_id == 0
 
 
-def test_the_one_token_left_is_chosen(arithmetic: Backend, logits: Tensor) -> None:
+def test_the_one_token_left_is_chosen(backend: Backend, logits: Tensor) -> None:
     worst = logits.argmin(-1).tolist()
     for kind in SETTINGS.values():
         masks = tuple(mask(token_id) for token_id in worst)
-        found = one(arithmetic, logits, span(9, 12, kind, logprobs=0), masks=[masks])
+        found = one(backend, logits, span(9, 12, kind, logprobs=0), masks=[masks])
         assert [each.token_id for each in found] == worst
 
 
-def test_watched_rows_report_the_raw_bits(arithmetic: Backend, logits: Tensor) -> None:
+def test_watched_rows_report_the_raw_bits(backend: Backend, logits: Tensor) -> None:
     biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
     spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, watched=True))
-    found = one(arithmetic, logits, *spans)
+    found = one(backend, logits, *spans)
     assert [each.logit_bits for each in found] == [None] * 5 + checksums(logits).tolist()[5:]
     assert [each.token_id for each in found[5:]] == [3] * 7
-    (alone,) = one(arithmetic, logits[6:7], span(9, 1, SETTINGS["sampled"], watched=True))
+    (alone,) = one(backend, logits[6:7], span(9, 1, SETTINGS["sampled"], watched=True))
     assert alone.logit_bits == found[6].logit_bits

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
 from holdfast.worker.logits_processors.pipeline import adjust
@@ -24,13 +24,13 @@ ROWS = 7
 CPU = torch.device("cpu")
 
 
-def sample(arithmetic: Backend, logits: Tensor, some: Sequence[LogitsSlice]) -> list[Sampled]:
-    return sampler.sample(arithmetic, logits, some, HostCopies(CPU)).read()
+def sample(backend: Backend, logits: Tensor, some: Sequence[LogitsSlice]) -> list[Sampled]:
+    return sampler.sample(backend, logits, some, HostCopies(CPU)).read()
 
 
 @pytest.fixture(params=["compiled", "library"])
-def arithmetic(request: pytest.FixtureRequest) -> Backend:
-    return open_arithmetic(torch.float32, path=request.param, num_threads=apply_numeric_settings().threads)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_window_is_its_rows_one_by_one(arithmetic: Backend, seed: int) -> None:
+def test_a_window_is_its_rows_one_by_one(backend: Backend, seed: int) -> None:
     asked = random_request(seed)
     changed = asked.logits.clone()
     adjust(changed, parts(asked.rows(0, ROWS), masks=[asked.masks]))
-    window = sample(arithmetic, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    window = sample(backend, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
     for row in range(ROWS):
         alone = parts(asked.rows(row, row + 1), masks=[asked.masks[row : row + 1]])
         logits = asked.logits[row : row + 1].clone()
         adjust(logits, alone)
         assert torch.equal(bits(logits[0]), bits(changed[row]))
-        assert sample(arithmetic, asked.logits[row : row + 1].clone(), alone) == window[row : row + 1]
+        assert sample(backend, asked.logits[row : row + 1].clone(), alone) == window[row : row + 1]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_neighbours_and_cuts_change_nothing(arithmetic: Backend, seed: int) -> None:
+def test_neighbours_and_cuts_change_nothing(backend: Backend, seed: int) -> None:
     """Ten requests in one batch, cut into slices of any length, against each alone."""
     asked = [random_request(1000 + 10 * seed + index) for index in range(10)]
     spans, masks = [each.rows(0, ROWS) for each in asked], [each.masks for each in asked]
@@ -123,22 +123,22 @@ def test_neighbours_and_cuts_change_nothing(arithmetic: Backend, seed: int) -> N
     found: list[Sampled] = []
     for some in slice_parts(spans, masks, most=1 + seed):
         rows = slice(len(found), len(found) + sum(part.num_rows for part in some))
-        found += sample(arithmetic, logits[rows].clone(), some)
+        found += sample(backend, logits[rows].clone(), some)
     for index, each in enumerate(asked):
-        alone = sample(arithmetic, each.logits.clone(), parts(spans[index], masks=[each.masks]))
+        alone = sample(backend, each.logits.clone(), parts(spans[index], masks=[each.masks]))
         assert found[index * ROWS : (index + 1) * ROWS] == alone
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reported_logprobs_are_of_the_raw_logits(arithmetic: Backend, seed: int) -> None:
+def test_reported_logprobs_are_of_the_raw_logits(backend: Backend, seed: int) -> None:
     asked = random_request(2000 + seed)
-    window = sample(arithmetic, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    window = sample(backend, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
     for row, each in enumerate(window):
         if asked.logprobs is None or each.token_id == NO_TOKEN:
             assert each.logprob is None
         else:
             raw, chosen = asked.logits[row : row + 1], torch.tensor([each.token_id])
-            found = logprobs_of(arithmetic, raw, chosen, [asked.logprobs], HostCopies(CPU))
+            found = logprobs_of(backend, raw, chosen, [asked.logprobs], HostCopies(CPU))
             assert [each.logprob] == found.read([each.token_id])
 
 

@@ -37,7 +37,7 @@ def decode(number: int, step: int, token_id: int, **asked: object) -> Span:
 
 @pytest.fixture
 def fresh(decoder: Decoder) -> ModelRunner:
-    return ModelRunner(decoder, KVStore(24, decoder.config, decoder.arithmetic))
+    return ModelRunner(decoder, KVStore(24, decoder.config, decoder.backend))
 
 
 def tokens(results: list[PassResult]) -> list[int]:
@@ -146,13 +146,13 @@ def test_passes_that_fit_a_graph_have_its_tiles_unless_their_context_is_long(
     fresh: ModelRunner, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short tiles where they are cheap, or where a check wants few kernels; tall ones for the rest."""
-    monkeypatch.setattr(decoder.arithmetic, "tile_rows", lambda span_len, group: 4 if span_len <= 64 else 32)
+    monkeypatch.setattr(decoder.backend, "tile_tokens", lambda span_len, group: 4 if span_len <= 64 else 32)
     pages = tuple(range(2000))
 
     def is_short(start: int, count: int, kind: PassKind = PassKind.FAST) -> bool:
         span = Span(1, start, (7,) * count, pages, 0, HOW[0])
         batch = fresh._batch(Pass(kind, (span,), -(-count // 16) * 16))
-        return batch.short_tiles == len(batch.tiles) == -(-count // 4)
+        return batch.num_short_tiles == len(batch.tiles) == -(-count // 4)
 
     assert is_short(0, 512) and is_short(30000, 1) and is_short(1000, 100)
     assert is_short(20000, 30), "a window is short anyway"

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import load_decoder
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.thinking.blocks import Blocks, load_blocks
 from holdfast.thinking.config import read_thinking
@@ -20,8 +20,8 @@ from support.thinking_models import thinker_folder
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
     folder: Path = thinker_folder(tmp_path_factory.mktemp("graphs"))
     threads = apply_numeric_settings().threads
-    arithmetic = open_arithmetic(torch.float32, path="compiled", num_threads=threads)
-    decoder = load_decoder(open_checkpoint(folder), arithmetic, torch.float32, max_len=64)
+    backend = open_backend(torch.float32, kernels="compiled", num_threads=threads)
+    decoder = load_decoder(open_checkpoint(folder), backend, torch.float32, max_len=64)
     config = read_thinking(folder, decoder.config)
     assert config is not None
     return load_blocks(folder, config, decoder)

@@ -34,23 +34,23 @@ class AttentionGeometry(Protocol):
 
 
 def check_attention(
-    arithmetic: Backend, geometry: AttentionGeometry, sizes: tuple[int, ...], *, name: str
+    backend: Backend, geometry: AttentionGeometry, sizes: tuple[int, ...], *, name: str
 ) -> OperationCheck:
     """One sequence's rows, computed as the reference computes them, then inside passes of every size."""
     windows = [None] if geometry.window is None else [None, min(geometry.window, _SHORT_WINDOW)]
     differences = Differences()
     for window in windows:
-        _check_window(arithmetic, geometry, sizes, window, differences)
+        _check_window(backend, geometry, sizes, window, differences)
     return _outcome(name, geometry, sizes, differences)
 
 
-def check_long_attention(arithmetic: Backend, geometry: AttentionGeometry, *, name: str) -> OperationCheck:
+def check_long_attention(backend: Backend, geometry: AttentionGeometry, *, name: str) -> OperationCheck:
     """The last, a middle and an early stretch of the longest context, as chunks, windows and decoding rows. What differs here
     may differ in a pass of any size: it counts as size 0."""
-    rows = arithmetic.recipe.rows
+    rows = backend.recipe.rows
     differences = Differences()
     for window in dict.fromkeys((None, geometry.window)):
-        bench = _Bench(arithmetic, geometry, window, geometry.max_context)
+        bench = _Bench(backend, geometry, window, geometry.max_context)
         ends = {bench.context, bench.context - 77, bench.context // 2 + 33, min(bench.context, 3 * rows + 1)}
         for end in sorted(end for end in ends if end > 0):
             bench.check_stretch(end, differences)
@@ -66,16 +66,16 @@ def _outcome(
 
 
 def _check_window(
-    arithmetic: Backend,
+    backend: Backend,
     geometry: AttentionGeometry,
     sizes: tuple[int, ...],
     window: int | None,
     differences: Differences,
 ) -> None:
     """The sizes that differ are noted. 0: the reference does, or a pass of any size may."""
-    bench = _Bench(arithmetic, geometry, window, min(geometry.max_context, 9 * geometry.page_size + 5))
+    bench = _Bench(backend, geometry, window, min(geometry.max_context, 9 * geometry.page_size + 5))
     reference = bench.reference()  # [context, heads * head_dim]
-    rows = arithmetic.recipe.rows
+    rows = backend.recipe.rows
     differences.compare(0, bench.shuffled(), reference)
     # A canonical pass has a multiple of the reference's rows, certified or not: one that differs is the reference's fault.
     for size in sorted({*sizes, *range(rows, max(sizes) + 1, rows)}):
@@ -84,28 +84,28 @@ def _check_window(
         if size > 2 * rows:
             bench.check_decoding(size, reference, label, differences)
     # Padding adds no sequence, so a pass of any size may hold any number of them, and of any mixture.
-    for count in _counts(arithmetic):
+    for count in _counts(backend):
         bench.check_decoding(count, reference, 0, differences)
     bench.check_mixture(reference, 0, differences)
 
 
-def _counts(arithmetic: Backend) -> Sequence[int]:
+def _counts(backend: Backend) -> Sequence[int]:
     """Numbers of decoding rows to try; under the interpreter a few, because each costs seconds."""
-    most = 2 * arithmetic.recipe.rows
-    return (1, 3) if is_interpreted(arithmetic) else range(1, most + 1)
+    most = 2 * backend.recipe.rows
+    return (1, 3) if is_interpreted(backend) else range(1, most + 1)
 
 
 class _Bench:
     """A probe sequence in a small KV store of its own, in pages in order and in shuffled ones."""
 
     def __init__(
-        self, arithmetic: Backend, geometry: AttentionGeometry, window: int | None, context: int
+        self, backend: Backend, geometry: AttentionGeometry, window: int | None, context: int
     ) -> None:
-        self._arithmetic, self._geometry, self._window = arithmetic, geometry, window
+        self._backend, self._geometry, self._window = backend, geometry, window
         self.context = context
-        self._device = arithmetic.device
+        self._device = backend.device
         generator = torch.Generator(self._device).manual_seed(5)
-        dtype = getattr(torch, arithmetic.recipe.dtype)
+        dtype = getattr(torch, backend.recipe.dtype)
         heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
 
         def random(length: int, count: int) -> Tensor:
@@ -151,7 +151,7 @@ class _Bench:
 
     def check_stretch(self, end: int, differences: Differences) -> None:
         """The positions before `end`: as one chunk of the reference's rows, then in every other way. Labelled 0."""
-        rows = self._arithmetic.recipe.rows
+        rows = self._backend.recipe.rows
         length = min(rows, end)
         first = end - length
         reference = self._pass([(first, end)], self._in_order, padding=rows - length)[:length]
@@ -172,7 +172,7 @@ class _Bench:
         compare([(end - 1, end), (max(0, end - 9), end), (end - 1, end), (max(0, end - 100), end)], padding=3)
 
     def _chunked(self, pages: "_Pages") -> Tensor:
-        rows = self._arithmetic.recipe.rows
+        rows = self._backend.recipe.rows
         chunks = [(start, min(start + rows, self.context)) for start in range(0, self.context, rows)]
         outs = [
             self._pass([(start, stop)], pages, padding=rows - (stop - start))[: stop - start]
@@ -182,9 +182,9 @@ class _Bench:
 
     def _store(self, k: Tensor, v: Tensor, order: Tensor) -> KVLayer:
         size = self._geometry.page_size
-        layer = self._arithmetic.new_layer(len(order), self._geometry.kv_heads, self._geometry.head_dim)
+        layer = self._backend.new_kv_layer(len(order), self._geometry.kv_heads, self._geometry.head_dim)
         positions = torch.arange(self.context, device=self._device)
-        self._arithmetic.store(k, v, layer, order[positions // size] * size + positions % size)
+        self._backend.store_kv(k, v, layer, order[positions // size] * size + positions % size)
         return layer
 
     def _pass(self, spans: Spans, pages: "_Pages", padding: int) -> Tensor:
@@ -206,7 +206,7 @@ class _Bench:
             page_table=order.to(torch.int32).expand(len(spans), -1).contiguous(),
         )
         scale = self._geometry.head_dim**-0.5
-        return self._arithmetic.attention(q, layer, rows, scale=scale, window=self._window)
+        return self._backend.attention(q, layer, rows, scale=scale, window=self._window)
 
     def _slots(self, at: Tensor, order: Tensor) -> Tensor:
         size = self._geometry.page_size

@@ -17,7 +17,8 @@ from holdfast.certification.pass_checks import Stage, check_passes, kernels_of_a
 from holdfast.certification.source_digest import own_source_digest
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import Path, open_arithmetic
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import NumericSettings
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.version import __version__
@@ -30,7 +31,7 @@ def certificate_subject(
     decoder: Decoder, settings: NumericSettings, max_rows: int, max_len: int
 ) -> Mapping[str, object]:
     """Everything the outcome of a certification can depend on."""
-    model, device = decoder.config, decoder.arithmetic.device
+    model, device = decoder.config, decoder.backend.device
     parts = device_parts(device)
     return {
         "holdfast": __version__,
@@ -39,7 +40,7 @@ def certificate_subject(
         **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
         "source": own_source_digest(),  # what is asked, of which totals, and how
         "settings": settings.as_dict(),
-        "recipe": decoder.arithmetic.recipe.as_dict(),
+        "recipe": decoder.backend.recipe.as_dict(),
         "cuts": _cuts(decoder),
         "shapes": {
             "family": model.family,
@@ -57,11 +58,11 @@ def certificate_subject(
 
 def _cuts(decoder: Decoder) -> dict[str, list[list[int]]]:
     """Where columns are cut, by shape. No bit should depend on it: that is for the certificate to see."""
-    linears = (product.linear for product in decoder.products())
+    linears = (product.linear for product in decoder.linears())
     return {
-        f"{one.out_features}x{one.in_features}": [list(pair) for pair in sorted(one.cuts.items())]
+        f"{one.out_features}x{one.in_features}": [list(pair) for pair in sorted(one.split_n.items())]
         for one in linears
-        if one.cuts
+        if one.split_n
     }
 
 
@@ -82,22 +83,22 @@ def obtain_certificate(
     known = load_certificate(certificate_key(about))
     if known is not None:
         return known
-    arithmetic = decoder.arithmetic
+    backend = decoder.backend
     geometry = _geometry(decoder, max_len)
     thorough = sorted({0, decoder.config.num_layers // 2, decoder.config.num_layers - 1})
     layers = [WholeLayer(f"layers.{index}", decoder.layers[index], decoder.layer_shape) for index in thorough]
     subjects = [
         Subject(product.name, product.linear, product.layer in thorough, product.is_head)
-        for product in decoder.products()
+        for product in decoder.linears()
     ]
-    on_gpu = arithmetic.device.type == "cuda"
-    rows, model = arithmetic.recipe.rows, decoder.config
-    stage = Stage(runner, store.layers, arithmetic.page_size, model.vocab_size, rows)
+    on_gpu = backend.device.type == "cuda"
+    rows, model = backend.recipe.rows, decoder.config
+    stage = Stage(runner, store.layers, backend.page_size, model.vocab_size, rows)
     canonical = (rows, 2 * rows) if determinism == "verify" else ()
     more = [partial(check_passes, stage, max_rows, max_len, canonical)] if on_gpu else []
     kernels: Callable[[], tuple[str, ...]] = partial(kernels_of_a_pass, stage, max_len) if on_gpu else tuple
     made = certify(
-        arithmetic, _wide(arithmetic, settings), subjects, layers, geometry, max_rows, about, progress, more, kernels
+        backend, _wide(backend, settings), subjects, layers, geometry, max_rows, about, progress, more, kernels
     )  # fmt: skip
     save_certificate(made)
     return made
@@ -112,16 +113,16 @@ def _geometry(decoder: Decoder, max_len: int) -> Geometry:
         head_dim=model.head_dim,
         intermediate=model.intermediate_size,
         vocab=model.vocab_size,
-        page_size=decoder.arithmetic.page_size,
+        page_size=decoder.backend.page_size,
         max_context=max_len,
         window=next((window for window in model.layer_windows if window is not None), None),
     )
 
 
-def _wide(arithmetic: Backend, settings: NumericSettings) -> Backend:
-    """The same arithmetic in fp32, where that says something of this one."""
-    recipe = arithmetic.recipe
+def _wide(backend: Backend, settings: NumericSettings) -> Backend:
+    """The same backend in fp32, where that says something of this one."""
+    recipe = backend.recipe
     if recipe.path == "triton" or recipe.dtype == "float32":
-        return arithmetic
-    path: Path = "compiled" if recipe.path == "compiled" else "library"
-    return open_arithmetic(torch.float32, path=path, num_threads=settings.threads)
+        return backend
+    kernels: KernelBackend = "compiled" if recipe.path == "compiled" else "library"
+    return open_backend(torch.float32, kernels=kernels, num_threads=settings.threads)

@@ -5,7 +5,7 @@ other total is compared with that, never with itself: probe rows are planted at 
 among neighbours that are huge or tiny, and their bits are compared, without tolerance.
 
 Rounding hides differences: two sums that differ in fp32 are mostly the same bf16. So products are compared as fp32 sums
-where the arithmetic can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`). On a GPU
+where the backend can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`). On a GPU
 fp32 is another instruction and says nothing of bf16; there the recipes are chosen with probes that cancel (`slices`), and
 whole passes are compared as they run (`more`).
 """
@@ -32,7 +32,7 @@ from holdfast.certification.op_checks import (
     row_operations,
 )
 from holdfast.certification.probes import MANY_ROWS, forget_neighbours
-from holdfast.numerics.batch_sizes import MAX_HEAD_ROWS, is_interpreted, totals_to_try
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
 from holdfast.numerics.ops import Backend
 
 Progress = Callable[[int, int], None]
@@ -43,7 +43,7 @@ _LAYER_TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
 
 
 def certify(
-    arithmetic: Backend,
+    backend: Backend,
     wide: Backend,
     subjects: Sequence[Subject],
     layers: Sequence[WholeLayer],
@@ -56,13 +56,13 @@ def certify(
 ) -> Certificate:
     """Test every operation and say which totals agree everywhere.
 
-    `wide` is the same arithmetic for fp32; `about` is what the certificate is filed under; `more` are checks of whole
+    `wide` is the same backend for fp32; `about` is what the certificate is filed under; `more` are checks of whole
     passes, and `kernels` names those a pass runs, for who has passes and is not known here.
     """
     started = time.monotonic()
-    sizes = totals_to_try(arithmetic, max_rows)
+    sizes = sizes_to_certify(backend, max_rows)
     checks: list[OperationCheck] = []
-    jobs = [*_jobs(arithmetic, wide, subjects, layers, geometry, sizes), *more]
+    jobs = [*_jobs(backend, wide, subjects, layers, geometry, sizes), *more]
     with torch.inference_mode():
         for number, job in enumerate(jobs):
             checks.append(job())
@@ -72,7 +72,7 @@ def certify(
     differing = {size for check in checks for size in check.sizes_differing}
     broken = [check.name for check in checks if 0 in check.sizes_differing]
     refusal = (
-        f"on this machine the reference pass of {arithmetic.recipe.rows} rows does not repeat its own bits for "
+        f"on this machine the reference pass of {backend.recipe.rows} rows does not repeat its own bits for "
         f"{', '.join(broken[:3])}, so no answer can be guaranteed"
         if broken
         else None
@@ -90,50 +90,50 @@ def certify(
 
 
 def _jobs(
-    arithmetic: Backend,
+    backend: Backend,
     wide: Backend,
     subjects: Sequence[Subject],
     layers: Sequence[WholeLayer],
     geometry: Geometry,
     sizes: tuple[int, ...],
 ) -> list[Job]:
-    rows = arithmetic.recipe.rows
+    rows = backend.recipe.rows
     edges = tuple(size for size in sizes if size in (1, 2, rows, 2 * rows))
     few = tuple(size for size in sizes if size <= MANY_ROWS)
-    on_gpu = arithmetic.recipe.path == "triton"
+    on_gpu = backend.recipe.path == "triton"
     jobs: list[Job] = []
     for subject in subjects:
         if not subject.is_head:
-            jobs.append(partial(check_product, arithmetic, subject, sizes if subject.thorough else edges))
+            jobs.append(partial(check_product, backend, subject, sizes if subject.thorough else edges))
         elif on_gpu:
-            sampled = tuple(size for size in sizes if size <= MAX_HEAD_ROWS)
-            jobs.append(partial(check_head, arithmetic, subject, sampled))
-            jobs.append(partial(check_fast_head, arithmetic, subject, sampled, sizes))
+            sampled = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
+            jobs.append(partial(check_head, backend, subject, sampled))
+            jobs.append(partial(check_fast_head, backend, subject, sampled, sizes))
         else:
-            jobs.append(partial(check_head, arithmetic, subject, (*few, 2 * MANY_ROWS, sizes[-1])))
+            jobs.append(partial(check_head, backend, subject, (*few, 2 * MANY_ROWS, sizes[-1])))
     whole = (*(size for size in sizes if size in _LAYER_TOTALS), sizes[-1]) if on_gpu else (*edges, sizes[-1])
-    jobs += [partial(check_layer, arithmetic, layer, geometry, whole) for layer in layers]
-    for one in dict.fromkeys((arithmetic, wide)):
-        suffix = "" if one is arithmetic else " (fp32)"
+    jobs += [partial(check_layer, backend, layer, geometry, whole) for layer in layers]
+    for one in dict.fromkeys((backend, wide)):
+        suffix = "" if one is backend else " (fp32)"
         jobs += [
             partial(check_rows, name + suffix, f"[{width}]", operation, operation, width, one, sizes)
             for name, width, operation in row_operations(one, geometry)
         ]
         jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
-    if arithmetic.device.type == "cuda":
-        jobs.append(partial(check_long_attention, arithmetic, geometry, name="attention, longest context"))
-    sampled = _sampled(arithmetic, few, sizes[-1])
+    if backend.device.type == "cuda":
+        jobs.append(partial(check_long_attention, backend, geometry, name="attention, longest context"))
+    sampled = _sampled(backend, few, sizes[-1])
     jobs += [
-        partial(check_choice, name, operation, geometry.vocab, arithmetic, sampled)
-        for name, operation in choice_operations(arithmetic)
+        partial(check_choice, name, operation, geometry.vocab, backend, sampled)
+        for name, operation in choice_operations(backend)
     ]
     return jobs
 
 
-def _sampled(arithmetic: Backend, few: tuple[int, ...], most: int) -> tuple[int, ...]:
+def _sampled(backend: Backend, few: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Numbers of rows the sampler is tried with."""
-    if is_interpreted(arithmetic):
+    if is_interpreted(backend):
         return few
-    if arithmetic.recipe.path == "triton":
+    if backend.recipe.path == "triton":
         return tuple(size for size in _SAMPLED if size <= most)
     return (*range(1, 33), *few[-4:])

@@ -14,7 +14,7 @@ from torch import Tensor
 from holdfast.certification.certificate import OperationCheck
 from holdfast.certification.probes import NUM_PROBES, Differences, places, plant, rows_at
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
@@ -57,58 +57,56 @@ class WholeLayer:
     shape: LayerShape
 
 
-def check_product(arithmetic: Backend, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
+def check_product(backend: Backend, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
     """As it runs: on a GPU a product the library finishes is another than the one that gives fp32 sums."""
     linear = subject.linear
-    product = (
-        arithmetic.linear if arithmetic.recipe.path == "triton" and not subject.is_head else arithmetic.logits
-    )
+    product = backend.linear if backend.recipe.path == "triton" and not subject.is_head else backend.logits
     return check_rows(
         subject.name,
         f"{linear.out_features} x {linear.in_features}",
         lambda x: product(x, linear, canonical=True),
         lambda x: product(x, linear, canonical=False),
         linear.in_features,
-        arithmetic,
+        backend,
         sizes,
     )
 
 
-def check_head(arithmetic: Backend, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
+def check_head(backend: Backend, subject: Subject, sizes: tuple[int, ...]) -> OperationCheck:
     """The head runs in its canonical form for whatever number of rows is sampled, so one that differs anywhere counts as
     size 0."""
     linear = subject.linear
 
     def canonical(x: Tensor) -> Tensor:
-        return arithmetic.logits(x, linear, canonical=True)
+        return backend.logits(x, linear, canonical=True)
 
     def again(x: Tensor) -> Tensor:
         return canonical(x)
 
     shape = f"{linear.out_features} x {linear.in_features}"
-    found = check_rows(subject.name, shape, canonical, again, linear.in_features, arithmetic, sizes)
+    found = check_rows(subject.name, shape, canonical, again, linear.in_features, backend, sizes)
     return found if found.agrees else replace(found, sizes_differing=(0, *found.sizes_differing))
 
 
 def check_fast_head(
-    arithmetic: Backend, subject: Subject, sizes: tuple[int, ...], totals: tuple[int, ...]
+    backend: Backend, subject: Subject, sizes: tuple[int, ...], totals: tuple[int, ...]
 ) -> OperationCheck:
     """The head at its own number of rows, as a certified pass may compute it: any number of them may be sampled, so one that
     differs leaves no certified total."""
-    found = check_product(arithmetic, replace(subject, name=f"{subject.name}, as it comes"), sizes)
+    found = check_product(backend, replace(subject, name=f"{subject.name}, as it comes"), sizes)
     if not set(found.sizes_differing) - {0}:
         return found
     return replace(found, sizes_differing=tuple(sorted({*found.sizes_differing, *totals})))
 
 
 def check_layer(
-    arithmetic: Backend, layer: WholeLayer, geometry: Geometry, sizes: tuple[int, ...]
+    backend: Backend, layer: WholeLayer, geometry: Geometry, sizes: tuple[int, ...]
 ) -> OperationCheck:
     """Every row is a sequence of one token, so a layer works on rows alone; attention over more has its own check."""
 
     def operation(x: Tensor, *, canonical: bool, whole: bool) -> Tensor:
         count, device = x.shape[0], x.device
-        kv = arithmetic.new_layer(count, geometry.kv_heads, geometry.head_dim)
+        kv = backend.new_kv_layer(count, geometry.kv_heads, geometry.head_dim)
         rows = ForwardBatch(
             token_ids=torch.zeros(count, dtype=torch.int64, device=device),
             positions=torch.zeros(count, dtype=torch.int64, device=device),
@@ -117,12 +115,12 @@ def check_layer(
             page_table=torch.arange(count, dtype=torch.int32, device=device)[:, None].contiguous(),
         )
         angles = torch.linspace(0.1, 3.0, geometry.head_dim // 2, device=device).repeat(count, 1)
-        at = Positions(angles.cos(), angles.sin())
+        at = RopeCosSin(angles.cos(), angles.sin())
         residual, normed = x.flip(1).contiguous(), x.clone()
         if whole:
-            arithmetic.layer(residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=canonical)
+            backend.layer(residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=canonical)
         else:
-            run_layer(arithmetic, residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=True)
+            run_layer(backend, residual, normed, layer.weights, layer.shape, kv, rows, at, canonical=True)
         return torch.cat([residual, normed], 1)
 
     return check_rows(
@@ -131,7 +129,7 @@ def check_layer(
         partial(operation, canonical=True, whole=True),
         partial(operation, canonical=False, whole=True),
         geometry.hidden,
-        arithmetic,
+        backend,
         sizes,
         reference=partial(operation, canonical=True, whole=False),
     )
@@ -143,7 +141,7 @@ def check_rows(
     canonical: RowOperation,
     fast: RowOperation,
     width: int,
-    arithmetic: Backend,
+    backend: Backend,
     sizes: Sequence[int],
     *,
     reference: RowOperation | None = None,
@@ -153,9 +151,9 @@ def check_rows(
     Size 0 stands for the canonical form itself: its probes moved to other places, among other neighbours, and in the other
     totals a canonical pass can have, which are multiples of the reference's.
     """
-    dtype = getattr(torch, arithmetic.recipe.dtype)
-    rows = arithmetic.recipe.rows
-    probes = _probes(width, dtype).to(arithmetic.device)
+    dtype = getattr(torch, backend.recipe.dtype)
+    rows = backend.recipe.rows
+    probes = _probes(width, dtype).to(backend.device)
     seats = places(rows)[0]
     expected = rows_at((reference or canonical)(plant(probes, rows, seats, (1.0, 1.0))), seats)
     multiples = range(rows, max(sizes) + 1, rows)
@@ -181,39 +179,39 @@ def _probes(width: int, dtype: torch.dtype) -> Tensor:
     return probes.to(dtype)
 
 
-def row_operations(arithmetic: Backend, geometry: Geometry) -> list[tuple[str, int, RowOperation]]:
+def row_operations(backend: Backend, geometry: Geometry) -> list[tuple[str, int, RowOperation]]:
     """Everything that works on a row alone."""
-    dtype = getattr(torch, arithmetic.recipe.dtype)
+    dtype = getattr(torch, backend.recipe.dtype)
     hidden, heads, dim = geometry.hidden, geometry.heads, geometry.head_dim
     generator = torch.Generator().manual_seed(1)
-    weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(arithmetic.device)
-    angles = (torch.rand(1, dim // 2, generator=generator) * 6).to(arithmetic.device)
+    weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(backend.device)
+    angles = (torch.rand(1, dim // 2, generator=generator) * 6).to(backend.device)
 
     def add_norm(x: Tensor) -> Tensor:
         residual = x.flip(1).contiguous()
-        normed = arithmetic.add_rms_norm(residual, x, weight, 1e-5)
+        normed = backend.add_rms_norm(residual, x, weight, 1e-5)
         return torch.cat([residual, normed], 1)
 
     def rope(x: Tensor) -> Tensor:
         q = x.view(-1, heads, dim).clone()
         k = q.flip(2).contiguous()
         cos, sin = (table.expand(x.shape[0], -1).contiguous() for table in (angles.cos(), angles.sin()))
-        arithmetic.rope(q, k, cos, sin)
+        backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
     return [
-        ("rms_norm", hidden, lambda x: arithmetic.rms_norm(x, weight, 1e-5)),
+        ("rms_norm", hidden, lambda x: backend.rms_norm(x, weight, 1e-5)),
         ("add_rms_norm", hidden, add_norm),
         ("rope", heads * dim, rope),
-        ("silu_mul", 2 * geometry.intermediate, arithmetic.silu_mul),
+        ("silu_mul", 2 * geometry.intermediate, backend.silu_mul),
     ]
 
 
-def choice_operations(arithmetic: Backend) -> list[tuple[str, RowOperation]]:
+def choice_operations(backend: Backend) -> list[tuple[str, RowOperation]]:
     """The sampler, with settings that make it do all it can."""
 
     def full(n: int, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.full((n,), value, dtype=dtype, device=arithmetic.device)
+        return torch.full((n,), value, dtype=dtype, device=backend.device)
 
     def batch(n: int) -> SamplingBatch:
         return SamplingBatch(
@@ -228,24 +226,24 @@ def choice_operations(arithmetic: Backend) -> list[tuple[str, RowOperation]]:
     def argmax(x: Tensor) -> Tensor:
         n = x.shape[0]
         zeros, ones, ints = full(n, 0), full(n, 1), full(n, 0, torch.int64)
-        return arithmetic.choose(x, SamplingBatch(zeros, ints.int(), ones, zeros, ints, ints))
+        return backend.sample(x, SamplingBatch(zeros, ints.int(), ones, zeros, ints, ints))
 
     return [
         ("argmax", argmax),
-        ("greedy", lambda x: torch.stack([part.double() for part in arithmetic.greedy(x)], 1)),
-        ("sample", lambda x: arithmetic.choose(x, batch(x.shape[0]))),
-        ("logsumexp", arithmetic.logsumexp),
-        ("top", lambda x: torch.cat([part.double() for part in arithmetic.top(x, 5)], 1)),
+        ("greedy", lambda x: torch.stack([part.double() for part in backend.sample_greedy(x)], 1)),
+        ("sample", lambda x: backend.sample(x, batch(x.shape[0]))),
+        ("logsumexp", backend.logsumexp),
+        ("top", lambda x: torch.cat([part.double() for part in backend.topk(x, 5)], 1)),
     ]
 
 
 def check_choice(
-    name: str, operation: RowOperation, vocab: int, arithmetic: Backend, sizes: tuple[int, ...]
+    name: str, operation: RowOperation, vocab: int, backend: Backend, sizes: tuple[int, ...]
 ) -> OperationCheck:
     """Sampler operations take whatever number of rows is sampled, so one that differs anywhere counts as size 0."""
     generator = torch.Generator().manual_seed(3)
-    probes = (torch.randn(NUM_PROBES, vocab, generator=generator) * 4).to(arithmetic.device)
-    rows = arithmetic.recipe.rows
+    probes = (torch.randn(NUM_PROBES, vocab, generator=generator) * 4).to(backend.device)
+    rows = backend.recipe.rows
     seats = places(rows)[0]
     reference = rows_at(operation(plant(probes, rows, seats, (1.0, 1.0))), seats)
     differences = Differences()

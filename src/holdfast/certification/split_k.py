@@ -25,14 +25,14 @@ from holdfast.certification.gemm_timing import PLAIN, TIMED_ROWS, Multiply, time
 from holdfast.certification.probes import NUM_PROBES, bits_of
 from holdfast.certification.split_n import find_cuts
 from holdfast.numerics.atomic_write import write_whole
-from holdfast.numerics.batch_sizes import MAX_HEAD_ROWS, gpu_totals, padded_totals
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, gpu_batch_sizes, padded_batch_sizes
 from holdfast.numerics.cache_dir import cache_folder
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2
 _SLICES = (0, 1, 2, 4, 8)
 # The same list whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
-TOTALS = gpu_totals(8192)
+TOTALS = gpu_batch_sizes(8192)
 _DEVIATION = 0.02
 _LEAST_WIDTH = 16  # of a slice
 
@@ -104,7 +104,7 @@ def choose_slices(
     found = []
     with torch.inference_mode():
         for number, shape in enumerate(merged):
-            tried = [total for total in totals if total <= MAX_HEAD_ROWS] if shape.is_head else list(totals)
+            tried = [total for total in totals if total <= MAX_HEAD_TOKENS] if shape.is_head else list(totals)
             found.append(_choose(shape, multiply, dtype, device, tried, reference_rows))
             if progress is not None:
                 progress(number + 1, len(merged))
@@ -128,7 +128,7 @@ def library_multiply(x: Tensor, weight: Tensor, slices: int, cut: int = 0) -> Te
     out_features, in_features = weight.shape
     cuts = {x.shape[0]: cut} if cut else {}
     linear = Linear(weight, None, in_features, out_features, weight.dtype, max(0, slices), cuts)
-    return multiply(x, linear, plain=slices == PLAIN)
+    return multiply(x, linear, vendor_gemm=slices == PLAIN)
 
 
 def _merged(shapes: Sequence[GemmShape]) -> list[GemmShape]:
@@ -213,7 +213,7 @@ class _Bench:
 
     def cuts(self, totals: Sequence[int]) -> dict[int, int]:
         """Where the library's own product is faster in two, among these totals, and has the bits of the reference."""
-        padded = frozenset(padded_totals(self._totals[-1]))
+        padded = frozenset(padded_batch_sizes(self._totals[-1]))
         found = find_cuts(self._multiply, self.weight, [total for total in totals if total in padded])
         agreeing, _ = self.ask(0, found) if found else ((), 0)
         return {rows: cut for rows, cut in found.items() if rows in agreeing}

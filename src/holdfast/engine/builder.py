@@ -14,7 +14,6 @@ from holdfast.certification.split_k import SplitChoice, cuts_of, slices_of
 from holdfast.engine.config import (
     DTYPES,
     EngineConfig,
-    Kernels,
     RowLimits,
     default_gpu_kv_bytes,
     default_kv_bytes,
@@ -30,9 +29,10 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import load_decoder
 from holdfast.models.locate import locate
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
-from holdfast.numerics.batch_sizes import padded_totals
+from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.select_backend import open_arithmetic, uses_triton
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings, apply_numeric_settings
 from holdfast.receipts.fingerprint_parts import engine_parts
 from holdfast.receipts.receipt import Receipts
@@ -79,13 +79,13 @@ def assemble(
     max_len = _max_len(config, model)
     dtype = torch_dtype(config, model.torch_dtype)
     limits = config.row_limits(device.type)
-    arithmetic = _open_arithmetic(config, model, dtype, device, settings, show)
+    backend = _open_backend(config, model, dtype, device, settings, show)
     if thinking is not None:
-        _check_chunk(thinking, arithmetic.page_size)
+        _check_chunk(thinking, backend.page_size)
     schedule = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
         max_pass_rows=limits.max_pass_rows,
-        reference_rows=arithmetic.recipe.rows,
+        reference_rows=backend.recipe.rows,
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
@@ -96,7 +96,7 @@ def assemble(
     )
     if config.kv_memory is not None:  # too little is said before anything is loaded
         num_pages_in(
-            parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinking is not None
+            parse_bytes(config.kv_memory), model, dtype, backend.page_size, thinks=thinking is not None
         )
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
     fingerprinter = Fingerprinter(
@@ -105,17 +105,17 @@ def assemble(
             model,
             eos_ids,
             tokenizer,
-            arithmetic.recipe,
+            backend.recipe,
             settings,
             device_parts(device),
             None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
         ),
     )
     longest = max_len if thinking is None else max(max_len, thinking.longest)
-    decoder = load_decoder(checkpoint, arithmetic, dtype, longest, _stage(show, "Loading weights"))
+    decoder = load_decoder(checkpoint, backend, dtype, longest, _stage(show, "Loading weights"))
     blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
-    num_pages = _num_pages(config, model, arithmetic, limits, max_len, thinks=thinking is not None)
-    store = KVStore(num_pages, model, arithmetic)
+    num_pages = _num_pages(config, model, backend, limits, max_len, thinks=thinking is not None)
+    store = KVStore(num_pages, model, backend)
     thinker = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
     runner = ModelRunner(decoder, store, thinker)
     if device.type == "cuda":
@@ -125,8 +125,8 @@ def assemble(
         config.determinism, decoder, runner, store, settings, limits.max_pass_rows, max_len, certifying
     )
     if certificate is not None:
-        schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, arithmetic, limits))
-    scheduler = Scheduler(schedule, PagePool(num_pages, arithmetic.page_size))
+        schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, backend, limits))
+    scheduler = Scheduler(schedule, PagePool(num_pages, backend.page_size))
     asked = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
@@ -162,7 +162,7 @@ def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
     return _DTYPES[DTYPES.get(name or "", "bfloat16")]
 
 
-def _open_arithmetic(
+def _open_backend(
     config: EngineConfig,
     model: DecoderConfig,
     dtype: torch.dtype,
@@ -172,16 +172,16 @@ def _open_arithmetic(
 ) -> Backend:
     """On a GPU with the recipes it asks for."""
     if not uses_triton(config.kernels, device):
-        return open_arithmetic(dtype, path=_kernels(config, model), num_threads=settings.threads)
+        return open_backend(dtype, kernels=_kernels(config, model), num_threads=settings.threads)
     choices = choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"))
-    return open_arithmetic(
+    return open_backend(
         dtype,
-        path="triton",
+        kernels="triton",
         num_threads=settings.threads,
         device=device,
-        plain=config.determinism == "off",
-        slices=slices_of(choices),
-        cuts=cuts_of(choices),
+        vendor_gemm=config.determinism == "off",
+        split_k=slices_of(choices),
+        split_n=cuts_of(choices),
     )
 
 
@@ -189,7 +189,7 @@ def _capture(
     runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
 ) -> None:
     """Graphs of passes of every total; to verify, also of those that decide, else of those that check."""
-    sizes = padded_totals(schedule.max_pass_rows)
+    sizes = padded_batch_sizes(schedule.max_pass_rows)
     rows = schedule.reference_rows
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
     if schedule.determinism != "verify":
@@ -197,11 +197,11 @@ def _capture(
     runner.capture(sizes, canonical, progress, max_len=max_len)
 
 
-def _padded_sizes(certified: Sequence[int], arithmetic: Backend, limits: RowLimits) -> tuple[int, ...]:
+def _padded_sizes(certified: Sequence[int], backend: Backend, limits: RowLimits) -> tuple[int, ...]:
     """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
-    if arithmetic.device.type != "cuda":
+    if backend.device.type != "cuda":
         return tuple(certified)
-    wanted = frozenset(padded_totals(limits.max_pass_rows))
+    wanted = frozenset(padded_batch_sizes(limits.max_pass_rows))
     return tuple(size for size in certified if size in wanted)
 
 
@@ -211,14 +211,14 @@ def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | Non
     return certificate.refusal if certificate is not None else None
 
 
-def _kernels(config: EngineConfig, model: DecoderConfig) -> Kernels:
+def _kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
     """The path asked for, unless this model's heads are larger than the compiled one takes."""
     if config.kernels == "library" or model.head_dim <= MAX_HEAD_DIM:
         return config.kernels
     reason = f"the compiled kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
     if config.kernels == "compiled":
         raise ConfigError(f"{reason}; use kernels auto or library")
-    _log.warning("using the slower library arithmetic: %s", reason)
+    _log.warning("using the slower library backend: %s", reason)
     return "library"
 
 
@@ -234,19 +234,19 @@ def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
 def _num_pages(
     config: EngineConfig,
     model: DecoderConfig,
-    arithmetic: Backend,
+    backend: Backend,
     limits: RowLimits,
     max_len: int,
     *,
     thinks: bool,
 ) -> int:
     """As many pages as the budget holds; without one, at most what every request at full length would need."""
-    dtype = _DTYPES[arithmetic.recipe.dtype]
+    dtype = _DTYPES[backend.recipe.dtype]
     if config.kv_memory is not None:
-        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, arithmetic.page_size, thinks=thinks)
-    on_gpu = arithmetic.device.type == "cuda"
-    budget = default_gpu_kv_bytes(free_memory(arithmetic.device)) if on_gpu else default_kv_bytes()
-    size = arithmetic.page_size
+        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, backend.page_size, thinks=thinks)
+    on_gpu = backend.device.type == "cuda"
+    budget = default_gpu_kv_bytes(free_memory(backend.device)) if on_gpu else default_kv_bytes()
+    size = backend.page_size
     most = limits.max_num_seqs * -(-max_len // size)
     budget = max(budget, page_bytes(model, dtype, size, thinks=thinks))
     return min(num_pages_in(budget, model, dtype, size, thinks=thinks), most)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.errors import ConfigError
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 
-Kernels = Literal["auto", "compiled", "library", "triton"]
 LoadFormat = Literal["auto", "dummy"]
 _CHECK_RATES = {"cpu": 0.01, "cuda": 0.001}
 
@@ -57,7 +57,7 @@ class EngineConfig:
     kv_memory: int | str | None = None
     max_pass_rows: int | None = None
     num_threads: int | None = None
-    kernels: Kernels = "auto"
+    kernels: KernelBackend = "auto"
     prefix_cache: bool = True
     speculation: Speculation = "ngram"
     spot_check_rate: float | None = None

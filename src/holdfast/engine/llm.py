@@ -7,9 +7,10 @@ from holdfast.core.request import Request
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.builder import ShowProgress, build
-from holdfast.engine.config import EngineConfig, Kernels, LoadFormat
+from holdfast.engine.config import EngineConfig, LoadFormat
 from holdfast.engine.engine import Engine
 from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 from holdfast.text.chat_template import ChatTemplate
 
@@ -31,7 +32,7 @@ class LLM:
         kv_memory: int | str | None = None,
         max_pass_rows: int | None = None,
         num_threads: int | None = None,
-        kernels: Kernels = "auto",
+        kernels: KernelBackend = "auto",
         prefix_cache: bool = True,
         speculation: Speculation = "ngram",
         spot_check_rate: float | None = None,

@@ -16,7 +16,7 @@ from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.rope_scaling import rope_frequencies
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, remember
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.rope import rope_tables
 
@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 
 @dataclass(frozen=True)
-class Between:
+class LayerHook:
     """What is done between the layers, the last time behind the first `last` of them.
 
     act(layers done, residual, x) may change both in place, [rows, hidden]; x is what the next layer reads, normed.
@@ -35,7 +35,7 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Product:
+class NamedLinear:
     """A matrix product of the model, by the name the certificate gives it."""
 
     name: str
@@ -53,7 +53,7 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        arithmetic: Backend,
+        backend: Backend,
         embedding: Tensor,
         first_norm: Tensor,
         layers: Sequence[LayerWeights],
@@ -61,14 +61,14 @@ class Decoder:
         max_len: int,
     ) -> None:
         self.config = config
-        self.arithmetic = arithmetic
+        self.backend = backend
         self._embedding = embedding
         self._first_norm = first_norm
         self._layers = tuple(layers)
         self._head = head
         # Made on the CPU wherever they are used: the same bits on every device.
         cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, head_dim / 2]
-        self._cos, self._sin = cos.to(arithmetic.device), sin.to(arithmetic.device)
+        self._cos, self._sin = cos.to(backend.device), sin.to(backend.device)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         self._shape = LayerShape(heads, kv_heads, dim, config.rms_norm_eps, scale=dim**-0.5)
 
@@ -76,37 +76,49 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def with_arithmetic(self, arithmetic: Backend) -> "Decoder":
-        """The same weights under another arithmetic of the same path and device; nothing is copied."""
+    def with_backend(self, backend: Backend) -> "Decoder":
+        """The same weights under another backend of the same path and device; nothing is copied."""
         other = copy(self)
-        other.arithmetic = arithmetic
+        other.backend = backend
         return other
 
-    def hidden(
-        self, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+    def forward(
+        self,
+        rows: ForwardBatch,
+        kv: Sequence[KVLayer],
+        *,
+        canonical: bool,
+        layer_hook: LayerHook | None = None,
     ) -> Tensor:
         """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
-        at = self.rotations(rows.positions)
-        _, x = self._run(self._layers, rows, kv, at, canonical, between)
+        at = self.rope_at(rows.positions)
+        _, x = self._run(self._layers, rows, kv, at, canonical, layer_hook)
         return x
 
-    def body(
-        self, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool, between: Between | None = None
+    def forward_body(
+        self,
+        rows: ForwardBatch,
+        kv: Sequence[KVLayer],
+        *,
+        canonical: bool,
+        layer_hook: LayerHook | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run the rows and write their KV, but nothing else of the last layer: what it reads, [rows, hidden] each."""
-        assert between is None or between.last < len(self._layers), "somebody looks behind the last layer"
-        at = self.rotations(rows.positions)
-        residual, x = self._run(self._layers[:-1], rows, kv[:-1], at, canonical, between)
-        remember(self.arithmetic, x, self._layers[-1], self._shape, kv[-1], rows, at, canonical=canonical)
+        assert layer_hook is None or layer_hook.last < len(self._layers), (
+            "somebody looks behind the last layer"
+        )
+        at = self.rope_at(rows.positions)
+        residual, x = self._run(self._layers[:-1], rows, kv[:-1], at, canonical, layer_hook)
+        write_kv(self.backend, x, self._layers[-1], self._shape, kv[-1], rows, at, canonical=canonical)
         return residual, x
 
-    def end(
+    def forward_last_layer(
         self, residual: Tensor, x: Tensor, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool
     ) -> Tensor:
         """The last layer, for all rows that `body` left or some of them; as the head takes them. Both are changed."""
-        at = self.rotations(rows.positions)
+        at = self.rope_at(rows.positions)
         last = self._layers[-1]
-        self.arithmetic.layer(residual, x, last, self._shape, kv[-1], rows, at, canonical=canonical)
+        self.backend.layer(residual, x, last, self._shape, kv[-1], rows, at, canonical=canonical)
         return x
 
     def _run(
@@ -114,34 +126,34 @@ class Decoder:
         layers: Sequence[LayerWeights],
         rows: ForwardBatch,
         kv: Sequence[KVLayer],
-        at: Positions,
+        at: RopeCosSin,
         canonical: bool,
-        between: Between | None,
+        layer_hook: LayerHook | None,
     ) -> tuple[Tensor, Tensor]:
         """The residual stream and x behind the first layers."""
-        ops, shape = self.arithmetic, self._shape
+        ops, shape = self.backend, self._shape
         residual = self.embed(rows.token_ids)
         x = ops.rms_norm(residual, self._first_norm, shape.eps)
         for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
             ops.layer(residual, x, weights, shape, layer, rows, at, canonical=canonical)
-            if between is not None:
-                between.act(index + 1, residual, x)
+            if layer_hook is not None:
+                layer_hook.act(index + 1, residual, x)
         return residual, x
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [rows] -> [rows, hidden]."""
-        return self.arithmetic.embed(self._embedding, token_ids)
+        return self.backend.embed(self._embedding, token_ids)
 
-    def rotations(self, positions: Tensor) -> Positions:
+    def rope_at(self, positions: Tensor) -> RopeCosSin:
         """int64 [rows] -> fp32 [rows, head_dim / 2] each."""
-        return Positions(self._cos[positions], self._sin[positions])
+        return RopeCosSin(self._cos[positions], self._sin[positions])
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
         """The head over what `forward` returned: a new fp32 [rows, vocab].
 
         It is switched by itself: a certified pass has a certified number of rows, but any number of wanted ones.
         """
-        return self.arithmetic.logits(hidden, self._head, canonical=canonical)
+        return self.backend.logits(hidden, self._head, canonical=canonical)
 
     @property
     def layers(self) -> tuple[LayerWeights, ...]:
@@ -151,30 +163,30 @@ class Decoder:
     def layer_shape(self) -> LayerShape:
         return self._shape
 
-    def products(self) -> Iterator[Product]:
+    def linears(self) -> Iterator[NamedLinear]:
         """Every matrix product with its real weights, layer by layer, the head last."""
         for index, layer in enumerate(self._layers):
-            yield Product(f"layers.{index}.qkv", layer.qkv, index)
-            yield Product(f"layers.{index}.o", layer.o, index)
-            yield Product(f"layers.{index}.gate_up", layer.gate_up, index)
-            yield Product(f"layers.{index}.down", layer.down, index)
-        yield Product("head", self._head, None)
+            yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
+            yield NamedLinear(f"layers.{index}.o", layer.o, index)
+            yield NamedLinear(f"layers.{index}.gate_up", layer.gate_up, index)
+            yield NamedLinear(f"layers.{index}.down", layer.down, index)
+        yield NamedLinear("head", self._head, None)
 
 
 def load_decoder(
     checkpoint: Checkpoint,
-    arithmetic: Backend,
+    backend: Backend,
     dtype: torch.dtype,
     max_len: int,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read every weight once, round it to dtype, bring it to the arithmetic's device and pack it there.
+    """Read every weight once, round it to dtype, bring it to the backend's device and pack it there.
 
     On the host there is never more than one tensor; on the device never more than the weights and one tensor. A path whose
     `pack` keeps the weight as it is shares a tied head with the embedding.
     """
     config = checkpoint.config
-    loader = Loader(checkpoint, arithmetic, dtype, progress)
+    loader = WeightLoader(checkpoint, backend, dtype, progress)
     embedding = loader.tensor("model.embed_tokens.weight")
     norms = [
         loader.tensor(f"model.layers.{index}.input_layernorm.weight") for index in range(config.num_layers)
@@ -185,11 +197,11 @@ def load_decoder(
         for index in range(config.num_layers)
     ]
     head = embedding if config.tie_word_embeddings else loader.tensor("lm_head.weight")
-    return Decoder(config, arithmetic, embedding, norms[0], layers, arithmetic.pack(head, None), max_len)
+    return Decoder(config, backend, embedding, norms[0], layers, backend.pack(head, None), max_len)
 
 
-class Tensors(Protocol):
-    """Tensors by name: of a `Checkpoint`, all that is needed to load them."""
+class TensorSource(Protocol):
+    """TensorSource by name: of a `Checkpoint`, all that is needed to load them."""
 
     def names(self) -> tuple[str, ...]: ...
 
@@ -198,19 +210,19 @@ class Tensors(Protocol):
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor: ...
 
 
-class Loader:
+class WeightLoader:
     """Takes tensors out of a checkpoint and reports how far it is."""
 
     def __init__(
         self,
-        checkpoint: Tensors,
-        arithmetic: Backend,
+        checkpoint: TensorSource,
+        backend: Backend,
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._arithmetic = arithmetic
-        self._device = arithmetic.device
+        self._backend = backend
+        self._device = backend.device
         self._dtype = dtype
         self._progress = progress
         self._done = 0
@@ -241,10 +253,10 @@ class Loader:
         weight = self._fused([f"{name}.weight" for name in names])  # [sum of outputs, inputs]
         biases = [f"{name}.bias" for name in names]
         bias = self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
-        return self._arithmetic.pack(weight, bias)
+        return self._backend.pack(weight, bias)
 
     def _fused(self, names: Sequence[str]) -> Tensor:
-        """Tensors below one another, each read into its place."""
+        """TensorSource below one another, each read into its place."""
         if len(names) == 1:
             return self.tensor(names[0])
         shapes = [self._checkpoint.shape(name) for name in names]

@@ -1,4 +1,4 @@
-"""Weights that never were trained: a checkpoint of seeded random numbers, for benchmarks and for tests of the arithmetic.
+"""Weights that never were trained: a checkpoint of seeded random numbers, for benchmarks and for tests of the backend.
 
 With twins, the rows of the head come in pairs equal to 1e-7: every second token is nearly as likely as its twin, so the
 smallest difference in the bits of a pass shows as another token.

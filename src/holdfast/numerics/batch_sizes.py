@@ -9,24 +9,24 @@ a captured graph serves each of them.
 from holdfast.numerics.ops import Backend
 
 _DENSE = 512  # every total up to here is asked about
-MAX_SHORT_ROWS = 512  # graphs of up to so many rows attend in short tiles alone
-MAX_HEAD_ROWS = 512  # rows of logits at a time
+MAX_SHORT_TILE_TOKENS = 512  # graphs of up to so many rows attend in short tiles alone
+MAX_HEAD_TOKENS = 512  # rows of logits at a time
 
 
-def is_interpreted(arithmetic: Backend) -> bool:
+def is_interpreted(backend: Backend) -> bool:
     """Whether Triton's interpreter computes: every total costs seconds, so few are tried."""
-    return arithmetic.recipe.path == "triton" and arithmetic.device.type != "cuda"
+    return backend.recipe.path == "triton" and backend.device.type != "cuda"
 
 
-def totals_to_try(arithmetic: Backend, max_rows: int) -> tuple[int, ...]:
+def sizes_to_certify(backend: Backend, max_rows: int) -> tuple[int, ...]:
     """What a certificate asks about."""
-    if is_interpreted(arithmetic):
-        rows = arithmetic.recipe.rows
+    if is_interpreted(backend):
+        rows = backend.recipe.rows
         return tuple(sorted({1, 2, 8, rows, 2 * rows, max_rows}))
-    return gpu_totals(max_rows) if arithmetic.recipe.path == "triton" else candidate_sizes(max_rows)
+    return gpu_batch_sizes(max_rows) if backend.recipe.path == "triton" else cpu_batch_sizes(max_rows)
 
 
-def candidate_sizes(max_rows: int) -> tuple[int, ...]:
+def cpu_batch_sizes(max_rows: int) -> tuple[int, ...]:
     """On a CPU, where a padded row costs what a row costs: every small one, then steps of a third at first and of at most an
     eighth from 64 on."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
@@ -34,12 +34,12 @@ def candidate_sizes(max_rows: int) -> tuple[int, ...]:
     return (*(size for size in steps if size < max_rows), max_rows)
 
 
-def gpu_totals(max_rows: int) -> tuple[int, ...]:
+def gpu_batch_sizes(max_rows: int) -> tuple[int, ...]:
     """On a GPU: every total a pass or a head may have."""
     return (*range(1, min(_DENSE, max_rows) + 1), *_large(max_rows))
 
 
-def padded_totals(max_rows: int) -> tuple[int, ...]:
+def padded_batch_sizes(max_rows: int) -> tuple[int, ...]:
     """On a GPU: what passes are padded to, and captured for."""
     small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
     large = (

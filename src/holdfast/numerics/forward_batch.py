@@ -1,4 +1,4 @@
-"""The rows of one pass as tensors: what the arithmetic needs to know of a batch, and no more.
+"""The rows of one pass as tensors: what the backend needs to know of a batch, and no more.
 
 ForwardBatch stand in span order. A span is a run of consecutive positions of one sequence; padding rows stand behind the
 last span, write nothing and attend to nothing.
@@ -28,19 +28,19 @@ class ForwardBatch:
     # For paths that attend in tiles, int32 [tiles, 3]: a tile's first row, how many rows it has (0: nothing to do), and
     # where its sequence's pages begin in the flat page_table.
     tiles: Tensor | None = None
-    short_tiles: int = 0  # how many of them, the first ones, are short: spans of few rows have such
+    num_short_tiles: int = 0  # how many of them, the first ones, are short: spans of few rows have such
     max_pages: int = (
         0  # pages of the longest sequence the pass may ever hold; 0: page_table is as wide as needed
     )
 
     @property
-    def num_rows(self) -> int:
+    def num_tokens(self) -> int:
         return self.token_ids.shape[0]
 
 
 @dataclass(frozen=True)
 class KVLayer:
-    """The keys and values of one layer, in pages. How they lie in memory is up to the path of the arithmetic.
+    """The keys and values of one layer, in pages. How they lie in memory is up to the path of the backend.
 
     keys    [pages, kv_heads, head_dim, page_size]
     values  [pages, kv_heads, page_size, head_dim]

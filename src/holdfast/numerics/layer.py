@@ -1,6 +1,6 @@
-"""One decoder layer: its weights, and how it is made of the arithmetic's operations.
+"""One decoder layer: its weights, and how it is made of the backend's operations.
 
-A path of the arithmetic may run a layer in one go; its bits must be those of `run_layer`, operation by operation.
+A path of the backend may run a layer in one go; its bits must be those of `run_layer`, operation by operation.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class Positions:
+class RopeCosSin:
     """The rotations of a pass's rows: fp32 [rows, head_dim / 2], gathered by position."""
 
     cos: Tensor
@@ -59,12 +59,12 @@ def run_layer(
     shape: LayerShape,
     kv: KVLayer,
     rows: ForwardBatch,
-    at: Positions,
+    at: RopeCosSin,
     *,
     canonical: bool,
 ) -> None:
     """residual and x [rows, hidden] are changed in place: x comes normed and leaves normed for what follows."""
-    q = remember(ops, x, weights, shape, kv, rows, at, canonical=canonical)  # [rows, heads, head_dim]
+    q = write_kv(ops, x, weights, shape, kv, rows, at, canonical=canonical)  # [rows, heads, head_dim]
     attended = ops.attention(q, kv, rows, scale=shape.scale, window=weights.window)  # [rows, heads * dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [rows, hidden]
     normed = ops.add_rms_norm(residual, delta, weights.post_norm, shape.eps)
@@ -73,14 +73,14 @@ def run_layer(
     x.copy_(ops.add_rms_norm(residual, delta, weights.next_norm, shape.eps))
 
 
-def remember(
+def write_kv(
     ops: "Backend",
     x: Tensor,
     weights: LayerWeights,
     shape: LayerShape,
     kv: KVLayer,
     rows: ForwardBatch,
-    at: Positions,
+    at: RopeCosSin,
     *,
     canonical: bool,
 ) -> Tensor:
@@ -93,5 +93,5 @@ def remember(
         q = ops.rms_norm(q, weights.q_norm, shape.eps)
         k = ops.rms_norm(k, weights.k_norm, shape.eps)
     ops.rope(q, k, at.cos, at.sin)
-    ops.store(k, v, kv, rows.slots)
+    ops.store_kv(k, v, kv, rows.slots)
     return q

@@ -1,4 +1,4 @@
-"""The operations a decoder is made of, as one Protocol that every path of the arithmetic implements.
+"""The operations a decoder is made of, as one Protocol that every path of the backend implements.
 
 What all of them promise: called with `canonical=True` where there is such a switch, a row of the result
 depends on that row of the inputs (and, for attention, on its own sequence's keys and values) and on the
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight laid out for one path of the arithmetic; only the path that packed it can read `data`."""
+    """A weight laid out for one path of the backend; only the path that packed it can read `data`."""
 
     data: Tensor
     bias: Tensor | None  # fp32 [N]
@@ -32,14 +32,14 @@ class Linear:
     dtype: torch.dtype
     # For paths that cut K: 0, the library's own product, rounded by the library; S >= 1, S slices whose fp32 sums are
     # added in order, then the bias, then rounded once.
-    slices: int = 0
+    split_k: int = 0
     # Of a library's own product, by rows: how many columns are multiplied first and the others behind them, because both
     # together are faster than all at once. An output is the same either way.
-    cuts: Mapping[int, int] = field(default_factory=dict)
+    split_n: Mapping[int, int] = field(default_factory=dict)
 
 
 class Backend(Protocol):
-    """The arithmetic of a decoder on one device."""
+    """The backend of a decoder on one device."""
 
     @property
     def recipe(self) -> Recipe: ...
@@ -52,11 +52,11 @@ class Backend(Protocol):
         """Positions a KV page of this path holds."""
         ...
 
-    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Pages of zeros, laid out as this path likes them; the shapes are those of `KVLayer`."""
         ...
 
-    def tile_rows(self, span_len: int, group: int) -> int:
+    def tile_tokens(self, span_len: int, group: int) -> int:
         """ForwardBatch one attention tile takes in a pass whose longest span has so many, with `group` query heads a kv head.
 
         0: this path reads no tiles.
@@ -90,7 +90,7 @@ class Backend(Protocol):
         """
         ...
 
-    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
         """Writes k, v [rows, KVH, D] to their slots int64 [rows]; slot -1 is skipped."""
         ...
 
@@ -116,7 +116,7 @@ class Backend(Protocol):
         shape: LayerShape,
         kv: KVLayer,
         rows: ForwardBatch,
-        at: Positions,
+        at: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
@@ -127,11 +127,11 @@ class Backend(Protocol):
         """table [V, D], token_ids int64 [rows] -> [rows, D]; an id below 0 reads as 0."""
         ...
 
-    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """logits fp32 [n, V] -> token ids int64 [n], by the rule of `choice.py`."""
         ...
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best of each row: ids int64 [n], as `choose` at temperature 0, and its logprobs fp32 [n]."""
         ...
 
@@ -139,6 +139,6 @@ class Backend(Protocol):
         """logits fp32 [n, V] -> fp32 [n]."""
         ...
 
-    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the lowest id."""
         ...

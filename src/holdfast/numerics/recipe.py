@@ -1,12 +1,15 @@
 """The recipe: how each kind of operation is computed, so that it gives the same bits for the same row.
 
-It enters the fingerprint, so it holds all that decides bits on the arithmetic's side and nothing else: no
+It enters the fingerprint, so it holds all that decides bits on the backend's side and nothing else: no
 thread count (no operation depends on it) and no cache path.
 """
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Literal
+
+KernelBackend = Literal["auto", "compiled", "library", "triton"]
 
 
 @dataclass(frozen=True)

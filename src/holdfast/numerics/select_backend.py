@@ -1,11 +1,10 @@
-"""Opens the arithmetic for this machine: on a CPU compiled kernels where there is a compiler and torch operations elsewhere,
+"""Opens the backend for this machine: on a CPU compiled kernels where there is a compiler and torch operations elsewhere,
 on a GPU Triton's kernels around the library's products."""
 
 import logging
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 
@@ -14,57 +13,56 @@ from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.kernels import load_kernels
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
+from holdfast.numerics.recipe import KernelBackend
 
 _log = logging.getLogger(__name__)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CPU = torch.device("cpu")
 
-Path = Literal["auto", "compiled", "library", "triton"]
 
-
-def open_arithmetic(
+def open_backend(
     dtype: torch.dtype,
     *,
-    path: Path = "auto",
+    kernels: KernelBackend = "auto",
     num_threads: int,
     device: torch.device = CPU,
-    plain: bool = False,
-    slices: Mapping[tuple[int, int], int] | None = None,
-    cuts: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
+    vendor_gemm: bool = False,
+    split_k: Mapping[tuple[int, int], int] | None = None,
+    split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
 ) -> Backend:
-    """The arithmetic for activations of `dtype`. "auto" on a CPU falls back to the library path, with one warning.
+    """The backend for activations of `dtype`. "auto" on a CPU falls back to the library kernels, with one warning.
 
-    On a GPU, `slices` says how many slices K has in a product of shape (N, K), `cuts` by rows where its columns are cut,
-    and `plain` that passes which are not canonical use the library's own products.
+    On a GPU, `split_k` says how many split_k K has in a product of shape (N, K), `split_n` by rows where its columns are cut,
+    and `vendor_gemm` that passes which are not canonical use the library's own products.
     """
     if dtype not in DTYPES:
-        raise ConfigError(f"no arithmetic for {dtype}; use one of {', '.join(map(str, DTYPES))}")
+        raise ConfigError(f"no backend for {dtype}; use one of {', '.join(map(str, DTYPES))}")
     if num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
-    if path not in ("auto", "compiled", "library", "triton"):
-        raise ConfigError(f"unknown arithmetic path {path!r}; use auto, compiled, library or triton")
-    if uses_triton(path, device):
-        return _open_triton(dtype, device, plain, slices or {}, cuts or {})
-    if path == "library":
+    if kernels not in ("auto", "compiled", "library", "triton"):
+        raise ConfigError(f"unknown kernels {kernels!r}; use auto, compiled, library or triton")
+    if uses_triton(kernels, device):
+        return _open_triton(dtype, device, vendor_gemm, split_k or {}, split_n or {})
+    if kernels == "library":
         return TorchBackend(dtype)
     try:
-        kernels = load_kernels()
+        library = load_kernels()
     except ConfigError as error:
-        if path == "compiled":
+        if kernels == "compiled":
             raise
-        _log.warning("using the slower library arithmetic: %s", error)
+        _log.warning("using the slower library backend: %s", error)
         return TorchBackend(dtype)
-    return CBackend(dtype, kernels, num_threads)
+    return CBackend(dtype, library, num_threads)
 
 
-def uses_triton(path: Path, device: torch.device) -> bool:
-    """Whether the arithmetic is Triton's; raises where path and device do not go together."""
-    if device.type == "cuda" and path in ("compiled", "library"):
+def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
+    """Whether the backend is Triton's; raises where kernels and device do not go together."""
+    if device.type == "cuda" and kernels in ("compiled", "library"):
         raise ConfigError(
-            f"kernels {path} are for a CPU, and the device is {device}; use kernels auto or triton"
+            f"kernels {kernels} are for a CPU, and the device is {device}; use kernels auto or triton"
         )
-    if device.type != "cuda" and path != "triton":
+    if device.type != "cuda" and kernels != "triton":
         return False
     if find_spec("triton") is None:
         raise ConfigError(
@@ -86,12 +84,12 @@ def triton_is_interpreted() -> bool:
 def _open_triton(
     dtype: torch.dtype,
     device: torch.device,
-    plain: bool,
-    slices: Mapping[tuple[int, int], int],
-    cuts: Mapping[tuple[int, int], Mapping[int, int]],
+    vendor_gemm: bool,
+    split_k: Mapping[tuple[int, int], int],
+    split_n: Mapping[tuple[int, int], Mapping[int, int]],
 ) -> Backend:
     from holdfast.numerics.backends.triton.backend import (
         TritonBackend,
     )  # triton is imported only where it is used
 
-    return TritonBackend(dtype, device, slices, plain, cuts)
+    return TritonBackend(dtype, device, split_k, vendor_gemm, split_n)

@@ -28,7 +28,7 @@ _REDUCED_PRECISION = (
 
 @dataclass(frozen=True)
 class NumericSettings:
-    """What was set, and what of the environment can change a library's arithmetic. cuda is empty without a GPU."""
+    """What was set, and what of the environment can change a library's backend. cuda is empty without a GPU."""
 
     threads: int
     matmul_precision: str

@@ -1,4 +1,4 @@
-"""T and C as the engine runs them: many chunks at once, by the arithmetic of the backbone.
+"""T and C as the engine runs them: many chunks at once, by the backend of the backbone.
 
 Each chunk is a little sequence of its own, in scratch pages: T reads the chunk's rows and writes its thought token by token,
 C reads a thought and gives the next chunk's state. What is only read leaves its keys and values and goes no further. What
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.step_plan import ThoughtIds
-from holdfast.models.decoder import Decoder, Loader
+from holdfast.models.decoder import Decoder, WeightLoader
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.numerics.layer import LayerWeights, remember
+from holdfast.numerics.layer import LayerWeights, write_kv
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
 
@@ -52,10 +52,10 @@ class Blocks:
         self._start = self._ids([config.start_id])
         self._together: dict[tuple[int, int, int], ForwardBatch] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
-        arithmetic, model = decoder.arithmetic, decoder.config
+        backend, model = decoder.backend, decoder.config
         self._most_kept = max(MOST_CHUNKS, _KEPT_BYTES // (queries.numel() * queries.element_size()))
-        self._num_pages = -(-config.longest // arithmetic.page_size)  # of a little sequence
-        self._kv = arithmetic.new_layer(
+        self._num_pages = -(-config.longest // backend.page_size)  # of a little sequence
+        self._kv = backend.new_kv_layer(
             MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
         )  # scratch
 
@@ -115,7 +115,7 @@ class Blocks:
 
     def _say(self, behind: Tensor, canonical: bool) -> Tensor:
         """The token each row gives, the rows being as the head takes them."""
-        return self._decoder.arithmetic.greedy(self._decoder.logits(behind, canonical=canonical))[0]
+        return self._decoder.backend.sample_greedy(self._decoder.logits(behind, canonical=canonical))[0]
 
     def _compress(self, thoughts: Sequence[ThoughtIds]) -> list[Tensor]:
         """Their states, [c, hidden] each."""
@@ -129,17 +129,17 @@ class Blocks:
 
     def _remember(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> None:
         """These rows as a block's later rows see them. What comes of them behind the block is nobody's business."""
-        decoder, ops = self._decoder, self._decoder.arithmetic
-        shape, at = decoder.layer_shape, decoder.rotations(rows.positions)
+        decoder, ops = self._decoder, self._decoder.backend
+        shape, at = decoder.layer_shape, decoder.rope_at(rows.positions)
         x = ops.rms_norm(residual, block.first_norm, shape.eps)
-        remember(ops, x, block.layer, shape, self._kv, rows, at, canonical=canonical)
+        write_kv(ops, x, block.layer, shape, self._kv, rows, at, canonical=canonical)
 
     def _run(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> Tensor:
         """These rows through a block, normed by what stands behind it."""
-        decoder, ops = self._decoder, self._decoder.arithmetic
+        decoder, ops = self._decoder, self._decoder.backend
         residual = residual.contiguous()
         x = ops.rms_norm(residual, block.first_norm, decoder.layer_shape.eps)
-        at = decoder.rotations(rows.positions)
+        at = decoder.rope_at(rows.positions)
         ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, rows, at, canonical=canonical)
         return x
 
@@ -152,8 +152,8 @@ class Blocks:
 
     def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
         """So many rows of each of these little sequences, from these positions on."""
-        arithmetic = self._decoder.arithmetic
-        size, device = arithmetic.page_size, arithmetic.device
+        backend = self._decoder.backend
+        size, device = backend.page_size, backend.device
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         owners = np.repeat(np.arange(len(which)), lengths)
         positions = starts[owners] + np.arange(len(owners)) - bounds[owners]
@@ -168,13 +168,13 @@ class Blocks:
             span_starts=torch.from_numpy(bounds.astype(np.int32)).to(device),
             page_table=torch.from_numpy(table.astype(np.int32)).to(device),
             tiles=None if tiles is None else torch.from_numpy(tiles).to(device),
-            short_tiles=0 if tiles is None else len(tiles),
+            num_short_tiles=0 if tiles is None else len(tiles),
         )
 
     def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
         """Short tiles for paths that attend in such, as in `ForwardBatch`."""
         config = self._decoder.config
-        tokens = self._decoder.arithmetic.tile_rows(1, config.num_heads // config.num_kv_heads)
+        tokens = self._decoder.backend.tile_tokens(1, config.num_heads // config.num_kv_heads)
         if not tokens:
             return None
         found = [
@@ -185,13 +185,13 @@ class Blocks:
         return np.array(found, np.int32).reshape(-1, 3)
 
     def _ids(self, token_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.arithmetic.device)
+        return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.backend.device)
 
 
 def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> Blocks:
     """T and C from a model's folder, rounded to the decoder's dtype and packed as its weights are."""
     held = ThinkingTensors(read_thinking_weights(folder, config, decoder.config))
-    loader = Loader(held, decoder.arithmetic, decoder.dtype)
+    loader = WeightLoader(held, decoder.backend, decoder.dtype)
     blocks = []
     for name in ("t", "c"):
         norm = loader.tensor(f"{name}.layer.input_layernorm.weight")

@@ -23,8 +23,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from holdfast.models.decoder import Between, Decoder
-from holdfast.numerics.batch_sizes import MAX_SHORT_ROWS
+from holdfast.models.decoder import Decoder, LayerHook
+from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, Layout, fill, layout_of
 from holdfast.worker.transfer import staging
@@ -72,13 +72,13 @@ class CudaGraphs:
         layers: Sequence[KVLayer],
         tall_rows: int,
         ends_early: Callable[[int], bool],
-        between: Callable[[ForwardBatch], Between] | None = None,
+        layer_hook: Callable[[ForwardBatch], LayerHook] | None = None,
     ) -> None:
         """tall_rows: how many rows a tall tile holds; ends_early: whether passes of so many rows end before the last layer;
         between: what stands between the layers of a pass of these rows."""
         self._ends_early = ends_early
         self._tall_rows = tall_rows
-        self._between = between
+        self._layer_hook = layer_hook
         self._decoder = decoder
         self._layers = layers
         self._graphs: dict[tuple[int, bool], _Graph] = {}
@@ -141,8 +141,8 @@ class CudaGraphs:
     def _fits(self, batch: InputBatch, size: int) -> bool:
         short, tall = self._room(size)
         return (
-            batch.short_tiles <= short
-            and len(batch.tiles) - batch.short_tiles <= tall
+            batch.num_short_tiles <= short
+            and len(batch.tiles) - batch.num_short_tiles <= tall
             and batch.page_table.shape[1] <= self._max_pages
             and layout_of(batch, size, (short, tall)).num_words <= len(self._buffer)
         )
@@ -150,12 +150,12 @@ class CudaGraphs:
     def _room(self, size: int) -> tuple[int, int]:
         """How many short and how many tall tiles a graph has: one with few rows has no tall ones, which would cost it a
         launch a layer; one with many has them for long prompts, and for some that are cut."""
-        if size <= MAX_SHORT_ROWS:
+        if size <= MAX_SHORT_TILE_TOKENS:
             return size, 0
-        return MAX_SHORT_ROWS, size // self._tall_rows + _CUT_TILES
+        return MAX_SHORT_TILE_TOKENS, size // self._tall_rows + _CUT_TILES
 
     def _allocate(self, most_rows: int, max_pages: int) -> None:
-        device, config = self._decoder.arithmetic.device, self._decoder.config
+        device, config = self._decoder.backend.device, self._decoder.config
         self._max_pages = max_pages
         # Behind the table: where spans start, and for each row what it is wanted for and its lane's places.
         num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 32
@@ -170,13 +170,15 @@ class CudaGraphs:
         for tensor, nothing in ((self._buffer, 0), (rows.slots, -1)):
             tensor.fill_(nothing)
         output, residual = self._output[:size], self._residual[:size]
-        between = None if self._between is None else self._between(rows)
+        layer_hook = None if self._layer_hook is None else self._layer_hook(rows)
 
         def whole() -> None:
-            output.copy_(self._decoder.hidden(rows, self._layers, canonical=canonical, between=between))
+            output.copy_(
+                self._decoder.forward(rows, self._layers, canonical=canonical, layer_hook=layer_hook)
+            )
 
         def body() -> None:
-            left = self._decoder.body(rows, self._layers, canonical=canonical, between=between)
+            left = self._decoder.forward_body(rows, self._layers, canonical=canonical, layer_hook=layer_hook)
             residual.copy_(left[0])
             output.copy_(left[1])
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
-from holdfast.numerics.batch_sizes import MAX_HEAD_ROWS
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.worker.cuda_graphs import Recorder, Work, no_collection
 from holdfast.worker.input_batch import InputBatch
 from holdfast.worker.transfer import HostCopies
@@ -59,8 +59,8 @@ class GreedyHeadGraph:
     ) -> None:
         """For passes of so many rows that leave them in hidden [most rows, hidden]; those captured before are given up."""
         wanted = {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}
-        wanted = {(size, canonical) for size, canonical in wanted if size <= MAX_HEAD_ROWS}
-        self._words = torch.zeros(2 * MAX_HEAD_ROWS, dtype=torch.int64, device=hidden.device)
+        wanted = {(size, canonical) for size, canonical in wanted if size <= MAX_HEAD_TOKENS}
+        self._words = torch.zeros(2 * MAX_HEAD_TOKENS, dtype=torch.int64, device=hidden.device)
         self._graphs = {}
         with no_collection():
             for size, canonical in sorted(wanted, reverse=True):
@@ -84,7 +84,7 @@ class GreedyHeadGraph:
         ids, logprobs = _places(self._words, len(hidden))
 
         def work() -> None:
-            best, values = decoder.arithmetic.greedy(decoder.logits(hidden, canonical=canonical))
+            best, values = decoder.backend.sample_greedy(decoder.logits(hidden, canonical=canonical))
             ids.copy_(best)
             logprobs.copy_(values)
 

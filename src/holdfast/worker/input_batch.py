@@ -39,7 +39,7 @@ class InputBatch:
     tiles: NDArray[np.int32]  # [tiles, 3], as in `ForwardBatch`
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
-    short_tiles: int  # as in `ForwardBatch`
+    num_short_tiles: int  # as in `ForwardBatch`
     num_lanes: int  # that there must be
     num_given: int
     wanted: Ints  # the rows whose logits are asked for: before given tokens, then the sampled ones
@@ -75,14 +75,14 @@ class Layout:
     """Where everything stands in a buffer, in words of eight bytes; rows and tiles with their padding."""
 
     num_rows: int
-    short_tiles: int
+    num_short_tiles: int
     tall_tiles: int
     table_shape: tuple[int, int]  # of the page table
     extras: tuple[int, ...]  # how long each of the arrays behind the rows is
 
     @property
     def num_tiles(self) -> int:
-        return self.short_tiles + self.tall_tiles
+        return self.num_short_tiles + self.tall_tiles
 
     @property
     def stride(self) -> int:
@@ -124,7 +124,7 @@ class Layout:
             span_starts=ints[self.starts_at : self.starts_at + num_spans + 1],
             page_table=table.view(num_spans, width),
             tiles=ints[: 3 * self.num_tiles].view(-1, 3) if self.num_tiles else None,
-            short_tiles=self.short_tiles,
+            num_short_tiles=self.num_short_tiles,
         )
 
     def sent(self, words: Tensor, rows: ForwardBatch) -> DeviceBatch:
@@ -134,10 +134,10 @@ class Layout:
 def batch_of(
     one: Pass,
     page_size: int,
-    tile_rows: Callable[[int], int] = lambda span_len: 0,
+    tile_tokens: Callable[[int], int] = lambda span_len: 0,
     pages: PageTableCache | None = None,
 ) -> InputBatch:
-    """tile_rows says how many rows a tile of a span of so many holds; 0: there are no tiles."""
+    """tile_tokens says how many rows a tile of a span of so many holds; 0: there are no tiles."""
     spans = one.spans
     token_ids = [span.token_ids for span in spans]
     rows = _Placement(np.fromiter(map(len, token_ids), np.int64, len(spans)))
@@ -147,7 +147,7 @@ def batch_of(
     ids = np.fromiter(chain.from_iterable(token_ids), np.int64, rows.count)
     table = (pages or PageTableCache()).table([span.pages for span in spans])
     slots = table[rows.owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
-    tiles, short_tiles = _tiles(rows, tile_rows, table.shape[1])
+    tiles, num_short_tiles = _tiles(rows, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(rows.places >= rows.spread(sampled_from))
     given = _given(rows, [span.given for span in spans], sampled_from)
     rings = rows.spread(lanes) * LANE_WIDTH  # [rows], where each row's lane begins
@@ -164,7 +164,7 @@ def batch_of(
         tiles=tiles,
         page_table=table,
         span_starts=rows.bounds.astype(np.int32),
-        short_tiles=short_tiles,
+        num_short_tiles=num_short_tiles,
         num_lanes=int(lanes.max()) + 1,
         num_given=len(given),
         wanted=np.concatenate((given, sampled)) if len(given) else sampled,
@@ -199,7 +199,7 @@ class _Placement:
 def layout_of(batch: InputBatch, num_rows: int, room: tuple[int, int] | None = None) -> Layout:
     """The batch padded to so many rows and, for a graph, so many short and tall tiles."""
     extras = tuple(map(len, _extras(batch)))
-    short, tall = room or (batch.short_tiles, len(batch.tiles) - batch.short_tiles)
+    short, tall = room or (batch.num_short_tiles, len(batch.tiles) - batch.num_short_tiles)
     num_spans, width = batch.page_table.shape
     return Layout(num_rows, short, tall, (num_spans, width), extras)
 
@@ -212,9 +212,9 @@ def fill(words: Ints, batch: InputBatch, layout: Layout) -> None:
         words[at * stride + count : (at + 1) * stride] = padding
     ints = layout.ints(words).view(np.int32)
     ints[: layout.table_at] = 0
-    short, tall = np.split(batch.tiles.reshape(-1), [3 * batch.short_tiles])
+    short, tall = np.split(batch.tiles.reshape(-1), [3 * batch.num_short_tiles])
     ints[: short.size] = short
-    ints[3 * layout.short_tiles : 3 * layout.short_tiles + tall.size] = tall
+    ints[3 * layout.num_short_tiles : 3 * layout.num_short_tiles + tall.size] = tall
     ints[layout.table_at : layout.table_at + batch.page_table.size] = batch.page_table.reshape(-1)
     ints[layout.starts_at : layout.starts_at + len(batch.span_starts)] = batch.span_starts
     words[layout.extras_at : layout.num_words] = np.concatenate(_extras(batch))
@@ -229,16 +229,16 @@ def send_batch(batch: InputBatch, num_rows: int, device: torch.device) -> Device
     return layout.sent(words, layout.rows(words))
 
 
-def rows_of(one: Pass, page_size: int, *, tile_rows: int = 0, device: torch.device = _CPU) -> ForwardBatch:
+def rows_of(one: Pass, page_size: int, *, tile_tokens: int = 0, device: torch.device = _CPU) -> ForwardBatch:
     """The pass's rows in span order, padded behind them; with tiles of so many rows if the path takes any."""
-    return send_batch(batch_of(one, page_size, lambda span_len: tile_rows), one.padded_rows, device).rows
+    return send_batch(batch_of(one, page_size, lambda span_len: tile_tokens), one.padded_rows, device).rows
 
 
 def _tiles(
-    rows: _Placement, tile_rows: Callable[[int], int], num_pages: int
+    rows: _Placement, tile_tokens: Callable[[int], int], num_pages: int
 ) -> tuple[NDArray[np.int32], int]:
     """Every span cut into tiles, int32 [tiles, 3], those of short spans first; and how many these are."""
-    short, lengths = tile_rows(1), rows.lengths
+    short, lengths = tile_tokens(1), rows.lengths
     if not short:
         return np.empty((0, 3), np.int32), 0
     if rows.is_plain:
@@ -248,7 +248,7 @@ def _tiles(
         return tiles, rows.count
     heights = np.full(len(lengths), short)
     for index in np.flatnonzero(lengths > short):
-        heights[index] = tile_rows(int(lengths[index]))
+        heights[index] = tile_tokens(int(lengths[index]))
     counts = -(-lengths // heights)  # of tiles, by span
     owners = np.repeat(np.arange(len(lengths)), counts)  # [tiles]
     heights = heights[owners]

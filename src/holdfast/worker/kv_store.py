@@ -31,18 +31,18 @@ def num_pages_in(
 
 
 class KVStore:
-    """Keys and values of every layer, laid out as the arithmetic likes them. A slot never written is zero.
+    """Keys and values of every layer, laid out as the backend likes them. A slot never written is zero.
 
     whole holds the pages of all layers, one layer behind the other; layers are views of it.
     """
 
-    def __init__(self, num_pages: int, config: DecoderConfig, arithmetic: Backend) -> None:
+    def __init__(self, num_pages: int, config: DecoderConfig, backend: Backend) -> None:
         heads, dim = config.num_kv_heads, config.head_dim
         try:
-            self.whole = arithmetic.new_layer(num_pages * config.num_layers, heads, dim)
+            self.whole = backend.new_kv_layer(num_pages * config.num_layers, heads, dim)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(
-                f"the KV cache of {num_pages} pages of {arithmetic.page_size} positions cannot be allocated; lower kv_memory"
+                f"the KV cache of {num_pages} pages of {backend.page_size} positions cannot be allocated; lower kv_memory"
             ) from error
         self.num_pages = num_pages
         keys, values = self.whole.keys, self.whole.values

@@ -34,7 +34,7 @@ class LastLayer:
         self._decoder = decoder
         self._layers = layers
         self._all_seen = all_seen
-        self._slab = decoder.arithmetic.recipe.rows
+        self._slab = decoder.backend.recipe.rows
 
     def is_apart(self, num_rows: int, num_wanted: int = 1) -> bool:
         """Whether a pass of so many rows ends before it, if so many of them are wanted."""
@@ -50,31 +50,33 @@ class LastLayer:
         canonical: bool,
         exact: bool,
     ) -> Tensor:
-        """What `Decoder.body` left, to the end: the wanted rows as the head takes them, [wanted, hidden]. Whatever was
+        """What `Decoder.forward_body` left, to the end: the wanted rows as the head takes them, [wanted, hidden]. What was
         captured without knowing how many they are is run to the end with all its rows where they are many."""
         residual, x = left
         if not len(batch.wanted):
             return x[:0]
         if not self.is_apart(len(x), len(batch.wanted)):
-            return self._decoder.end(residual, x, sent.rows, self._layers, canonical=canonical)[sent.wanted]
+            return self._decoder.forward_last_layer(
+                residual, x, sent.rows, self._layers, canonical=canonical
+            )[sent.wanted]
         few = send_batch(wanted_of(batch), len(batch.wanted), x.device).rows
         residual, x = residual[sent.wanted], x[sent.wanted]
-        return self._decoder.end(residual, x, few, self._layers, canonical=exact)
+        return self._decoder.forward_last_layer(residual, x, few, self._layers, canonical=exact)
 
     def warm(self) -> None:
         """Run it for nothing, so that no kernel of it is compiled while somebody waits: for few rows and for many, which
         attend otherwise, in both forms. Nothing is written."""
-        arithmetic, width = self._decoder.arithmetic, self._decoder.config.hidden_size
+        backend, width = self._decoder.backend, self._decoder.config.hidden_size
         for count in _WARM:
             zeros = np.zeros(count, np.int64)
             batch = _singles(zeros, zeros - 1, np.zeros((count, 1), np.int32), tiled=True)
-            rows = send_batch(batch, count, arithmetic.device).rows
+            rows = send_batch(batch, count, backend.device).rows
             for canonical in (False, True):
                 residual, x = (
-                    torch.zeros(count, width, dtype=self._decoder.dtype, device=arithmetic.device)
+                    torch.zeros(count, width, dtype=self._decoder.dtype, device=backend.device)
                     for _ in range(2)
                 )
-                self._decoder.end(residual, x, rows, self._layers, canonical=canonical)
+                self._decoder.forward_last_layer(residual, x, rows, self._layers, canonical=canonical)
 
 
 def wanted_of(batch: InputBatch) -> InputBatch:
@@ -98,7 +100,7 @@ def _singles(positions: Ints, slots: Ints, page_table: NDArray[np.int32], *, til
         tiles=tiles if tiled else tiles[:0],
         page_table=page_table,
         span_starts=np.arange(count + 1, dtype=np.int32),
-        short_tiles=count if tiled else 0,
+        num_short_tiles=count if tiled else 0,
         num_lanes=0,
         num_given=0,
         wanted=nothing,

@@ -42,13 +42,13 @@ class Logprobs:
 
 
 def logprobs_of(
-    arithmetic: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], up: HostCopies
+    backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], up: HostCopies
 ) -> Logprobs:
     """One token a row of the raw logits, fp32 [rows, vocab], each with so many best beside it."""
-    totals = arithmetic.logsumexp(logits)  # [rows]
+    totals = backend.logsumexp(logits)  # [rows]
     values = up.take(logits.gather(1, token_ids[:, None])[:, 0] - totals)
     most = min(max(counts), logits.shape[1])
     if not most:
         return Logprobs(values, None, None, counts)
-    best, ids = arithmetic.top(logits, most)  # [rows, most]
+    best, ids = backend.topk(logits, most)  # [rows, most]
     return Logprobs(values, up.take(ids), up.take(best - totals[:, None]), counts)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Span, StepPlan, TokenLogprob
 from holdfast.models.decoder import Decoder
-from holdfast.numerics.batch_sizes import MAX_SHORT_ROWS
+from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.greedy_head import GreedyChoices, GreedyHeadGraph
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, batch_of, send_batch
@@ -45,20 +45,20 @@ class ModelRunner:
         self._thinker = thinker
         self._mask_worker = MaskWorker()
         self._page_rows = PageTableCache()
-        arithmetic, config = decoder.arithmetic, decoder.config
-        self._device = arithmetic.device
+        backend, config = decoder.backend, decoder.config
+        self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
         self._slice_rows = max_slice_rows(self._device)
         # A certified pass may have any number of wanted rows. The Triton path's certificate tried them all; elsewhere the
         # head is always computed as the reference does.
-        self._certified_head = arithmetic.recipe.path == "triton"
+        self._certified_head = backend.recipe.path == "triton"
         self._stream = Stream(self._device)
         self._lanes = SampledRing(self._device)
-        tall_rows = arithmetic.tile_rows(1 << 20, self._group) or 1
-        between = None if thinker is None else thinker.between_captured
+        tall_rows = backend.tile_tokens(1 << 20, self._group) or 1
+        layer_hook = None if thinker is None else thinker.captured_layer_hook
         all_seen = thinker is not None and thinker.looks_behind_the_last_layer
         self._last_layer = LastLayer(decoder, store.layers, all_seen=all_seen)
-        self._graphs = CudaGraphs(decoder, store.layers, tall_rows, self._last_layer.is_apart, between)
+        self._graphs = CudaGraphs(decoder, store.layers, tall_rows, self._last_layer.is_apart, layer_hook)
         self._greedy_end = GreedyHeadGraph(decoder)
 
     def run(self, plan: StepPlan) -> list[PassResult]:
@@ -92,7 +92,7 @@ class ModelRunner:
         """CUDA graphs for passes padded to these sizes, with sequences up to max_len; on CPU there is nothing to do."""
         if self._stream.cuda is None:
             return
-        page_size = self._decoder.arithmetic.page_size
+        page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
         with torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
@@ -123,31 +123,31 @@ class ModelRunner:
         return lambda: PassResult(samples(), scores(), thoughts)
 
     def _batch(self, one: Pass) -> InputBatch:
-        arithmetic, group = self._decoder.arithmetic, self._group
-        only_short = one.padded_rows <= MAX_SHORT_ROWS and self._is_cheap(one)
+        backend, group = self._decoder.backend, self._group
+        only_short = one.padded_rows <= MAX_SHORT_TILE_TOKENS and self._is_cheap(one)
         return batch_of(
             one,
-            arithmetic.page_size,
-            lambda span_len: arithmetic.tile_rows(1 if only_short else span_len, group),
+            backend.page_size,
+            lambda span_len: backend.tile_tokens(1 if only_short else span_len, group),
             self._page_rows,
         )
 
     def _is_cheap(self, one: Pass) -> bool:
         """Whether short tiles, which graphs have, cost the pass less than to be launched kernel by kernel. Every one of them
         reads all that stands before it. A check is rare, and always cheap enough."""
-        rows = self._decoder.arithmetic.tile_rows(1, self._group) or 1
+        rows = self._decoder.backend.tile_tokens(1, self._group) or 1
         read = sum(-(-span.num_rows // rows) * span.stop for span in one.spans if span.num_rows > 1)
         return one.kind is PassKind.CHECK or read <= _MOST_READ
 
     def _start_check(self, one: Pass, up: HostCopies) -> Callable[[], str | None]:
-        check = SpotCheck(one, self._store, self._decoder.arithmetic.page_size, self._thinker)
+        check = SpotCheck(one, self._store, self._decoder.backend.page_size, self._thinker)
         check.prepare()
         _, hidden, _ = self._forward(one, self._batch(one))
         return check.compare(self._decoder, hidden, up)
 
     def _forward(self, one: Pass, batch: InputBatch) -> tuple[DeviceBatch, Tensor, int | None]:
         """The pass on the device, and its wanted rows; and if a graph left all rows behind the last layer, of how many."""
-        # A certified pass runs the fast arithmetic at a shape whose bits are known to be the reference's.
+        # A certified pass runs the fast backend at a shape whose bits are known to be the reference's.
         exact = one.kind is not PassKind.FAST
         canonical = exact and not one.certified
         size = self._graphs.size_for(batch, one.padded_rows, canonical=canonical, exact=exact)
@@ -155,14 +155,14 @@ class ModelRunner:
         if size is None:
             sent = send_batch(batch, one.padded_rows, self._device)
             self._resolve(batch, sent)
-            between = None
+            layer_hook = None
             if self._thinker is not None and read_from is not None:
-                between = self._thinker.between(sent.rows.slots, read_from)
+                layer_hook = self._thinker.layer_hook(sent.rows.slots, read_from)
             layers = self._store.layers
             if not self._last_layer.is_apart(one.padded_rows, len(batch.wanted)):
-                hidden = self._decoder.hidden(sent.rows, layers, canonical=canonical, between=between)
+                hidden = self._decoder.forward(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
                 return sent, hidden[sent.wanted], None
-            left = self._decoder.body(sent.rows, layers, canonical=canonical, between=between)
+            left = self._decoder.forward_body(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
             return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), None
         sent = self._graphs.load(batch, size, canonical=canonical)
         self._resolve(batch, sent)
@@ -196,7 +196,7 @@ class ModelRunner:
         for parts in slice_parts(spans, masks, self._slice_rows):
             num_rows = sum(part.num_rows for part in parts)
             logits = self._decoder.logits(hidden[done : done + num_rows], canonical=canonical)
-            found.append(sample(self._decoder.arithmetic, logits, parts, up))
+            found.append(sample(self._decoder.backend, logits, parts, up))
             done += num_rows
         return self._take(found, spans, sent)
 
@@ -241,7 +241,7 @@ class ModelRunner:
             some = slice(at, at + self._slice_rows)
             logits = self._decoder.logits(hidden[some], canonical=canonical)  # fp32 [slice, vocab]
             found.append(
-                (logprobs_of(self._decoder.arithmetic, logits, chosen[some], counts[some], up), tokens[some])
+                (logprobs_of(self._decoder.backend, logits, chosen[some], counts[some], up), tokens[some])
             )
 
         def read() -> Scores:

@@ -63,35 +63,35 @@ class Choices:
         ]
 
 
-def sample(arithmetic: Backend, logits: Tensor, parts: Sequence[LogitsSlice], up: HostCopies) -> Choices:
+def sample(backend: Backend, logits: Tensor, parts: Sequence[LogitsSlice], up: HostCopies) -> Choices:
     """One token a row. logits are fp32 [rows of the parts, vocab], and the sampler's to change."""
     asked = _asked_of(parts)
     changes = any(map(is_adjusted, parts))
     bits = up.take(checksums(_rows(logits, asked.watched))) if asked.watched else None
     if not changes and _is_greedy(parts) and (logits.is_cuda or len(asked.reported) == len(logits)):
-        token_ids, logprobs = _choose_greedily(arithmetic, logits, asked, up)
+        token_ids, logprobs = _choose_greedily(backend, logits, asked, up)
     else:
         raw = _rows(logits, asked.reported, copy=changes) if asked.reported else None  # [reported, vocab]
         cut = adjust(logits, parts) if changes else []
-        token_ids = arithmetic.choose(logits, _settings(parts, logits.device))
+        token_ids = backend.sample(logits, _settings(parts, logits.device))
         _mark_without_choice(logits, cut, token_ids)
         logprobs = None
         if raw is not None:
             chosen = _rows(token_ids, asked.reported).clamp(min=0)  # NO_TOKEN has no logprob; any will do
-            logprobs = logprobs_of(arithmetic, raw, chosen, asked.counts, up)
+            logprobs = logprobs_of(backend, raw, chosen, asked.counts, up)
     return Choices(token_ids, up.take(token_ids), asked, logprobs, bits)
 
 
 def _choose_greedily(
-    arithmetic: Backend, logits: Tensor, asked: _Asked, up: HostCopies
+    backend: Backend, logits: Tensor, asked: _Asked, up: HostCopies
 ) -> tuple[Tensor, Logprobs | None]:
     """The best of each row of the raw logits: its logprob comes with it."""
-    token_ids, values = arithmetic.greedy(logits)
+    token_ids, values = backend.sample_greedy(logits)
     if not asked.reported:
         return token_ids, None
     if any(asked.counts):
         raw, chosen = _rows(logits, asked.reported), _rows(token_ids, asked.reported)
-        return token_ids, logprobs_of(arithmetic, raw, chosen, asked.counts, up)
+        return token_ids, logprobs_of(backend, raw, chosen, asked.counts, up)
     return token_ids, Logprobs(up.take(_rows(values, asked.reported)), None, None, asked.counts)
 
 

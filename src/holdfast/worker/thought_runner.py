@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdfast.core.step_plan import Pass, Span, ThoughtIds
 from holdfast.errors import ConfigError
-from holdfast.models.decoder import Between, Decoder
+from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.backends.cpu_pages import untouched_zeros
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.thinking.blocks import Blocks
@@ -47,9 +47,9 @@ class ThoughtRunner:
         self._blocks = blocks
         self._config = blocks.config
         self.chunk = blocks.config.chunk
-        self._page_size = decoder.arithmetic.page_size
+        self._page_size = decoder.backend.page_size
         assert self._page_size % self._config.chunk == 0, "a chunk lies within a page"
-        device, num_slots = decoder.arithmetic.device, num_pages * self._page_size
+        device, num_slots = decoder.backend.device, num_pages * self._page_size
         hidden = decoder.config.hidden_size
         # One more than there are slots: padding, whose slot is -1, is written to the last, and nothing is told there.
         try:
@@ -92,13 +92,13 @@ class ThoughtRunner:
         self._read_from[:num_rows].fill_(-1)
         self._read_from[: len(read_from)].copy_(read_from)
 
-    def between_captured(self, rows: ForwardBatch) -> Between:
+    def captured_layer_hook(self, rows: ForwardBatch) -> LayerHook:
         """For a pass that is captured."""
-        return self.between(rows.slots, self._read_from[: rows.num_rows])
+        return self.layer_hook(rows.slots, self._read_from[: rows.num_tokens])
 
-    def between(self, slots: Tensor, read_from: Tensor) -> Between:
+    def layer_hook(self, slots: Tensor, read_from: Tensor) -> LayerHook:
         """What stands between the layers of a pass; the rows' own slots and those of the states they add, -1 for none."""
-        config, ops, shape = self._config, self._decoder.arithmetic, self._decoder.layer_shape
+        config, ops, shape = self._config, self._decoder.backend, self._decoder.layer_shape
         norm = self._decoder.layers[config.l_in - 1].next_norm
 
         def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
@@ -110,7 +110,7 @@ class ThoughtRunner:
             if layers_done == config.l_out:
                 self.rows[slots] = residual
 
-        return Between(act, config.l_out)
+        return LayerHook(act, config.l_out)
 
     def finish(self, one: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
         """What is thought behind every chunk that ended in the pass, by span; its state is put in place."""

@@ -57,7 +57,7 @@ class Stream:
 
 
 class HostCopies:
-    """Tensors on their way up: take them while work is enqueued, seal, and read them after `wait`."""
+    """TensorSource on their way up: take them while work is enqueued, seal, and read them after `wait`."""
 
     def __init__(self, device: torch.device) -> None:
         self._done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -18,16 +18,17 @@ from holdfast.bench.determinism.stress import Tally, prick
 from holdfast.bench.determinism.stress_load import Scale
 from holdfast.bench.tiny import tiny_engine
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError, InvalidRequest
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 Tell = Callable[[str], None]
 Verdict = Literal["good", "bad", "left out"]
 
 PROMPT = "The tide went out and left the rocks bare, and on every rock"
-TINY: tuple[tuple[Kernels, str], ...] = (
+TINY: tuple[tuple[KernelBackend, str], ...] = (
     ("compiled", "fp32"),
     ("compiled", "bf16"),
     ("library", "fp32"),
@@ -176,7 +177,9 @@ class Ground:
         return True
 
 
-def _survey_tiny(kernels: Kernels, dtype: str, num_threads: int | None, loads: Loads) -> Iterator[Finding]:
+def _survey_tiny(
+    kernels: KernelBackend, dtype: str, num_threads: int | None, loads: Loads
+) -> Iterator[Finding]:
     """Random weights; in fp32 every token has a near twin. There the library's kernels are also asked without guarantee."""
     twins = dtype == "fp32"
     like = Cell("all", "twins" if twins else "tiny", kernels, dtype)
@@ -197,7 +200,7 @@ def _survey_tiny(kernels: Kernels, dtype: str, num_threads: int | None, loads: L
 
 
 def _recipe(engine: Engine) -> tuple[str, str]:
-    """The arithmetic and dtype an engine's certificate was made for."""
+    """The backend and dtype an engine's certificate was made for."""
     recipe = engine.certificate.subject["recipe"] if engine.certificate is not None else {}
     assert isinstance(recipe, dict)
     dtype = str(recipe.get("dtype", "any"))

@@ -26,7 +26,7 @@ BANDWIDTH = 4.3e12  # bytes a second of a copy on an H200
 _LONGEST = 16  # kernels named
 
 HEAD, PRODUCTS, OTHER = "head", "products", "other"
-# The first that matches; names are the library's, torch's and those of arithmetic/triton.
+# The first that matches; names are the library's, torch's and those of backend/triton.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"memcpy|memset", re.I)),
     (

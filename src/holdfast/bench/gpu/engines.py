@@ -12,13 +12,14 @@ import torch
 from holdfast.bench.gpu.settings import TINY
 from holdfast.bench.tiny import tiny_config
 from holdfast.engine.builder import ShowProgress, assemble
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import named_config
-from holdfast.numerics.batch_sizes import padded_totals
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.batch_sizes import padded_batch_sizes
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.byte_tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
@@ -72,7 +73,7 @@ def open_twins(
     engine_config = EngineConfig(
         dtype=dtype,
         device=str(device.type),
-        kernels=cast(Kernels, kernels),
+        kernels=cast(KernelBackend, kernels),
         max_num_seqs=max_streams,
         max_pass_rows=_PASS_ROWS[device.type],
         max_model_len=min(max_len, config.max_position_embeddings),
@@ -88,25 +89,25 @@ def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
     """An engine on the same weights and KV whose fast passes are the library's own products."""
     runner = cast(ModelRunner, engine.runner)
     decoder, schedule = runner._decoder, engine.scheduler.config
-    arithmetic = decoder.arithmetic
-    if arithmetic.device.type == "cuda":  # elsewhere a fast pass is plain already
-        arithmetic = open_arithmetic(
+    backend = decoder.backend
+    if backend.device.type == "cuda":  # elsewhere a fast pass is plain already
+        backend = open_backend(
             decoder.dtype,
-            path="triton",
+            kernels="triton",
             num_threads=torch.get_num_threads(),
-            device=arithmetic.device,
-            plain=True,
-            slices={
-                (one.linear.out_features, one.linear.in_features): one.linear.slices
-                for one in decoder.products()
+            device=backend.device,
+            vendor_gemm=True,
+            split_k={
+                (one.linear.out_features, one.linear.in_features): one.linear.split_k
+                for one in decoder.linears()
             },
         )
     twin = engine.restarted(schedule)
-    plain = ModelRunner(decoder.with_arithmetic(arithmetic), runner._store)
+    plain = ModelRunner(decoder.with_backend(backend), runner._store)
     canonical = [count * schedule.reference_rows for count in (1, 2)]
     progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
     plain.capture(
-        padded_totals(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
+        padded_batch_sizes(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
     )
     twin.runner = plain
     return twin

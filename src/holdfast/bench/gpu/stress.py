@@ -20,7 +20,8 @@ from holdfast.bench.gpu.settings import TINY, GpuSettings
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
-from holdfast.engine.config import EngineConfig, Kernels
+from holdfast.engine.config import EngineConfig
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 TEXT = "The tide went out and left the rocks bare, and on every rock the weed held fast; then"
@@ -97,7 +98,7 @@ def _real_twins(model: str, settings: GpuSettings, desk: Desk) -> Twins:
     config = EngineConfig(
         model=model,
         dtype=settings.dtype,
-        kernels=cast(Kernels, settings.kernels),
+        kernels=cast(KernelBackend, settings.kernels),
         max_num_seqs=64,
         max_model_len=_MAX_LEN,
         kv_memory="4GiB",

@@ -1,4 +1,4 @@
-"""Pages of keys and values in main memory, for the paths of the arithmetic that run on the CPU."""
+"""Pages of keys and values in main memory, for the paths of the backend that run on the CPU."""
 
 import numpy as np
 import torch

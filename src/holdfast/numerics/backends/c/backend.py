@@ -9,7 +9,7 @@ from torch import Tensor
 from holdfast.numerics.backends.c.kernels import Kernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -21,7 +21,7 @@ MAX_HEAD_DIM = 256  # MAX_DIM in attention.c
 
 
 class CBackend:
-    """Implements `Arithmetic` with the kernels built for this CPU."""
+    """Implements `Backend` with the kernels built for this CPU."""
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
@@ -42,10 +42,10 @@ class CBackend:
             source=kernels.built.digest,
         )
 
-    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
 
-    def tile_rows(self, span_len: int, group: int) -> int:
+    def tile_tokens(self, span_len: int, group: int) -> int:
         return 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -134,7 +134,7 @@ class CBackend:
             *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._threads),
         )
 
-    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
         rows, heads, width = k.shape
         k, v = _with_packed_heads(k), _with_packed_heads(v)
         assert layer.keys.shape[1:3] == (heads, width)
@@ -193,7 +193,7 @@ class CBackend:
         shape: LayerShape,
         kv: KVLayer,
         rows: ForwardBatch,
-        at: Positions,
+        at: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
@@ -225,7 +225,7 @@ class CBackend:
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))
 
-    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         rows, vocabulary = _check_logits(logits)
         out = torch.empty(rows, dtype=torch.int64)
         fields = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)
@@ -240,10 +240,10 @@ class CBackend:
         )
         return out
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows = logits.shape[0]
         ones, zeros = torch.ones(rows), torch.zeros(rows)
-        ids = self.choose(logits, SamplingBatch(zeros, zeros.int(), ones, zeros, zeros.long(), zeros.long()))
+        ids = self.sample(logits, SamplingBatch(zeros, zeros.int(), ones, zeros, zeros.long(), zeros.long()))
         return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ class CBackend:
         self._kernels.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._threads)
         return out
 
-    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         rows, vocabulary = _check_logits(logits)
         k = min(k, vocabulary)
         values = torch.empty(rows, k, dtype=torch.float32)

@@ -61,8 +61,7 @@ def _find_compiler() -> str:
         if found:
             return found
     raise ConfigError(
-        f"no C compiler ({' or '.join(names)}) for the compiled arithmetic; "
-        "install gcc, or use the library path"
+        f"no C compiler ({' or '.join(names)}) for the compiled backend; install gcc, or use the library path"
     )
 
 

@@ -29,10 +29,10 @@ def attend_tiles(
     """q [rows, H, D] -> [rows, H * D]; rows behind the last span are zero."""
     num_rows, heads, width = q.shape
     out = torch.zeros((num_rows, heads * width), dtype=q.dtype)
-    spans, tile_rows = _list_tiles(rows)
+    spans, tile_tokens = _list_tiles(rows)
     for start in range(0, len(spans), _GROUP):
         some = slice(start, start + _GROUP)
-        span, index = torch.tensor(spans[some]), torch.tensor(tile_rows[some])  # [T], [T, QUERY_TILE]
+        span, index = torch.tensor(spans[some]), torch.tensor(tile_tokens[some])  # [T], [T, QUERY_TILE]
         if span.shape[0] * layer.keys.shape[1] == 1:
             span, index = span.repeat(2), torch.cat((index, torch.full_like(index, -1)))
         real = index >= 0

@@ -18,7 +18,7 @@ from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.backends.torch import sampling as library_choice
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attend_tiles
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions, run_layer
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -45,7 +45,7 @@ def _source_digest() -> str:
 
 
 class TorchBackend:
-    """Implements `Arithmetic` with torch operations."""
+    """Implements `Backend` with torch operations."""
 
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
@@ -64,10 +64,10 @@ class TorchBackend:
             source=_source_digest(),
         )
 
-    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         return new_cpu_layer(num_pages, kv_heads, head_dim, self.dtype)
 
-    def tile_rows(self, span_len: int, group: int) -> int:
+    def tile_tokens(self, span_len: int, group: int) -> int:
         return 0
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -120,7 +120,7 @@ class TorchBackend:
             c, s = cos[:, None, :], sin[:, None, :]
             x.copy_(torch.cat((first * c - second * s, second * c + first * s), dim=-1))
 
-    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
         page_size = layer.keys.shape[3]
         real = slots >= 0
         slots, k, v = slots[real], k[real], v[real]
@@ -146,7 +146,7 @@ class TorchBackend:
         shape: LayerShape,
         kv: KVLayer,
         rows: ForwardBatch,
-        at: Positions,
+        at: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
@@ -155,15 +155,15 @@ class TorchBackend:
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))
 
-    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return library_choice.choose(logits, batch)
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = library_choice.best(logits)
         return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         return library_choice.logsumexp(logits)
 
-    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return library_choice.top(logits, k)

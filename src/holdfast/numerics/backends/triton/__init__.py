@@ -1,1 +1,1 @@
-"""Kernels in Triton, and the arithmetic made of them and of the library's products. Only this package imports triton."""
+"""Kernels in Triton, and the backend made of them and of the library's products. Only this package imports triton."""

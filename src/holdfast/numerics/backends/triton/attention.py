@@ -35,7 +35,7 @@ _LOG2E = 1.4426950408889634
 _NEVER = tl.constexpr(-1.0e30)
 
 
-def tile_rows(span_len: int, group: int) -> int:
+def tile_tokens(span_len: int, group: int) -> int:
     """Tokens a tile of a span of so many holds, with so many query heads a KV head."""
     return (_SHORT if span_len <= _LONG and group <= _SHORT else _TALL) // group
 
@@ -85,14 +85,14 @@ def attend(q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, windo
 def _tiles_of(rows: ForwardBatch, group: int) -> tuple[Tensor, int]:
     """The pass's tiles, short ones first, and how many are short; made here where the pass brings none."""
     if rows.tiles is not None:
-        return rows.tiles, rows.short_tiles
+        return rows.tiles, rows.num_short_tiles
     starts: list[int] = rows.span_starts.tolist()
     pages = rows.page_table.shape[1]
     short: list[tuple[int, int, int]] = []
     tall: list[tuple[int, int, int]] = []
     for span, (start, stop) in enumerate(pairwise(starts)):
-        tokens = tile_rows(stop - start, group)
-        found = short if tokens == tile_rows(1, group) else tall
+        tokens = tile_tokens(stop - start, group)
+        found = short if tokens == tile_tokens(1, group) else tall
         found += [(row, min(tokens, stop - row), span * pages) for row in range(start, stop, tokens)]
     tiles = torch.tensor(short + tall, dtype=torch.int32).view(-1, 3)
     return tiles.to(rows.page_table.device), len(short)

@@ -4,7 +4,7 @@ A product is one of three forms, all else is the same in all of them:
 
     reference   `canonical=True`: K cut as the recipe says, in slabs of exactly `recipe.rows` rows
     recipe      K cut as the recipe says, at the pass's own number of rows
-    plain       the library's own product, whatever it does; for an arithmetic that was opened so
+    plain       the library's own product, whatever it does; for a backend that was opened so
 
 The kernel behind a product adds up what the product left in parts, so a layer is five or six kernels around four products.
 """
@@ -29,7 +29,7 @@ from holdfast.numerics.backends.triton import (
     small_m_gemm,
 )
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.numerics.layer import LayerShape, LayerWeights, Positions
+from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.ops import Linear
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
@@ -45,9 +45,9 @@ def _source_digest() -> str:
 
 
 class TritonBackend:
-    """Implements `Arithmetic` on one device.
+    """The Triton backend on one device.
 
-    slices: (N, K) -> how many slices K is cut in, 0 where it is not; cuts: (N, K) -> `Linear.cuts`, which decide no bit.
+    split_k: (N, K) -> `Linear.split_k`. split_n: (N, K) -> `Linear.split_n`, which changes no bit.
     """
 
     page_size = attention.PAGE_SIZE
@@ -56,15 +56,15 @@ class TritonBackend:
         self,
         dtype: torch.dtype,
         device: torch.device,
-        slices: Mapping[tuple[int, int], int],
-        plain: bool,
-        cuts: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
+        split_k: Mapping[tuple[int, int], int],
+        vendor_gemm: bool,
+        split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
     ) -> None:
         self.dtype = dtype
         self.device = device
-        self._slices = dict(slices)
-        self._cuts = dict(cuts or {})
-        self._plain = plain
+        self._split_k = dict(split_k)
+        self._split_n = dict(split_n or {})
+        self._vendor_gemm = vendor_gemm
         self.recipe = Recipe(
             path="triton",
             rows=_REFERENCE_ROWS,
@@ -74,39 +74,39 @@ class TritonBackend:
             dtype=str(dtype).removeprefix("torch."),
             variant="cuda" if device.type == "cuda" else "interpreter",
             source=_source_digest(),
-            products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._slices.items())),
+            products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
 
-    def new_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
+    def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
         """Keys lie like values, a position's lanes together; what is shown is a transposed view."""
         shape = (num_pages, kv_heads, self.page_size, head_dim)
         keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return KVLayer(keys.transpose(2, 3), values)
 
-    def tile_rows(self, span_len: int, group: int) -> int:
-        return attention.tile_rows(span_len, group)
+    def tile_tokens(self, span_len: int, group: int) -> int:
+        return attention.tile_tokens(span_len, group)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.device, self.dtype).contiguous()
         shape = out_features, in_features
-        slices = self._slices.get(shape, 0)
+        split_k = self._split_k.get(shape, 0)
         if bias is None:
-            cuts = {} if slices else self._cuts.get(shape, {})
-            return Linear(data, None, in_features, out_features, self.dtype, slices, cuts)
+            split_n = {} if split_k else self._split_n.get(shape, {})
+            return Linear(data, None, in_features, out_features, self.dtype, split_k, split_n)
         bias = bias.to(self.device, torch.float32).contiguous()
-        return Linear(data, bias, in_features, out_features, self.dtype, max(slices, 1))
+        return Linear(data, bias, in_features, out_features, self.dtype, max(split_k, 1))
 
     def _multiply(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
         """A finished product or parts; the bias is added by who takes them up."""
         if canonical:
             return gemm.multiply(x, w, slab=self.recipe.rows)
-        return gemm.multiply(x, w, plain=self._plain)
+        return gemm.multiply(x, w, vendor_gemm=self._vendor_gemm)
 
     def _gate_up(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
         """silu(gate) * up of [gate, up] = x w; few rows in one go."""
-        unfinished = canonical or self._plain or w.slices or w.bias is not None
+        unfinished = canonical or self._vendor_gemm or w.split_k or w.bias is not None
         if not unfinished and small_m_gemm.takes(x.shape[0], w.data, 0):
             return small_m_gemm.gate_up_few(x, w.data)
         return activation.silu_mul(self._multiply(x, w, canonical), w.bias, self.dtype)
@@ -127,7 +127,7 @@ class TritonBackend:
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         rope_store.rope(q, k, cos, sin)
 
-    def store(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
         rope_store.store(k, v, layer, slots)
 
     def attention(
@@ -146,7 +146,7 @@ class TritonBackend:
         shape: LayerShape,
         kv: KVLayer,
         rows: ForwardBatch,
-        at: Positions,
+        at: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
@@ -165,14 +165,14 @@ class TritonBackend:
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return embed.embed(table, token_ids)
 
-    def choose(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         return sampling.choose(logits, batch)
 
-    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return sampling.greedy(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         return sampling.logsumexp(logits)
 
-    def top(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return sampling.top(logits, k)

@@ -22,28 +22,28 @@ _MIN_PROGRAMS = 48  # with fewer, the library's own split of the work reads fast
 _ROOM = 65536  # numbers on their way to a program
 
 
-def takes(rows: int, weight: Tensor, slices: int) -> bool:
+def takes(rows: int, weight: Tensor, split_k: int) -> bool:
     """Whether these kernels are made for such a product."""
     outputs, width = weight.shape
-    part = width // max(1, slices)
+    part = width // max(1, split_k)
     return (
         rows <= MAX_ROWS
         and weight.element_size() == 2
         and outputs % _BLOCK_N == 0
         and part % 64 == 0
-        and outputs // _BLOCK_N * max(1, slices) >= _MIN_PROGRAMS
+        and outputs // _BLOCK_N * max(1, split_k) >= _MIN_PROGRAMS
     )
 
 
-def multiply_few(x: Tensor, weight: Tensor, slices: int) -> Tensor:
-    """x [rows, K], weight [N, K] -> finished [rows, N], or fp32 parts [slices, rows, N]."""
+def multiply_few(x: Tensor, weight: Tensor, split_k: int) -> Tensor:
+    """x [rows, K], weight [N, K] -> finished [rows, N], or fp32 parts [split_k, rows, N]."""
     rows, width = x.shape
     outputs = weight.shape[0]
-    part = width // max(1, slices)
+    part = width // max(1, split_k)
     block_k = _block_k(rows, part)
-    parts = (slices, rows, outputs)
-    out = x.new_empty(parts, dtype=torch.float32) if slices else x.new_empty(parts[1:])
-    _multiply_few[(outputs // _BLOCK_N, max(1, slices))](
+    parts = (split_k, rows, outputs)
+    out = x.new_empty(parts, dtype=torch.float32) if split_k else x.new_empty(parts[1:])
+    _multiply_few[(outputs // _BLOCK_N, max(1, split_k))](
         *(out, x, weight, outputs, width, rows, part), BLOCK_M=_block_m(rows), BLOCK_N=_BLOCK_N, BLOCK_K=block_k,
         STAGES=_stages(rows, block_k, 1), num_warps=4, **in_turn,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Opening the arithmetic: the cache, a missing compiler, a failed build, and what the recipe says."""
+"""Opening the backend: the cache, a missing compiler, a failed build, and what the recipe says."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from holdfast.numerics.backends.c import build as build_module
 from holdfast.numerics.backends.c import kernels
 from holdfast.numerics.backends.c.build import build
 from holdfast.numerics.backends.torch.backend import TorchBackend
-from holdfast.numerics.select_backend import open_arithmetic
+from holdfast.numerics.select_backend import open_backend
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def test_without_a_compiler_the_library_takes_over(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with caplog.at_level(logging.WARNING):
-        arithmetic = open_arithmetic(torch.bfloat16, num_threads=1)
-    assert isinstance(arithmetic, TorchBackend)
+        backend = open_backend(torch.bfloat16, num_threads=1)
+    assert isinstance(backend, TorchBackend)
     assert len(caplog.records) == 1
     assert "no-such-compiler" in caplog.text
     with pytest.raises(ConfigError, match="no C compiler"):
-        open_arithmetic(torch.bfloat16, path="compiled", num_threads=1)
+        open_backend(torch.bfloat16, kernels="compiled", num_threads=1)
 
 
 def test_a_failed_build_says_why(
@@ -53,9 +53,9 @@ def test_a_failed_build_says_why(
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match="this is why"):
-        open_arithmetic(torch.float32, path="compiled", num_threads=1)
+        open_backend(torch.float32, kernels="compiled", num_threads=1)
     with caplog.at_level(logging.WARNING):
-        assert open_arithmetic(torch.float32, num_threads=1).recipe.path == "library"
+        assert open_backend(torch.float32, num_threads=1).recipe.path == "library"
 
 
 def test_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
@@ -83,9 +83,9 @@ def test_the_recipe_can_be_written_down() -> None:
     seen = set()
     for dtype in (torch.float32, torch.bfloat16):
         for path in ("compiled", "library"):
-            recipe = open_arithmetic(dtype, path=path, num_threads=1).recipe
+            recipe = open_backend(dtype, kernels=path, num_threads=1).recipe
             assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
-            assert recipe == open_arithmetic(dtype, path=path, num_threads=2).recipe
+            assert recipe == open_backend(dtype, kernels=path, num_threads=2).recipe
             assert recipe.rows == 16
             seen.add(recipe.digest())
     assert len(seen) == 4
@@ -93,8 +93,8 @@ def test_the_recipe_can_be_written_down() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="float64"):
-        open_arithmetic(torch.float64, num_threads=1)
+        open_backend(torch.float64, num_threads=1)
     with pytest.raises(ConfigError, match="at least 1"):
-        open_arithmetic(torch.float32, num_threads=0)
-    with pytest.raises(ConfigError, match="unknown arithmetic path"):
-        open_arithmetic(torch.float32, path="gpu", num_threads=1)  # type: ignore[arg-type]
+        open_backend(torch.float32, num_threads=0)
+    with pytest.raises(ConfigError, match="unknown kernels"):
+        open_backend(torch.float32, kernels="gpu", num_threads=1)  # type: ignore[arg-type]
