@@ -97,7 +97,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny") / "llama")
 
 
-SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_rows": 64, "max_num_seqs": 8}
+SMALL: dict[str, Any] = {"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 8}
 
 
 @pytest.fixture(scope="module")

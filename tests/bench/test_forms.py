@@ -18,7 +18,9 @@ from support.grammar_walks import needs_llguidance
 def test_two_hundred_schemas_are_kept_to_and_answered_the_same_each_time(
     mode: DeterminismMode, count: int
 ) -> None:
-    config = EngineConfig(dtype="fp32", determinism=mode, max_num_seqs=16, max_pass_rows=64, kv_memory="4MiB")
+    config = EngineConfig(
+        dtype="fp32", determinism=mode, max_num_seqs=16, max_pass_tokens=64, kv_memory="4MiB"
+    )
     engine = tiny_engine(config)
     report = run(engine, count, 2, lambda _: None)
     assert report.num_invalid == 0

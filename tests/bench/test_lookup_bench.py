@@ -36,7 +36,7 @@ def test_a_differing_bit_or_a_figure_not_reached_is_not_good(wrong: tuple[Cell, 
 
 
 def test_every_variant_answers_and_guesses_are_counted() -> None:
-    engine = tiny_engine(EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_rows=64, kv_memory="4MiB"))
+    engine = tiny_engine(EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_tokens=64, kv_memory="4MiB"))
     measured = _measure(engine, "a loop", True, [5, 6, 7, 8, 9] * 12, rounds=1, num_tokens=120)
     assert measured.same_bits
     assert measured.speed.keys() == {variant.name for variant in VARIANTS}

@@ -222,7 +222,7 @@ def test_too_little_to_measure_is_not_good():
 
 
 def test_the_offline_engine_runs_the_same_load():
-    config = EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_rows=64, kv_memory="4MiB")
+    config = EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_tokens=64, kv_memory="4MiB")
     engine = tiny_engine(config)
     offline = OfflineLoad(engine, Jobs(SHAPE, range(10, 200)), Pace(concurrency=4, num_requests=30))
     assert offline.run() > 0

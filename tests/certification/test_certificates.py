@@ -106,7 +106,7 @@ def open_bent(
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
     for module in (build, certifying):
         monkeypatch.setattr(module, "open_backend", lambda *a, **k: kind(open_backend(*a, **k), bend))
-    return LLM(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=8, **config)
+    return LLM(str(model), dtype="fp32", max_pass_tokens=64, max_num_seqs=8, **config)
 
 
 def same_bits(one: LLM, other: LLM) -> bool:
@@ -219,7 +219,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def start(model: Path, **config: Any) -> LLM:
-    return LLM(str(model), **{"dtype": "fp32", "max_pass_rows": 32, "max_num_seqs": 8, **config})
+    return LLM(str(model), **{"dtype": "fp32", "max_pass_tokens": 32, "max_num_seqs": 8, **config})
 
 
 def assert_plain(value: Any) -> None:
@@ -241,7 +241,7 @@ def test_a_certificate_is_made_once_and_read_again(
     assert len(counted) == 1
     assert first.engine.certificate == second.engine.certificate == load_certificate(counted[0])
     assert same_bits(first, second)
-    start(tiny_llama, max_pass_rows=48)  # another question, another certificate
+    start(tiny_llama, max_pass_tokens=48)  # another question, another certificate
     start(tiny_llama, dtype="bf16")
     assert len(set(counted)) == len(counted) == 3
 

@@ -22,7 +22,9 @@ def stage() -> Stage:
     from holdfast.bench.tiny import tiny_engine
 
     engine = tiny_engine(
-        EngineConfig(dtype="fp32", determinism="off", kernels="compiled", kv_memory="2MiB", max_pass_rows=128)
+        EngineConfig(
+            dtype="fp32", determinism="off", kernels="compiled", kv_memory="2MiB", max_pass_tokens=128
+        )
     )
     runner: Any = engine.runner
     decoder = getattr(runner, "decoder", None) or runner._decoder
@@ -74,7 +76,7 @@ class Lying:
     def run(self, plan: StepPlan) -> list[PassResult]:
         results = list(self._stage.runner.run(plan))
         (one,) = plan.passes
-        if one.padded_rows == self._total:
+        if one.num_tokens_padded == self._total:
             probe = next(index for index, span in enumerate(one.spans) if span.request_id == 3)
             results[0] = self._lie(self._stage, one.spans[probe], results[0], probe)
         return results

@@ -98,7 +98,7 @@ def test_in_a_process_of_its_own(model):
         (("x", "--logprobs", "101"), "logprobs must be from 0"),
         (("x", "--dtype", "int3"), "dtype must be auto"),
         (("x", "--kv-memory", "lots"), "kv_memory must be a number of bytes"),
-        (("x", "--max-pass-rows", "0"), "max_pass_rows must be a whole number"),
+        (("x", "--max-pass-tokens", "0"), "max_pass_tokens must be a whole number"),
         (("x", "--prompts-file", "/no/such/file"), "cannot be read"),
         (("",), "the prompt is empty"),
         (("x", "--stop-token-id", "100000"), "not in the vocabulary"),

@@ -12,13 +12,13 @@ def span(start: int, count: int, sample_from: int) -> Span:
 
 def test_a_spans_rows() -> None:
     chunk = span(8, 4, 3)
-    assert (chunk.num_rows, chunk.stop, chunk.num_sampled) == (4, 12, 1)
+    assert (chunk.num_tokens, chunk.stop, chunk.num_sampled) == (4, 12, 1)
     assert span(0, 4, 4).num_sampled == 0
 
 
 def test_a_passes_rows_do_not_count_padding() -> None:
-    one = Pass(PassKind.FAST, (span(0, 3, 2), span(5, 1, 0)), padded_rows=8)
-    assert one.num_rows == 4
+    one = Pass(PassKind.FAST, (span(0, 3, 2), span(5, 1, 0)), num_tokens_padded=8)
+    assert one.num_tokens == 4
     assert StepPlan((one,))
     assert not StepPlan(())
 

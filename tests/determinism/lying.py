@@ -31,14 +31,14 @@ def lie_in_lookups(
 
     def look_up_and_lie(seq: RequestState, most: int) -> None:
         look_up(seq, most)
-        start, request = seq.log.num_output, seq.request
+        start, request = seq.tokens.num_output, seq.request
         room = min(most, rng.randint(1, MOST), request.params.max_tokens - start - 1)
         found = list(known.get((request.prompt_ids, request.seed), ())[start : start + max(0, room)])
         found = [rng.randrange(vocab_size) if rng.random() < chance else token_id for token_id in found]
         found += [rng.randrange(vocab_size) for _ in range(room - len(found))]
-        added = len(found) - seq.log.drop_candidates()
+        added = len(found) - seq.tokens.drop_candidates()
         for token_id in found:
-            seq.log.propose(token_id)
+            seq.tokens.propose(token_id)
         seq._looked_up = bool(found)
         seq.stats.candidates += added
         seq.stats.looked_up += added

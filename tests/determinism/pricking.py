@@ -102,8 +102,12 @@ def digests(kernels: KernelBackend, **limits: object) -> list[str]:
 
 LIMITS: dict[str, dict[str, object]] = {
     "usual": {},
-    "tight": {"max_num_seqs": 4, "max_pass_rows": 48, "kv_memory": "256KiB", "prefix_cache": False},
-    "narrow": {"max_num_seqs": 32, "max_pass_rows": 128, "kv_memory": "64MiB"},  # certified in a few seconds
+    "tight": {"max_num_seqs": 4, "max_pass_tokens": 48, "kv_memory": "256KiB", "prefix_cache": False},
+    "narrow": {
+        "max_num_seqs": 32,
+        "max_pass_tokens": 128,
+        "kv_memory": "64MiB",
+    },  # certified in a few seconds
 }
 
 if __name__ == "__main__":

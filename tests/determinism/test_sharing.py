@@ -10,7 +10,7 @@ from holdfast.scheduler.policy import DeterminismMode
 def _passes(one: Engine, mode: DeterminismMode, streams: int) -> Counters:
     config = one.scheduler.config
     fresh = one.restarted(
-        type(config)(32, 512, config.reference_rows, mode, config.certified_sizes, prefix_cache=False)
+        type(config)(32, 512, config.reference_tokens, mode, config.certified_sizes, prefix_cache=False)
     )
     for number in range(streams):
         params = SamplingParams(

@@ -164,7 +164,7 @@ def folder(tiny_llama: Path, tmp_path: Path) -> Path:
 
 
 def start(model: Path, **config: Any) -> LLM:
-    return LLM(str(model), **{"dtype": "fp32", "max_pass_rows": 64, "max_num_seqs": 4, **config})
+    return LLM(str(model), **{"dtype": "fp32", "max_pass_tokens": 64, "max_num_seqs": 4, **config})
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -287,8 +287,8 @@ def test_a_hostile_template_is_stopped_and_plain_prompts_go_on(folder: Path, nam
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 10**9}, "max_num_seqs"),
         ({"max_num_seqs": True}, "max_num_seqs"),
-        ({"max_pass_rows": -1}, "max_pass_rows"),
-        ({"max_pass_rows": 10**9}, "max_pass_rows"),
+        ({"max_pass_tokens": -1}, "max_pass_tokens"),
+        ({"max_pass_tokens": 10**9}, "max_pass_tokens"),
         ({"max_model_len": 0}, "max_model_len"),
         ({"num_threads": 0}, "num_threads"),
         ({"kv_memory": "lots"}, "kv_memory"),
@@ -308,7 +308,7 @@ def test_bad_engine_settings(config: dict[str, Any], message: str) -> None:
     ("config", "message"),
     [
         ({"max_model_len": 513}, "the model's context is 512"),
-        ({"max_pass_rows": 3}, "max_pass_rows must be at least"),
+        ({"max_pass_tokens": 3}, "max_pass_tokens must be at least"),
         ({"max_num_seqs": 65}, "so that every running request"),
         ({"kv_memory": 100}, "does not hold one page"),
     ],

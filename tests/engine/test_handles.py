@@ -22,7 +22,7 @@ LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True, determinis
 
 def make(model: Path) -> Engine:
     return build(
-        EngineConfig(str(model), dtype="fp32", max_pass_rows=64, max_num_seqs=4, determinism="verify")
+        EngineConfig(str(model), dtype="fp32", max_pass_tokens=64, max_num_seqs=4, determinism="verify")
     )
 
 
@@ -35,7 +35,7 @@ def engine(tiny_llama: Path) -> Engine:
 def running(engine: Engine) -> Iterator[AsyncEngine]:
     with AsyncEngine(engine) as running:
         yield running
-    engine.scheduler.index.clear()
+    engine.scheduler.prefix_cache.clear()
     engine.check()
     assert engine.scheduler.pool.num_held == 0
 

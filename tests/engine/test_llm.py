@@ -72,12 +72,12 @@ def test_alone_among_others_and_in_both_modes_it_is_the_same_answer(
 
 
 def test_a_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
-    llm.engine.scheduler.index.clear()
+    llm.engine.scheduler.prefix_cache.clear()
     cold, warm = (llm.generate([PROMPTS[2]], settings())[0] for _ in range(2))
     assert cold.stats.cached_tokens == 0
     assert warm.stats.cached_tokens > 0
     assert bits(cold) == bits(warm)
-    llm.engine.scheduler.index.clear()
+    llm.engine.scheduler.prefix_cache.clear()
 
 
 @pytest.mark.parametrize("chunk", [32, 64, 200])
@@ -92,7 +92,7 @@ def test_chunks_and_a_tight_kv_budget_change_no_bit(
         str(tiny_llama),
         dtype="fp32",
         determinism=mode,
-        max_pass_rows=chunk,
+        max_pass_tokens=chunk,
         max_num_seqs=8,
         kv_memory=page * 10,
         prefix_cache=False,
@@ -191,10 +191,10 @@ def test_min_tokens_puts_a_stop_off(llm: LLM) -> None:
 
 
 def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> None:
-    probe = LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64)
+    probe = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     whole = probe.generate(PROMPTS[:1], settings())[0]
     eos = whole.token_ids[4]
-    llm = LLM(str(tiny_model(tmp_path / "eos", eos_token_id=eos)), dtype="fp32", max_pass_rows=64)
+    llm = LLM(str(tiny_model(tmp_path / "eos", eos_token_id=eos)), dtype="fp32", max_pass_tokens=64)
     ended = llm.generate(PROMPTS[:1], settings(ignore_eos=False))[0]
     assert ended.token_ids == whole.token_ids[: whole.token_ids.index(eos) + 1]
     assert ended.finish_reason == "stop"
@@ -307,7 +307,7 @@ class Deferred(ScriptedRunner):
 
 
 def deferred_engine(llm: LLM, mode: Any, **changes: Any) -> Engine:
-    config = SchedulerConfig(4, 64, 8, mode, tuple(range(1, 65)), speculation="off", run_ahead=1)
+    config = SchedulerConfig(4, 64, 8, mode, tuple(range(1, 65)), speculation="off", async_scheduling=True)
     scheduler = Scheduler(replace(config, **changes), PagePool(64, 4))
     old = llm.engine
     return Engine(scheduler, Deferred(4, 0.2, 1), old.tokenizer, old.limits, None, old.grammars, old.receipts)
@@ -420,7 +420,7 @@ def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> No
 
 
 def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None:
-    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     with pytest.raises(DeterminismRefused, match="determinism off; start it with determinism auto or verify"):
         llm.generate(PROMPTS[:1], settings())
     result = llm.generate(PROMPTS[:1], settings(deterministic=False))[0]
@@ -436,7 +436,7 @@ def test_progress_is_shown_in_order(
     seen: dict[str, list[tuple[int, int]]] = {}
     LLM(
         str(tiny_llama),
-        max_pass_rows=64,
+        max_pass_tokens=64,
         progress=lambda what, done, total: seen.setdefault(what, []).append((done, total)),
     )
     assert list(seen) == ["Loading weights", "Certifying"]

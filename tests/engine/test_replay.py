@@ -83,7 +83,7 @@ def test_a_changed_token_is_found_where_it_is(auto_llm: LLM) -> None:
 def test_other_weights_are_another_answer(auto_llm: LLM, tmp_path: Path) -> None:
     from support.tiny import tiny_model
 
-    other = LLM(str(tiny_model(tmp_path / "other", seed=8)), dtype="fp32", max_pass_rows=64, max_num_seqs=8)
+    other = LLM(str(tiny_model(tmp_path / "other", seed=8)), dtype="fp32", max_pass_tokens=64, max_num_seqs=8)
     assert not replay(other, parse_receipt(ask(auto_llm, PROMPT, settings()))).same
 
 
@@ -108,7 +108,7 @@ def test_a_prompt_that_was_left_out_must_be_given(auto_llm: LLM) -> None:
 
 def test_what_this_engine_cannot_do_is_said(auto_llm: LLM, tiny_llama: Path) -> None:
     made = ask(auto_llm, PROMPT, settings())
-    off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     with pytest.raises(DeterminismRefused):
         replay(off, parse_receipt(made))
     foreign = copy.deepcopy(made)

@@ -54,7 +54,7 @@ def open_engine(kernels: KernelBackend) -> Engine:
         dtype="fp32",
         kernels=kernels,
         max_num_seqs=8,
-        max_pass_rows=64,
+        max_pass_tokens=64,
         spot_check_rate=0.25,
         kv_memory="8MiB",
     )
@@ -134,19 +134,19 @@ def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wr
 def test_no_page_written_before_survives(engine: Engine) -> None:
     answer(engine, PROMPT, PROMPT[5:], (7, 8, 9) * 12)
     corrupted = corrupt(engine, 0)
-    assert engine.scheduler.index.num_pages > 0
+    assert engine.scheduler.prefix_cache.num_pages > 0
     corrupted.is_wrong = True
     ordinary = replace(PARAMS, deterministic=False, max_tokens=40)
     engine.submit(engine.prepare(tuple(range(100, 140)), ordinary))
     engine.submit(engine.prepare(tuple(range(200, 240)), PARAMS))
     while engine.revocation is None:
         engine.step()
-    assert engine.scheduler.index.num_pages == 0
+    assert engine.scheduler.prefix_cache.num_pages == 0
     while engine.has_work:
         engine.step()
     engine.check()
     ids = tuple(range(100, 180))
-    pages, _, _ = engine.scheduler.index.match(ids, canonical_only=False)
+    pages, _, _ = engine.scheduler.prefix_cache.match(ids, canonical_only=False)
     assert pages == []  # what the ordinary request had computed in certified passes is known to nobody
 
 

@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_said(llm: LLM) -> None:
 
 
 def test_an_engine_without_determinism_scores_only_if_told_so(tiny_llama: Any) -> None:
-    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64, max_num_seqs=8)
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64, max_num_seqs=8)
     with pytest.raises(DeterminismRefused):
         llm.score([5], [6, 7])
     assert len(llm.score([5], [6, 7], deterministic=False)) == 2

@@ -25,7 +25,12 @@ DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, determini
 ORDINARY = replace(DETERMINISTIC, deterministic=False)
 PROMPT = tuple(range(40, 75))
 CONFIG = EngineConfig(
-    dtype="fp32", determinism="verify", max_num_seqs=8, max_pass_rows=64, kv_memory="4MiB", speculation="off"
+    dtype="fp32",
+    determinism="verify",
+    max_num_seqs=8,
+    max_pass_tokens=64,
+    kv_memory="4MiB",
+    speculation="off",
 )
 
 
@@ -173,8 +178,8 @@ def test_passes_are_told_as_they_were_planned() -> None:
     kinds = [one.kind for one in passes]
     assert kinds.count("fast") == engine.counters.fast_passes > 0
     assert kinds.count("canonical") == engine.counters.canonical_passes > 0
-    assert sum(one.padded_rows for one in passes) == engine.counters.rows
-    assert all(one.num_rows == sum(rows for _, _, rows in one.spans) for one in passes)
+    assert sum(one.num_tokens_padded for one in passes) == engine.counters.rows
+    assert all(one.num_tokens == sum(rows for _, _, rows in one.spans) for one in passes)
     steps = [trace for trace in watcher.traces if trace.passes]
     assert [trace.step for trace in steps] == list(range(1, engine.counters.steps + 1))
     assert all(trace.milliseconds > 0 for trace in steps)
@@ -197,17 +202,17 @@ def test_pages_and_lengths_are_those_of_the_engine() -> None:
     for _ in range(12):
         engine.step()
         trace = engine.tracer.take()[-1]
-        (seq,) = engine.scheduler.sequences
+        (seq,) = engine.scheduler.requests
         (told,) = trace.sequences
         assert (trace.pages_used, trace.num_pages, trace.page_size) == (
             pool.num_held,
             pool.num_pages,
             pool.page_size,
         )
-        assert told.num_pages == len(seq.table) == pool.pages_for(seq.log.total_len)
+        assert told.num_pages == len(seq.page_table) == pool.pages_for(seq.tokens.total_len)
         assert (told.phase, told.prompt_len) == (seq.phase.value, len(PROMPT))
         assert (told.committed_len, told.canonical_len, told.computed_len) == (
-            seq.log.committed_len,
+            seq.tokens.committed_len,
             seq.canonical_len,
             seq.computed_len,
         )
@@ -231,7 +236,7 @@ def test_an_aborted_request_ends_at_once() -> None:
     engine.tracer = Tracer(engine)
     request = engine.prepare(PROMPT, DETERMINISTIC)
     engine.submit(request)
-    while not engine.scheduler.sequences[0].log.num_candidates:
+    while not engine.scheduler.requests[0].tokens.num_candidates:
         engine.step()
     (update,) = engine.abort(request.request_id)
     watcher.take(engine)
@@ -295,8 +300,8 @@ def test_an_answer_that_starts_over_is_told_again() -> None:
     for _ in range(6):
         engine.step()
     watcher.take(engine)
-    (seq,) = engine.scheduler.sequences
-    assert seq.log.num_output > 0
+    (seq,) = engine.scheduler.requests
+    assert seq.tokens.num_output > 0
     engine.scheduler._revoke()
     while engine.has_requests:
         engine.step()

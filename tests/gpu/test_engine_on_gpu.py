@@ -79,18 +79,18 @@ def test_graphs_give_the_bits_of_eager_passes(engine: Engine) -> None:
 
 def test_running_ahead_changes_nothing(engine: Engine) -> None:
     requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
-    ahead, behind = (
-        [outcome(result) for result in answers(scheduled(engine, run_ahead=steps), requests)]
-        for steps in (1, 0)
+    overlapped, stepwise = (
+        [outcome(result) for result in answers(scheduled(engine, async_scheduling=overlaps), requests)]
+        for overlaps in (True, False)
     )
-    assert ahead == behind
+    assert overlapped == stepwise
 
 
 def test_verified_answers_are_the_certified_ones(engine: Engine, plain: Engine) -> None:
     requests = [(prompt(50 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)]
     certified = [outcome(result) for result in answers(scheduled(engine), requests)]
-    for run_ahead in (0, 1):
-        verifying = scheduled(plain, determinism="verify", run_ahead=run_ahead)
+    for async_scheduling in (False, True):
+        verifying = scheduled(plain, determinism="verify", async_scheduling=async_scheduling)
         assert [outcome(result) for result in answers(verifying, requests)] == certified
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import UNKNOWN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
@@ -129,7 +129,7 @@ def prompt_len(number: int) -> int:
 def prompts() -> StepPlan:
     """The last row of each prompt."""
     spans = [
-        Span(n, prompt_len(n) - 1, (PROMPT[n],), pages(n), 0, how(n), logprobs=0, lane=n)
+        Span(n, prompt_len(n) - 1, (PROMPT[n],), pages(n), 0, how(n), logprobs=0, request_index=n)
         for n in range(NUM_SEQS)
     ]
     return StepPlan((Pass(PassKind.FAST, tuple(spans), PADDED),))
@@ -137,7 +137,17 @@ def prompts() -> StepPlan:
 
 def decode(step: int, tokens: Sequence[int], padded: int, kind: PassKind = PassKind.FAST) -> StepPlan:
     spans = [
-        Span(n, prompt_len(n) + step, (token,), pages(n), 0, how(n), n % 2, watched=n == 1, lane=n)
+        Span(
+            n,
+            prompt_len(n) + step,
+            (token,),
+            pages(n),
+            0,
+            how(n),
+            n % 2,
+            with_checksums=n == 1,
+            request_index=n,
+        )
         for n, token in enumerate(tokens)
     ]
     return StepPlan((Pass(kind, tuple(spans), padded, certified=kind is PassKind.CANONICAL),))
@@ -189,9 +199,9 @@ def test_greedy_steps_end_in_a_graph(
     assert tokens_of(graphed.run(prompts())) == tokens and ended == []
     plans, reads = [], []
     for step, logprobs in enumerate(((0,), (None,), (0, None))):
-        some = decode(step, tokens if step == 0 else [UNKNOWN] * NUM_SEQS, PADDED, kind).passes[0]
+        some = decode(step, tokens if step == 0 else [UNKNOWN_TOKEN] * NUM_SEQS, PADDED, kind).passes[0]
         spans = tuple(
-            replace(span, sampling=greedy, watched=False, logprobs=logprobs[n % len(logprobs)])
+            replace(span, sampling=greedy, with_checksums=False, logprobs=logprobs[n % len(logprobs)])
             for n, span in enumerate(some.spans)
         )
         plans.append(StepPlan((replace(some, spans=spans),)))
@@ -207,7 +217,7 @@ def test_short_windows_beside_decode_rows(eager: ModelRunner, graphed: ModelRunn
     for runner in (eager, graphed):
         runner.run(prompts())
     window = Span(0, 63, (7, 8, 9), pages(0), 0, how(0), logprobs=2)
-    chunk = Span(1, 59, (5, 6), pages(1), 2, how(1), given=(6, 9))
+    chunk = Span(1, 59, (5, 6), pages(1), 2, how(1), scored_ids=(6, 9))
     single = Span(2, 60, (4,), pages(2), 0, how(2))
     spans = (window, chunk, single) if HAS_GPU else (replace(window, token_ids=(7, 8)), single)
     size = 8 if HAS_GPU else 3
@@ -239,7 +249,7 @@ def long_pass(kind: PassKind) -> StepPlan:
     for number, length in enumerate(lengths, NUM_SEQS):
         tokens, table = (PROMPT * 6)[number : number + length], tuple(range(first, first + 6))
         last = length - (number != NUM_SEQS + 1)
-        spans.append(Span(number, 7, tokens, table, last, how(number), logprobs=1, lane=number))
+        spans.append(Span(number, 7, tokens, table, last, how(number), logprobs=1, request_index=number))
         first += 6
         if number - NUM_SEQS < 2:
             spans.append(Span(number - NUM_SEQS, 60, (4,), pages(number - NUM_SEQS), 0, how(number), 2))
@@ -279,7 +289,7 @@ def test_started_ahead_with_unknown_tokens(eager: ModelRunner, graphed: ModelRun
     for step in range(num_steps):
         results.append(eager.run(decode(step, tokens_of(results[-1]), PADDED)))
     reads = [graphed.start(prompts())]
-    reads += [graphed.start(decode(step, [UNKNOWN] * NUM_SEQS, PADDED)) for step in range(num_steps)]
+    reads += [graphed.start(decode(step, [UNKNOWN_TOKEN] * NUM_SEQS, PADDED)) for step in range(num_steps)]
     assert [read() for read in reads] == results
     assert_same_kv(eager, graphed)
 
@@ -299,14 +309,14 @@ def test_a_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: Mo
     with counting_replays(graphed) as replays:
         found = graphed.run(plan)
     assert replays == [size]
-    assert found == eager.run(replace(plan, passes=(replace(plan.passes[0], padded_rows=size),)))
+    assert found == eager.run(replace(plan, passes=(replace(plan.passes[0], num_tokens_padded=size),)))
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="nothing can be waited for")
 def test_starting_waits_for_nothing(eager: ModelRunner, graphed: ModelRunner) -> None:
     """CUDA itself raises where the host would wait."""
     for runner in (eager, graphed):
-        plans = [prompts(), *(decode(step, [UNKNOWN] * NUM_SEQS, 16) for step in range(2))]
+        plans = [prompts(), *(decode(step, [UNKNOWN_TOKEN] * NUM_SEQS, 16) for step in range(2))]
         plans.append(long_pass(PassKind.FAST))
         for plan in plans:  # what is compiled or allocated for the first time may wait
             runner.run(plan)
@@ -333,7 +343,7 @@ def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
     )
     grammar = ToldGrammar(lambda candidates, count: [mask(*range(3, 300), vocab=VOCAB), b"", None][-count:])
     sampling = Sampling(params, 11, 20, (4, 5), ((PROMPT[30], 31),), eos_ids=(4,))
-    free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], watched=True)
+    free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], with_checksums=True)
     whole = replace(free, constraint=Constraint(grammar, PROMPT[29:31]))
     (window,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (free,), 3),)))
     (constrained,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (whole,), 3),)))
@@ -349,11 +359,11 @@ def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
 def test_a_check(eager: ModelRunner) -> None:
     """Clean rows pass; one bit of a key, in its transposed home, does not."""
     rows = 256 if HAS_GPU else 10
-    one = Span(0, 60, PROMPT[60:70], pages(0), 0, how(0), watched=True)
+    one = Span(0, 60, PROMPT[60:70], pages(0), 0, how(0), with_checksums=True)
     (result,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (one,), rows),)))
-    bits = tuple(each.logit_bits or 0 for each in result.samples[0])
+    bits = tuple(each.logits_checksum or 0 for each in result.samples[0])
     again = Span(0, 62, PROMPT[62:70], (40, 41), 2, how(0))
-    check = Pass(PassKind.CHECK, (again,), rows, originals=pages(0)[:2], logit_bits=bits[4:])
+    check = Pass(PassKind.CHECK, (again,), rows, original_pages=pages(0)[:2], logits_checksums=bits[4:])
     assert eager.run(StepPlan((check,)))[0].mismatch is None
     page, offset = pages(0)[65 // PAGE], 65 % PAGE
     keys = eager._store.layers[0].keys

@@ -82,7 +82,7 @@ def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANC
 def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
     """Tokens, logprobs and raw logits of every prompt, as ordinary and as deterministic requests."""
     pass_rows = 64 if kernels == "compiled" else 32
-    llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_rows=pass_rows, max_num_seqs=8)
+    llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_tokens=pass_rows, max_num_seqs=8)
     greedy = [
         SamplingParams(
             max_tokens=max_tokens, temperature=0, ignore_eos=True, logprobs=5, deterministic=deterministic
@@ -97,7 +97,7 @@ def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any
         assert deterministic.determinism in ("certified", "verified")
         assert_greedy_parity(model, ordinary)
         assert_greedy_parity(model, deterministic)
-    rows = llm.engine.scheduler.config.reference_rows
+    rows = llm.engine.scheduler.config.reference_tokens
     for token_ids in prompts:
         expected = reference_logits(model, token_ids)
         for found in (raw_logits(llm, token_ids, rows, True), raw_logits(llm, token_ids, 23, False)):

@@ -52,6 +52,6 @@ def test_tokens_and_logits_are_those_of_transformers(case: str, tmp_path: Path) 
 
 
 def test_text_goes_through_the_files_own_tokenizer(tmp_path: Path) -> None:
-    llm = LLM(str(tiny_gguf(tmp_path / "model.gguf")), dtype="fp32", max_pass_rows=64)
+    llm = LLM(str(tiny_gguf(tmp_path / "model.gguf")), dtype="fp32", max_pass_tokens=64)
     result = llm.generate(["the quick fox"])[0]
     assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == "the quick fox"

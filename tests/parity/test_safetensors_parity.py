@@ -87,7 +87,7 @@ def test_tokens_and_logits_are_those_of_transformers(variant: tuple[Path, Any], 
 def test_the_variants_are_what_they_say(tmp_path: Path) -> None:
     """A window that is ignored, or a rope that is not scaled, would show."""
     plain, windowed = (
-        LLM(str(tiny_model(tmp_path / name, "mistral", **changes)), dtype="fp32", max_pass_rows=64)
+        LLM(str(tiny_model(tmp_path / name, "mistral", **changes)), dtype="fp32", max_pass_tokens=64)
         for name, changes in (("plain", {}), ("windowed", {"sliding_window": 20}))
     )
     long = prompts()[2]
@@ -107,6 +107,6 @@ def test_generate_of_transformers_gives_the_same_answer(tiny_llama: Path) -> Non
     )
     from holdfast import SamplingParams
 
-    llm = LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64)
+    llm = LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64)
     result = llm.generate([prompt], SamplingParams(max_tokens=16, temperature=0, ignore_eos=True))[0]
     assert list(result.token_ids) == expected[0, len(prompt) :].tolist()

@@ -22,7 +22,9 @@ PROMPTS = [
 
 def test_64_greedy_tokens_of_three_prompts() -> None:
     path = locate(None).path
-    llm = LLM(str(path), dtype="fp32", max_pass_rows=64, max_num_seqs=8, max_model_len=512, determinism="off")
+    llm = LLM(
+        str(path), dtype="fp32", max_pass_tokens=64, max_num_seqs=8, max_model_len=512, determinism="off"
+    )
     greedy = SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, logprobs=5)
     results = llm.generate(PROMPTS, greedy)
     model = open_reference(path)
@@ -30,7 +32,7 @@ def test_64_greedy_tokens_of_three_prompts() -> None:
         assert len(result.token_ids) == 64
         assert_greedy_parity(model, result, tolerance=2e-4)
     token_ids = list(results[1].prompt_token_ids)
-    found = raw_logits(llm, token_ids, llm.engine.scheduler.config.reference_rows, True)
+    found = raw_logits(llm, token_ids, llm.engine.scheduler.config.reference_tokens, True)
     difference = (found - reference_logits(model, token_ids)).abs()
     assert difference.max() < 2e-4
     assert difference.mean() < 2e-5

@@ -5,7 +5,7 @@ through the page table, so a wrong page, a stale slot or a non-canonical read sh
 a function of the context alone; a fast pass may lie, and so may certified passes from some time on. A prompt that begins
 with COPIES is answered with text that repeats itself, so that look-ups find something.
 
-Sampled tokens are kept by lane, as the real runner keeps them: an UNKNOWN token is read from there, and must have been
+Sampled tokens are kept by lane, as the real runner keeps them: an UNKNOWN_TOKEN token is read from there, and must have been
 written for this request and this position. `start` computes in order; results are read in order, when they are waited for.
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import (
-    LANE_WIDTH,
-    UNKNOWN,
+    SAMPLED_RING_SIZE,
+    UNKNOWN_TOKEN,
     Pass,
     PassKind,
     PassResult,
@@ -133,7 +133,7 @@ class ScriptedRunner:
         results = []
         for one in plan.passes:
             self.passes.append(one)
-            assert one.num_rows <= one.padded_rows
+            assert one.num_tokens <= one.num_tokens_padded
             results.append(self._check(one) if one.kind is PassKind.CHECK else self._run_pass(one))
         if self._during is not None:
             self._during()
@@ -173,7 +173,7 @@ class ScriptedRunner:
         if canonical and deterministic:
             assert whole, "a canonical row of a deterministic request reads fast KV"
         samples, scores = [], []
-        first_given = span.sample_from - len(span.given)
+        first_given = span.sample_from - len(span.scored_ids)
         assert first_given >= 0
         token_ids = [
             self._token(span, at, token_id) for at, token_id in enumerate(span.token_ids, span.start)
@@ -190,28 +190,34 @@ class ScriptedRunner:
                 samples.append(self._say(context, canonical, span))
                 said.append((span.start + offset + 1, samples[-1].token_id))
             elif offset >= first_given:
-                scores.append(logprob(context, span.given[offset - first_given]))
-        for position, token_id in said if span.lane >= 0 else ():  # only now: a pass reads before it writes
-            self._lanes[span.lane, position % LANE_WIDTH] = (span.request_id, position, token_id)
+                scores.append(logprob(context, span.scored_ids[offset - first_given]))
+        for position, token_id in (
+            said if span.request_index >= 0 else ()
+        ):  # only now: a pass reads before it writes
+            self._lanes[span.request_index, position % SAMPLED_RING_SIZE] = (
+                span.request_id,
+                position,
+                token_id,
+            )
         return tuple(samples), tuple(scores)
 
     def _token(self, span: Span, position: int, token_id: int) -> int:
-        if token_id != UNKNOWN:
+        if token_id != UNKNOWN_TOKEN:
             assert 0 <= token_id < VOCAB
             return token_id
         self.num_unknown += 1
-        request_id, written, sampled = self._lanes[span.lane, position % LANE_WIDTH]
+        request_id, written, sampled = self._lanes[span.request_index, position % SAMPLED_RING_SIZE]
         assert (request_id, written) == (span.request_id, position), "a lane holds somebody else's token"
         return sampled
 
     def _check_what_is_known(self, span: Span) -> None:
         """Who looks back at its tokens is given all of them."""
         samples = span.sample_from < len(span.token_ids)
-        if samples and (span.sampling.looks_back or span.constraint is not None):
-            assert UNKNOWN not in span.token_ids
-        if samples and span.sampling.looks_back:
+        if samples and (span.sampling.needs_history or span.constraint is not None):
+            assert UNKNOWN_TOKEN not in span.token_ids
+        if samples and span.sampling.needs_history:
             known = (*span.history, *span.token_ids)
-            assert len(known) == span.stop and UNKNOWN not in known
+            assert len(known) == span.stop and UNKNOWN_TOKEN not in known
             before = self._slots[self._slot(span, span.start - 1)].context if span.start else START
             assert self._corrupt_from is not None or self._whole(span) == before
 
@@ -220,19 +226,19 @@ class ScriptedRunner:
         if not canonical and self._rng.random() < self._lie:
             token_id = (token_id + 1 + self._rng.randrange(VOCAB - 1)) % VOCAB
         wanted = logprob(context, token_id) if span.logprobs is not None else None
-        return Sampled(token_id, wanted, context[0] if span.watched else None)
+        return Sampled(token_id, wanted, context[0] if span.with_checksums else None)
 
     def _check(self, one: Pass) -> PassResult:
         """Compute the rows again in scratch pages, and compare slots and logits."""
         (span,) = one.spans
-        scratch = span.pages[len(span.pages) - len(one.originals) :]
-        table = (*span.pages[: len(span.pages) - len(one.originals)], *one.originals)
-        for ours, theirs in zip(scratch, one.originals, strict=True):
+        scratch = span.pages[len(span.pages) - len(one.original_pages) :]
+        table = (*span.pages[: len(span.pages) - len(one.original_pages)], *one.original_pages)
+        for ours, theirs in zip(scratch, one.original_pages, strict=True):
             for at in range(self._page_size):
                 if (slot := self._slots.get(theirs * self._page_size + at)) is not None:
                     self._slots[ours * self._page_size + at] = replace(slot)
-        samples, _ = self._run_span(replace(span, watched=True), PassKind.CHECK, corrupt=False)
-        assert len(samples) == len(one.logit_bits)
+        samples, _ = self._run_span(replace(span, with_checksums=True), PassKind.CHECK, corrupt=False)
+        assert len(samples) == len(one.logits_checksums)
         mismatch = None
         for position in range(span.start, span.stop):
             if (
@@ -240,7 +246,7 @@ class ScriptedRunner:
                 != self._slots[self._slot(replace(span, pages=table), position)]
             ):
                 mismatch = f"KV at position {position}"
-        if tuple(sample.logit_bits for sample in samples) != one.logit_bits:
+        if tuple(sample.logits_checksum for sample in samples) != one.logits_checksums:
             mismatch = mismatch or "logits"
         self.num_mismatches += mismatch is not None
         return PassResult(((),), mismatch=mismatch)

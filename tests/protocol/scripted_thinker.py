@@ -174,8 +174,8 @@ class ScriptedThinker(ScriptedRunner):
     def _check(self, one: Pass) -> PassResult:
         """What was thought behind the rows is compared, too."""
         (span,) = one.spans
-        before = len(span.pages) - len(one.originals)
-        then = replace(span, pages=(*span.pages[:before], *one.originals))
+        before = len(span.pages) - len(one.original_pages)
+        then = replace(span, pages=(*span.pages[:before], *one.original_pages))
         starts = range(before * self._page_size, span.stop // self._chunk * self._chunk, self._chunk)
         for start in starts:
             self._states[self._slot(span, start)] = self._states[self._slot(then, start)]

@@ -42,7 +42,7 @@ class AnyForm:
     def count_valid(self, token_ids: Sequence[int]) -> int:
         return len(token_ids)
 
-    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
         raise AssertionError("the scripted model asks for no masks")
 
 
@@ -83,7 +83,7 @@ def clients() -> st.SearchStrategy[Client]:
         short, st.builds(_continued, st.sampled_from(COMMON), st.integers(0, 25)), st.sampled_from(COMMON)
     )
     params = st.builds(
-        lambda longest, shortest, deterministic, ignore, looks_back: SamplingParams(
+        lambda longest, shortest, deterministic, ignore, needs_history: SamplingParams(
             max_tokens=longest,
             min_tokens=min(shortest, longest),
             deterministic=deterministic,
@@ -91,7 +91,7 @@ def clients() -> st.SearchStrategy[Client]:
             temperature=0,
             prompt_logprobs=0,  # only scored where score_from says so
             presence_penalty=float(
-                looks_back
+                needs_history
             ),  # which the scripted model ignores, but asks for what it needs
         ),
         st.integers(0, 40),
@@ -128,7 +128,7 @@ def configs() -> st.SearchStrategy[SchedulerConfig]:
         st.booleans(),
         st.sampled_from(["off", "ngram", "ngram"]),
         st.sampled_from([0.0, 0.1, 1.0]),
-        st.sampled_from([0, 1, 1, 2]),
+        st.sampled_from([False, True, True]),
     )
 
 
@@ -223,9 +223,9 @@ def play(world: World) -> Played:
         assert plan or flying or not scheduler.has_work, "work, but an empty plan"
         if plan:
             flying.append((plan, runner.start(plan)))
-        if flying and (not plan or len(flying) > world.config.run_ahead):
+        if flying and (not plan or len(flying) > world.config.async_scheduling):
             oldest, wait = flying.popleft()
-            played.note(scheduler.absorb(oldest, wait()))
+            played.note(scheduler.update(oldest, wait()))
             scheduler.check()
         step += 1
         assert step < limit, "the schedule does not end"
@@ -309,7 +309,7 @@ def test_every_canonical_window_commits_and_no_sequence_is_in_a_pass_twice(world
     for one in played.runner.passes:
         ids = [span.request_id for span in one.spans]
         assert len(ids) == len(set(ids))
-        assert one.num_rows <= world.config.max_pass_rows
+        assert one.num_tokens <= world.config.max_pass_tokens
 
 
 def one_request(max_tokens: int, lie: float, **config: object) -> World:
@@ -326,7 +326,7 @@ def test_true_candidates_are_all_accepted_and_each_window_adds_a_bonus() -> None
     assert stats.canonical_tokens == stats.windows + 1  # one from the prefill, then one bonus a window
     assert played.ended[0].determinism == "verified"
     assert (
-        max(span.num_rows for one in played.runner.passes for span in one.spans) == ROWS
+        max(span.num_tokens for one in played.runner.passes for span in one.spans) == ROWS
     )  # the window grew to its limit
 
 

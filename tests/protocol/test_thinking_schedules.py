@@ -55,7 +55,11 @@ def _thinking(
         for client, (thinks, forced) in zip(world.clients, how, strict=False)
     )
     config = replace(
-        world.config, run_ahead=0, chunk=chunk, while_answering=while_answering, max_guesses=max_guesses
+        world.config,
+        async_scheduling=False,
+        chunk_len=chunk,
+        while_answering=while_answering,
+        max_guesses=max_guesses,
     )
     return ThinkingWorld(replace(world, clients=clients, config=config), thought_lie)
 
@@ -93,7 +97,7 @@ class Played:
         """A token comes behind all thoughts that led to it."""
         rule = rule_of(request, self.config)
         read = request.prompt_len + len(self.answers[request.request_id]) - 1
-        due = [one for one in range(read // self.config.chunk) if rule.thinks(one, self.config.chunk)]
+        due = [one for one in range(read // self.config.chunk_len) if rule.thinks(one, self.config.chunk_len)]
         assert [number for number, _ in self.thoughts[request.request_id]] == due
 
 
@@ -124,7 +128,7 @@ def play(thinking: ThinkingWorld) -> Played:
         PAGE_SIZE,
         world.lie,
         world.seed,
-        world.config.chunk,
+        world.config.chunk_len,
         thought_lie=thinking.thought_lie,
         forgets_from=thinking.forgets_from,
         corrupt_from=world.corrupt_from,
@@ -168,21 +172,23 @@ def _absorb(played: Played, plan: StepPlan) -> None:
         or (one.kind is PassKind.FAST and not span.sampling.params.deterministic)
     }
     before = {
-        seq.request_id: (seq.log.committed_len, seq.next_start if not seq.flying else seq.flying[0].start)
-        for seq in scheduler.sequences
+        seq.request_id: (seq.tokens.committed_len, seq.next_start if not seq.flying else seq.flying[0].start)
+        for seq in scheduler.requests
         if seq.request_id in deciding
     }
     sizes = scheduler.config.certified_sizes
-    played.note(scheduler.absorb(plan, results))
+    played.note(scheduler.update(plan, results))
     if scheduler.config.certified_sizes != sizes:
         return  # all start over
-    for seq in scheduler.sequences:
+    for seq in scheduler.requests:
         if seq.request_id in before:
-            assert (seq.log.committed_len, seq.next_start) > before[seq.request_id], "a pass without progress"
+            assert (seq.tokens.committed_len, seq.next_start) > before[seq.request_id], (
+                "a pass without progress"
+            )
 
 
 def check_answer(played: Played, client: Client, request: Request) -> None:
-    number, rule, chunk = request.request_id, rule_of(request, played.config), played.config.chunk
+    number, rule, chunk = request.request_id, rule_of(request, played.config), played.config.chunk_len
     answer, ended, told = tuple(played.answers[number]), played.ended[number], played.thoughts[number]
     truth, thoughts = reference(client.prompt, client.params, chunk, rule)
     scores: list[TokenLogprob] = []
@@ -244,7 +250,7 @@ def test_a_wrong_certificate_is_found_out_by_its_thoughts_too(
 
 def _one(max_tokens: int, prompt_len: int, **config: object) -> ThinkingWorld:
     params = SamplingParams(max_tokens=max_tokens, deterministic=True, ignore_eos=True, temperature=0)
-    how = SchedulerConfig(4, 64, ROWS, **{"determinism": "verify", "chunk": 2, **config})  # type: ignore[arg-type]
+    how = SchedulerConfig(4, 64, ROWS, **{"determinism": "verify", "chunk_len": 2, **config})  # type: ignore[arg-type]
     prompt = tuple(1 + at * at % 3 for at in range(prompt_len))
     return ThinkingWorld(World((Client(prompt, params, 0, None, False),), how, 60, 0.0, 7))
 
@@ -254,14 +260,14 @@ def test_a_guarantee_found_lost_revokes_the_certificate_without_a_check() -> Non
     params = SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True, temperature=0)
     prompts = tuple(tuple(1 + (at * at + one) % 3 for at in range(9)) for one in range(4))
     clients = tuple(Client(prompt, params, 0, None, False) for prompt in prompts)
-    config = SchedulerConfig(4, 64, ROWS, certified_sizes=EVERY_SIZE, prefix_cache=False, chunk=2)
+    config = SchedulerConfig(4, 64, ROWS, certified_sizes=EVERY_SIZE, prefix_cache=False, chunk_len=2)
     world = World(clients, config, 24, 0.0, 7)
     num_lost = 0
     for since in range(60):
         played = play(ThinkingWorld(world, forgets_from=since))
         lost = [each for each in played.ended.values() if each.reason == "error"]
         assert all((each.error or "").startswith("guarantee_lost") for each in lost)
-        assert [check.num_rows for check in played.checks] == [0] * bool(lost)
+        assert [check.num_tokens for check in played.checks] == [0] * bool(lost)
         assert bool(played.scheduler.config.certified_sizes) == (not lost)
         num_lost += len(lost)
     assert num_lost
@@ -283,7 +289,7 @@ def test_a_prompt_is_read_in_fewer_passes_than_it_has_chunks() -> None:
 
 
 def test_a_plain_models_spans_carry_nothing_of_it() -> None:
-    thinking = _one(20, 20, chunk=0)
+    thinking = _one(20, 20, chunk_len=0)
     scheduler = Scheduler(thinking.world.config, PagePool(40, PAGE_SIZE))
     ((_, request),) = requests_of(thinking.world)
     scheduler.submit(request, NoText())

@@ -29,7 +29,7 @@ from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 
 
 def fingerprint(model: Path, **settings: Any) -> Fingerprint:
-    usual = {"dtype": "fp32", "determinism": "off", "max_pass_rows": 64}
+    usual = {"dtype": "fp32", "determinism": "off", "max_pass_tokens": 64}
     llm = LLM(str(model), **{**usual, **settings})
     return fingerprint_of(llm)
 
@@ -76,7 +76,7 @@ def test_the_same_model_elsewhere_is_the_same(plain: Fingerprint, copied: Path) 
         {"determinism": "auto"},
         {"determinism": "verify"},
         {"max_num_seqs": 3},
-        {"max_pass_rows": 128},
+        {"max_pass_tokens": 128},
         {"kv_memory": "1MiB"},
         {"prefix_cache": False},
         {"speculation": "off"},

@@ -100,7 +100,7 @@ def test_an_ordinary_request_says_so(auto_llm: LLM) -> None:
 
 
 def test_an_engine_without_a_certificate(tiny_llama: Path) -> None:
-    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_rows=64)
+    llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     assert valid(ask(llm, PROMPT, SamplingParams(max_tokens=4)))["certificate"] is None
 
 

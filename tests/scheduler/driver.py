@@ -42,11 +42,11 @@ class Driver:
         certified: Sequence[int] = (),
         lie: float = 0.0,
         cache: bool = True,
-        ahead: int = 0,
+        ahead: bool = False,
         speculation: Speculation = "ngram",
     ) -> None:
         config = SchedulerConfig(
-            seqs, rows, ROWS, mode, tuple(certified), cache, run_ahead=ahead, speculation=speculation
+            seqs, rows, ROWS, mode, tuple(certified), cache, async_scheduling=ahead, speculation=speculation
         )
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE))
         self.runner = ScriptedRunner(PAGE_SIZE, lie, seed=1)
@@ -87,18 +87,18 @@ class Driver:
         return plan
 
     def absorb(self, plan: StepPlan) -> list[Event]:
-        events = self.note(self.scheduler.absorb(plan, self.runner.run(plan)))
+        events = self.note(self.scheduler.update(plan, self.runner.run(plan)))
         self.scheduler.check()
         self.steps += 1
         return events
 
     def step(self) -> list[Event]:
-        """As the engine does it: without run_ahead a plan is absorbed at once, with it when the next is under way."""
-        if not self.scheduler.config.run_ahead:
+        """As the engine does it: without async_scheduling a plan is absorbed at once, with it when the next is under way."""
+        if not self.scheduler.config.async_scheduling:
             return self.absorb(self.plan())
         self.steps += 1
         plan = self.start()
-        if self.flying and (not plan or len(self.flying) > self.scheduler.config.run_ahead):
+        if self.flying and (not plan or len(self.flying) > self.scheduler.config.async_scheduling):
             return self.read()
         return []
 
@@ -111,12 +111,12 @@ class Driver:
     def read(self) -> list[Event]:
         """Absorb the oldest plan in flight."""
         plan, wait = self.flying.popleft()
-        events = self.note(self.scheduler.absorb(plan, wait()))
+        events = self.note(self.scheduler.update(plan, wait()))
         self.scheduler.check()
         return events
 
     def finish(self, limit: int = 2000) -> None:
-        while len(self.flying) > self.scheduler.config.run_ahead:
+        while len(self.flying) > self.scheduler.config.async_scheduling:
             self.read()
         while self.scheduler.has_work:
             self.step()
@@ -134,12 +134,12 @@ class Driver:
         return events
 
     def sequence(self, number: int) -> RequestState:
-        return self.scheduler._roster.running[number]
+        return self.scheduler._queue.running[number]
 
     def canonical_passes(self) -> list[int]:
         """The padded rows of every uncertified canonical pass."""
         return [
-            one.padded_rows
+            one.num_tokens_padded
             for one in self.runner.passes
             if one.kind is PassKind.CANONICAL and not one.certified
         ]

@@ -4,7 +4,7 @@ import pytest
 from scripted import COPIES
 from test_schedules import AnyForm
 
-from holdfast.core.step_plan import UNKNOWN
+from holdfast.core.step_plan import UNKNOWN_TOKEN
 from holdfast.scheduler.ngram_proposer import is_worth_waiting
 from scheduler.driver import Driver, spans_of, truth
 
@@ -13,13 +13,13 @@ CERTIFIED = tuple(range(1, 65))
 
 
 def certified(**changes: object) -> Driver:
-    return Driver("auto", certified=CERTIFIED, ahead=1, **changes)  # type: ignore[arg-type]
+    return Driver("auto", certified=CERTIFIED, ahead=True, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
-@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("lie", [0.0, 0.4])
-def test_an_answer_is_the_same_however_far_ahead_it_is_planned(mode: str, ahead: int, lie: float) -> None:
+def test_an_answer_is_the_same_however_far_ahead_it_is_planned(mode: str, ahead: bool, lie: float) -> None:
     driver = Driver(mode, certified=CERTIFIED, ahead=ahead, lie=0.0 if mode == "off" else lie)  # type: ignore[arg-type]
     numbers = [driver.submit(PROMPT[: n + 1], 12 + n, deterministic=mode != "off") for n in range(4)]
     driver.finish()
@@ -45,11 +45,11 @@ def test_the_next_row_stands_behind_the_one_in_flight() -> None:
     first, second = driver.start(), driver.start()
     (prefill,), (row,) = spans_of(first, number), spans_of(second, number)
     assert (prefill.start, prefill.token_ids, prefill.num_sampled) == (0, PROMPT, 1)
-    assert (row.start, row.token_ids, row.sample_from) == (5, (UNKNOWN,), 0)
-    assert row.lane == prefill.lane >= 0
+    assert (row.start, row.token_ids, row.sample_from) == (5, (UNKNOWN_TOKEN,), 0)
+    assert row.request_index == prefill.request_index >= 0
     driver.read()
     (third,) = spans_of(driver.start(), number)
-    assert (third.start, third.token_ids) == (6, (UNKNOWN,))
+    assert (third.start, third.token_ids) == (6, (UNKNOWN_TOKEN,))
 
 
 def test_chunks_of_a_prompt_follow_one_another_in_flight() -> None:
@@ -59,7 +59,7 @@ def test_chunks_of_a_prompt_follow_one_another_in_flight() -> None:
     chunks = [*spans_of(driver.start(), number), *spans_of(driver.start(), number)]
     driver.read()
     chunks += spans_of(driver.start(), number)
-    assert [(span.start, span.num_rows, span.num_sampled) for span in chunks] == [
+    assert [(span.start, span.num_tokens, span.num_sampled) for span in chunks] == [
         (0, 16, 0),
         (16, 16, 0),
         (32, 8, 1),
@@ -81,7 +81,7 @@ def test_nothing_is_planned_behind_the_last_token() -> None:
 @pytest.mark.parametrize("settings", [{"presence_penalty": 1.0}, {"grammar": AnyForm()}])
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_who_must_know_its_tokens_makes_everybody_wait(mode: str, settings: dict[str, object]) -> None:
-    driver = Driver(mode, certified=CERTIFIED, ahead=1, lie=0.3)  # type: ignore[arg-type]
+    driver = Driver(mode, certified=CERTIFIED, ahead=True, lie=0.3)  # type: ignore[arg-type]
     free = driver.submit(PROMPT, 30)
     bound = driver.submit((3, 3), 6, **settings)  # type: ignore[arg-type]
     while bound not in driver.ended:
@@ -112,9 +112,9 @@ def test_without_pages_the_plan_is_empty_and_nobody_is_preempted_in_flight() -> 
     empty = 0
     while driver.scheduler.has_work:
         in_flight = bool(driver.flying)
-        before = sum(seq.stats.preemptions for seq in driver.scheduler.sequences)
+        before = sum(seq.stats.preemptions for seq in driver.scheduler.requests)
         plan = driver.start()
-        after = sum(seq.stats.preemptions for seq in driver.scheduler.sequences)
+        after = sum(seq.stats.preemptions for seq in driver.scheduler.requests)
         assert not (in_flight and after > before)
         empty += in_flight and not plan
         if driver.flying and (not plan or len(driver.flying) > 1):
@@ -135,7 +135,7 @@ def test_an_abort_in_flight_holds_pages_and_lane_until_the_last_plan_is_over() -
     driver.read()
     assert driver.scheduler.pool.num_held == held and driver.scheduler.has_work
     (theirs,) = spans_of(driver.start(), waiting)
-    assert theirs.lane != first.lane and not set(theirs.pages) & set(first.pages)
+    assert theirs.request_index != first.request_index and not set(theirs.pages) & set(first.pages)
     driver.read()
     driver.scheduler.check()
     assert driver.scheduler.pool.num_held < held + 2
@@ -174,7 +174,7 @@ def test_plans_are_absorbed_in_order() -> None:
     driver.start()
     second = driver.start()
     with pytest.raises(AssertionError, match="in the order they were made"):
-        driver.scheduler.absorb(second, [])
+        driver.scheduler.update(second, [])
 
 
 def test_who_repeats_itself_waits_for_its_tokens_and_proposes() -> None:
@@ -202,7 +202,7 @@ def test_waiting_is_worth_it_for_more_than_two_tokens(chance: float, guesses: in
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
-    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=1)  # type: ignore[arg-type]
+    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=True)  # type: ignore[arg-type]
     for _ in range(6):
         driver.submit(PROMPT, 14)
     driver.finish()
@@ -220,20 +220,20 @@ def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> 
     (flown,) = spans_of(driver.flying[0][0], sworn)
     driver.scheduler._revoke()
     driver.scheduler.check()
-    again = next(seq for seq in driver.scheduler.sequences if seq.request_id == sworn)
+    again = next(seq for seq in driver.scheduler.requests if seq.request_id == sworn)
     assert not again.flying and not again.land(flown), "what is in flight means nothing any more"
     assert not driver.start(), "nothing is planned before what was made under the certificate is over"
     said = len(driver.answers[ordinary])
     driver.read()
     assert len(driver.answers[ordinary]) == said + 1
-    assert driver.scheduler.index.num_pages == 0
+    assert driver.scheduler.prefix_cache.num_pages == 0
     other = driver.submit((2, 2), 2, deterministic=False)
     driver.finish()
     assert driver.answers[sworn] == truth(PROMPT, 12)
     assert driver.ended[sworn].determinism == "verified"
     assert driver.answers[ordinary] == truth((1, 1), 12) and driver.answers[other] == truth((2, 2), 2)
     first_page = (1, 1, *truth((1, 1), 2))
-    assert first_page not in driver.scheduler.index.root.children, (
+    assert first_page not in driver.scheduler.prefix_cache.root.children, (
         "its pages were computed under the certificate"
     )
 

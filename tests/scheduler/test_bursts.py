@@ -3,7 +3,7 @@
 import pytest
 from scripted import COPIES
 
-from holdfast.core.step_plan import LANE_WIDTH, UNKNOWN, PassKind
+from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, PassKind
 from holdfast.scheduler import policy
 from holdfast.scheduler.policy import choose_burst
 from scheduler.driver import ROWS, Driver, spans_of, truth
@@ -12,13 +12,13 @@ PROMPT = (1, 2, 3, 1, 2)
 
 
 def burst(**changes: object) -> Driver:
-    return Driver("verify", ahead=1, speculation="off", **changes)  # type: ignore[arg-type]
+    return Driver("verify", ahead=True, speculation="off", **changes)  # type: ignore[arg-type]
 
 
 def grown(driver: Driver) -> int:
     """A request whose windows have four candidates by now; nothing is in flight."""
     number = driver.submit(PROMPT, 60)
-    while driver.scheduler.sequences[0].window_cap < 4:
+    while driver.scheduler.requests[0].window_cap < 4:
         driver.step()
     while driver.flying:
         driver.read()
@@ -34,7 +34,7 @@ def test_a_burst_is_one_plan_and_one_wait() -> None:
     assert driver.runner.num_waits == driver.runner.num_started == stats.windows + 1  # and the prefill
     assert stats.windows < 10
     assert stats.candidates == stats.accepted == stats.fast_passes
-    widest = max(span.num_rows for one in driver.runner.passes for span in one.spans)
+    widest = max(span.num_tokens for one in driver.runner.passes for span in one.spans)
     assert widest == ROWS, "windows grow until they fill a reference pass"
 
 
@@ -42,11 +42,11 @@ def test_a_bursts_passes_feed_one_another() -> None:
     driver = burst()
     number = grown(driver)
     plan = driver.start()
-    at = driver.sequence(number).log.committed_len - 1
+    at = driver.sequence(number).tokens.committed_len - 1
     spans = spans_of(plan, number)
     assert [one.kind for one in plan.passes] == [PassKind.FAST] * 4 + [PassKind.CANONICAL]
     assert [span.start for span in spans] == [at, at + 1, at + 2, at + 3, at]
-    assert [span.token_ids.count(UNKNOWN) for span in spans] == [0, 1, 1, 1, 4]
+    assert [span.token_ids.count(UNKNOWN_TOKEN) for span in spans] == [0, 1, 1, 1, 4]
     assert spans[-1].num_sampled == 5
 
 
@@ -56,7 +56,7 @@ def test_the_next_burst_counts_on_the_window_in_flight() -> None:
     first, second = spans_of(driver.start(), number), spans_of(driver.start(), number)
     behind = first[-1].stop
     assert [span.start for span in second] == [behind, behind + 1, behind + 2, behind + 3, behind]
-    assert all(set(span.token_ids) == {UNKNOWN} for span in second)
+    assert all(set(span.token_ids) == {UNKNOWN_TOKEN} for span in second)
     assert second[-1].num_sampled == 5
     driver.finish()
     assert driver.answers[number] == truth(PROMPT, 60)
@@ -93,13 +93,13 @@ def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
     driver = burst()
     number = fallen(driver)
     seq = driver.sequence(number)
-    assert seq.fell and not seq.flying and seq.table.is_pinned
-    committed = seq.log.committed_len
+    assert seq.fell and not seq.flying and seq.page_table.is_pinned
+    committed = seq.tokens.committed_len
     (plan, _) = driver.flying[0]
     again = spans_of(driver.start(), number)
-    assert again[0].start == committed - 1 and again[0].token_ids == (seq.log.last,)
+    assert again[0].start == committed - 1 and again[0].token_ids == (seq.tokens.last,)
     driver.read()
-    assert seq.log.committed_len == committed and not seq.table.is_pinned
+    assert seq.tokens.committed_len == committed and not seq.page_table.is_pinned
     assert spans_of(plan, number)[0].start > committed - 1
     driver.finish()
     stats = driver.ended[number].stats
@@ -111,12 +111,12 @@ def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
 def test_an_abort_behind_a_window_that_fell_holds_pages_and_lane_until_nothing_is_in_flight() -> None:
     driver = burst(cache=False)
     number = fallen(driver)
-    held, lane = driver.scheduler.pool.num_held, driver.sequence(number).lane
+    held, request_index = driver.scheduler.pool.num_held, driver.sequence(number).request_index
     driver.note(driver.scheduler.abort(number))
     driver.scheduler.check()
     assert driver.scheduler.pool.num_held == held
     late = driver.submit((2, 2), 3)
-    assert spans_of(driver.start(), late)[0].lane != lane
+    assert spans_of(driver.start(), late)[0].request_index != request_index
     driver.read()
     assert driver.scheduler.pool.num_held < held
     driver.finish()
@@ -135,11 +135,11 @@ def test_windows_that_fall_are_waited_for_until_they_stand_again() -> None:
     driver.finish()
     assert driver.answers[number] == truth(PROMPT, 400)
     ahead = [one for one in driver.runner.passes[-10:] if one.kind is PassKind.CANONICAL]
-    assert all(set(one.spans[0].token_ids) == {UNKNOWN} for one in ahead)
+    assert all(set(one.spans[0].token_ids) == {UNKNOWN_TOKEN} for one in ahead)
 
 
 def test_in_verify_who_repeats_itself_has_windows_of_what_it_said() -> None:
-    driver = Driver("verify", ahead=1)
+    driver = Driver("verify", ahead=True)
     number = driver.submit((COPIES, 2, 1, 3, 1), 200)
     driver.finish()
     assert driver.answers[number] == truth((COPIES, 2, 1, 3, 1), 200)
@@ -188,7 +188,7 @@ def test_a_deterministic_prompt_does_not_wait_for_a_long_burst() -> None:
 
 def test_a_burst_fills_reference_passes() -> None:
     assert [choose_burst(n, 256) for n in (0, 1, 2, 8, 32, 128, 200, 256)] == [1, 62, 62, 31, 7, 1, 1, 1]
-    assert choose_burst(1, 256) + 1 < LANE_WIDTH
+    assert choose_burst(1, 256) + 1 < SAMPLED_RING_SIZE
 
 
 def test_nobody_runs_ahead_of_a_verdict_that_is_waited_for() -> None:

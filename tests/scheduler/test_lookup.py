@@ -51,11 +51,11 @@ def test_right_guesses_raise_the_chance_and_wrong_ones_lower_it() -> None:
         assert (lookup.chance < before) is was_guessed
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 32, 500])
-def test_a_guess_is_proposed_while_it_stands_more_often_than_its_row_costs(num_rows: int) -> None:
-    share = ROW_COST * num_rows / (1 + ROW_COST * (num_rows - 1))
+@pytest.mark.parametrize("num_tokens", [1, 2, 8, 32, 500])
+def test_a_guess_is_proposed_while_it_stands_more_often_than_its_row_costs(num_tokens: int) -> None:
+    share = ROW_COST * num_tokens / (1 + ROW_COST * (num_tokens - 1))
     for chance in (0.01, 0.3, 0.5, 0.9, 0.99, 0.999, 1.0):
-        count = num_worthwhile(chance, num_rows)
+        count = num_worthwhile(chance, num_tokens)
         assert 0 <= count <= MAX_GUESSES
         if count:
             assert chance**count >= share * 0.999

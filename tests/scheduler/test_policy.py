@@ -34,11 +34,11 @@ def ids(windows: list[PendingWindow]) -> list[int]:
 )
 def test_limits_that_cannot_be_kept_are_refused(sequences: int, rows: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        SchedulerConfig(sequences, rows, reference_rows=16)
+        SchedulerConfig(sequences, rows, reference_tokens=16)
 
 
 def test_the_smallest_limits() -> None:
-    SchedulerConfig(32, 32, reference_rows=16)
+    SchedulerConfig(32, 32, reference_tokens=16)
 
 
 @given(st.integers(1, 40), st.sets(st.integers(1, 40)).map(sorted))
@@ -64,9 +64,9 @@ def test_a_pass_that_fills_up_takes_any_window() -> None:
 def test_nobody_due_fills_whole_reference_passes_and_no_more() -> None:
     pending = [window(number, 3) for number in range(6)]
     assert (
-        sum(one.num_rows for one in choose_due(pending, 8, 64)) == 15
+        sum(one.num_tokens for one in choose_due(pending, 8, 64)) == 15
     )  # of 16: a sixth window would be padding
-    assert sum(one.num_rows for one in choose_due(pending, 8, 8)) == 6
+    assert sum(one.num_tokens for one in choose_due(pending, 8, 8)) == 6
 
 
 def test_whoever_waited_longest_goes_first() -> None:
@@ -90,8 +90,8 @@ def test_budgets_are_kept_and_nothing_is_chosen_twice(
 ) -> None:
     chosen = choose_due(pending, 8, budget)
     more = fill_spare(pending, chosen, spare)
-    assert sum(one.num_rows for one in chosen) <= budget
-    assert sum(one.num_rows for one in more) <= spare
+    assert sum(one.num_tokens for one in chosen) <= budget
+    assert sum(one.num_tokens for one in more) <= spare
     everything = ids(chosen) + ids(more)
     assert len(everything) == len(set(everything))
     if any(one.due for one in pending):

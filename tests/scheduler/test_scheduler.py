@@ -83,10 +83,10 @@ def test_preemption_with_outstanding_candidates_loses_no_token() -> None:
     first, second = driver.submit(PROMPT, 22), driver.submit((3, 3, 3), 20)
     caught = False
     while driver.scheduler.has_work:
-        before = {n: s.log.num_candidates for n, s in driver.scheduler._roster.running.items()}
+        before = {n: s.tokens.num_candidates for n, s in driver.scheduler._queue.running.items()}
         driver.step()
-        gone = [s for s in driver.scheduler._roster.queue if before.get(s.request_id)]
-        caught |= any(s.stats.preemptions and not s.log.candidates for s in gone)
+        gone = [s for s in driver.scheduler._queue.queue if before.get(s.request_id)]
+        caught |= any(s.stats.preemptions and not s.tokens.candidates for s in gone)
     assert caught, "no request was preempted with candidates outstanding"
     assert driver.answers[first] == truth(PROMPT, 22)
     assert driver.answers[second] == truth((3, 3, 3), 20)
@@ -206,7 +206,7 @@ def test_without_the_cache_nothing_is_reused() -> None:
         number = driver.submit(range(1, 12), 3)
         driver.finish()
     assert driver.ended[number].stats.cached_tokens == 0
-    assert driver.scheduler.index.num_pages == 0
+    assert driver.scheduler.prefix_cache.num_pages == 0
 
 
 def test_a_deterministic_request_never_reads_fast_pages() -> None:
@@ -214,7 +214,7 @@ def test_a_deterministic_request_never_reads_fast_pages() -> None:
     prompt = tuple(range(1, 14))
     driver.submit(prompt, 3, deterministic=False)
     driver.finish()
-    assert driver.scheduler.index.num_pages > 0
+    assert driver.scheduler.prefix_cache.num_pages > 0
     ordinary = driver.submit(prompt, 3, deterministic=False)
     deterministic = driver.submit(prompt, 3)
     driver.finish()  # the scripted model asserts that no canonical row reads fast KV
@@ -252,7 +252,7 @@ def test_certified_passes_are_padded_to_the_next_certified_size() -> None:
     driver.finish()
     for one in driver.runner.passes:
         assert one.certified
-        assert one.padded_rows == min(size for size in sizes if size >= one.num_rows)
+        assert one.num_tokens_padded == min(size for size in sizes if size >= one.num_tokens)
 
 
 def test_auto_without_certified_sizes_verifies() -> None:
@@ -269,7 +269,7 @@ def test_ordinary_passes_of_an_uncertified_size_are_fast_and_not_padded() -> Non
     driver.submit(range(1, 9), 1, deterministic=False)
     driver.finish()
     assert {one.kind for one in driver.runner.passes} == {PassKind.FAST}
-    assert all(one.padded_rows == one.num_rows for one in driver.runner.passes)
+    assert all(one.num_tokens_padded == one.num_tokens for one in driver.runner.passes)
 
 
 def test_off_runs_fast_passes_only() -> None:

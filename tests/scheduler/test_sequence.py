@@ -28,7 +28,7 @@ def prefilled(**params: object) -> RequestState:
     """A deterministic sequence with its first token, 50, committed."""
     seq = make(**params)  # type: ignore[arg-type]
     seq.admit([], seq.trail._index.root, 0)
-    seq.table.grow(3)
+    seq.page_table.grow(3)
     assert seq.absorb_canonical(canonical_span(seq, 64), said(50), certified=False) == tuple(said(50))
     seq.move(Phase.DECODE)
     return seq
@@ -36,12 +36,12 @@ def prefilled(**params: object) -> RequestState:
 
 def propose(seq: RequestState, *token_ids: int) -> None:
     for token_id in token_ids:
-        seq.table.grow(seq.log.total_len)
+        seq.page_table.grow(seq.tokens.total_len)
         assert seq.absorb_fast(decode_span(seq), said(token_id)) == ()
 
 
 def judge(seq: RequestState, *canonical: int) -> tuple[int, ...]:
-    seq.table.grow(seq.log.total_len)
+    seq.page_table.grow(seq.tokens.total_len)
     seq.move(Phase.VERIFY)
     committed = seq.absorb_canonical(canonical_span(seq, 64), said(*canonical), certified=False)
     return tuple(sample.token_id for sample in committed)
@@ -49,7 +49,7 @@ def judge(seq: RequestState, *canonical: int) -> tuple[int, ...]:
 
 def test_the_last_committed_token_opens_the_window() -> None:
     seq = prefilled()
-    assert seq.canonical_len == seq.log.committed_len - 1 == 3
+    assert seq.canonical_len == seq.tokens.committed_len - 1 == 3
     propose(seq, 60, 61)
     span = canonical_span(seq, 64)
     assert (span.start, span.token_ids, span.sample_from) == (3, (50, 60, 61), 0)
@@ -59,11 +59,11 @@ def test_a_chunk_of_a_prompt_samples_nothing_until_its_last_row() -> None:
     seq = make(prompt_len=10)
     assert seq.needs_prefill
     first = canonical_span(seq, 8)
-    assert (first.num_rows, first.num_sampled) == (8, 0)
+    assert (first.num_tokens, first.num_sampled) == (8, 0)
     seq.admit([], seq.trail._index.root, 0)
     assert seq.absorb_canonical(first, [], certified=True) == ()
     last = canonical_span(seq, 8)
-    assert (last.start, last.num_rows, last.num_sampled) == (8, 2, 1)
+    assert (last.start, last.num_tokens, last.num_sampled) == (8, 2, 1)
 
 
 @pytest.mark.parametrize("wrong_at", range(4))
@@ -73,9 +73,9 @@ def test_a_mismatch_at_every_offset_truncates_to_it(wrong_at: int) -> None:
     canonical = [60, 61, 62, 63]
     canonical[wrong_at] = 77
     assert judge(seq, *canonical) == tuple(canonical[: wrong_at + 1])
-    assert seq.log.num_candidates == 0
-    assert seq.canonical_len == seq.computed_len == seq.log.committed_len - 1
-    assert len(seq.table) == -(-seq.log.committed_len // PAGE_SIZE)
+    assert seq.tokens.num_candidates == 0
+    assert seq.canonical_len == seq.computed_len == seq.tokens.committed_len - 1
+    assert len(seq.page_table) == -(-seq.tokens.committed_len // PAGE_SIZE)
     stats = seq.stats
     assert (stats.candidates, stats.accepted, stats.rolled_back) == (3, wrong_at, 3 - wrong_at)
     assert (stats.windows, stats.rollbacks, stats.canonical_tokens) == (1, int(wrong_at < 3), 2)
@@ -84,11 +84,11 @@ def test_a_mismatch_at_every_offset_truncates_to_it(wrong_at: int) -> None:
 def test_a_rollback_over_a_page_edge_gives_the_page_back() -> None:
     seq = prefilled()
     propose(seq, 60, 61, 62, 63, 64)  # positions 4 .. 8, in pages 1 and 2
-    seq.table.grow(seq.log.total_len)
-    assert len(seq.table) == 3
+    seq.page_table.grow(seq.tokens.total_len)
+    assert len(seq.page_table) == 3
     assert judge(seq, 77, 0, 0, 0, 0, 0) == (77,)
-    assert len(seq.table) == 2
-    assert seq.table._pool.num_held == 2
+    assert len(seq.page_table) == 2
+    assert seq.page_table._pool.num_held == 2
 
 
 def test_a_stop_inside_a_window_ends_it_there() -> None:
@@ -101,13 +101,13 @@ def test_a_stop_inside_a_window_ends_it_there() -> None:
 
 def test_min_tokens_outlasts_a_stop() -> None:
     seq = prefilled(min_tokens=3, eos=60)
-    assert seq.sampling.forbidden_ids == (60,)
+    assert seq.sampling.suppressed_ids == (60,)
     propose(seq, 60, 61)
     assert judge(seq, 60, 61, 62) == (60, 61, 62)
     assert seq.phase is Phase.VERIFY
     ignoring = make(min_tokens=3, ignore_eos=True, stop_token_ids=[4])
-    assert ignoring.sampling.forbidden_ids == (4,)
-    assert make(stop_token_ids=[4]).sampling.forbidden_ids == ()
+    assert ignoring.sampling.suppressed_ids == (4,)
+    assert make(stop_token_ids=[4]).sampling.suppressed_ids == ()
 
 
 def test_the_window_grows_while_it_stands_and_shrinks_when_it_falls() -> None:
@@ -144,8 +144,8 @@ def test_preemption_keeps_committed_tokens_and_nothing_else() -> None:
     propose(seq, 60, 61)
     seq.preempt()
     assert seq.phase is Phase.QUEUED
-    assert (seq.log.output_ids, seq.log.candidates) == ((50,), ())
-    assert (seq.canonical_len, seq.computed_len, len(seq.table)) == (0, 0, 0)
+    assert (seq.tokens.output_ids, seq.tokens.candidates) == ((50,), ())
+    assert (seq.canonical_len, seq.computed_len, len(seq.page_table)) == (0, 0, 0)
     assert (seq.stats.preemptions, seq.stats.rolled_back) == (1, 2)
     assert seq.window_cap == FIRST_WINDOW
     assert seq.needs_prefill
@@ -174,4 +174,4 @@ def test_only_full_canonical_pages_are_made_known() -> None:
     judge(seq, 60, 61, 62, 63)
     seq.index_pages()
     assert seq.trail._index.num_pages == 1  # 7 canonical positions
-    assert seq.trail._index.root.children[(0, 1, 2, 50)].canonical == seq.table[0]
+    assert seq.trail._index.root.children[(0, 1, 2, 50)].canonical == seq.page_table[0]

@@ -17,7 +17,7 @@ pytestmark = needs_llguidance
 
 @pytest.fixture(scope="module", params=["auto", "verify"])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return tiny_engine(EngineConfig(determinism=request.param, max_pass_rows=64, max_num_seqs=4))
+    return tiny_engine(EngineConfig(determinism=request.param, max_pass_tokens=64, max_num_seqs=4))
 
 
 def answer(engine: Engine, regex: str, **settings: Any) -> Result:

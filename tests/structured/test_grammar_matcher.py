@@ -80,9 +80,9 @@ def test_a_mask_is_a_function_of_the_tokens_alone(make: BenchMaker, form: dict[s
             if ahead and ahead[-1] in bench.eos_ids:
                 ahead.pop()
             assert grammar.count_valid(ahead) == len(ahead)
-            num_rows = chance.randrange(1, len(ahead) + 2)
-            expected = [*masks[place:], None][: len(ahead) + 1][-num_rows:]
-            got = grammar.masks(ahead, num_rows)
+            num_masks = chance.randrange(1, len(ahead) + 2)
+            expected = [*masks[place:], None][: len(ahead) + 1][-num_masks:]
+            got = grammar.masks(ahead, num_masks)
             assert [mask for mask, other in zip(got, expected, strict=True) if other is not None] == [
                 mask for mask in expected if mask is not None
             ]

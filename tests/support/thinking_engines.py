@@ -21,7 +21,7 @@ Ids = tuple[int, ...]
 
 def open_thinker(folder: Path, kernels: KernelBackend = "compiled", **settings: Any) -> Engine:
     """Large enough for 32 requests; to be restarted under any schedule."""
-    usual = {"dtype": "fp32", "max_num_seqs": 32, "max_pass_rows": 128, "kv_memory": "8MiB"}
+    usual = {"dtype": "fp32", "max_num_seqs": 32, "max_pass_tokens": 128, "kv_memory": "8MiB"}
     return build(EngineConfig(model=str(folder), kernels=kernels, **{**usual, **settings}))
 
 

@@ -32,7 +32,7 @@ def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(thinker.Thinker, "__init__", refuse)
     monkeypatch.setattr(blocks.Blocks, "__init__", refuse)
     between, spans = [], []
-    run, absorb = Decoder._run, Scheduler.absorb
+    run, absorb = Decoder._run, Scheduler.update
 
     def look(self: Decoder, *arguments: Any) -> Any:
         between.append(arguments[-1])
@@ -44,12 +44,12 @@ def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch
         return absorb(self, plan, results, *rest)
 
     monkeypatch.setattr(Decoder, "_run", look)
-    monkeypatch.setattr(Scheduler, "absorb", look_at)
-    engine = open_thinker(plain, max_num_seqs=8, max_pass_rows=32)
+    monkeypatch.setattr(Scheduler, "update", look_at)
+    engine = open_thinker(plain, max_num_seqs=8, max_pass_tokens=32)
     rng = random.Random(3)
     results = ask_all(engine, [draw_prompt(rng, 20, 290) for _ in range(3)], greedy(8))
     assert engine.runner._thinker is None  # type: ignore[attr-defined]
-    assert engine.scheduler.config.chunk == 0
+    assert engine.scheduler.config.chunk_len == 0
     assert set(between) == {None} and set(spans) == {(None, ())}
     for result in results:
         assert result.thoughts == ()

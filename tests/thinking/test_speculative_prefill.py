@@ -64,7 +64,7 @@ def _slots(engine: Engine, seq: RequestState) -> Slots:
     """Every bit of what stands in the slots of a sequence's settled rows, and of the states of its chunks."""
     size, thinker = engine.scheduler.pool.page_size, thinker_of(engine)
     positions = torch.arange(seq.canonical_len if seq.deterministic else seq.computed_len)
-    pages = torch.tensor(seq.table.pages)[positions // size]
+    pages = torch.tensor(seq.page_table.pages)[positions // size]
     offsets = positions % size
     slots = pages * size + offsets
     found = [thinker.rows[slots]]
@@ -85,7 +85,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[Engine], Watched]:
         give_up = RequestState.give_up_pages
 
         def look(seq: RequestState) -> None:
-            found[seq.log.ids(0, seq.log.committed_len)] = _slots(engine, seq)
+            found[seq.tokens.ids(0, seq.tokens.committed_len)] = _slots(engine, seq)
             give_up(seq)
 
         monkeypatch.setattr(RequestState, "give_up_pages", look)
@@ -169,4 +169,4 @@ def test_so_it_is_in_other_passes_and_on_other_paths(
     rng = random.Random(kernels + mode)
     prompts = [draw_prompt(rng, rng.randint(1, 90), 290) for _ in range(16)]
     rows = rng.choice([32, 48])
-    compare(engine, prompts, watched, determinism=mode, max_pass_rows=rows)
+    compare(engine, prompts, watched, determinism=mode, max_pass_tokens=rows)

@@ -88,7 +88,7 @@ def outcomes(results: list[Result]) -> list[Outcome]:
 def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
     engine: Engine, truths: list[Outcome], mode: DeterminismMode, rows: int
 ) -> None:
-    one = schedule(engine, determinism=mode, max_pass_rows=rows, spot_check_rate=1.0)
+    one = schedule(engine, determinism=mode, max_pass_tokens=rows, spot_check_rate=1.0)
     others = [draw_prompt(random.Random(at), 5 * at + 1, 290) for at in range(8)]
     noise = [one.prepare(prompt, greedy(20, deterministic=False)) for prompt in others]
     for warm in (False, True):
@@ -110,9 +110,9 @@ def test_preemption_inside_a_chunk_and_on_its_edge(
         pushed = False
         while one.has_work:
             results += [update.result for update in one.step() if update.result is not None]
-            (seq,) = one.scheduler.sequences or (None,)
-            if seq is not None and not pushed and seq.log.num_output >= cut:
-                places.add((seq.log.committed_len - 1) % CHUNK)
+            (seq,) = one.scheduler.requests or (None,)
+            if seq is not None and not pushed and seq.tokens.num_output >= cut:
+                places.add((seq.tokens.committed_len - 1) % CHUNK)
                 _push_out(one, number)
                 pushed = True
         assert outcomes(results) == [truths[at]]
@@ -122,10 +122,10 @@ def test_preemption_inside_a_chunk_and_on_its_edge(
 
 def _push_out(engine: Engine, number: int) -> None:
     """As when pages are short."""
-    roster = engine.scheduler._roster
+    roster = engine.scheduler._queue
     seq = roster.running[number]
     roster.free_lane(roster.remove(seq))
-    engine.scheduler._watch.forget(seq)
+    engine.scheduler._spot_checker.forget(seq)
     seq.preempt()
     roster.enqueue(seq)
     engine.check()
@@ -175,7 +175,7 @@ def test_lying_look_ups_are_rolled_back(
     known = ask_all(schedule(engine), PROMPTS, SAMPLED)
     lie_in_lookups(monkeypatch, engine.limits.vocab_size, 0.2, truths=known)
     for seed in range(3):
-        results = ask_all(schedule(engine, max_pass_rows=64 + 32 * seed), PROMPTS, SAMPLED)
+        results = ask_all(schedule(engine, max_pass_tokens=64 + 32 * seed), PROMPTS, SAMPLED)
         assert outcomes(results) == truths
         assert sum(result.stats.rolled_back for result in results) > 0
         assert sum(result.stats.accepted for result in results) > 0
@@ -187,7 +187,7 @@ def test_several_answers_and_their_seeds(engine: Engine, mode: DeterminismMode) 
     alone = [
         outcomes(ask_all(schedule(engine, prefix_cache=False), [prompt], several))[0] for prompt in PROMPTS
     ]
-    together = schedule(engine, determinism=mode, max_pass_rows=40)
+    together = schedule(engine, determinism=mode, max_pass_tokens=40)
     assert outcomes(ask_all(together, PROMPTS, several)) == alone
     assert [len({choice.token_ids for choice in one.choices}) for one in alone] == [3] * len(alone)
     first = outcomes(ask_all(schedule(engine), PROMPTS, SAMPLED))
@@ -202,7 +202,7 @@ def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, whi
     engine = open_thinker(mine)
     given = ask_all(schedule(engine), PROMPTS, SAMPLED)
     for rows, cache in ((32, True), (128, False)):
-        one = schedule(engine, max_pass_rows=rows, prefix_cache=cache)
+        one = schedule(engine, max_pass_tokens=rows, prefix_cache=cache)
         for _ in range(2):  # a cold cache and a warm one
             scored = answer(
                 one,
@@ -227,7 +227,7 @@ def test_scores_without_thoughts_or_with_forced_ones_are_the_logprobs_of_generat
     engine: Engine, how: dict[str, Any]
 ) -> None:
     given = ask_all(schedule(engine), PROMPTS, replace(SAMPLED, **how))
-    one = schedule(engine, max_pass_rows=32)
+    one = schedule(engine, max_pass_tokens=32)
 
     def scores(**how: Any) -> list[list[float]]:
         requests = [
@@ -254,7 +254,7 @@ def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: 
     )
     expected = [[each.logprob for each in result.prompt_logprobs or () if each] for result in scored]
     for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):
-        one = schedule(engine, determinism=mode, max_pass_rows=rows, max_guesses=guesses)
+        one = schedule(engine, determinism=mode, max_pass_tokens=rows, max_guesses=guesses)
         results = ask_all(one, prompts, replace(SAMPLED, prompt_logprobs=1))
         assert [
             [each.logprob for each in result.prompt_logprobs or () if each] for result in results
@@ -272,7 +272,7 @@ def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
     prompts = PROMPTS[::2]
     truth = [outcomes(ask_all(schedule(engine), [prompt], form))[0] for prompt in prompts]
     assert all(one.choices[0].finish_reason == "stop" and "s" in one.choices[0].text for one in truth)
-    one = schedule(engine, determinism=mode, max_pass_rows=48)
+    one = schedule(engine, determinism=mode, max_pass_tokens=48)
     one.runner = FaultyProposer(one.runner, one.limits.vocab_size, 0.5)
     assert outcomes(ask_all(one, prompts, form)) == truth
 
@@ -282,7 +282,7 @@ def test_an_abort_leaves_a_beginning_and_disturbs_nobody(
     engine: Engine, truths: list[Outcome], mode: DeterminismMode
 ) -> None:
     for step in (1, 3, 6, 9):
-        one = schedule(engine, determinism=mode, max_pass_rows=32)
+        one = schedule(engine, determinism=mode, max_pass_tokens=32)
         ids = [_submit(one, prompt, SAMPLED) for prompt in PROMPTS]
         found: dict[int, Result] = {}
         for number in range(1000):

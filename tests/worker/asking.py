@@ -23,7 +23,7 @@ def span(
     bad_words: tuple[tuple[int, ...], ...] = (),
     eos: tuple[int, ...] = (),
     logprobs: int | None = None,
-    watched: bool = False,
+    with_checksums: bool = False,
     constraint: Constraint | None = None,
 ) -> Span:
     """The last `count` of a sequence's tokens as sampled rows."""
@@ -37,9 +37,9 @@ def span(
         sample_from=0,
         sampling=how,
         logprobs=logprobs,
-        history=tuple(tokens[:start]) if how.looks_back else (),
+        history=tuple(tokens[:start]) if how.needs_history else (),
         constraint=constraint,
-        watched=watched,
+        with_checksums=with_checksums,
     )
 
 
@@ -68,8 +68,8 @@ class ToldGrammar:
     def count_valid(self, token_ids: Sequence[int]) -> int:
         return len(token_ids)
 
-    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
-        return self._masks(candidates, num_rows)
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
+        return self._masks(candidates, num_masks)
 
     @property
     def problem(self) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import UNKNOWN, Pass, PassKind, Sampling, Span
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
 from holdfast.worker.input_batch import InputBatch, batch_of, fill, layout_of, rows_of, send_batch
 from holdfast.worker.page_table_cache import PageTableCache
 
@@ -23,7 +23,7 @@ SPANS = (
 
 
 def batch(*spans: Span) -> InputBatch:
-    return batch_of(Pass(PassKind.FAST, spans, sum(span.num_rows for span in spans)), 4)
+    return batch_of(Pass(PassKind.FAST, spans, sum(span.num_tokens for span in spans)), 4)
 
 
 def test_rows_in_span_order_with_padding_behind() -> None:
@@ -57,14 +57,14 @@ def test_which_rows_give_a_token() -> None:
 
 
 def test_given_tokens_stand_behind_the_rows_before_the_sampled_ones() -> None:
-    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, HOW, given=(3, 4))
-    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, HOW, given=(2, 3, 4))
+    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, HOW, scored_ids=(3, 4))
+    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, HOW, scored_ids=(2, 3, 4))
     found = batch(*SPANS, scored, SPANS[1], whole)
-    assert found.num_given == 5
+    assert found.num_scored == 5
     assert found.wanted.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
-    assert batch(*SPANS).num_given == 0
+    assert batch(*SPANS).num_scored == 0
     with pytest.raises(AssertionError, match="a row of its own span"):
-        batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, HOW, given=(2, 3, 4)))
+        batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, HOW, scored_ids=(2, 3, 4)))
 
 
 def test_the_first_rows_in_order_need_no_looking_up() -> None:
@@ -73,7 +73,7 @@ def test_the_first_rows_in_order_need_no_looking_up() -> None:
     assert batch(*decode).wants_first_rows
     assert batch(*decode, prompt).wants_first_rows
     assert not batch(prompt, *decode).wants_first_rows
-    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, HOW, given=(3,))).wants_first_rows
+    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, HOW, scored_ids=(3,))).wants_first_rows
 
 
 def test_tiles_cut_spans_and_know_their_pages() -> None:
@@ -103,10 +103,23 @@ def random_spans(rng: random.Random) -> tuple[Span, ...]:
         start, count = rng.randrange(200), rng.choice([1, 1, 1, 2, 7, 90])
         pages = tuple(rng.randrange(1000) for _ in range((start + count) // 4 + rng.randint(1, 3)))
         sample_from = rng.randint(0, count)
-        lane = rng.choice([-1, number])
-        tokens = [rng.choice([UNKNOWN, 5, 6] if lane >= 0 else [5, 6, 7]) for _ in range(count)]
+        request_index = rng.choice([-1, number])
+        tokens = [
+            rng.choice([UNKNOWN_TOKEN, 5, 6] if request_index >= 0 else [5, 6, 7]) for _ in range(count)
+        ]
         given = tuple(range(rng.choice([0, 0, sample_from])))
-        spans.append(Span(number, start, tuple(tokens), pages, sample_from, HOW, given=given, lane=lane))
+        spans.append(
+            Span(
+                number,
+                start,
+                tuple(tokens),
+                pages,
+                sample_from,
+                HOW,
+                scored_ids=given,
+                request_index=request_index,
+            )
+        )
     return tuple(spans)
 
 
@@ -121,16 +134,16 @@ def slowly(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
         for place, token_id in enumerate(span.token_ids):
             row, at = len(found["token_ids"]), span.start + place
             if place % height == 0:
-                found["tiles"].append([row, min(height, span.num_rows - place), index * width])
-            if token_id == UNKNOWN:
+                found["tiles"].append([row, min(height, span.num_tokens - place), index * width])
+            if token_id == UNKNOWN_TOKEN:
                 found["unknown"].append(row)
-                found["unknown_from"].append(span.lane * 64 + at % 64)
-            if span.sample_from - len(span.given) <= place < span.sample_from:
+                found["unknown_from"].append(span.request_index * 64 + at % 64)
+            if span.sample_from - len(span.scored_ids) <= place < span.sample_from:
                 given.append(row)
             if place >= span.sample_from:
-                if span.lane >= 0 and span.num_rows - place <= 64:
+                if span.request_index >= 0 and span.num_tokens - place <= 64:
                     found["told"].append(len(sampled))
-                    found["told_to"].append(span.lane * 64 + (at + 1) % 64)
+                    found["told_to"].append(span.request_index * 64 + (at + 1) % 64)
                 sampled.append(row)
             found["token_ids"].append(token_id)
             found["positions"].append(at)
@@ -150,7 +163,7 @@ def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
         for name, values in expected.items():
             assert getattr(found, name).tolist() == values, name
         assert len(set(found.told_to.tolist())) == len(found.told_to), "two writes to one place"
-        assert found.num_lanes == max(span.lane for span in spans) + 1
+        assert found.num_request_indices == max(span.request_index for span in spans) + 1
         padded = found.num_rows + rng.randint(0, 5)
         sent = send_batch(found, padded, CPU)
         assert sent.rows.token_ids.tolist() == expected["token_ids"] + [0] * (padded - found.num_rows)
@@ -173,5 +186,5 @@ def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
 
 
 def test_an_unknown_token_needs_a_lane() -> None:
-    with pytest.raises(AssertionError, match="lane"):
-        batch(Span(1, 3, (UNKNOWN,), (0,), 0, HOW))
+    with pytest.raises(AssertionError, match="request index"):
+        batch(Span(1, 3, (UNKNOWN_TOKEN,), (0,), 0, HOW))

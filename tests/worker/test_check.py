@@ -25,9 +25,9 @@ def write(runner: ModelRunner) -> list[int]:
     bits: list[int] = []
     for start in range(0, 60, 16):
         rows = TOKENS[start : start + 16]
-        span = Span(1, start, rows, PAGES, 0, HOW, watched=True)
+        span = Span(1, start, rows, PAGES, 0, HOW, with_checksums=True)
         (result,) = runner.run(StepPlan((Pass(PassKind.CANONICAL, (span,), 16),)))
-        bits += [each.logit_bits or 0 for each in result.samples[0]]
+        bits += [each.logits_checksum or 0 for each in result.samples[0]]
     return bits
 
 
@@ -36,9 +36,9 @@ def check(runner: ModelRunner, bits: Sequence[int], start: int = START, stop: in
     originals = PAGES[first : last + 1]
     pages = PAGES[:first] + SCRATCH[: len(originals)]
     span = Span(1, start, TOKENS[start:stop], pages, SAMPLE_FROM, HOW)
-    padded = -(-span.num_rows // 16) * 16
+    padded = -(-span.num_tokens // 16) * 16
     expected = tuple(bits[start + SAMPLE_FROM : stop])
-    one = Pass(PassKind.CHECK, (span,), padded, originals=originals, logit_bits=expected)
+    one = Pass(PassKind.CHECK, (span,), padded, original_pages=originals, logits_checksums=expected)
     (result,) = runner.run(StepPlan((one,)))
     return result
 

@@ -65,7 +65,15 @@ def batch(*spans: Span) -> InputBatch:
 def decode(count: int, num_pages: int = 3) -> InputBatch:
     return batch(
         *(
-            Span(number, 9, (number + 20,), tuple(range(number, number + num_pages)), 0, HOW, lane=number)
+            Span(
+                number,
+                9,
+                (number + 20,),
+                tuple(range(number, number + num_pages)),
+                0,
+                HOW,
+                request_index=number,
+            )
             for number in range(count)
         )
     )
@@ -164,7 +172,7 @@ def test_the_buffer_holds_every_pass_of_the_largest_size(
     monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
-    spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, lane=number) for number in range(64)]
+    spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, request_index=number) for number in range(64)]
     assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64
     made.load(batch(*spans), 64, canonical=False)
 

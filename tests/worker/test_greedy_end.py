@@ -80,15 +80,15 @@ def test_what_the_next_pass_leaves_is_read_by_the_next(
     "other",
     [
         replace(ROW, logprobs=1),
-        replace(ROW, watched=True),
+        replace(ROW, with_checksums=True),
         replace(ROW, constraint=Constraint(ToldGrammar(lambda candidates, count: [mask(3)] * count), ())),
         replace(ROW, sampling=Sampling(SamplingParams(temperature=0.1), 0, 4)),
         replace(ROW, sampling=Sampling(SamplingParams(temperature=0, logit_bias={3: 1.0}), 0, 4)),
         replace(
-            ROW, sampling=Sampling(SamplingParams(temperature=0, min_tokens=2), 0, 4, forbidden_ids=(3,))
+            ROW, sampling=Sampling(SamplingParams(temperature=0, min_tokens=2), 0, 4, suppressed_ids=(3,))
         ),
         replace(ROW, token_ids=(7, 8), sample_from=1),
-        replace(ROW, token_ids=(7, 8), sample_from=1, given=(8,)),
+        replace(ROW, token_ids=(7, 8), sample_from=1, scored_ids=(8,)),
     ],
 )
 def test_whoever_asks_for_more_goes_to_the_sampler(end: GreedyHeadGraph, other: Span) -> None:

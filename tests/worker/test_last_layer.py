@@ -48,7 +48,7 @@ def run(decoder: Decoder, *spans: Span, whole: bool, **how: Any) -> tuple[PassRe
     runner = ModelRunner(decoder, store)
     if whole:
         runner._last_layer = LastLayer(decoder, store.layers, all_seen=True)
-    one = Pass(spans=spans, padded_rows=256, **{"kind": PassKind.CANONICAL, **how})
+    one = Pass(spans=spans, num_tokens_padded=256, **{"kind": PassKind.CANONICAL, **how})
     (result,) = runner.run(StepPlan((one,)))
     return result, store
 
@@ -64,7 +64,7 @@ def assert_same(one: tuple[PassResult, KVStore], other: tuple[PassResult, KVStor
     [
         ((LONG,), 1),
         ((MIDDLE, LONG, ROW), 2),
-        ((replace(LONG, given=PROMPT[100:140]), ROW), 42),
+        ((replace(LONG, scored_ids=PROMPT[100:140]), ROW), 42),
         ((replace(LONG, sample_from=90), MIDDLE), 60),
     ],
 )
@@ -136,7 +136,7 @@ class EarlyGraphs:
         self._decoder, self._store = decoder, store
         self.output = torch.zeros(64, decoder.config.hidden_size, dtype=decoder.dtype)
 
-    def size_for(self, batch: InputBatch, padded_rows: int, *, canonical: bool, exact: bool) -> int:
+    def size_for(self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool) -> int:
         return 64
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
@@ -171,7 +171,9 @@ def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(dec
 
 
 def test_wanted_rows_as_spans_of_their_own() -> None:
-    batch = batch_of(Pass(PassKind.FAST, (MIDDLE, replace(LONG, given=PROMPT[:3]), ROW), 0), 16, lambda n: 8)
+    batch = batch_of(
+        Pass(PassKind.FAST, (MIDDLE, replace(LONG, scored_ids=PROMPT[:3]), ROW), 0), 16, lambda n: 8
+    )
     few = wanted_of(batch)
     assert few.positions.tolist() == [146, 147, 148, 149, 33]
     assert few.span_starts.tolist() == [0, 1, 2, 3, 4, 5]

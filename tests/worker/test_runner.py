@@ -32,7 +32,7 @@ GREEDY = Sampling(SamplingParams(temperature=0, prompt_logprobs=3), 0, len(PROMP
 
 
 def run(runner: ModelRunner, *spans: Span, kind: PassKind = PassKind.CANONICAL) -> PassResult:
-    num_rows = sum(span.num_rows for span in spans)
+    num_rows = sum(span.num_tokens for span in spans)
     (result,) = runner.run(StepPlan((Pass(kind, spans, -(-num_rows // 16) * 16),)))
     return result
 
@@ -45,11 +45,11 @@ def test_scores_have_the_bits_of_samples(runner: ModelRunner) -> None:
     """The logprob of the token that would be sampled, asked for as a given one, in one pass and in several."""
     sampled = run(runner, chunk(0, 150, 0, logprobs=3)).samples[0]
     tokens = tuple(each.token_id for each in sampled)
-    scores = run(runner, chunk(0, 150, 150, given=tokens)).scores[0]
+    scores = run(runner, chunk(0, 150, 150, scored_ids=tokens)).scores[0]
     assert list(scores) == [each.logprob for each in sampled]
     pieces: list[TokenLogprob] = []
     for start, stop in ((0, 1), (1, 40), (40, 149), (149, 150)):
-        result = run(runner, chunk(start, stop, stop - start, given=tokens[start:stop]))
+        result = run(runner, chunk(start, stop, stop - start, scored_ids=tokens[start:stop]))
         pieces += result.scores[0]
         assert result.samples == ((),)
     assert pieces == list(scores)
@@ -57,8 +57,8 @@ def test_scores_have_the_bits_of_samples(runner: ModelRunner) -> None:
 
 def test_given_and_sampled_rows_of_one_span(runner: ModelRunner) -> None:
     known = tuple(range(20, 29))
-    mixed = run(runner, chunk(0, 12, 10, given=known, logprobs=1))
-    apart = run(runner, chunk(0, 12, 12, given=(0, *known, 0, 0)))
+    mixed = run(runner, chunk(0, 12, 10, scored_ids=known, logprobs=1))
+    apart = run(runner, chunk(0, 12, 12, scored_ids=(0, *known, 0, 0)))
     plain = run(runner, chunk(0, 12, 10, logprobs=1))
     assert mixed.samples == plain.samples
     assert mixed.scores[0] == apart.scores[0][1:10]
@@ -78,7 +78,7 @@ def test_a_given_token_stands_behind_its_row(runner: ModelRunner, decoder: Decod
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder, "logits", noting)
-        scores = run(runner, chunk(0, 9, 8, given=PROMPT[3:9])).scores[0]  # behind rows 2 .. 7
+        scores = run(runner, chunk(0, 9, 8, scored_ids=PROMPT[3:9])).scores[0]  # behind rows 2 .. 7
     expected = seen[0].double().log_softmax(-1)
     assert len(seen[0]) == 6
     for row, each in enumerate(scores):
@@ -89,8 +89,8 @@ def test_a_given_token_stands_behind_its_row(runner: ModelRunner, decoder: Decod
 def test_scores_are_by_span(runner: ModelRunner) -> None:
     none = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY)
     silent = Sampling(SamplingParams(temperature=0), 0, 9)
-    bare = Span(3, 0, PROMPT[:5], (13,), 5, silent, given=(1, 2))
-    result = run(runner, none, chunk(0, 20, 20, given=PROMPT[1:20]), bare)
+    bare = Span(3, 0, PROMPT[:5], (13,), 5, silent, scored_ids=(1, 2))
+    result = run(runner, none, chunk(0, 20, 20, scored_ids=PROMPT[1:20]), bare)
     assert [len(each) for each in result.scores] == [0, 19, 2]
     assert [len(each) for each in result.samples] == [1, 0, 0]
     assert [each.top for each in result.scores[2]] == [(), ()]
@@ -102,9 +102,9 @@ def test_scores_are_by_span(runner: ModelRunner) -> None:
 def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Nor is there ever a larger one."""
     penalised = Sampling(SamplingParams(temperature=0.9, frequency_penalty=1.5), 3, 20)
-    window = Span(2, 0, PROMPT[:90], (12, 13, 14, 15, 16, 17), 0, penalised, logprobs=2, watched=True)
+    window = Span(2, 0, PROMPT[:90], (12, 13, 14, 15, 16, 17), 0, penalised, logprobs=2, with_checksums=True)
     again = replace(window, request_id=3, pages=(18, 19, 20, 21, 22, 23))
-    spans = (window, chunk(0, 150, 149, given=PROMPT[1:150]), again)
+    spans = (window, chunk(0, 150, 149, scored_ids=PROMPT[1:150]), again)
     monkeypatch.setattr(runner, "_slice_rows", 10**6)
     whole = run(runner, *spans)
     monkeypatch.setattr(runner, "_slice_rows", most)
@@ -124,7 +124,7 @@ def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPa
 def test_a_window_with_every_feature_is_its_rows_one_by_one(runner: ModelRunner) -> None:
     params = SamplingParams(temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5, bad_token_ids=[7])
     how = Sampling(params, 11, 20, bad_words=((PROMPT[25], 31),))
-    whole = Span(1, 20, PROMPT[20:32], PAGES, 0, how, 2, history=PROMPT[:20], watched=True)
+    whole = Span(1, 20, PROMPT[20:32], PAGES, 0, how, 2, history=PROMPT[:20], with_checksums=True)
     run(runner, chunk(0, 20, 20))
     window = run(runner, whole).samples[0]
     alone = []
@@ -136,12 +136,12 @@ def test_a_window_with_every_feature_is_its_rows_one_by_one(runner: ModelRunner)
 
 def test_a_grammar_decides(runner: ModelRunner) -> None:
     grammar = ToldGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
-    constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), watched=True)
+    constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), with_checksums=True)
     free = run(runner, chunk(0, 12, 9, logprobs=0)).samples[0]
     found = run(runner, constrained).samples[0]
     assert [each.token_id for each in found] == [17, NO_TOKEN, free[2].token_id]
     assert found[1].logprob is None
-    assert found[1].logit_bits is not None
+    assert found[1].logits_checksum is not None
     assert found[2].logprob == free[2].logprob
 
 

@@ -176,9 +176,9 @@ def test_the_one_token_left_is_chosen(backend: Backend, logits: Tensor) -> None:
 
 def test_watched_rows_report_the_raw_bits(backend: Backend, logits: Tensor) -> None:
     biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
-    spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, watched=True))
+    spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, with_checksums=True))
     found = one(backend, logits, *spans)
-    assert [each.logit_bits for each in found] == [None] * 5 + checksums(logits).tolist()[5:]
+    assert [each.logits_checksum for each in found] == [None] * 5 + checksums(logits).tolist()[5:]
     assert [each.token_id for each in found[5:]] == [3] * 7
-    (alone,) = one(backend, logits[6:7], span(9, 1, SETTINGS["sampled"], watched=True))
-    assert alone.logit_bits == found[6].logit_bits
+    (alone,) = one(backend, logits[6:7], span(9, 1, SETTINGS["sampled"], with_checksums=True))
+    assert alone.logits_checksum == found[6].logits_checksum

@@ -56,7 +56,7 @@ class Asked:
             forbidden=self.forbidden,
             bad_words=self.bad_words,
             logprobs=self.logprobs,
-            watched=True,
+            with_checksums=True,
         )
 
 

@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import NO_TOKEN, UNKNOWN, Pass, PassKind, PassResult, Sampling, Span, StepPlan
+from holdfast.core.step_plan import (
+    NO_TOKEN,
+    UNKNOWN_TOKEN,
+    Pass,
+    PassKind,
+    PassResult,
+    Sampling,
+    Span,
+    StepPlan,
+)
 from holdfast.models.decoder import Decoder
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.model_runner import ModelRunner
@@ -21,7 +30,7 @@ HOW = (
 
 
 def plan(*spans: Span, kind: PassKind = PassKind.CANONICAL) -> StepPlan:
-    num_rows = sum(span.num_rows for span in spans)
+    num_rows = sum(span.num_tokens for span in spans)
     return StepPlan((Pass(kind, spans, -(-num_rows // 16) * 16),))
 
 
@@ -46,7 +55,7 @@ def tokens(results: list[PassResult]) -> list[int]:
 
 def known_steps(runner: ModelRunner, num_steps: int) -> list[list[PassResult]]:
     """Prompts of two requests and some decode steps, each read before the next is planned."""
-    found = [runner.run(plan(prompt(0, logprobs=1), prompt(1, watched=True)))]
+    found = [runner.run(plan(prompt(0, logprobs=1), prompt(1, with_checksums=True)))]
     for step in range(num_steps):
         spans = [
             decode(number, step, token_id, logprobs=2) for number, token_id in enumerate(tokens(found[-1]))
@@ -58,10 +67,12 @@ def known_steps(runner: ModelRunner, num_steps: int) -> list[list[PassResult]]:
 def test_reading_late_is_reading_at_once(runner: ModelRunner, fresh: ModelRunner) -> None:
     """All plans are started before the first is read, and read in another order."""
     known = known_steps(fresh, 3)
-    plans = [plan(prompt(0, logprobs=1), prompt(1, watched=True))]
+    plans = [plan(prompt(0, logprobs=1), prompt(1, with_checksums=True))]
     for step, before in enumerate(known[:-1]):
         plans.append(plan(*(decode(n, step, token, logprobs=2) for n, token in enumerate(tokens(before)))))
-    scored = replace(prompt(0), token_ids=PROMPT[:30], sample_from=30, given=PROMPT[1:31], pages=(20, 21))
+    scored = replace(
+        prompt(0), token_ids=PROMPT[:30], sample_from=30, scored_ids=PROMPT[1:31], pages=(20, 21)
+    )
     plans.append(plan(scored))
     reads = [runner.start(each) for each in plans]
     found = [read() for read in reversed(reads)][::-1]
@@ -74,9 +85,16 @@ def test_reading_late_is_reading_at_once(runner: ModelRunner, fresh: ModelRunner
 def test_unknown_tokens_across_plans(runner: ModelRunner, fresh: ModelRunner, num_steps: int) -> None:
     """Steps planned ahead, over the end of the ring."""
     known = known_steps(fresh, num_steps)
-    reads = [runner.start(plan(prompt(0, logprobs=1, lane=4), prompt(1, watched=True, lane=1)))]
+    reads = [
+        runner.start(
+            plan(prompt(0, logprobs=1, request_index=4), prompt(1, with_checksums=True, request_index=1))
+        )
+    ]
     for step in range(num_steps):
-        spans = (decode(0, step, UNKNOWN, logprobs=2, lane=4), decode(1, step, UNKNOWN, logprobs=2, lane=1))
+        spans = (
+            decode(0, step, UNKNOWN_TOKEN, logprobs=2, request_index=4),
+            decode(1, step, UNKNOWN_TOKEN, logprobs=2, request_index=1),
+        )
         reads.append(runner.start(plan(*spans)))
     assert [read() for read in reads] == known
 
@@ -84,10 +102,12 @@ def test_unknown_tokens_across_plans(runner: ModelRunner, fresh: ModelRunner, nu
 def test_unknown_tokens_within_a_plan(runner: ModelRunner, fresh: ModelRunner) -> None:
     """A burst: fast passes and a canonical one over all they proposed."""
     known = known_steps(fresh, 3)
-    fast = [plan(prompt(0, lane=0), kind=PassKind.FAST)]
-    fast += [plan(decode(0, step, UNKNOWN, lane=0), kind=PassKind.FAST) for step in range(3)]
+    fast = [plan(prompt(0, request_index=0), kind=PassKind.FAST)]
+    fast += [plan(decode(0, step, UNKNOWN_TOKEN, request_index=0), kind=PassKind.FAST) for step in range(3)]
     candidates = (PROMPT[39], *(result[-1].samples[0][-1].token_id for result in known[:3]))
-    window = Span(0, 39, (PROMPT[39],) + (UNKNOWN,) * 3, PAGES[0], 0, HOW[0], logprobs=2, lane=0)
+    window = Span(
+        0, 39, (PROMPT[39],) + (UNKNOWN_TOKEN,) * 3, PAGES[0], 0, HOW[0], logprobs=2, request_index=0
+    )
     burst = StepPlan(tuple(one.passes[0] for one in (*fast, plan(window))))
     results = runner.run(burst)
     fresh.run(plan(prompt(0)))
@@ -99,29 +119,29 @@ def test_unknown_tokens_within_a_plan(runner: ModelRunner, fresh: ModelRunner) -
 
 
 def test_a_window_longer_than_a_lane_leaves_its_end(runner: ModelRunner, fresh: ModelRunner) -> None:
-    window = Span(0, 0, PROMPT, PAGES[0], 0, HOW[0], lane=0)
+    window = Span(0, 0, PROMPT, PAGES[0], 0, HOW[0], request_index=0)
     (first,) = runner.run(plan(window))
-    following = Span(0, 90, (UNKNOWN,), PAGES[0], 0, HOW[0], logprobs=1, lane=0)
+    following = Span(0, 90, (UNKNOWN_TOKEN,), PAGES[0], 0, HOW[0], logprobs=1, request_index=0)
     fresh.run(plan(window))
     known = replace(following, token_ids=(first.samples[0][-1].token_id,))
     assert runner.run(plan(following)) == fresh.run(plan(known))
 
 
 def test_rows_without_a_lane_disturb_none(runner: ModelRunner, fresh: ModelRunner) -> None:
-    runner.run(plan(prompt(0, lane=0), prompt(1)))
+    runner.run(plan(prompt(0, request_index=0), prompt(1)))
     known = known_steps(fresh, 1)
     runner.run(plan(decode(1, 0, tokens(known[0])[1])))
-    (found,) = runner.run(plan(decode(0, 0, UNKNOWN, logprobs=2, lane=0)))
+    (found,) = runner.run(plan(decode(0, 0, UNKNOWN_TOKEN, logprobs=2, request_index=0)))
     assert found.samples[0] == known[1][0].samples[0]
 
 
 def test_no_token_is_read_as_the_first_of_the_vocabulary(runner: ModelRunner, fresh: ModelRunner) -> None:
     cornered = Sampling(SamplingParams(temperature=0, allowed_token_ids=[3], bad_token_ids=[3]), 0, 20)
-    start = replace(prompt(0, lane=2), sampling=cornered)
+    start = replace(prompt(0, request_index=2), sampling=cornered)
     (first,) = runner.run(plan(start))
     assert first.samples[0][0].token_id == NO_TOKEN
     fresh.run(plan(start))
-    behind = decode(0, 0, UNKNOWN, logprobs=1, lane=2)
+    behind = decode(0, 0, UNKNOWN_TOKEN, logprobs=1, request_index=2)
     assert runner.run(plan(behind)) == fresh.run(plan(replace(behind, token_ids=(0,))))
 
 

@@ -183,7 +183,12 @@ class _Scene:
         position = self._positions[probe]
         before = self._pages[: position // self._stage.page_size]
         return _span(
-            probe, position, (self._tokens[probe],), (*before, own), params, watched=bool(params.logprobs)
+            probe,
+            position,
+            (self._tokens[probe],),
+            (*before, own),
+            params,
+            with_checksums=bool(params.logprobs),
         )
 
     def _neighbours(
@@ -259,7 +264,7 @@ def _span(
     params: SamplingParams,
     *,
     samples: bool = True,
-    watched: bool = False,
+    with_checksums: bool = False,
 ) -> Span:
     return Span(
         request_id=number,
@@ -269,7 +274,7 @@ def _span(
         sample_from=0 if samples else len(token_ids),
         sampling=Sampling(params, seed=params.seed or 0, prompt_len=0),
         logprobs=params.logprobs,
-        watched=watched,
+        with_checksums=with_checksums,
     )
 
 

@@ -37,7 +37,7 @@ class CertificateChecked:
     No rows: it came to light otherwise, when an answer was computed again.
     """
 
-    num_rows: int
+    num_tokens: int
     mismatch: str | None
 
 

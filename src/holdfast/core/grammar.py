@@ -24,8 +24,8 @@ class Grammar(Protocol):
         """How many of these may follow one another behind the committed tokens."""
         ...
 
-    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
-        """Which tokens may come behind the committed tokens and the candidates, for the last num_rows of the
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
+        """Which tokens may come behind the committed tokens and the candidates, for the last num_masks of the
         len(candidates) + 1 places: behind none of them, behind the first, and so on.
 
         A mask is little-endian bits, bit i for token i. All zeros: nothing may come, and `problem` says why. None: the

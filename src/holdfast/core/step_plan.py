@@ -3,11 +3,11 @@
 A plan is a short list of passes, run in order. A pass is a list of spans: consecutive positions of one sequence, with
 the pages that hold its KV slots. The scheduler knows no tensors and the runner knows no requests.
 
-A row's token is an id, or UNKNOWN: what an earlier pass, of this plan or of one that is still running, sampled for this
+A row's token is an id, or UNKNOWN_TOKEN: what an earlier pass, of this plan or of one that is still running, sampled for this
 position of this sequence. So planning needs not wait for the device. What is sampled is kept by lane and position:
 
-    a sampled row at position p of lane l writes   lanes[l, (p + 1) % LANE_WIDTH]
-    a row at position q with an UNKNOWN token reads lanes[l, q % LANE_WIDTH]
+    a sampled row at position p of lane l writes   lanes[l, (p + 1) % SAMPLED_RING_SIZE]
+    a row at position q with an UNKNOWN_TOKEN token reads lanes[l, q % SAMPLED_RING_SIZE]
 """
 
 from bisect import bisect_left
@@ -22,8 +22,8 @@ from holdfast.core.sampling_params import SamplingParams
 ThoughtIds = tuple[int, ...]  # the tokens of a thought, its end not among them; none: the trivial thought
 
 NO_TOKEN = -1  # what a row gives whose request allows nothing to come next
-UNKNOWN = -1  # the token of a row whose id only the device knows so far
-LANE_WIDTH = 64  # positions of a sequence whose sampled tokens are kept
+UNKNOWN_TOKEN = -1  # the token of a row whose id only the device knows so far
+SAMPLED_RING_SIZE = 64  # positions of a sequence whose sampled tokens are kept
 
 
 class PassKind(Enum):
@@ -36,29 +36,29 @@ class PassKind(Enum):
 class Sampling:
     """What decides a sampled row beside its logits. One object a request, shared by all its spans.
 
-    forbidden_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
-    which may ever be completed. eos_ids end an answer by themselves, where its form is complete. adjusts: logits are
-    changed before a token is chosen, even without a form; is_plainly_greedy: they are not, and the best is chosen.
+    suppressed_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
+    which may ever be completed. eos_ids end an answer by themselves, where its form is complete. changes_logits: logits are
+    changed before a token is chosen, even without a form; is_plain_greedy: they are not, and the best is chosen.
     """
 
     params: SamplingParams
     seed: int
     prompt_len: int
-    forbidden_ids: tuple[int, ...] = ()
+    suppressed_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     eos_ids: tuple[int, ...] = ()
-    adjusts: bool = field(init=False)
-    is_plainly_greedy: bool = field(init=False)
+    changes_logits: bool = field(init=False)
+    is_plain_greedy: bool = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
         listed = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
-        adjusts = bool(self.forbidden_ids or self.bad_words or listed or params.penalises)
-        object.__setattr__(self, "adjusts", adjusts)
-        object.__setattr__(self, "is_plainly_greedy", params.temperature == 0 and not adjusts)
+        changes_logits = bool(self.suppressed_ids or self.bad_words or listed or params.penalises)
+        object.__setattr__(self, "changes_logits", changes_logits)
+        object.__setattr__(self, "is_plain_greedy", params.temperature == 0 and not changes_logits)
 
     @property
-    def looks_back(self) -> bool:
+    def needs_history(self) -> bool:
         """Whether a row must know the tokens before it."""
         return self.params.penalises or bool(self.bad_words)
 
@@ -88,7 +88,7 @@ class Span:
     """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each.
 
     given are known tokens whose logprobs are asked for: each stands behind one of the len(given) rows before sample_from.
-    history is what stands before start, for whom it matters (`Sampling.looks_back`); with watched, the logits' bits are
+    history is what stands before start, for whom it matters (`Sampling.needs_history`); with watched, the logits' bits are
     reported as well. lane is the sequence's place in the table of sampled tokens, -1 where nobody will ask for them there.
     With a rule the rows are thought about: guesses are what is taken to be thought behind each chunk that ends among the rows
     with more rows behind it.
@@ -101,16 +101,16 @@ class Span:
     sample_from: int
     sampling: Sampling
     logprobs: int | None = None
-    given: tuple[int, ...] = ()
+    scored_ids: tuple[int, ...] = ()
     history: tuple[int, ...] = ()
     constraint: Constraint | None = None
-    watched: bool = False
-    lane: int = -1
+    with_checksums: bool = False
+    request_index: int = -1
     rule: ThinkRule | None = None
     guesses: tuple[ThoughtIds, ...] = ()
 
     @property
-    def num_rows(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
@@ -122,17 +122,17 @@ class Span:
         return len(self.token_ids) - self.sample_from
 
     @property
-    def num_given(self) -> int:
-        return len(self.given)
+    def num_scored(self) -> int:
+        return len(self.scored_ids)
 
-    def head(self, num_rows: int) -> "Span":
+    def head(self, num_tokens: int) -> "Span":
         """Its first rows alone."""
-        num_given = max(0, min(self.num_given, num_rows - self.sample_from + self.num_given))
+        num_scored = max(0, min(self.num_scored, num_tokens - self.sample_from + self.num_scored))
         return replace(
             self,
-            token_ids=self.token_ids[:num_rows],
-            sample_from=min(self.sample_from, num_rows),
-            given=self.given[:num_given],
+            token_ids=self.token_ids[:num_tokens],
+            sample_from=min(self.sample_from, num_tokens),
+            scored_ids=self.scored_ids[:num_scored],
         )
 
 
@@ -141,19 +141,19 @@ class Pass:
     """One forward of the model. A certified pass is canonical by certificate, any other canonical one by its shape.
 
     A check has one span, whose last pages are scratch: its rows' KV is compared with that in `originals`, and its
-    sampled rows' logits with `logit_bits`.
+    sampled rows' logits with `logits_checksum`.
     """
 
     kind: PassKind
     spans: tuple[Span, ...]
-    padded_rows: int
+    num_tokens_padded: int
     certified: bool = False
-    originals: tuple[int, ...] = ()
-    logit_bits: tuple[int, ...] = ()
+    original_pages: tuple[int, ...] = ()
+    logits_checksums: tuple[int, ...] = ()
 
     @property
-    def num_rows(self) -> int:
-        return sum(span.num_rows for span in self.spans)
+    def num_tokens(self) -> int:
+        return sum(span.num_tokens for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +175,11 @@ class TokenLogprob:
 
 @record_class
 class Sampled:
-    """What one row gave: a token, or NO_TOKEN. logprob is there if the span asked for it, logit_bits if it is watched."""
+    """One sampled token, or NO_TOKEN. logprob and logits_checksum are set if the span asked for them."""
 
     token_id: int
     logprob: TokenLogprob | None = None
-    logit_bits: int | None = None
+    logits_checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,14 @@ def assemble(
         _check_chunk(thinking, backend.page_size)
     schedule = SchedulerConfig(
         max_num_seqs=limits.max_num_seqs,
-        max_pass_rows=limits.max_pass_rows,
-        reference_rows=backend.recipe.rows,
+        max_pass_tokens=limits.max_pass_tokens,
+        reference_tokens=backend.recipe.rows,
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
         spot_check_rate=config.check_rate(device.type),
-        run_ahead=1 if device.type == "cuda" and thinking is None else 0,
-        chunk=0 if thinking is None else thinking.chunk,
+        async_scheduling=device.type == "cuda" and thinking is None,
+        chunk_len=0 if thinking is None else thinking.chunk,
         while_answering=thinking is None or thinking.while_answering,
     )
     if config.kv_memory is not None:  # too little is said before anything is loaded
@@ -122,7 +122,7 @@ def assemble(
         _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
     certifying = _stage(show, "Certifying")
     certificate = obtain_certificate(
-        config.determinism, decoder, runner, store, settings, limits.max_pass_rows, max_len, certifying
+        config.determinism, decoder, runner, store, settings, limits.max_pass_tokens, max_len, certifying
     )
     if certificate is not None:
         schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, backend, limits))
@@ -189,8 +189,8 @@ def _capture(
     runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
 ) -> None:
     """Graphs of passes of every total; to verify, also of those that decide, else of those that check."""
-    sizes = padded_batch_sizes(schedule.max_pass_rows)
-    rows = schedule.reference_rows
+    sizes = padded_batch_sizes(schedule.max_pass_tokens)
+    rows = schedule.reference_tokens
     canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
     if schedule.determinism != "verify":
         canonical = [rows] if schedule.spot_check_rate > 0 else []
@@ -201,7 +201,7 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: RowLimits)
     """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
     if backend.device.type != "cuda":
         return tuple(certified)
-    wanted = frozenset(padded_batch_sizes(limits.max_pass_rows))
+    wanted = frozenset(padded_batch_sizes(limits.max_pass_tokens))
     return tuple(size for size in certified if size in wanted)
 
 

@@ -30,7 +30,7 @@ class RowLimits:
     """How many requests run at once, and how many rows a pass has at most."""
 
     max_num_seqs: int
-    max_pass_rows: int
+    max_pass_tokens: int
 
 
 _ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 8192)}
@@ -38,7 +38,7 @@ _ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 8192)}
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of one engine. None of max_num_seqs, max_pass_rows, kv_memory and speculation decides a bit of an answer;
+    """Settings of one engine. None of max_num_seqs, max_pass_tokens, kv_memory and speculation decides a bit of an answer;
     without them the device says how large they are.
 
     load_format dummy makes random weights of the model's shape: model is then a folder with a config.json, or the name of
@@ -55,7 +55,7 @@ class EngineConfig:
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     kv_memory: int | str | None = None
-    max_pass_rows: int | None = None
+    max_pass_tokens: int | None = None
     num_threads: int | None = None
     kernels: KernelBackend = "auto"
     prefix_cache: bool = True
@@ -80,12 +80,12 @@ class EngineConfig:
         rate = 0.0 if self.spot_check_rate is None else self.spot_check_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")
-        for name in ("max_num_seqs", "max_pass_rows", "max_model_len", "num_threads"):
+        for name in ("max_num_seqs", "max_pass_tokens", "max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if (self.max_num_seqs or 0) > 4096 or (self.max_pass_rows or 0) > 65535:
-            raise ConfigError("max_num_seqs can be at most 4096 and max_pass_rows at most 65535")
+        if (self.max_num_seqs or 0) > 4096 or (self.max_pass_tokens or 0) > 65535:
+            raise ConfigError("max_num_seqs can be at most 4096 and max_pass_tokens at most 65535")
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 
@@ -96,9 +96,9 @@ class EngineConfig:
     def row_limits(self, device_kind: str) -> RowLimits:
         """As asked for; what is not is the device's, as far as it fits the other."""
         usual = _ROW_LIMITS[device_kind]
-        seqs, rows = self.max_num_seqs, self.max_pass_rows
+        seqs, rows = self.max_num_seqs, self.max_pass_tokens
         if rows is None:
-            rows = max(usual.max_pass_rows, seqs or 0)
+            rows = max(usual.max_pass_tokens, seqs or 0)
         return RowLimits(min(usual.max_num_seqs, rows) if seqs is None else seqs, rows)
 
 

@@ -1,7 +1,7 @@
 """The engine: the only loop. A step is plan, run, absorb; events go to the answer they belong to.
 
-With `run_ahead` a plan is started and what it gives read a step later, when the next is under way: the device never waits for
-what is done here.
+With `async_scheduling` a plan is started and what it gives read a step later, when the next is under way: the
+device never waits for what is done here.
 
 Not safe for several threads: one thread owns an engine. `handle.py` puts one behind a thread of its own.
 """
@@ -164,7 +164,7 @@ class Engine:
         """One plan made, and one absorbed, maybe an earlier one. A pass that raises ends the requests in flight, no other."""
         try:
             plan = self._launch()
-            if not self._started or (plan and len(self._started) <= self.scheduler.config.run_ahead):
+            if not self._started or (plan and len(self._started) <= self.scheduler.config.async_scheduling):
                 return []
             results = self._read()
         except _PassFailed as failed:
@@ -172,7 +172,7 @@ class Engine:
         plan, _ = self._started.popleft()
         events = self._absorb(plan, results)
         try:
-            if self.scheduler.config.run_ahead and not self._started:
+            if self.scheduler.config.async_scheduling and not self._started:
                 self._launch()  # before anybody is told: the device waits for this
         except _PassFailed as failed:
             return self._end_step(plan, events) + self._give_up(failed.plan, failed.message)
@@ -186,7 +186,7 @@ class Engine:
             if self.tracer is not None:
                 self._trace(self.tracer.planned, plan)
             with self._failing(plan):
-                if self.scheduler.config.run_ahead:
+                if self.scheduler.config.async_scheduling:
                     self._started.append((plan, self.runner.start(plan)))
                 else:
                     results = self.runner.run(plan)
@@ -215,7 +215,7 @@ class Engine:
     def _absorb(self, plan: StepPlan, results: Sequence[PassResult]) -> list[Event]:
         tracer = self.tracer
         between = None if tracer is None else (lambda: self._trace(tracer.look))
-        return self.scheduler.absorb(plan, results, between)
+        return self.scheduler.update(plan, results, between)
 
     def _give_up(self, plan: StepPlan, message: str) -> list[Update]:
         """A pass of this plan raised. Nothing that was started is awaited any more, but for the device to be done with it."""
@@ -276,7 +276,7 @@ class Engine:
 
     def _spell(self, chunk: int, token_ids: ThoughtIds) -> Thought:
         """A thought for people to read."""
-        position = (chunk + 1) * self.scheduler.config.chunk - 1
+        position = (chunk + 1) * self.scheduler.config.chunk_len - 1
         # A model may have more ids than its tokenizer; those behind have no text.
         known = [token_id for token_id in token_ids if token_id < self.tokenizer.vocab_size]
         return Thought(chunk, position, self.tokenizer.decode(known).strip(), token_ids)
@@ -296,8 +296,8 @@ class Engine:
             del self._replies[branch]
 
     def _note_check(self, event: CertificateChecked) -> None:
-        self.counters.spot_checks += event.num_rows > 0
-        self.counters.spot_checked_rows += event.num_rows
+        self.counters.spot_checks += event.num_tokens > 0
+        self.counters.spot_checked_rows += event.num_tokens
         if event.mismatch is None:
             return
         self.counters.revocations += 1
@@ -334,7 +334,7 @@ class Engine:
             self.counters.canonical_passes += canonical
             self.counters.certified_passes += one.certified
             self.counters.shared_canonical_passes += canonical and len(one.spans) > 1
-            self.counters.rows += one.padded_rows
+            self.counters.rows += one.num_tokens_padded
 
 
 def _grammar(request: Request, branch: Request) -> Grammar | None:

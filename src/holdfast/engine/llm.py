@@ -30,7 +30,7 @@ class LLM:
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         kv_memory: int | str | None = None,
-        max_pass_rows: int | None = None,
+        max_pass_tokens: int | None = None,
         num_threads: int | None = None,
         kernels: KernelBackend = "auto",
         prefix_cache: bool = True,
@@ -41,11 +41,11 @@ class LLM:
     ) -> None:
         """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
 
-        max_num_seqs and max_pass_rows are the device's without a value: 64 and 512 on a CPU, 256 and 8192 on a GPU.
+        max_num_seqs and max_pass_tokens are the device's without a value: 64 and 512 on a CPU, 256 and 8192 on a GPU.
         Raises `ModelError` if it cannot be loaded, `ConfigError` if the settings do not fit it.
         """
         self.config = EngineConfig(
-            model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_rows, num_threads,
+            model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_tokens, num_threads,
             kernels, prefix_cache, speculation, spot_check_rate, None, load_format,
         )  # fmt: skip
         self.engine: Engine = build(self.config, progress)

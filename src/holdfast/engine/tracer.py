@@ -23,12 +23,12 @@ MOST_TOLD = 1024  # tokens of a sequence in one trace: of more, the last
 
 @dataclass(frozen=True, slots=True)
 class PassTrace:
-    """One pass. spans are (request_id, start, num_rows)."""
+    """One pass. spans are (request_id, start, num_tokens)."""
 
     kind: str  # fast, canonical, check
     certified: bool
-    num_rows: int
-    padded_rows: int
+    num_tokens: int
+    num_tokens_padded: int
     spans: tuple[tuple[int, int, int], ...]
 
 
@@ -85,8 +85,8 @@ class Seen:
 
     def __init__(self, seq: RequestState) -> None:
         self.seq = seq
-        self._candidates = seq.log.candidates
-        self._committed_len = seq.log.committed_len
+        self._candidates = seq.tokens.candidates
+        self._committed_len = seq.tokens.committed_len
         self._told_len = 0
         self._told: tuple[object, ...] = ()
         self._accepted = 0
@@ -95,7 +95,7 @@ class Seen:
 
     def look(self) -> None:
         """Note what became of the candidates since the last look."""
-        log = self.seq.log
+        log = self.seq.tokens
         accepted, dropped = settle(self._candidates, self._committed_len, log)
         self._accepted += accepted
         if dropped:
@@ -107,9 +107,9 @@ class Seen:
 
     def tell(self) -> SequenceTrace | None:
         """The sequence as it is now, unless nothing changed since it was told."""
-        seq, log = self.seq, self.seq.log
+        seq, log = self.seq, self.seq.tokens
         state = (
-            *(seq.phase, seq.canonical_len, seq.computed_len, len(seq.table)),
+            *(seq.phase, seq.canonical_len, seq.computed_len, len(seq.page_table)),
             *(log.committed_len, self._candidates, self._rolled_back),
         )
         if state == self._told:
@@ -125,7 +125,7 @@ class Seen:
             committed_len=log.committed_len,
             canonical_len=seq.canonical_len,
             computed_len=seq.computed_len,
-            num_pages=len(seq.table),
+            num_pages=len(seq.page_table),
             committed_from=start,
             committed_ids=log.ids(start, log.committed_len),
             candidate_ids=self._candidates,
@@ -179,7 +179,7 @@ class Tracer:
 
     def look(self) -> None:
         """Candidates may be judged before the next look."""
-        for seq in self._scheduler.sequences:
+        for seq in self._scheduler.requests:
             seen = self._seen.get(seq.request_id)
             if seen is None or seen.seq is not seq:
                 self._seen[seq.request_id] = Seen(seq)
@@ -229,8 +229,8 @@ def settle(candidates: tuple[int, ...], at: int, log: TokenLog) -> tuple[int, tu
 
 
 def _pass_trace(one: Pass) -> PassTrace:
-    spans = tuple((span.request_id, span.start, span.num_rows) for span in one.spans)
-    return PassTrace(one.kind.value, one.certified, one.num_rows, one.padded_rows, spans)
+    spans = tuple((span.request_id, span.start, span.num_tokens) for span in one.spans)
+    return PassTrace(one.kind.value, one.certified, one.num_tokens, one.num_tokens_padded, spans)
 
 
 def _reason(seq: RequestState) -> str:

@@ -16,18 +16,18 @@ _TOKEN_BITS = 31
 _GRAM_MASK = (1 << NGRAM * _TOKEN_BITS) - 1
 
 
-def row_share(num_rows: int) -> float:
+def row_share(num_tokens: int) -> float:
     """What one more row costs in a pass of so many, as a share of the pass."""
-    return ROW_COST * num_rows / (1 + ROW_COST * (num_rows - 1))
+    return ROW_COST * num_tokens / (1 + ROW_COST * (num_tokens - 1))
 
 
-def num_worthwhile(chance: float, num_rows: int) -> int:
-    """How many guesses are worth their rows in a pass that has num_rows without them.
+def num_worthwhile(chance: float, num_tokens: int) -> int:
+    """How many guesses are worth their rows in a pass that has num_tokens without them.
 
     The k-th stands with chance^k. It is worth its row if that is more than the row's share of the pass, which is small where
     one more row is cheap and nearly 1 in a pass that is full of rows already.
     """
-    share = row_share(num_rows)
+    share = row_share(num_tokens)
     if chance <= share:
         return 0
     return MAX_GUESSES if chance >= 1 else min(MAX_GUESSES, int(log(share) / log(chance)))

@@ -28,11 +28,11 @@ class RequestQueue:
         self._config = config
         self._pool = pool
         self._index = index
-        self._watch = watch
+        self._spot_checker = watch
         self._ordered: list[RequestState] | None = []
         # Those of sequences that ended in a plan in flight are taken until it is over.
-        self.num_lanes = config.max_num_seqs * (1 + config.run_ahead)
-        self._free_lanes = list(range(self.num_lanes - 1, -1, -1))
+        self.num_request_indices = config.max_num_seqs * (1 + config.async_scheduling)
+        self._free_lanes = list(range(self.num_request_indices - 1, -1, -1))
         self.queue: list[RequestState] = []  # by arrival
         self.running: dict[int, RequestState] = {}
         self.num_synchronous = 0  # of those that run
@@ -44,9 +44,9 @@ class RequestQueue:
                 break
             if self._waits_for_leader(seq):
                 continue
-            length = seq.log.committed_len
+            length = seq.tokens.committed_len
             pages, node, num_canonical = (
-                self._index.match(seq.log.ids(0, seq.cacheable_len), canonical_only=seq.deterministic)
+                self._index.match(seq.tokens.ids(0, seq.cacheable_len), canonical_only=seq.deterministic)
                 if self._config.prefix_cache
                 else ([], self._index.root, 0)
             )
@@ -59,14 +59,14 @@ class RequestQueue:
             if seq.thoughts is not None:
                 seq.thoughts.adopt(self._index.thoughts(node, pages))
             seq.admit(pages, node, num_canonical)
-            seq.table.grow(length)
+            seq.page_table.grow(length)
             self._start(seq)
         idle = not self.running and not in_flight  # a check and what is in flight hold pages, for a step
         assert not (idle and self.queue), "an idle engine must be able to admit"
 
     def _start(self, seq: RequestState) -> None:
-        if self._config.run_ahead:
-            seq.lane = self._free_lanes.pop()
+        if self._config.async_scheduling:
+            seq.request_index = self._free_lanes.pop()
         self.running[seq.request_id] = seq
         self.num_synchronous += seq.is_synchronous
         self._ordered = None
@@ -77,7 +77,7 @@ class RequestQueue:
             return -1
         self.num_synchronous -= seq.is_synchronous
         self._ordered = None
-        lane, seq.lane = seq.lane, -1
+        lane, seq.request_index = seq.request_index, -1
         return lane
 
     def free_lane(self, lane: int) -> None:
@@ -115,17 +115,17 @@ class RequestQueue:
         """Give the sequence its next slots, preempting the youngest unplanned one (itself at last) while pages lack."""
         if not self.is_running(seq):
             return False
-        while seq.table.num_missing(length) > self._pool.num_available:
+        while seq.page_table.num_missing(length) > self._pool.num_available:
             if in_flight:
                 raise OutOfPages
             victim = self.running[max(request_id for request_id in self.running if request_id not in planned)]
             self.free_lane(self.remove(victim))
-            self._watch.forget(victim)
+            self._spot_checker.forget(victim)
             victim.preempt()
             self.enqueue(victim)
             if victim is seq:
                 return False
-        seq.table.grow(length)
+        seq.page_table.grow(length)
         return True
 
     def enqueue(self, seq: RequestState) -> None:
@@ -133,7 +133,7 @@ class RequestQueue:
 
     def check_lanes(self, leftover: Collection[int]) -> None:
         """Raise unless every lane is free, or one sequence's, or that of one that ended in flight."""
-        held = [seq.lane for seq in self.running.values() if seq.lane >= 0]
-        assert len(held) == (len(self.running) if self._config.run_ahead else 0)
+        held = [seq.request_index for seq in self.running.values() if seq.request_index >= 0]
+        assert len(held) == (len(self.running) if self._config.async_scheduling else 0)
         lanes = [*held, *self._free_lanes, *(lane for lane in leftover if lane >= 0)]
-        assert sorted(lanes) == list(range(self.num_lanes)), "a lane leaked, or has two holders"
+        assert sorted(lanes) == list(range(self.num_request_indices)), "a lane leaked, or has two holders"

@@ -54,9 +54,9 @@ class RequestState:
         self.deterministic = params.deterministic
         self.logprobs = params.logprobs
         self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
-        self.log = TokenLog(request.prompt_ids)
-        self.table = PageTable(pool)
-        self.lane = -1  # its place in the runner's table of sampled tokens, while it runs
+        self.tokens = TokenLog(request.prompt_ids)
+        self.page_table = PageTable(pool)
+        self.request_index = -1  # its place in the runner's table of sampled tokens, while it runs
         self.flying: list[Span] = []
         self.ahead = 0  # tokens that spans in flight will give, one each
         self.phase = Phase.QUEUED
@@ -95,7 +95,7 @@ class RequestState:
             tuple(sorted(request.eos_ids)),
         )
         # Its next row needs the tokens before it, not only their KV.
-        self.is_synchronous = grammar is not None or self.sampling.looks_back
+        self.is_synchronous = grammar is not None or self.sampling.needs_history
 
     @property
     def is_live(self) -> bool:
@@ -109,12 +109,12 @@ class RequestState:
     @property
     def prefill_len(self) -> int:
         """How far KV must reach before a token can be chosen; for a prompt that is only scored, before it is done."""
-        return max(1, self.log.prompt_len - 1) if self.only_scored else self.log.committed_len - 1
+        return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
 
     @property
     def expected_len(self) -> int:
         """Tokens there will be once all in flight is taken in, if nothing ends before."""
-        return self.log.total_len + self.ahead
+        return self.tokens.total_len + self.ahead
 
     @property
     def next_start(self) -> int:
@@ -126,7 +126,7 @@ class RequestState:
     @property
     def tokens_left(self) -> int:
         """Tokens it may still say behind what is in flight."""
-        return self.request.params.max_tokens - self.log.num_output - self.ahead
+        return self.request.params.max_tokens - self.tokens.num_output - self.ahead
 
     @property
     def is_looked_up(self) -> bool:
@@ -151,12 +151,12 @@ class RequestState:
         Where candidates are in flight themselves, whether their window is waited for is not decided here.
         """
         last = self.flying[-1]
-        if self.log.num_candidates and len(last.token_ids) - last.sample_from > 1:
+        if self.tokens.num_candidates and len(last.token_ids) - last.sample_from > 1:
             return True
         most = self.request.params.max_tokens
         if most == 0:
             return last.stop >= self.prefill_len
-        return self.log.committed_len - self.log.prompt_len + self.ahead >= most
+        return self.tokens.committed_len - self.tokens.prompt_len + self.ahead >= most
 
     @property
     def needs_prefill(self) -> bool:
@@ -166,7 +166,7 @@ class RequestState:
     @property
     def cacheable_len(self) -> int:
         """So much may come from the prefix index: not the rows whose logits are still wanted."""
-        length = self.log.committed_len - 1
+        length = self.tokens.committed_len - 1
         if self.thoughts is not None:
             length = self.thoughts.shared_len(length)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
@@ -174,7 +174,7 @@ class RequestState:
     @property
     def candidate_due(self) -> bool:
         """The candidates want a verdict now: enough of them, or the last one looks like an end."""
-        log = self.log
+        log = self.tokens
         if log.num_candidates == 0:
             return False
         num_output = log.total_len - log.prompt_len
@@ -217,7 +217,7 @@ class RequestState:
 
     def look_up(self, most: int) -> None:
         """Propose what was sent already and must be confirmed, or else what the look-up expects; at most so many."""
-        log, params = self.log, self.request.params
+        log, params = self.tokens, self.request.params
         assert log.num_candidates == 0
         most = min(most, params.max_tokens - log.num_output - 1)
         expected = self._record.unconfirmed(log.num_output)[: max(0, most)]
@@ -236,7 +236,7 @@ class RequestState:
     @property
     def is_confirming(self) -> bool:
         """Tokens the client has already are being verified anew."""
-        return self._record.is_open(self.log.num_output)
+        return self._record.is_open(self.tokens.num_output)
 
     # What a pass said
 
@@ -248,11 +248,11 @@ class RequestState:
         right = self.thoughts.judge(span, found)
         self.stats.guessed += len(span.guesses)
         self.stats.guessed_right += right
-        num_rows = self.thoughts.stands(span, right) - span.start
-        if num_rows == span.num_rows:
+        num_tokens = self.thoughts.stands(span, right) - span.start
+        if num_tokens == span.num_tokens:
             return span, samples, scores
-        head = span.head(num_rows)
-        return head, samples[: head.num_sampled], scores[: head.num_given]
+        head = span.head(num_tokens)
+        return head, samples[: head.num_sampled], scores[: head.num_scored]
 
     def settle_thoughts(self) -> tuple[tuple[int, ThoughtIds], ...]:
         """What was thought behind chunks whose rows stand by now, as (chunk, thought), if it was not told before."""
@@ -272,7 +272,7 @@ class RequestState:
         if self.deterministic:
             self.stats.candidates += 1
             # In place of no token any will do: it will not stand.
-            self.log.propose(max(0, samples[0].token_id))
+            self.tokens.propose(max(0, samples[0].token_id))
             return ()
         return self._judge(samples, fast=True)
 
@@ -305,16 +305,16 @@ class RequestState:
 
         A fast pass's own token is a candidate that nobody has to verify.
         """
-        if not self.log.num_candidates:
+        if not self.tokens.num_candidates:
             return self._take_one(samples, fast=fast)
-        candidates = self.log.candidates
+        candidates = self.tokens.candidates
         verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
         self.stats.windows += 1
         dropped = len(candidates) - verdict.accepted  # those behind a wrong thought among them
         self.fell = dropped > 0
         if not self._looked_up:
             self._adapt_window(verdict.accepted, dropped)
-        self.log.drop_candidates()
+        self.tokens.drop_candidates()
         self._looked_up = False
         taken, new = self._commit(samples[: verdict.num_committed])
         accepted = min(verdict.accepted, taken)
@@ -345,7 +345,7 @@ class RequestState:
 
         Returns how many were taken, and those of them the client does not have yet.
         """
-        log, record, taken = self.log, self._record, 0
+        log, record, taken = self.tokens, self._record, 0
         new: list[Sampled] = []
         for sample in samples:
             token_id = sample.token_id
@@ -373,7 +373,7 @@ class RequestState:
 
     def _ends_with(self, token_id: int) -> bool:
         stopped = self._text.push(token_id)
-        num_output = self.log.committed_len - self.log.prompt_len
+        num_output = self.tokens.committed_len - self.tokens.prompt_len
         params = self.request.params
         if not stopped and token_id not in self._stop_ids and num_output < params.max_tokens:
             return False
@@ -401,20 +401,20 @@ class RequestState:
 
     def roll_back(self) -> None:
         """Truncate KV and pages to the last committed token, which is still to be computed, or is in flight."""
-        last = self.log.committed_len - 1
+        last = self.tokens.committed_len - 1
         if self.canonical_len > last:
             self.canonical_len = last
         if self.computed_len > last:
             self.computed_len = last
         keep = self.flying[-1].stop if self.flying else last + 1
-        if self.table.capacity >= keep + self._page_size:
-            self.table.truncate(keep)
+        if self.page_table.capacity >= keep + self._page_size:
+            self.page_table.truncate(keep)
 
     # Pages
 
     def admit(self, cached_pages: list[int], node: PrefixNode, num_canonical: int) -> None:
         """Start, or start again, behind the pages found in the prefix index."""
-        self.table.adopt(cached_pages)
+        self.page_table.adopt(cached_pages)
         self.computed_len = len(cached_pages) * self._page_size
         self.canonical_len = num_canonical * self._page_size
         self.trail.begin(node, len(cached_pages))
@@ -441,13 +441,13 @@ class RequestState:
         """
         self.drop_candidates()
         self.give_up_pages()
-        self.table = PageTable(self._pool)
+        self.page_table = PageTable(self._pool)
         self._compute_again()
         self.scored_len = self.request.score_from or 0
         self._record.doubt()
         if self.thoughts is not None:
             self.thoughts.doubt()
-        self.log.forget_output()
+        self.tokens.forget_output()
         self.window_cap = FIRST_WINDOW
         self.certified_only = False
         self.stats.rolled_back += self.stats.accepted
@@ -477,23 +477,25 @@ class RequestState:
 
     def drop_candidates(self) -> None:
         """Candidates nobody will judge any more."""
-        self.stats.rolled_back += self.log.drop_candidates()
+        self.stats.rolled_back += self.tokens.drop_candidates()
         self._looked_up = False
 
     def release(self) -> None:
-        self.table.release()
+        self.page_table.release()
         self.trail.leave()
 
     def give_up_pages(self) -> None:
         """For good; those that are still computed with are given back behind that."""
         self.forget_flying()
-        self.table.give_up()
+        self.page_table.give_up()
         self.trail.leave()
 
     def index_pages(self) -> None:
         """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
-        settled = self.canonical_len if self.deterministic else min(self.computed_len, self.log.committed_len)
+        settled = (
+            self.canonical_len if self.deterministic else min(self.computed_len, self.tokens.committed_len)
+        )
         if self.thoughts is not None:
             settled = self.thoughts.shared_len(settled)
         thoughts = None if self.thoughts is None else self.thoughts.of_pages
-        self.trail.extend(settled, self.canonical_len, self.table, self.log.ids, thoughts)
+        self.trail.extend(settled, self.canonical_len, self.page_table, self.tokens.ids, thoughts)

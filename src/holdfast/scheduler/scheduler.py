@@ -1,8 +1,10 @@
 """The protocol's state machine: requests come, passes are planned, what they said is taken in.
 
-One step is `plan`, then the runner, then `absorb`. With `run_ahead` the next plan may be made before the last is absorbed:
-then it counts on what is in flight (`RequestState.flying`), and is empty where that cannot be done. Plans are absorbed in the
-order they were made. Between a window and its verdict nothing else touches a sequence, but for rows that count on it: where
+One step is `plan`, then the runner, then `update`. With `async_scheduling` the next plan may be made before the last
+is absorbed: then it counts on what is in flight (`RequestState.flying`), and is empty where that cannot be done.
+Plans are absorbed in the order they were made.
+
+Between a window and its verdict nothing else touches a sequence, but for rows that count on it: where
 windows nearly always stand, the next burst begins behind one in flight as if it stood. If it falls, what is in flight behind
 it is forgotten, and its sequence has lost a burst.
 
@@ -26,7 +28,7 @@ from holdfast.core.events import (
 from holdfast.core.grammar import Grammar
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.step_plan import (
-    UNKNOWN,
+    UNKNOWN_TOKEN,
     Pass,
     PassKind,
     PassResult,
@@ -66,28 +68,28 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
-        self.index = PrefixCache(pool)
+        self.prefix_cache = PrefixCache(pool)
         self._flights: deque[InFlightPlan] = deque()
         self._step = 0
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
-        self._watch = SpotChecker(rate, config.reference_rows, config.max_pass_rows, pool)
-        self._roster = RequestQueue(config, pool, self.index, self._watch)
+        self._spot_checker = SpotChecker(rate, config.reference_tokens, config.max_pass_tokens, pool)
+        self._queue = RequestQueue(config, pool, self.prefix_cache, self._spot_checker)
         self._trust = 1.0  # how often windows stood lately
 
     # Requests come and go
 
     @property
     def num_waiting(self) -> int:
-        return len(self._roster.queue)
+        return len(self._queue.queue)
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self._queue.running)
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes a plan may name: 0 .. num_lanes - 1."""
-        return self._roster.num_lanes
+    def num_request_indices(self) -> int:
+        """Lanes a plan may name: 0 .. num_request_indices - 1."""
+        return self._queue.num_request_indices
 
     @property
     def num_in_flight(self) -> int:
@@ -97,18 +99,18 @@ class Scheduler:
     @property
     def waiting_ids(self) -> frozenset[int]:
         """The requests that hold no pages yet, or not any more."""
-        return frozenset(seq.request_id for seq in self._roster.queue)
+        return frozenset(seq.request_id for seq in self._queue.queue)
 
     @property
-    def sequences(self) -> tuple[RequestState, ...]:
+    def requests(self) -> tuple[RequestState, ...]:
         """Everything live, by arrival; to be looked at, not changed."""
         return tuple(
-            sorted((*self._roster.queue, *self._roster.running.values()), key=lambda seq: seq.request_id)
+            sorted((*self._queue.queue, *self._queue.running.values()), key=lambda seq: seq.request_id)
         )
 
     @property
     def has_work(self) -> bool:
-        return bool(self._roster.queue or self._roster.running or self._flights) or self._watch.is_due
+        return bool(self._queue.queue or self._queue.running or self._flights) or self._spot_checker.is_due
 
     def require_room(self, max_len: int) -> None:
         """Refuse what could never fit the pool now, instead of finding out later. Changes nothing."""
@@ -121,14 +123,14 @@ class Scheduler:
     def submit(self, request: Request, text: AnswerText, grammar: Grammar | None = None) -> None:
         """Queue a request."""
         self.require_room(request.max_len)
-        max_window = self.config.reference_rows - 1
+        max_window = self.config.reference_tokens - 1
         speculates = self.config.speculation == "ngram"
-        self._roster.enqueue(
+        self._queue.enqueue(
             RequestState(
                 request,
                 text,
                 self.pool,
-                self.index,
+                self.prefix_cache,
                 max_window,
                 grammar=grammar,
                 speculates=speculates,
@@ -139,30 +141,30 @@ class Scheduler:
     def _thoughts(self, request: Request) -> ThoughtLog | None:
         """Of a model that thinks. A request that shall do without has chunks that are not thought about."""
         params = request.params
-        if not self.config.chunk:
+        if not self.config.chunk_len:
             return None
         until = request.prompt_len if request.read_len is None else request.read_len
         if not params.think:
             until = 0
         rule = ThinkRule(None if params.think and self.config.while_answering else until, params.forced)
         return ThoughtLog(
-            self.config.chunk, rule, confirms=params.deterministic, max_guesses=self.config.max_guesses
+            self.config.chunk_len, rule, confirms=params.deterministic, max_guesses=self.config.max_guesses
         )
 
     def abort(self, request_id: int) -> list[Event]:
         """End a request now. Pages a running pass writes to are given back when that pass is absorbed."""
-        for seq in self._roster.queue:
+        for seq in self._queue.queue:
             if seq.request_id == request_id:
-                self._roster.queue.remove(seq)
+                self._queue.queue.remove(seq)
                 return [self._end(seq, Phase.ABORTED, "abort")]
-        running = self._roster.running.get(request_id)
+        running = self._queue.running.get(request_id)
         return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
 
     def fail(self, plan: StepPlan, message: str) -> list[Event]:
         """A pass of this plan raised: every request in flight ends, the others go on."""
         assert any(flight.plan is plan for flight in self._flights), "this plan is not in flight"
         checked = {check.seq.request_id for flight in self._flights for check in flight.checks}
-        failed = [seq for seq in self._roster.by_arrival() if seq.flying or seq.request_id in checked]
+        failed = [seq for seq in self._queue.by_arrival() if seq.flying or seq.request_id in checked]
         while self._flights:
             self._land(self._flights.popleft())
         for seq in failed:
@@ -174,13 +176,13 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The passes of the next step; empty if there is nothing to do, or if a result must be known first."""
         in_flight = bool(self._flights)
-        assert len(self._flights) <= self.config.run_ahead, "the last plan was not absorbed"
+        assert len(self._flights) <= self.config.async_scheduling, "the last plan was not absorbed"
         trusting = in_flight and counts_on_windows(self._trust, len(self._flights[-1].plan.passes))
         packing = Batcher(
             self.config,
             self.pool,
-            self._roster,
-            self._watch,
+            self._queue,
+            self._spot_checker,
             self._step + 1,
             in_flight=in_flight,
             trusting=trusting,
@@ -188,8 +190,8 @@ class Scheduler:
         if in_flight and (packing.must_wait or self._flights[-1].is_stale):
             return StepPlan(())
         self._step += 1
-        check_passes, checks = self._watch.plan_checks(self.num_running)
-        self._roster.admit(in_flight=in_flight or bool(checks))
+        check_passes, checks = self._spot_checker.plan_checks(self.num_running)
+        self._queue.admit(in_flight=in_flight or bool(checks))
         try:
             passes = packing.passes()
         except OutOfPages:
@@ -201,7 +203,7 @@ class Scheduler:
 
     # One step: absorb
 
-    def absorb(
+    def update(
         self, plan: StepPlan, results: Ordered[PassResult], between: Callable[[], None] | None = None
     ) -> list[Event]:
         """Take in what the passes gave: commit, roll back, finish, make pages known. `between` is called between passes."""
@@ -223,13 +225,13 @@ class Scheduler:
     def _absorb_check(self, flight: InFlightPlan, one: Pass, result: PassResult, events: list[Event]) -> None:
         if flight.is_stale or not self.config.certified_sizes:
             return  # the certificate is void already
-        events.append(CertificateChecked(one.num_rows, result.mismatch))
+        events.append(CertificateChecked(one.num_tokens, result.mismatch))
         if result.mismatch is not None:
             self._revoke()
             flight.is_stale = True
 
     def _absorb_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
-        running, scores = self._roster.running, result.scores
+        running, scores = self._queue.running, result.scores
         for number, (span, sampled) in enumerate(zip(one.spans, result.samples, strict=True)):
             seq = running.get(span.request_id)
             if seq is not None and seq.land(span):  # else it ended or started over while the pass ran
@@ -252,7 +254,7 @@ class Scheduler:
         if seq.failure is None:
             if one.kind is PassKind.CANONICAL:
                 committed = seq.absorb_canonical(span, samples, one.certified)
-                if span.num_sampled > 1 and span.token_ids[-1] == UNKNOWN:
+                if span.num_sampled > 1 and span.token_ids[-1] == UNKNOWN_TOKEN:
                     self._learn(seq)
             else:
                 committed = seq.absorb_fast(span, samples)
@@ -265,9 +267,9 @@ class Scheduler:
         if seq.computed_len >= seq.trail.next_at and self.config.prefix_cache:
             seq.index_pages()
         phase = seq.phase
-        if span.watched:
-            self._watch.note(span, samples)
-            self._watch.settle(seq, ended=phase not in LIVE)
+        if span.with_checksums:
+            self._spot_checker.note(span, samples)
+            self._spot_checker.settle(seq, ended=phase not in LIVE)
         if phase is not Phase.DECODE:
             self._settle(seq, phase, events, sampled=bool(samples))
 
@@ -277,8 +279,8 @@ class Scheduler:
         self._trust = adapt_trust(self._trust, stood=not seq.fell)
         if seq.fell and seq.flying:
             seq.forget_flying()
-            seq.table.pin()
-            self._flights[-1].leftovers.append((seq.table, -1))
+            seq.page_table.pin()
+            self._flights[-1].leftovers.append((seq.page_table, -1))
 
     def _absorb_thoughts(self, seq: RequestState, events: list[Event]) -> None:
         thoughts = seq.settle_thoughts()
@@ -303,20 +305,20 @@ class Scheduler:
     def _revoke(self) -> None:
         """The certificate is wrong: forget all pages, verify from now on, and every answer again from its prompt."""
         self.config = replace(self.config, certified_sizes=())
-        self.index.clear()
-        self._watch.forget_due()
+        self.prefix_cache.clear()
+        self._spot_checker.forget_due()
         for flight in self._flights:
             flight.is_stale = True
-        for seq in (*self._roster.queue, *self._roster.by_arrival()):
-            self._watch.forget(seq)
+        for seq in (*self._queue.queue, *self._queue.by_arrival()):
+            self._spot_checker.forget(seq)
             if not seq.deterministic:
                 seq.distrust_pages()
                 continue
-            was_running = self._roster.is_running(seq)
+            was_running = self._queue.is_running(seq)
             self._leave(seq)
             seq.start_over()
             if was_running:
-                self._roster.enqueue(seq)
+                self._queue.enqueue(seq)
 
     def _end(
         self, seq: RequestState, phase: Phase, reason: FinishReason, error: str | None = None
@@ -327,33 +329,33 @@ class Scheduler:
     def _retire(self, seq: RequestState, reason: FinishReason, error: str | None = None) -> RequestEnded:
         self._leave(seq)
         seq.drop_candidates()
-        self._watch.forget(seq)
+        self._spot_checker.forget(seq)
         seq.give_up_pages()
         return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error)
 
     def _leave(self, seq: RequestState) -> None:
         """The sequence runs no more. Its lane and its pages stay until no plan in flight names them."""
-        lane = self._roster.remove(seq)
-        if self._flights and (seq.flying or seq.table.is_pinned):
-            seq.table.pin()
-            self._flights[-1].leftovers.append((seq.table, lane))
+        lane = self._queue.remove(seq)
+        if self._flights and (seq.flying or seq.page_table.is_pinned):
+            seq.page_table.pin()
+            self._flights[-1].leftovers.append((seq.page_table, lane))
         else:
-            self._roster.free_lane(lane)
+            self._queue.free_lane(lane)
 
     def _land(self, flight: InFlightPlan) -> None:
         """Nothing computes for this plan any more."""
-        self._watch.close(flight.checks)
+        self._spot_checker.close(flight.checks)
         for table, lane in flight.leftovers:
             table.unpin()
-            self._roster.free_lane(lane)
+            self._queue.free_lane(lane)
 
     # Integrity
 
     def check(self) -> None:
         """Raise if a page leaked, is held twice by mistake, or a length contradicts another."""
-        checks = [*self._watch.due, *(check for flight in self._flights for check in flight.checks)]
+        checks = [*self._spot_checker.due, *(check for flight in self._flights for check in flight.checks)]
         leftovers = [one for flight in self._flights for one in flight.leftovers]
-        tables = [seq.table for seq in (*self._roster.queue, *self._roster.running.values())]
+        tables = [seq.page_table for seq in (*self._queue.queue, *self._queue.running.values())]
         tables += [check.table for check in checks] + [table for table, _ in leftovers]
         holders: dict[int, int] = {}
         for pages in (
@@ -363,19 +365,19 @@ class Scheduler:
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
         self.pool.check(holders)
-        self.index.check()
-        self._roster.check_lanes([lane for _, lane in leftovers])
-        for seq in self._roster.running.values():
+        self.prefix_cache.check()
+        self._queue.check_lanes([lane for _, lane in leftovers])
+        for seq in self._queue.running.values():
             self._check_lengths(seq, holders)
 
     def _check_lengths(self, seq: RequestState, holders: dict[int, int]) -> None:
-        assert seq.canonical_len <= seq.computed_len <= seq.log.total_len
+        assert seq.canonical_len <= seq.computed_len <= seq.tokens.total_len
         written_from = seq.canonical_len if seq.deterministic else seq.computed_len
-        for page in seq.table.pages[written_from // self.pool.page_size :]:
+        for page in seq.page_table.pages[written_from // self.pool.page_size :]:
             assert holders[page] == 1, f"page {page} is shared and still to be written by {seq.request_id}"
         if seq.flying:
-            assert seq.flying[-1].stop <= min(seq.table.capacity, seq.expected_len)
+            assert seq.flying[-1].stop <= min(seq.page_table.capacity, seq.expected_len)
         elif seq.deterministic and seq.phase is not Phase.PREFILL:
-            assert seq.canonical_len == seq.log.committed_len - 1, (
+            assert seq.canonical_len == seq.tokens.committed_len - 1, (
                 "the last committed token opens the next window"
             )

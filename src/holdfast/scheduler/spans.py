@@ -1,11 +1,11 @@
-"""The next rows of a sequence, as spans of a pass. What is in flight counts as done; its tokens are UNKNOWN so far."""
+"""The next rows of a sequence, as spans of a pass. What is in flight counts as done; its tokens are UNKNOWN_TOKEN so far."""
 
 from holdfast.core.grammar import Constraint
-from holdfast.core.step_plan import UNKNOWN, Span, ThinkRule, ThoughtIds
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Span, ThinkRule, ThoughtIds
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.request_state import RequestState
 
-_UNKNOWN_ROW = (UNKNOWN,)
+_UNKNOWN_ROW = (UNKNOWN_TOKEN,)
 
 
 def row_span(seq: RequestState, logprobs: int | None) -> Span:
@@ -14,13 +14,13 @@ def row_span(seq: RequestState, logprobs: int | None) -> Span:
     if flying:
         start, ids = flying[-1].stop, _UNKNOWN_ROW
     else:
-        start = seq.log.total_len - 1
-        ids = (seq.log.last,)
+        start = seq.tokens.total_len - 1
+        ids = (seq.tokens.last,)
     return Span(
         seq.request_id,
         start,
         ids,
-        seq.table.pages,
+        seq.page_table.pages,
         0,
         seq.sampling,
         logprobs,
@@ -28,7 +28,7 @@ def row_span(seq: RequestState, logprobs: int | None) -> Span:
         (),
         None,
         False,
-        seq.lane,
+        seq.request_index,
         seq.rule,
     )
 
@@ -38,7 +38,7 @@ def decode_span(seq: RequestState) -> Span:
     want = None if seq.deterministic else seq.logprobs
     if not seq.is_synchronous:
         return row_span(seq, want)
-    return _span(seq, seq.computed_len, seq.log.total_len, want)
+    return _span(seq, seq.computed_len, seq.tokens.total_len, want)
 
 
 def canonical_span(seq: RequestState, max_rows: int) -> Span:
@@ -72,14 +72,14 @@ def check_span(
     """Rows that were computed before, again, into scratch pages at the end of the table."""
     num_pages = table.pages_for(stop)
     pages = table.pages[: num_pages - len(scratch)] + scratch
-    ids = seq.log.ids(start, stop)
+    ids = seq.tokens.ids(start, stop)
     rule, guesses = _thinking(seq, start, stop)
     sampled = len(ids) - num_sampled
     return Span(seq.request_id, start, ids, pages, sampled, seq.sampling, rule=rule, guesses=guesses)
 
 
 def _span(seq: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
-    log = seq.log
+    log = seq.tokens
     if seq.thoughts is not None:
         stop = seq.thoughts.reach(start, stop, is_window=not seq.needs_prefill)
     if seq.only_scored:
@@ -99,15 +99,15 @@ def _span(seq: RequestState, start: int, stop: int, logprobs: int | None) -> Spa
         seq.request_id,
         start,
         ids,
-        seq.table.pages,
+        seq.page_table.pages,
         sample_from,
         seq.sampling,
         logprobs,
         _given(seq, stop),
-        log.ids(0, start) if samples and seq.sampling.looks_back else (),
+        log.ids(0, start) if samples and seq.sampling.needs_history else (),
         constraint,
         False,
-        seq.lane,
+        seq.request_index,
         *_thinking(seq, start, stop),
     )
 
@@ -123,5 +123,5 @@ def _given(seq: RequestState, stop: int) -> tuple[int, ...]:
     """The prompt's tokens behind these rows whose logprobs are asked for and are not in flight yet."""
     if seq.request.score_from is None:
         return ()
-    scored_len = seq.scored_len + sum(len(span.given) for span in seq.flying)
-    return seq.log.ids(scored_len, min(stop + 1, seq.log.prompt_len))
+    scored_len = seq.scored_len + sum(len(span.scored_ids) for span in seq.flying)
+    return seq.tokens.ids(scored_len, min(stop + 1, seq.tokens.prompt_len))

@@ -65,7 +65,7 @@ class SpotChecker:
         if self._rate <= 0:
             return tuple(spans)
         theirs = [span for span in spans if span.request_id in deterministic]
-        self._credit += self._rate * sum(span.num_rows for span in theirs)
+        self._credit += self._rate * sum(span.num_tokens for span in theirs)
         if self._credit >= self._rows or self._rate >= 1:
             theirs.sort(
                 key=lambda span: (self._stays_small(span), span.request_id <= self._last_id, span.request_id)
@@ -75,7 +75,9 @@ class SpotChecker:
                     self._open_on(span)
         if not self._open:
             return tuple(spans)
-        return tuple(replace(span, watched=True) if span.request_id in self._open else span for span in spans)
+        return tuple(
+            replace(span, with_checksums=True) if span.request_id in self._open else span for span in spans
+        )
 
     def _stays_small(self, span: Span) -> bool:
         """Whether a window opened on the span can never be full: others go first."""
@@ -83,7 +85,7 @@ class SpotChecker:
         return longest - span.start < self._rows
 
     def _open_on(self, span: Span) -> None:
-        most = span.num_rows if self._rate >= 1 else min(span.num_rows, int(self._credit))
+        most = span.num_tokens if self._rate >= 1 else min(span.num_tokens, int(self._credit))
         size = max(self._rows, most)
         self._open[span.request_id] = CheckWindow(max(span.start, span.stop - size), 0, {}, size)
         self._credit -= size
@@ -95,8 +97,8 @@ class SpotChecker:
         if window is None:
             return
         for position, sample in enumerate(samples, span.start + span.sample_from):
-            if sample.logit_bits is not None and position >= window.start:
-                window.bits[position] = sample.logit_bits
+            if sample.logits_checksum is not None and position >= window.start:
+                window.bits[position] = sample.logits_checksum
 
     def settle(self, seq: RequestState, *, ended: bool = False) -> None:
         """The sequence's pass was absorbed: its window is due when it is full, or as long as it will ever be."""
@@ -107,8 +109,8 @@ class SpotChecker:
         window.start = max(window.start, window.stop - self._most_rows)  # no more than a pass holds
         size = window.stop - window.start
         if size >= self._rows or (ended and size > 0):
-            self._due.append(PendingCheck(seq, seq.table, window))
-            seq.table.pin()
+            self._due.append(PendingCheck(seq, seq.page_table, window))
+            seq.page_table.pin()
             self._credit += window.cost - max(
                 size, self._rows
             )  # a check costs a whole reference pass, full or not
@@ -143,8 +145,8 @@ class SpotChecker:
         bits = tuple(window.bits[position] for position in places if position in window.bits)
         span = check_span(check.seq, check.table, window.start, window.stop, check.scratch, len(bits))
         originals = check.table.pages[len(span.pages) - num_scratch : len(span.pages)]
-        rows = round_up(span.num_rows, self._rows)
-        return Pass(PassKind.CHECK, (span,), rows, originals=originals, logit_bits=bits)
+        rows = round_up(span.num_tokens, self._rows)
+        return Pass(PassKind.CHECK, (span,), rows, original_pages=originals, logits_checksums=bits)
 
     def forget(self, seq: RequestState) -> None:
         """The sequence gives up its pages, or its answer."""

@@ -112,13 +112,13 @@ class MatcherGrammar:
             most = int(_LOOK_AHEAD_SECONDS / self._pace)
         return self._matcher.validate_tokens(known[:most]) if most else 0
 
-    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
-        """Which tokens may come at the last num_rows places, as `core.grammar.Grammar` says."""
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
+        """Which tokens may come at the last num_masks places, as `core.grammar.Grammar` says."""
         if self._has_ended:
-            return [None] * num_rows
+            return [None] * num_masks
         found = self._found
         found.turn_to(candidates)
-        places = range(len(candidates) + 1 - num_rows, len(candidates) + 1)
+        places = range(len(candidates) + 1 - num_masks, len(candidates) + 1)
         if any(not found.has(place) for place in places):
             self._find(list(candidates), places)
         return [self._nothing if found.fails_at(place) else found.masks.get(place) for place in places]

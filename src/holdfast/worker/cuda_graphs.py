@@ -109,10 +109,12 @@ class CudaGraphs:
         for canonical in (False, True):
             self._sizes[canonical] = sorted(size for size, which in self._graphs if which is canonical)
 
-    def size_for(self, batch: InputBatch, padded_rows: int, *, canonical: bool, exact: bool) -> int | None:
+    def size_for(
+        self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
+    ) -> int | None:
         """The rows of the graph a pass takes: as many as it has, or if they need not be exact, some more."""
         for size in self._sizes[canonical]:
-            if size == padded_rows or (size > padded_rows and not exact):
+            if size == num_tokens_padded or (size > num_tokens_padded and not exact):
                 return size if self._fits(batch, size) else None
         return None
 

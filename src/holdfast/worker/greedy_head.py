@@ -93,7 +93,10 @@ class GreedyHeadGraph:
 
 def _is_plain(span: Span) -> bool:
     return (
-        span.sampling.is_plainly_greedy and not span.logprobs and not span.watched and span.constraint is None
+        span.sampling.is_plain_greedy
+        and not span.logprobs
+        and not span.with_checksums
+        and span.constraint is None
     )
 
 

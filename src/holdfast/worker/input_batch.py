@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.core.step_plan import LANE_WIDTH, UNKNOWN, Pass
+from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, Pass
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.page_table_cache import PageTableCache
 from holdfast.worker.transfer import aligned, send, staging
@@ -26,7 +26,7 @@ from holdfast.worker.transfer import aligned, send, staging
 Ints = NDArray[np.int64]
 
 _CPU = torch.device("cpu")
-_NUMBERS = attrgetter("start", "sample_from", "lane")  # of a span
+_NUMBERS = attrgetter("start", "sample_from", "request_index")  # of a span
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class InputBatch:
     page_table: NDArray[np.int32]  # [spans, max_pages]
     span_starts: NDArray[np.int32]  # [spans + 1]
     num_short_tiles: int  # as in `ForwardBatch`
-    num_lanes: int  # that there must be
-    num_given: int
+    num_request_indices: int  # that there must be
+    num_scored: int
     wanted: Ints  # the rows whose logits are asked for: before given tokens, then the sampled ones
     unknown: Ints  # the rows whose token is not known yet
     unknown_from: Ints  # where it will stand in the lanes
@@ -55,7 +55,7 @@ class InputBatch:
     @property
     def wants_first_rows(self) -> bool:
         """Whether the rows wanted are the first ones, in order, as in a pass of decode rows."""
-        return self.num_given == 0 and (not len(self.wanted) or int(self.wanted[-1]) == len(self.wanted) - 1)
+        return self.num_scored == 0 and (not len(self.wanted) or int(self.wanted[-1]) == len(self.wanted) - 1)
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,15 @@ def batch_of(
     slots = table[rows.owners, positions // page_size].astype(np.int64) * page_size + positions % page_size
     tiles, num_short_tiles = _tiles(rows, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(rows.places >= rows.spread(sampled_from))
-    given = _given(rows, [span.given for span in spans], sampled_from)
-    rings = rows.spread(lanes) * LANE_WIDTH  # [rows], where each row's lane begins
-    unknown = np.flatnonzero(ids == UNKNOWN)
-    assert (rings[unknown] >= 0).all(), "an unknown token is read from its sequence's lane"
+    given = _given(rows, [span.scored_ids for span in spans], sampled_from)
+    rings = rows.spread(lanes) * SAMPLED_RING_SIZE  # [rows], where each row's lane begins
+    unknown = np.flatnonzero(ids == UNKNOWN_TOKEN)
+    assert (rings[unknown] >= 0).all(), "an unknown token needs a request index"
     told = np.flatnonzero(rings[sampled] >= 0)
-    if rows.longest > LANE_WIDTH:  # its last rows stay: two writes to one place have no order
-        told = told[(rows.bounds[rows.owners + 1] - np.arange(rows.count))[sampled[told]] <= LANE_WIDTH]
+    if rows.longest > SAMPLED_RING_SIZE:  # its last rows stay: two writes to one place have no order
+        told = told[
+            (rows.bounds[rows.owners + 1] - np.arange(rows.count))[sampled[told]] <= SAMPLED_RING_SIZE
+        ]
     told_rows = sampled[told]
     return InputBatch(
         token_ids=ids,
@@ -165,13 +167,13 @@ def batch_of(
         page_table=table,
         span_starts=rows.bounds.astype(np.int32),
         num_short_tiles=num_short_tiles,
-        num_lanes=int(lanes.max()) + 1,
-        num_given=len(given),
+        num_request_indices=int(lanes.max()) + 1,
+        num_scored=len(given),
         wanted=np.concatenate((given, sampled)) if len(given) else sampled,
         unknown=unknown,
-        unknown_from=rings[unknown] + positions[unknown] % LANE_WIDTH,
+        unknown_from=rings[unknown] + positions[unknown] % SAMPLED_RING_SIZE,
         told=told,
-        told_to=rings[told_rows] + (positions[told_rows] + 1) % LANE_WIDTH,
+        told_to=rings[told_rows] + (positions[told_rows] + 1) % SAMPLED_RING_SIZE,
     )
 
 
@@ -231,7 +233,9 @@ def send_batch(batch: InputBatch, num_rows: int, device: torch.device) -> Device
 
 def rows_of(one: Pass, page_size: int, *, tile_tokens: int = 0, device: torch.device = _CPU) -> ForwardBatch:
     """The pass's rows in span order, padded behind them; with tiles of so many rows if the path takes any."""
-    return send_batch(batch_of(one, page_size, lambda span_len: tile_tokens), one.padded_rows, device).rows
+    return send_batch(
+        batch_of(one, page_size, lambda span_len: tile_tokens), one.num_tokens_padded, device
+    ).rows
 
 
 def _tiles(

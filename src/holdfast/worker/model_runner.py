@@ -113,18 +113,18 @@ class ModelRunner:
             thinker = self._thinker
             thoughts = thinker.finish(one, canonical=canonical) if thinker is not None else ()
             reference = canonical and not (one.certified and self._certified_head)
-            scores = self._score(hidden[: batch.num_given], one.spans, reference, up)
+            scores = self._score(hidden[: batch.num_scored], one.spans, reference, up)
             if size is not None and self._greedy_end.fits(size, batch, one.spans, canonical=reference):
                 num_rows = len(batch.wanted)
                 best = self._greedy_end.choose(size, num_rows, one.spans, up, canonical=reference)
                 samples = self._take([best], one.spans, sent)
             else:
-                samples = self._sample(hidden[batch.num_given :], one.spans, masks(), reference, sent, up)
+                samples = self._sample(hidden[batch.num_scored :], one.spans, masks(), reference, sent, up)
         return lambda: PassResult(samples(), scores(), thoughts)
 
     def _batch(self, one: Pass) -> InputBatch:
         backend, group = self._decoder.backend, self._group
-        only_short = one.padded_rows <= MAX_SHORT_TILE_TOKENS and self._is_cheap(one)
+        only_short = one.num_tokens_padded <= MAX_SHORT_TILE_TOKENS and self._is_cheap(one)
         return batch_of(
             one,
             backend.page_size,
@@ -136,7 +136,7 @@ class ModelRunner:
         """Whether short tiles, which graphs have, cost the pass less than to be launched kernel by kernel. Every one of them
         reads all that stands before it. A check is rare, and always cheap enough."""
         rows = self._decoder.backend.tile_tokens(1, self._group) or 1
-        read = sum(-(-span.num_rows // rows) * span.stop for span in one.spans if span.num_rows > 1)
+        read = sum(-(-span.num_tokens // rows) * span.stop for span in one.spans if span.num_tokens > 1)
         return one.kind is PassKind.CHECK or read <= _MOST_READ
 
     def _start_check(self, one: Pass, up: HostCopies) -> Callable[[], str | None]:
@@ -150,16 +150,16 @@ class ModelRunner:
         # A certified pass runs the fast backend at a shape whose bits are known to be the reference's.
         exact = one.kind is not PassKind.FAST
         canonical = exact and not one.certified
-        size = self._graphs.size_for(batch, one.padded_rows, canonical=canonical, exact=exact)
+        size = self._graphs.size_for(batch, one.num_tokens_padded, canonical=canonical, exact=exact)
         read_from = self._thinker.begin(one, batch) if self._thinker is not None else None
         if size is None:
-            sent = send_batch(batch, one.padded_rows, self._device)
+            sent = send_batch(batch, one.num_tokens_padded, self._device)
             self._resolve(batch, sent)
             layer_hook = None
             if self._thinker is not None and read_from is not None:
                 layer_hook = self._thinker.layer_hook(sent.rows.slots, read_from)
             layers = self._store.layers
-            if not self._last_layer.is_apart(one.padded_rows, len(batch.wanted)):
+            if not self._last_layer.is_apart(one.num_tokens_padded, len(batch.wanted)):
                 hidden = self._decoder.forward(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
                 return sent, hidden[sent.wanted], None
             left = self._decoder.forward_body(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
@@ -177,7 +177,7 @@ class ModelRunner:
 
     def _resolve(self, batch: InputBatch, sent: DeviceBatch) -> None:
         """Tokens that earlier passes sampled."""
-        self._lanes.ensure(batch.num_lanes)
+        self._lanes.ensure(batch.num_request_indices)
         if len(batch.unknown):
             self._lanes.resolve(sent.rows.token_ids, sent.unknown, sent.unknown_from)
 
@@ -233,8 +233,8 @@ class ModelRunner:
         """The logprobs of each span's given tokens; nothing if there are none."""
         if not len(hidden):
             return lambda: ()
-        tokens = [token_id for span in spans for token_id in span.given]
-        counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.given]
+        tokens = [token_id for span in spans for token_id in span.scored_ids]
+        counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.scored_ids]
         chosen = send_array(np.array(tokens, np.int64), self._device)
         found = []
         for at in range(0, len(tokens), self._slice_rows):
@@ -246,6 +246,6 @@ class ModelRunner:
 
         def read() -> Scores:
             left = (each for logprobs, token_ids in found for each in logprobs.read(token_ids))
-            return tuple(tuple(islice(left, len(span.given))) for span in spans)
+            return tuple(tuple(islice(left, len(span.scored_ids))) for span in spans)
 
         return read

@@ -7,20 +7,20 @@ token is embedded as token 0: whatever is made of it, the sequence is at its end
 import torch
 from torch import Tensor
 
-from holdfast.core.step_plan import LANE_WIDTH
+from holdfast.core.step_plan import SAMPLED_RING_SIZE
 
 
 class SampledRing:
-    """int64 [lanes, LANE_WIDTH]; grows with the lanes that are used."""
+    """int64 [lanes, SAMPLED_RING_SIZE]; grows with the lanes that are used."""
 
     def __init__(self, device: torch.device) -> None:
-        self._table = torch.zeros((0, LANE_WIDTH), dtype=torch.int64, device=device)
+        self._table = torch.zeros((0, SAMPLED_RING_SIZE), dtype=torch.int64, device=device)
 
-    def ensure(self, num_lanes: int) -> None:
+    def ensure(self, num_request_indices: int) -> None:
         """Room for so many lanes, whatever stands in the others."""
         present = len(self._table)
-        if num_lanes > present:
-            larger = self._table.new_zeros((1 << (num_lanes - 1).bit_length(), LANE_WIDTH))
+        if num_request_indices > present:
+            larger = self._table.new_zeros((1 << (num_request_indices - 1).bit_length(), SAMPLED_RING_SIZE))
             larger[:present] = self._table
             self._table = larger
 

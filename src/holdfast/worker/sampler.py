@@ -58,8 +58,8 @@ class Choices:
         if self._bits is not None:
             bits |= zip(self._asked.watched, self._bits.tolist(), strict=True)
         return [
-            Sampled(token_id, None if token_id == NO_TOKEN else logprob, logit_bits)
-            for token_id, logprob, logit_bits in zip(ids, logprobs.values(), bits.values(), strict=True)
+            Sampled(token_id, None if token_id == NO_TOKEN else logprob, logits_checksum)
+            for token_id, logprob, logits_checksum in zip(ids, logprobs.values(), bits.values(), strict=True)
         ]
 
 
@@ -109,7 +109,7 @@ def _asked_of(parts: Sequence[LogitsSlice]) -> _Asked:
         if span.logprobs is not None:
             reported.extend(rows)
             counts.extend([span.logprobs] * len(rows))
-        if span.watched:
+        if span.with_checksums:
             watched.extend(rows)
         at = rows.stop
     return _Asked(reported, counts, watched)

@@ -28,15 +28,15 @@ class SpotCheck:
         self, one: Pass, store: KVStore, page_size: int, thinker: ThoughtRunner | None = None
     ) -> None:
         (span,) = one.spans
-        assert len(one.logit_bits) == span.num_sampled
-        before = len(span.pages) - len(one.originals)
+        assert len(one.logits_checksums) == span.num_sampled
+        before = len(span.pages) - len(one.original_pages)
         assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
         self._one, self._span, self._num_layers = one, span, len(store.layers)
         self._whole = store.whole
         self._thoughts = None if thinker is None else ThoughtCheck(one, thinker, page_size)
         positions = np.arange(span.start, span.stop)
         pages = positions // page_size - before
-        scratch, first = np.array(span.pages[before:]), np.array(one.originals)
+        scratch, first = np.array(span.pages[before:]), np.array(one.original_pages)
         layers = np.arange(self._num_layers)[:, None] * store.num_pages  # where each layer's pages begin
         device = self._whole.keys.device
         whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, first)])
@@ -74,7 +74,9 @@ class SpotCheck:
             if thought is not None and (problem := thought()) is not None:
                 return problem
             bits = [number for some in found for number in some.tolist()]
-            for row, (now, then) in enumerate(zip(bits, self._one.logit_bits, strict=True), span.sample_from):
+            for row, (now, then) in enumerate(
+                zip(bits, self._one.logits_checksums, strict=True), span.sample_from
+            ):
                 if now != then:
                     return f"logits at position {span.start + row}"
             return None

@@ -20,8 +20,8 @@ class ThoughtCheck:
     def __init__(self, one: Pass, thinker: ThoughtRunner, page_size: int) -> None:
         (span,) = one.spans
         self._one, self._span, self._thinker = one, span, thinker
-        before = len(span.pages) - len(one.originals)
-        pages = np.stack((np.array(span.pages[before:]), np.array(one.originals)))  # [2, pages]
+        before = len(span.pages) - len(one.original_pages)
+        pages = np.stack((np.array(span.pages[before:]), np.array(one.original_pages)))  # [2, pages]
         c = thinker.chunk
 
         def slots(positions: Ints) -> Tensor:

@@ -181,7 +181,7 @@ class ThoughtRunner:
         pages = batch.page_table[owners, np.maximum(back, 0) // self._page_size].astype(np.int64)
         thinks = np.array([span.rule is not None for span in one.spans])[owners]
         slots = np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)
-        return np.pad(slots, (0, one.padded_rows - len(slots)), constant_values=-1)
+        return np.pad(slots, (0, one.num_tokens_padded - len(slots)), constant_values=-1)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -30,7 +30,7 @@ class Page:
 
 
 def test_following_steps_is_the_same_as_a_snapshot() -> None:
-    config = EngineConfig(dtype="fp32", determinism="verify", max_pass_rows=64, kv_memory="4MiB")
+    config = EngineConfig(dtype="fp32", determinism="verify", max_pass_tokens=64, kv_memory="4MiB")
     engine = tiny_engine(config)
     engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, 0.3)
     view, page = View(str), Page()

@@ -109,7 +109,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[int]":
 
 @pytest.fixture(scope="module")
 def engine(tiny_llama: Path) -> Engine:
-    return build(EngineConfig(str(tiny_llama), max_num_seqs=4, max_pass_rows=64))
+    return build(EngineConfig(str(tiny_llama), max_num_seqs=4, max_pass_tokens=64))
 
 
 @pytest.fixture

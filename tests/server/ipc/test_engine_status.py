@@ -8,7 +8,7 @@ from holdfast.server.ipc.engine_status import status_of
 
 @pytest.fixture(scope="module")
 def llm(tiny_llama):
-    return LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64, max_num_seqs=2)
+    return LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64, max_num_seqs=2)
 
 
 def test_the_engine_before_during_and_after_work(llm):
@@ -34,6 +34,6 @@ def test_the_engine_before_during_and_after_work(llm):
         engine.step()
     after = status_of(engine)
     assert (after.running, after.waiting, after.pages_used) == (0, 0, 0)
-    assert after.pages_cached == engine.scheduler.index.num_pages >= 6
+    assert after.pages_cached == engine.scheduler.prefix_cache.num_pages >= 6
     assert after.steps > during.steps
     assert after.canonical_passes > 0

@@ -104,13 +104,13 @@ def _schedule(rng: random.Random, engine: Engine, needle: Needle, mode: Determin
     return replace(
         usual,
         max_num_seqs=min(rng.randint(2, 32), usual.max_num_seqs),
-        max_pass_rows=max(rng.choice(_PASS_ROWS), rng.choice(_REFERENCE_PASSES) * usual.reference_rows),
+        max_pass_tokens=max(rng.choice(_PASS_ROWS), rng.choice(_REFERENCE_PASSES) * usual.reference_tokens),
         determinism=mode,
         certified_sizes=_certified_sizes(rng, engine),
         prefix_cache=rng.random() < 0.8,
         speculation=needle.speculation or speculation,
         spot_check_rate=rng.choice([0.0, 0.05, 1.0]),
-        max_guesses=rng.choice([0, 2, usual.max_guesses]) if usual.chunk else usual.max_guesses,
+        max_guesses=rng.choice([0, 2, usual.max_guesses]) if usual.chunk_len else usual.max_guesses,
     )
 
 

@@ -191,7 +191,7 @@ def _settle(on_gpu: bool) -> None:
 
 
 def _send_away(engine: Engine) -> None:
-    for sequence in list(engine.scheduler.sequences):
+    for sequence in list(engine.scheduler.requests):
         engine.abort(sequence.request_id)
     while engine.has_work:
         engine.step()

@@ -75,7 +75,7 @@ def open_twins(
         device=str(device.type),
         kernels=cast(KernelBackend, kernels),
         max_num_seqs=max_streams,
-        max_pass_rows=_PASS_ROWS[device.type],
+        max_pass_tokens=_PASS_ROWS[device.type],
         max_model_len=min(max_len, config.max_position_embeddings),
         kv_memory=positions * kv_bytes_per_token(config, itemsize),
         prefix_cache=False,
@@ -104,10 +104,10 @@ def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
         )
     twin = engine.restarted(schedule)
     plain = ModelRunner(decoder.with_backend(backend), runner._store)
-    canonical = [count * schedule.reference_rows for count in (1, 2)]
+    canonical = [count * schedule.reference_tokens for count in (1, 2)]
     progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
     plain.capture(
-        padded_batch_sizes(schedule.max_pass_rows), canonical, progress, max_len=engine.limits.max_model_len
+        padded_batch_sizes(schedule.max_pass_tokens), canonical, progress, max_len=engine.limits.max_model_len
     )
     twin.runner = plain
     return twin

@@ -139,10 +139,10 @@ class _TimedGrammar:
         self._grammar = grammar
         self._mask_us = mask_us
 
-    def masks(self, candidates: Sequence[int], num_rows: int) -> list[bytes | None]:
+    def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
         started = time.thread_time_ns()
-        masks = self._grammar.masks(candidates, num_rows)
-        self._mask_us.append((time.thread_time_ns() - started) / 1e3 / num_rows)
+        masks = self._grammar.masks(candidates, num_masks)
+        self._mask_us.append((time.thread_time_ns() - started) / 1e3 / num_masks)
         return masks
 
     def commit(self, token_id: int) -> None:

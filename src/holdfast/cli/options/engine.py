@@ -76,7 +76,7 @@ KVMemory = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-MaxPassRows = Annotated[
+MaxPassTokens = Annotated[
     int | None,
     typer.Option(
         help="Rows of the largest pass; without it 512 on a CPU, 8192 on a GPU.",
@@ -135,7 +135,7 @@ class EngineOptions:
     max_model_len: MaxModelLen = None
     max_num_seqs: MaxNumSeqs = None
     kv_memory: KVMemory = None
-    max_pass_rows: MaxPassRows = None
+    max_pass_tokens: MaxPassTokens = None
     num_threads: NumThreads = None
     kernels: KernelsOption = "auto"
     prefix_cache: PrefixCache = True

@@ -56,8 +56,8 @@ class View:
             {
                 "kind": one.kind,
                 "certified": one.certified,
-                "rows": one.num_rows,
-                "padded": one.padded_rows,
+                "rows": one.num_tokens,
+                "padded": one.num_tokens_padded,
                 "spans": one.spans,
             }
             for one in trace.passes

@@ -146,7 +146,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         determinism=config.determinism,
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
-        chunk=engine.scheduler.config.chunk,
+        chunk=engine.scheduler.config.chunk_len,
     )
 
 

@@ -28,7 +28,7 @@ def adjust(logits: Tensor, parts: Sequence[LogitsSlice]) -> list[int]:
 
 def is_adjusted(part: LogitsSlice) -> bool:
     """Whether the part's logits change at all."""
-    return bool(part.masks) or part.span.sampling.adjusts
+    return bool(part.masks) or part.span.sampling.changes_logits
 
 
 def _add_biases(logits: Tensor, placed: Placed) -> None:

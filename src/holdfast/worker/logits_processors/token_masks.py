@@ -49,7 +49,7 @@ def _grammar_limits(
     """fp32 [rows, vocab]. A mask is read as one number, bit i for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
-    puts_off = bool(part.span.sampling.forbidden_ids) and _is_early(part, 0)
+    puts_off = bool(part.span.sampling.suppressed_ids) and _is_early(part, 0)
     listed_bits = everything
     if puts_off:
         listed_bits &= listed(part.span.sampling.params, vocab_size, device).allowed_bits
@@ -72,7 +72,7 @@ def _put_ends_off(part: LogitsSlice, allowed: int, others: int, vocab_size: int)
     the form as well, and ending with it would break the form off: it stays forbidden, though it were all there is.
     """
     how = part.span.sampling
-    going_on = allowed & ~_bits(how.forbidden_ids, vocab_size)
+    going_on = allowed & ~_bits(how.suppressed_ids, vocab_size)
     return going_on if going_on & others else allowed & _bits(how.eos_ids, vocab_size)
 
 
@@ -83,7 +83,7 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
 def _early_ends(part: LogitsSlice, index: int) -> list[int]:
     """The ends that come too early in this row. Where it has a mask, that took them into account."""
     has_mask = bool(part.masks) and part.masks[index] is not None
-    return [] if has_mask or not _is_early(part, index) else list(part.span.sampling.forbidden_ids)
+    return [] if has_mask or not _is_early(part, index) else list(part.span.sampling.suppressed_ids)
 
 
 def _is_early(part: LogitsSlice, index: int) -> bool:
