@@ -11,7 +11,7 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import Asked, NoTraces
+from holdfast.server.telemetry.traces import NoTraces, TracedRequest
 from support.engine_links import PATIENCE, linked, run
 from support.fake_engine import Prompt
 
@@ -21,7 +21,7 @@ PARAMS = SamplingParams()
 @asynccontextmanager
 async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, EngineLink]]:
     async with linked(start) as link:
-        asked = Asked("chat", "model", "id")
+        asked = TracedRequest("chat", "model", "id")
         call = Call("id", link, Metrics().request(False), lambda params: NoTraces().begin({}, asked), timeout)
         try:
             yield call, link

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.http.protocol import TimedProtocol, timed_protocol
+from holdfast.server.http.protocol import LimitedHttpProtocol, make_protocol
 
 PATIENCE = 20.0  # seconds after which a test has failed
 
@@ -23,7 +23,7 @@ class Served:
     def __init__(self, app: ASGIApp, config: ServerConfig, loop: str) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self.listening.getsockname()[1]
-        self.protocol: type[TimedProtocol] = timed_protocol(config)
+        self.protocol: type[LimitedHttpProtocol] = make_protocol(config)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.http = uvicorn.Server(
             uvicorn.Config(

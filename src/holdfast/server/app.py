@@ -9,11 +9,11 @@ from holdfast.server.api.replay import replay_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
-from holdfast.server.api.unserved import unserved_routes
+from holdfast.server.api.unsupported import unserved_routes
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
-from holdfast.server.middleware.stack import guard
+from holdfast.server.middleware.stack import add_middleware
 
 
 def make_app(front: Frontend, hub: Hub) -> FastAPI:
@@ -31,5 +31,5 @@ def make_app(front: Frontend, hub: Hub) -> FastAPI:
         app.include_router(routes)
     if front.config.inspector:
         app.include_router(inspector_router(hub))
-    guard(app, front.config, front.metrics.refused)
+    add_middleware(app, front.config, front.metrics.refused)
     return app

@@ -18,7 +18,7 @@ from dataclasses import fields
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, HoldfastError
-from holdfast.server.errors import ApiError, api_error, failed_answer
+from holdfast.server.errors import ApiError, failed_answer, to_api_error
 from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.ipc.messages import Piece, RequestResult
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -192,7 +192,7 @@ class Call:
     def _raise_errors(self) -> None:
         for ticket in self.tickets:
             if isinstance(ticket.error, HoldfastError):
-                raise api_error(ticket.error)
+                raise to_api_error(ticket.error)
             if ticket.error is not None:
                 raise ticket.error
             if ticket.outcome is not None and ticket.outcome.error is not None:
@@ -233,7 +233,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except HoldfastError as error:
-        raise api_error(error) from None
+        raise to_api_error(error) from None
 
 
 def sum_stats(outcomes: Sequence[RequestResult]) -> Stats:

@@ -64,7 +64,7 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def api_error(error: HoldfastError) -> ApiError:
+def to_api_error(error: HoldfastError) -> ApiError:
     """An error of the engine's, as a client is told of it."""
     message = str(error)
     if isinstance(error, PromptTooLong):

@@ -6,20 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError, api_error
-from holdfast.server.http.disconnect import ClientLeft
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.middleware.access_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
-from holdfast.server.telemetry.access_log import Access
 from holdfast.server.telemetry.metrics import Metrics
-from holdfast.server.telemetry.traces import Asked, Operation, Traces
+from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 
 
 class Frontend:
@@ -76,9 +75,9 @@ class Frontend:
     ) -> AsyncIterator[Call]:
         """Room for one request's answers, for as long as it takes."""
         link = self.supervisor.link
-        access: Access = request.state.access
+        access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
-        asked = Asked(operation, self.model, request.state.request_id, None, stream, deterministic)
+        asked = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
         with self.admission.places(num_places):
             call = Call(
                 request.state.request_id,
@@ -94,7 +93,7 @@ class Frontend:
                 call.failed(error.code or str(error.status), error.status)
                 access.error = error.code
                 raise
-            except (ClientLeft, CancelledError):
+            except (ClientDisconnect, CancelledError):
                 call.aborted()
                 raise
             except Exception:
@@ -110,14 +109,14 @@ class Frontend:
         try:
             return await self.supervisor.link.named()
         except EngineStopped as error:
-            raise api_error(error) from None
+            raise to_api_error(error) from None
 
     def end_calls(self, error: ApiError) -> None:
         """Give up whatever still runs."""
         for call in tuple(self._calls):
             call.end(error)
 
-    def _note(self, call: Call, access: Access) -> None:
+    def _note(self, call: Call, access: AccessLogEntry) -> None:
         if call.outcomes:
             self.admission.note(time.monotonic() - call.began)
             access.mode = call.mode

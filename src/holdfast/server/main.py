@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -30,13 +31,12 @@ from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.descriptors import raise_descriptor_limit
-from holdfast.server.http.protocol import timed_protocol
+from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_link import COMMAND, EngineLink, Listener
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.prompts import Prompts
-from holdfast.server.telemetry.logs import set_up_logs
+from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
 from holdfast.text.tokenizer import open_tokenizer
@@ -66,7 +66,7 @@ def run(
         server,
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
     )
-    set_up_logs(server.log_format, server.log_level, secrets=server.api_keys)
+    configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
     if server.chat_template is not None:
         engine = replace(engine, chat_template=server.chat_template)
     with _bind(server.host, server.port) as listening:
@@ -111,7 +111,7 @@ class Life:
         self.http = _Server(
             uvicorn.Config(
                 make_app(self.front, self.hub),
-                http=timed_protocol(config),
+                http=make_protocol(config),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -274,3 +274,18 @@ def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
     except ImportError:
         return asyncio.run
     return uvloop.run
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the limit of open files to the hard limit and return it. Every connection needs a file descriptor.
+
+    The usual soft limit of a shell is a quarter of `max_connections`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # some systems have a lower limit than they say
+        return soft
+    return hard

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from starlette.requests import Request
 
 from holdfast.server.api.schema import requests as schemas
+from holdfast.server.api.schema.openapi import body_schema, document_bodies
 from holdfast.server.errors import ApiError
 from holdfast.server.http import json_body
 from holdfast.server.http.json_body import (
@@ -22,10 +23,8 @@ from holdfast.server.http.json_body import (
     MAX_KEYS,
     MAX_VALUES,
     Many,
-    body_schema,
-    document_bodies,
     parse_body,
-    read_model,
+    read_body,
 )
 
 
@@ -412,10 +411,10 @@ def test_a_large_body_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(json_body, "parse_body", note)
     for size in (10, 300_000):
-        body = asyncio.run(read_model(request_of(nested(0, '"' + "x" * size + '"')), Chat))
+        body = asyncio.run(read_body(request_of(nested(0, '"' + "x" * size + '"')), Chat))
         assert len(body.anything) == size
     for size in (10, 3000):
-        body = asyncio.run(read_model(request_of(nested(1, ",".join(["7"] * size))), Chat))
+        body = asyncio.run(read_body(request_of(nested(1, ",".join(["7"] * size))), Chat))
         assert len(body.anything) == size
     assert seen == [(False, True), (True, False), (False, True), (False, False)]
 

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from holdfast.server.middleware.head_requests import HeadRequestMiddleware
+from holdfast.server.middleware.stack import HeadRequestMiddleware
 from support.asgi import ask
 
 app = FastAPI()

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.server.telemetry.access_log import Access
-from holdfast.server.telemetry.logs import MAX_VALUE_CHARS, current_request_id, escape, set_up_logs
+from holdfast.server.middleware.access_log import AccessLogEntry
+from holdfast.server.telemetry.logs import MAX_VALUE_CHARS, configure_logging, current_request_id, escape
 
 NASTY = {
     "line feed": "a\n2026-01-01T00:00:00.000Z info    forged: b",
@@ -36,7 +36,7 @@ def lines():
 
     def begin(log_format, level="info", secrets=()):
         stream = io.StringIO()
-        set_up_logs(log_format, level, secrets=secrets, stream=stream)
+        configure_logging(log_format, level, secrets=secrets, stream=stream)
 
         def read():
             text = stream.getvalue()
@@ -225,7 +225,7 @@ def test_escape_leaves_readable_text_alone():
 
 # The access line
 
-WHOLE = Access(
+WHOLE = AccessLogEntry(
     "/v1/chat/completions",
     200,
     request_id="chatcmpl-1",
@@ -266,7 +266,7 @@ def test_an_access_line(lines):
 
 def test_what_is_not_known_is_left_out(lines):
     read = lines("text")
-    Access("/health", 200, total_ms=1).write()
+    AccessLogEntry("/health", 200, total_ms=1).write()
     assert read()[0].endswith("info    holdfast.access: request route=/health status=200 total_ms=1")
 
 
@@ -275,13 +275,13 @@ def test_what_is_not_known_is_left_out(lines):
 )
 def test_our_own_faults_are_warnings(lines, status, level):
     read = lines("json")
-    Access("/v1/completions", status).write()
+    AccessLogEntry("/v1/completions", status).write()
     assert json.loads(read()[0])["level"] == level
 
 
 def test_a_process_of_its_own_logs_to_stderr():
     code = (
-        "import logging; from holdfast.server.telemetry.logs import set_up_logs; set_up_logs('json', 'info');"
+        "import logging; from holdfast.server.telemetry.logs import configure_logging; configure_logging('json', 'info');"
         "logging.getLogger('holdfast.engine').info('up')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import MAX_SEED, SamplingParams
 from holdfast.errors import ConfigError
-from holdfast.server.telemetry.traces import Asked, NoTraces, open_traces
+from holdfast.server.telemetry.traces import NoTraces, TracedRequest, open_traces
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
@@ -19,7 +19,7 @@ STATS = Stats(candidates=9, accepted=7, rolled_back=2, rollbacks=1, windows=3, c
 
 def asked(**changes):
     params = changes.pop("params", SamplingParams(max_tokens=64, temperature=0.8, seed=7, n=2))
-    return Asked("chat", "smollm2", "chatcmpl-1", params, **changes)
+    return TracedRequest("chat", "smollm2", "chatcmpl-1", params, **changes)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_span_ends_once(otel):
 
 def test_a_request_without_settings(otel):
     traces, ended = otel
-    traces.begin({}, Asked("score", "m", "score-1")).finished([], 5, 0, "verified", Stats())
+    traces.begin({}, TracedRequest("score", "m", "score-1")).finished([], 5, 0, "verified", Stats())
     (done,) = ended()
     assert "gen_ai.request.max_tokens" not in done.attributes
 
@@ -141,7 +141,9 @@ def test_nothing_a_client_sent_keeps_a_span_from_being_encoded(otel):
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     params = SamplingParams(seed=MAX_SEED, stop=["secret"])
-    traces.begin({}, Asked("chat", "m", "id-\ud800\x00", params)).finished(["stop"], 1, 1, "none", Stats())
+    traces.begin({}, TracedRequest("chat", "m", "id-\ud800\x00", params)).finished(
+        ["stop"], 1, 1, "none", Stats()
+    )
     sent = encode_spans(ended()).SerializeToString()
     assert b"chat m" in sent
     assert b"secret" not in sent
@@ -242,9 +244,9 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch):
 
 def test_without_an_endpoint_nothing_happens_and_nothing_is_imported():
     code = (
-        "import sys; from holdfast.server.telemetry.traces import Asked, open_traces;"
+        "import sys; from holdfast.server.telemetry.traces import TracedRequest, open_traces;"
         "from holdfast.core.results import Stats;"
-        "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, Asked('chat', 'm', 'id'));"
+        "traces = open_traces(None); span = traces.begin({'traceparent': 'x'}, TracedRequest('chat', 'm', 'id'));"
         "span.started(1); span.first_token(); span.finished(['stop'], 1, 1, 'none', Stats()); span.failed('x', 500);"
         "traces.close(); print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )

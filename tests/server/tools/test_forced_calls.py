@@ -10,17 +10,17 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.server.tools.auto_calls import AutoReader
-from holdfast.server.tools.calls import CallIds, CallPiece, Reply, add_up, read_whole
+from holdfast.server.tools.auto_parser import AutoToolParser
+from holdfast.server.tools.deltas import ParsedMessage, ToolCallDelta, ToolCallIds, merge_deltas, parse_text
 from holdfast.server.tools.forced_calls import (
     MAX_FORCED_CALLS,
-    ForcedReader,
+    ForcedToolParser,
+    calls_or_json_grammar,
     explain_refusal,
-    write_either,
-    write_forced,
+    forced_grammar,
 )
 from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat, choose_format
-from holdfast.server.tools.offer import ToolUse, read_tools
+from holdfast.server.tools.tool_config import ToolConfig, parse_tools
 from support.grammar_walks import BENCHES, Bench, BenchMaker, byte_bench, needs_llguidance
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -30,7 +30,7 @@ FORMATS = [
     pytest.param(one, id=name)
     for name, one in {"hermes": HERMES, "llama3": LLAMA3, "mistral": MISTRAL, "hidden": HIDDEN}.items()
 ]
-IDS = CallIds(b"key")
+IDS = ToolCallIds(b"key")
 TREE = {
     "type": "object",
     "properties": {"leaf": {"$ref": "#/$defs/small"}, "below": {"$ref": "#"}},
@@ -63,11 +63,11 @@ def tools(*names: str) -> list[dict[str, Any]]:
     ]
 
 
-def use_of(choice: str, *, parallel: bool = True) -> ToolUse:
+def use_of(choice: str, *, parallel: bool = True) -> ToolConfig:
     said: Any = (
         choice if choice in ("auto", "required") else {"type": "function", "function": {"name": choice}}
     )
-    return read_tools(tools(), said, parallel)
+    return parse_tools(tools(), said, parallel)
 
 
 def walk(bench: Bench, form: StructuredOutput, seed: int) -> tuple[str, bool]:
@@ -86,11 +86,11 @@ def walk(bench: Bench, form: StructuredOutput, seed: int) -> tuple[str, bool]:
     return bench.tokenizer.decode(ids), False
 
 
-def read(text: str, tool_format: ToolFormat, use: ToolUse) -> Reply:
-    return read_whole(ForcedReader(tool_format, use.callable, IDS), text)
+def read(text: str, tool_format: ToolFormat, use: ToolConfig) -> ParsedMessage:
+    return parse_text(ForcedToolParser(tool_format, use.callable, IDS), text)
 
 
-def check(reply: Reply, use: ToolUse) -> None:
+def check(reply: ParsedMessage, use: ToolConfig) -> None:
     schemas = {tool.name: tool.schema for tool in use.callable}
     for call in reply.calls:
         jsonschema.validate(json.loads(call.arguments), schemas[call.name])
@@ -102,7 +102,7 @@ def check(reply: Reply, use: ToolUse) -> None:
 @pytest.mark.parametrize("choice", ["required", "required, one", *PARAMETERS])
 def test_every_answer_is_valid_calls(make: BenchMaker, tool_format: ToolFormat, choice: str) -> None:
     use = use_of(choice.removesuffix(", one"), parallel=choice == "required")
-    form, num_calls, num_ended = write_forced(use, tool_format), [], 0
+    form, num_calls, num_ended = forced_grammar(use, tool_format), [], 0
     for seed in range(16):
         text, ended = walk(make(), form, seed)
         reply = read(text, tool_format, use)
@@ -113,12 +113,12 @@ def test_every_answer_is_valid_calls(make: BenchMaker, tool_format: ToolFormat, 
             num_calls.append(len(reply.calls))
             chance = random.Random(seed)
             places = sorted({0, len(text), *(chance.randrange(len(text)) for _ in range(9))})
-            reader = ForcedReader(tool_format, use.callable, IDS)
+            reader = ForcedToolParser(tool_format, use.callable, IDS)
             pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
-            assert add_up(delta for piece in pieces for delta in reader.feed(piece)) == reply
+            assert merge_deltas(delta for piece in pieces for delta in reader.feed(piece)) == reply
             # the parser of free text finds the same calls
             names = [tool.name for tool in use.callable]
-            assert read_whole(AutoReader(tool_format, names, IDS), text) == reply
+            assert parse_text(AutoToolParser(tool_format, names, IDS), text) == reply
     assert num_ended >= 8
     assert min(num_calls) >= 1
     if choice != "required" or not tool_format.many:
@@ -143,29 +143,29 @@ NOW = {
 @needs_llguidance
 def test_what_is_written_in_each_format() -> None:
     one, many = use_of("now"), use_of("required")
-    assert allows(write_forced(one, HERMES), NOW["hermes"])
-    assert not allows(write_forced(one, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
-    assert allows(write_forced(many, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
-    assert allows(write_forced(one, LLAMA3), '{"name": "now", "parameters": {}}')
-    assert allows(write_forced(one, MISTRAL), f"[{NOW['mistral']}]")
-    assert allows(write_forced(many, MISTRAL), f"[{NOW['mistral']}, {NOW['mistral']}]")
-    assert allows(write_forced(many, HIDDEN), f"[{NOW['mistral']}]")
-    assert not allows(write_forced(many, MISTRAL), "[]")
-    assert not allows(write_forced(use_of("weather"), MISTRAL), f"[{NOW['mistral']}]")
+    assert allows(forced_grammar(one, HERMES), NOW["hermes"])
+    assert not allows(forced_grammar(one, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
+    assert allows(forced_grammar(many, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
+    assert allows(forced_grammar(one, LLAMA3), '{"name": "now", "parameters": {}}')
+    assert allows(forced_grammar(one, MISTRAL), f"[{NOW['mistral']}]")
+    assert allows(forced_grammar(many, MISTRAL), f"[{NOW['mistral']}, {NOW['mistral']}]")
+    assert allows(forced_grammar(many, HIDDEN), f"[{NOW['mistral']}]")
+    assert not allows(forced_grammar(many, MISTRAL), "[]")
+    assert not allows(forced_grammar(use_of("weather"), MISTRAL), f"[{NOW['mistral']}]")
 
 
 @needs_llguidance
 def test_calls_come_to_an_end() -> None:
-    form = write_forced(use_of("required"), MISTRAL)
+    form = forced_grammar(use_of("required"), MISTRAL)
     most = ", ".join([NOW["mistral"]] * MAX_FORCED_CALLS)
     assert allows(form, f"[{most}]")
     assert not allows(form, f"[{most}, {NOW['mistral']}]")
 
 
-def parameters(schema: Any) -> tuple[ToolUse, StructuredOutput]:
+def parameters(schema: Any) -> tuple[ToolConfig, StructuredOutput]:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    use = read_tools([tool], "required", False)
-    return use, write_forced(use, LLAMA3)
+    use = parse_tools([tool], "required", False)
+    return use, forced_grammar(use, LLAMA3)
 
 
 @needs_llguidance
@@ -214,9 +214,9 @@ def test_which_arguments_are_allowed(schema: Any, arguments: str, allowed: bool)
 )
 def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
     sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]
-    use = read_tools(sent, "required")
+    use = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_bench().compiler.compile(write_forced(use, HERMES))
+        byte_bench().compiler.compile(forced_grammar(use, HERMES))
     with pytest.raises(InvalidRequest, match=says):
         raise InvalidRequest(explain_refusal(str(refusal.value), use))
 
@@ -228,9 +228,9 @@ def test_tools_can_be_too_large_together() -> None:
         "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}},
     }
     sent = [{"type": "function", "function": {"name": f"t{one}", "parameters": schema}} for one in range(128)]
-    use = read_tools(sent, "required")
+    use = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_bench().compiler.compile(write_forced(use, HERMES))
+        byte_bench().compiler.compile(forced_grammar(use, HERMES))
     assert re.fullmatch(
         r"the parameters of tool 't\d+' cannot be forced: grammar size .* too big .*",
         explain_refusal(str(refusal.value), use),
@@ -240,7 +240,7 @@ def test_tools_can_be_too_large_together() -> None:
 @needs_llguidance
 def test_a_refusal_of_the_answer_s_form() -> None:
     use = use_of("auto")
-    form = write_either(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
+    form = calls_or_json_grammar(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
     with pytest.raises(InvalidRequest) as refusal:
         byte_bench().compiler.compile(form)
     assert (
@@ -254,9 +254,9 @@ def test_as_many_tools_as_may_be() -> None:
     sent = [
         {"type": "function", "function": {"name": f"tool_{one}", "parameters": TREE}} for one in range(128)
     ]
-    use = read_tools(sent, "required")
+    use = parse_tools(sent, "required")
     for tool_format in (HERMES, MISTRAL):
-        text, _ = walk(byte_bench(), write_forced(use, tool_format), 0)
+        text, _ = walk(byte_bench(), forced_grammar(use, tool_format), 0)
         assert read(text, tool_format, use).calls
 
 
@@ -267,12 +267,12 @@ def test_as_many_tools_as_may_be() -> None:
 )
 def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> None:
     use, answer = use_of("auto"), StructuredOutput(**form)
-    either = write_either(use, tool_format, answer)
+    either = calls_or_json_grammar(use, tool_format, answer)
     replies = []
     for seed in range(12):
         text, ended = walk(byte_bench(), either, seed)
         if ended:
-            replies.append(read_whole(AutoReader(tool_format, PARAMETERS, IDS), text))
+            replies.append(parse_text(AutoToolParser(tool_format, PARAMETERS, IDS), text))
     for reply in replies:
         check(reply, use)
         if not reply.calls:
@@ -285,15 +285,15 @@ def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> No
 
 
 def test_arguments_are_streamed_as_they_are_written() -> None:
-    reader = ForcedReader(HERMES, use_of("required").callable, IDS)
+    reader = ForcedToolParser(HERMES, use_of("required").callable, IDS)
     assert reader.feed('<tool_call>\n{"name": "weather", "argu') == []
     (first,) = reader.feed('ments": ')
-    assert first == CallPiece(0, "", IDS.make(0, "weather"), "weather")
-    assert reader.feed('{"city": "P') == [CallPiece(0, '{"city": "P')]
-    assert reader.feed('aris"}}\n</tool') == [CallPiece(0, 'aris"}')]
+    assert first == ToolCallDelta(0, "", IDS.make(0, "weather"), "weather")
+    assert reader.feed('{"city": "P') == [ToolCallDelta(0, '{"city": "P')]
+    assert reader.feed('aris"}}\n</tool') == [ToolCallDelta(0, 'aris"}')]
     assert reader.feed('_call>\n<tool_call>\n{"name": "now", "arguments": {}') == [
-        CallPiece(1, "", IDS.make(1, "now"), "now"),
-        CallPiece(1, "{}"),
+        ToolCallDelta(1, "", IDS.make(1, "now"), "now"),
+        ToolCallDelta(1, "{}"),
     ]
     assert reader.finish() == []
 

@@ -14,21 +14,20 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import HoldfastError
 from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
-from holdfast.server.api.response import chat_logprobs, holdfast_object, usage
+from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, usage
 from holdfast.server.api.sampling import sampling_params
-from holdfast.server.api.schema.openapi import ASKED, responses
-from holdfast.server.api.schema.requests import ChatBody
+from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.schema.responses import ChatCompletion
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinker
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, api_error
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import until_gone
-from holdfast.server.http.event_stream import DONE, QUIET, EventStream, event
-from holdfast.server.http.json_body import body_schema, read_model
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
 from holdfast.server.ipc.messages import Piece
-from holdfast.server.tools.calls import AnswerReader, CallPiece, Delta, add_up, finish_reason
+from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason, merge_deltas
 
 
 def chat_routes(front: Frontend) -> APIRouter:
@@ -37,12 +36,12 @@ def chat_routes(front: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/chat/completions",
-        openapi_extra=body_schema(ChatBody),
+        openapi_extra=body_schema(ChatCompletionRequest),
         responses=responses(ChatCompletion, ASKED, streams=True),
     )
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        body = await read_model(request, ChatBody)
+        body = await read_body(request, ChatCompletionRequest)
         front.require_model(body.model)
         _refuse_unsupported(body)
         async with AsyncExitStack() as stack:
@@ -55,16 +54,18 @@ def chat_routes(front: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            answer = await until_gone(request, _begin(front, prompts, call, body))
+            answer = await run_until_disconnect(request, _begin(front, prompts, call, body))
             if body.stream:
-                answer.fingerprint = await until_gone(request, call.fingerprint())
-                return EventStream(_events(answer), stack.pop_all())
-            return JSONResponse(await until_gone(request, _collect(answer)))
+                answer.fingerprint = await run_until_disconnect(request, call.fingerprint())
+                return EventStreamResponse(_events(answer), stack.pop_all())
+            return JSONResponse(await run_until_disconnect(request, _collect(answer)))
 
     return router
 
 
-async def _begin(front: Frontend, prompts: ChatPrompts, call: Call, body: ChatBody) -> "ChatAnswer":
+async def _begin(
+    front: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest
+) -> "ChatResponse":
     """Read the conversation and ask the engine."""
     require_thinker(call, body)
     try:
@@ -72,18 +73,18 @@ async def _begin(front: Frontend, prompts: ChatPrompts, call: Call, body: ChatBo
         params = _params(front, body, prompt)
         await call.submit(prompt.ids, params, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
-        raise api_error(error) from None
+        raise to_api_error(error) from None
     try:
         await call.accepted()
     except ApiError as error:
         raise error.said(prompt.plan.explain(error.message)) from None
-    return ChatAnswer(front, call, body, prompt)
+    return ChatResponse(front, call, body, prompt)
 
 
-class ChatAnswer:
+class ChatResponse:
     """One response in the making."""
 
-    def __init__(self, front: Frontend, call: Call, body: ChatBody, prompt: ChatPrompt) -> None:
+    def __init__(self, front: Frontend, call: Call, body: ChatCompletionRequest, prompt: ChatPrompt) -> None:
         self.front = front
         self.call = call
         self.body = body
@@ -109,15 +110,15 @@ class ChatAnswer:
 class ChatChoice:
     """One answer so far: text turned into content and calls."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: ToolParser) -> None:
         self._reader = reader
-        self.deltas: list[Delta] = []
+        self.deltas: list[ChoiceDelta] = []
         self.logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] = []
         self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
 
-    def take(self, piece: Piece) -> list[Delta]:
+    def take(self, piece: Piece) -> list[ChoiceDelta]:
         """What a piece says to the client."""
         self.logprobs.extend(piece.logprobs or ())
         self.token_ids.extend(piece.token_ids)
@@ -127,12 +128,12 @@ class ChatChoice:
             new += self._reader.finish()
         self.deltas += new
         if piece.finish_reason is not None:
-            num_calls = sum(isinstance(one, CallPiece) and one.id is not None for one in self.deltas)
+            num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
             self.finish_reason = finish_reason(piece.finish_reason, num_calls)
         return new
 
 
-async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
+async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
     """The role first, then a chunk a piece; the last one says how the answer was come by."""
     call, body = answer.call, answer.body
     head = answer.head("chat.completion.chunk")
@@ -146,13 +147,13 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
             "finish_reason": None,
         }
         ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
-        yield event({**head, "choices": [first], **open_ended, **ids})
+        yield sse_event({**head, "choices": [first], **open_ended, **ids})
     num_open = len(answer.choices)
     thoughts = ThoughtStream()
     last: dict[str, Any] = {}
     async for _, piece in call.pieces():
         if piece is None:
-            yield QUIET
+            yield KEEP_ALIVE
             continue
         if piece.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
@@ -162,18 +163,18 @@ async def _events(answer: ChatAnswer) -> AsyncIterator[bytes]:
             if num_open == 0:
                 last = choice
                 break
-            yield event({**head, "choices": [choice], **open_ended, **thoughts.about()})
+            yield sse_event({**head, "choices": [choice], **open_ended, **thoughts.about()})
     call.finished([choice.finish_reason or "stop" for choice in answer.choices])
     about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
     if with_usage:
-        yield event({**head, "choices": [last], "usage": None})
-        yield event({**head, "choices": [], "usage": usage(call), **about})
+        yield sse_event({**head, "choices": [last], "usage": None})
+        yield sse_event({**head, "choices": [], "usage": usage(call), **about})
     else:
-        yield event({**head, "choices": [last], **about})
+        yield sse_event({**head, "choices": [last], **about})
     yield DONE
 
 
-def _chunks(answer: ChatAnswer, piece: Piece) -> list[dict[str, Any]]:
+def _chunks(answer: ChatResponse, piece: Piece) -> list[dict[str, Any]]:
     """The choices of the chunks one piece makes. Logprobs and ids go with the first; text held back comes without them."""
     choice = answer.choices[piece.index]
     bodies = [one.body() for one in choice.take(piece)]
@@ -194,7 +195,7 @@ def _chunks(answer: ChatAnswer, piece: Piece) -> list[dict[str, Any]]:
     ]
 
 
-async def _collect(answer: ChatAnswer) -> dict[str, Any]:
+async def _collect(answer: ChatResponse) -> dict[str, Any]:
     """The whole response."""
     call, body = answer.call, answer.body
     async for _, piece in call.pieces():
@@ -206,7 +207,7 @@ async def _collect(answer: ChatAnswer) -> dict[str, Any]:
     for index, choice in enumerate(answer.choices):
         written: dict[str, Any] = {
             "index": index,
-            "message": add_up(choice.deltas).body(),
+            "message": merge_deltas(choice.deltas).body(),
             "logprobs": answer.logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
@@ -220,7 +221,7 @@ async def _collect(answer: ChatAnswer) -> dict[str, Any]:
     return {**response, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else response
 
 
-def _params(front: Frontend, body: ChatBody, prompt: ChatPrompt) -> SamplingParams:
+def _params(front: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return sampling_params(
@@ -239,7 +240,7 @@ def _room(front: Frontend, prompt_len: int) -> int:
     return max(1, min(ready.max_model_len, ready.num_kv_positions) - prompt_len)
 
 
-def _refuse_unsupported(body: ChatBody) -> None:
+def _refuse_unsupported(body: ChatCompletionRequest) -> None:
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, 'modalities may only be ["text"]', param="modalities", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:

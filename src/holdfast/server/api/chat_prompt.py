@@ -8,13 +8,13 @@ from typing import Any
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.response_format import form_of
-from holdfast.server.api.schema.requests import ChatBody, ChatMessage, TokenizeBody
+from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
 from holdfast.server.prompts import Prompts
-from holdfast.server.tools.calls import AnswerReader
+from holdfast.server.tools.deltas import ToolParser
 from holdfast.server.tools.formats import choose_format
-from holdfast.server.tools.offer import ToolUse, read_tools
 from holdfast.server.tools.plan import ToolPlan, plan_tools
-from holdfast.server.tools.prompt import describe_tools, knows_tools
+from holdfast.server.tools.template_fallback import describe_tools, knows_tools
+from holdfast.server.tools.tool_config import ToolConfig, parse_tools
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ChatPrompt:
     def form(self) -> StructuredOutput | None:
         return self.plan.form
 
-    def reader(self, seed: int, choice: int) -> AnswerReader:
+    def reader(self, seed: int, choice: int) -> ToolParser:
         """Reads one answer. The same prompt and seed give the same ids of calls."""
         key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
         return self.plan.reader(key, choice)
@@ -47,23 +47,23 @@ class ChatPrompts:
         special = [prompts.token_text(one) for one in tokenizer.special_ids]
         self._format = choose_format(with_tools, special)
 
-    async def read(self, body: ChatBody) -> ChatPrompt:
+    async def read(self, body: ChatCompletionRequest) -> ChatPrompt:
         """Raises what is wrong with it."""
         return await self._prompts.apart(lambda: self._read(body))
 
-    async def tokenize(self, body: TokenizeBody) -> list[int]:
+    async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids of a conversation, as `read` would make them."""
         return await self._prompts.apart(
             lambda: self._render(
                 body.messages or (),
-                read_tools(body.tools),
+                parse_tools(body.tools),
                 add_generation_prompt=body.add_generation_prompt is not False,
                 variables={},
             )
         )
 
-    def _read(self, body: ChatBody) -> ChatPrompt:
-        use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    def _read(self, body: ChatCompletionRequest) -> ChatPrompt:
+        use = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(use, self._format, form_of(body))
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
@@ -79,7 +79,7 @@ class ChatPrompts:
     def _render(
         self,
         messages: Sequence[ChatMessage],
-        use: ToolUse,
+        use: ToolConfig,
         *,
         add_generation_prompt: bool,
         variables: dict[str, Any],

@@ -13,20 +13,19 @@ from starlette.responses import Response
 from holdfast.core.results import Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
-from holdfast.server.api.response import TextLogprobs, holdfast_object, usage
+from holdfast.server.api.response_fields import TextLogprobs, holdfast_object, usage
 from holdfast.server.api.response_format import form_of
 from holdfast.server.api.sampling import sampling_params
-from holdfast.server.api.schema.openapi import ASKED, responses
-from holdfast.server.api.schema.requests import CompletionBody
-from holdfast.server.api.schema.responses import TextCompletion
+from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.requests import CompletionRequest
+from holdfast.server.api.schema.responses import Completion
 from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinker
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, api_error
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import until_gone
-from holdfast.server.http.event_stream import DONE, QUIET, EventStream, event
-from holdfast.server.http.json_body import body_schema, read_model
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
 from holdfast.server.ipc.messages import Piece, RequestResult
 
 _DEFAULT_MAX_TOKENS = 16
@@ -37,19 +36,19 @@ def completion_routes(front: Frontend) -> APIRouter:
 
     @router.post(
         "/v1/completions",
-        openapi_extra=body_schema(CompletionBody),
-        responses=responses(TextCompletion, ASKED, streams=True),
+        openapi_extra=body_schema(CompletionRequest),
+        responses=responses(Completion, ASKED, streams=True),
     )
     async def completions(request: Request) -> Response:
         """Complete prompts."""
-        body = await read_model(request, CompletionBody)
+        body = await read_body(request, CompletionRequest)
         front.require_model(body.model)
         _refuse_unsupported(body)
         prompts = _prompts(body, front.config.max_prompts)
         try:
             params = await front.prompts.apart(lambda: _params(body, front))
         except HoldfastError as error:
-            raise api_error(error) from None
+            raise to_api_error(error) from None
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
                 front.call(
@@ -60,18 +59,22 @@ def completion_routes(front: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            answer = Completion(front, call, body, params)
-            await until_gone(request, _submit(front, call, prompts, body, params))
+            answer = CompletionResponse(front, call, body, params)
+            await run_until_disconnect(request, _submit(front, call, prompts, body, params))
             if body.stream:
-                answer.fingerprint = await until_gone(request, call.fingerprint())
-                return EventStream(_events(answer), stack.pop_all())
-            return JSONResponse(await until_gone(request, _collect(answer)))
+                answer.fingerprint = await run_until_disconnect(request, call.fingerprint())
+                return EventStreamResponse(_events(answer), stack.pop_all())
+            return JSONResponse(await run_until_disconnect(request, _collect(answer)))
 
     return router
 
 
 async def _submit(
-    front: Frontend, call: Call, prompts: list[str | list[int]], body: CompletionBody, params: SamplingParams
+    front: Frontend,
+    call: Call,
+    prompts: list[str | list[int]],
+    body: CompletionRequest,
+    params: SamplingParams,
 ) -> None:
     require_thinker(call, body)
     frame = body.add_special_tokens is not False
@@ -87,7 +90,7 @@ async def _submit(
             )
             await call.submit(ids, params, text, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
-        raise api_error(error) from None
+        raise to_api_error(error) from None
     await call.accepted()
 
 
@@ -103,10 +106,10 @@ class _Choice:
     finish_reason: str | None = None
 
 
-class Completion:
+class CompletionResponse:
     """One response in the making."""
 
-    def __init__(self, front: Frontend, call: Call, body: CompletionBody, params: SamplingParams) -> None:
+    def __init__(self, front: Frontend, call: Call, body: CompletionRequest, params: SamplingParams) -> None:
         self.front = front
         self.call = call
         self.body = body
@@ -129,7 +132,7 @@ class Completion:
         return at * self.params.n + piece.index
 
 
-async def _events(answer: Completion) -> AsyncIterator[bytes]:
+async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
     """A chunk a piece; the last one says how the answer was come by."""
     call, body = answer.call, answer.body
     head = answer.head()
@@ -141,7 +144,7 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
     thoughts = ThoughtStream()
     async for at, piece in call.pieces():
         if piece is None:
-            yield QUIET
+            yield KEEP_ALIVE
             continue
         if piece.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
@@ -167,18 +170,18 @@ async def _events(answer: Completion) -> AsyncIterator[bytes]:
             last = {**head, "choices": [choice]}  # told when it is known how all of them were come by
             continue
         usage_to_come = {"usage": None} if with_usage else {}
-        yield event({**head, "choices": [choice], **usage_to_come, **thoughts.about()})
+        yield sse_event({**head, "choices": [choice], **usage_to_come, **thoughts.about()})
     call.finished([reasons[index] for index in sorted(reasons)])
     about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
     if with_usage:
-        yield event({**last, "usage": None})
-        yield event({**head, "choices": [], "usage": usage(call), **about})
+        yield sse_event({**last, "usage": None})
+        yield sse_event({**head, "choices": [], "usage": usage(call), **about})
     else:
-        yield event({**last, **about})
+        yield sse_event({**last, **about})
     yield DONE
 
 
-async def _collect(answer: Completion) -> dict[str, Any]:
+async def _collect(answer: CompletionResponse) -> dict[str, Any]:
     """The whole response."""
     call, params, body = answer.call, answer.params, answer.body
     choices = [_Choice(TextLogprobs(answer.front.prompts)) for _ in range(len(call.tickets) * params.n)]
@@ -203,7 +206,9 @@ async def _collect(answer: Completion) -> dict[str, Any]:
     return {**answer.head(), "choices": written, "usage": usage(call), "holdfast": about}
 
 
-def _written(answer: Completion, index: int, choice: _Choice, outcome: RequestResult) -> dict[str, Any]:
+def _written(
+    answer: CompletionResponse, index: int, choice: _Choice, outcome: RequestResult
+) -> dict[str, Any]:
     logprobs = None
     if answer.body.logprobs is not None:
         before = outcome.prompt_logprobs or ()
@@ -220,7 +225,7 @@ def _written(answer: Completion, index: int, choice: _Choice, outcome: RequestRe
     return written
 
 
-def _params(body: CompletionBody, front: Frontend) -> SamplingParams:
+def _params(body: CompletionRequest, front: Frontend) -> SamplingParams:
     echo = bool(body.echo)
     return sampling_params(
         body,
@@ -233,7 +238,7 @@ def _params(body: CompletionBody, front: Frontend) -> SamplingParams:
     )
 
 
-def _prompts(body: CompletionBody, most: int) -> list[str | list[int]]:
+def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
     """One entry a prompt. A list of numbers is one prompt."""
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -252,7 +257,7 @@ def _prompts(body: CompletionBody, most: int) -> list[str | list[int]]:
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _refuse_unsupported(body: CompletionBody) -> None:
+def _refuse_unsupported(body: CompletionRequest) -> None:
     refusals: tuple[tuple[str, Callable[[], bool], str], ...] = (
         (
             "best_of",

@@ -9,10 +9,16 @@ from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
 from holdfast.server.api.schema.openapi import NEEDS_NO_KEY, READ, responses
-from holdfast.server.api.schema.responses import CertificateAnswer, Health, Model, Models, Version
+from holdfast.server.api.schema.responses import (
+    CertificateResponse,
+    HealthResponse,
+    ModelInfo,
+    ModelList,
+    VersionResponse,
+)
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.responses import JSONResponse
 from holdfast.version import __version__
 
 _STATUS_SECONDS = 2.0
@@ -24,7 +30,10 @@ def about_routes(front: Frontend) -> APIRouter:
     @router.get(
         "/health",
         openapi_extra=NEEDS_NO_KEY,
-        responses={**responses(Health, ()), 503: {"model": Health, "description": "Not now."}},
+        responses={
+            **responses(HealthResponse, ()),
+            503: {"model": HealthResponse, "description": "Not now."},
+        },
     )
     async def health() -> Response:
         """200 if a request would be answered now, 503 if not. Needs no key."""
@@ -36,23 +45,23 @@ def about_routes(front: Frontend) -> APIRouter:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
         return JSONResponse({"status": "ok"})
 
-    @router.get("/version", responses=responses(Version, READ))
+    @router.get("/version", responses=responses(VersionResponse, READ))
     async def version() -> Response:
         """The server's own version."""
         return JSONResponse({"version": __version__})
 
-    @router.get("/v1/models", responses=responses(Models, READ))
+    @router.get("/v1/models", responses=responses(ModelList, READ))
     async def models() -> Response:
         """The model that is served, under each of its names."""
         return JSONResponse({"object": "list", "data": [_model(front, name) for name in front.names]})
 
-    @router.get("/v1/models/{name:path}", responses=responses(Model, (*READ, 404)))
+    @router.get("/v1/models/{name:path}", responses=responses(ModelInfo, (*READ, 404)))
     async def model(name: str) -> Response:
         """One model."""
         front.require_model(name)
         return JSONResponse(_model(front, name))
 
-    @router.get("/v1/certificate", responses=responses(CertificateAnswer, (*READ, 503)))
+    @router.get("/v1/certificate", responses=responses(CertificateResponse, (*READ, 503)))
     async def certificate() -> Response:
         """What the engine was certified for on this machine, and its fingerprint."""
         link = front.supervisor.link

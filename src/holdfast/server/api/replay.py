@@ -13,16 +13,16 @@ from holdfast.errors import HoldfastError
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
-from holdfast.server.api.response import usage
-from holdfast.server.api.schema.openapi import ASKED, responses
-from holdfast.server.api.schema.requests import ReplayBody
-from holdfast.server.api.schema.responses import ReplayAnswer
+from holdfast.server.api.response_fields import usage
+from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.requests import ReplayRequest
+from holdfast.server.api.schema.responses import ReplayResponse
 from holdfast.server.call import Call
-from holdfast.server.errors import ApiError, api_error
+from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import until_gone
-from holdfast.server.http.json_body import body_schema, read_model
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import JSONResponse
 from holdfast.server.ipc.messages import Piece
 
 
@@ -30,16 +30,16 @@ def replay_routes(front: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post(
-        "/v1/replay", openapi_extra=body_schema(ReplayBody), responses=responses(ReplayAnswer, ASKED)
+        "/v1/replay", openapi_extra=body_schema(ReplayRequest), responses=responses(ReplayResponse, ASKED)
     )
     async def replay(request: Request) -> Response:
         """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
-        body = await read_model(request, ReplayBody)
+        body = await read_body(request, ReplayRequest)
         try:
             receipt, prompt_ids = await front.prompts.apart(lambda: _read(body))
             front.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
-            raise api_error(error) from None
+            raise to_api_error(error) from None
         if receipt.params.n > front.config.max_choices:
             raise ApiError(400, f"n must be at most {front.config.max_choices}", param="receipt")
         named = await front.named()
@@ -52,18 +52,18 @@ def replay_routes(front: Frontend) -> APIRouter:
             request, "replay", deterministic=params.deterministic, num_places=params.n
         ) as call:
             await call.submit(prompt_ids, params, with_receipt=True)
-            result = await until_gone(request, _run(call, params.n))
+            result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
             try:
                 outcome = compare_result(receipt, result, front.prompts.token_text)
             except HoldfastError as error:
-                raise api_error(error) from None
+                raise to_api_error(error) from None
             return JSONResponse({**answer, **_compared(outcome), "usage": usage(call)})
 
     return router
 
 
-def _read(body: ReplayBody) -> tuple[Receipt, list[int]]:
+def _read(body: ReplayRequest) -> tuple[Receipt, list[int]]:
     receipt = parse_receipt(body.receipt)
     return receipt, require_prompt(receipt, body.prompt_token_ids)
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from holdfast.core.sampling_params import show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.server.tools.offer import MAX_SCHEMA_DEPTH, is_deep
+from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, is_deep
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

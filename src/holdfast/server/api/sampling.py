@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.server.api.schema.requests import Asking
+from holdfast.server.api.schema.requests import GenerationRequest
 from holdfast.server.api.thinking import forced_thoughts
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
@@ -19,7 +19,7 @@ _SEED_BITS = 53  # every JSON reader keeps such a number as it is
 
 
 def sampling_params(
-    body: Asking,
+    body: GenerationRequest,
     config: ServerConfig,
     *,
     max_tokens: int,

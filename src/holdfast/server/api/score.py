@@ -6,30 +6,32 @@ from starlette.responses import Response
 
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
-from holdfast.server.api.response import finite, holdfast_object, usage
-from holdfast.server.api.schema.openapi import ASKED, responses
-from holdfast.server.api.schema.requests import ScoreBody
-from holdfast.server.api.schema.responses import Score
+from holdfast.server.api.response_fields import finite, holdfast_object, usage
+from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.requests import ScoreRequest
+from holdfast.server.api.schema.responses import ScoreResponse
 from holdfast.server.api.thinking import forced_thoughts, require_thinker
 from holdfast.server.call import Call
-from holdfast.server.errors import api_error
+from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.disconnect import until_gone
-from holdfast.server.http.json_body import body_schema, read_model
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import JSONResponse
 
 
 def score_routes(front: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
-    @router.post("/v1/score", openapi_extra=body_schema(ScoreBody), responses=responses(Score, ASKED))
+    @router.post(
+        "/v1/score", openapi_extra=body_schema(ScoreRequest), responses=responses(ScoreResponse, ASKED)
+    )
     async def score(request: Request) -> Response:
-        """Score a completion. A text completion is tokenised alone, without special tokens."""
-        body = await read_model(request, ScoreBody)
+        """ScoreResponse a completion. A text completion is tokenised alone, without special tokens."""
+        body = await read_body(request, ScoreRequest)
         front.require_model(body.model)
         deterministic = body.deterministic is not False
         async with front.call(request, "score", deterministic=deterministic, num_places=1) as call:
-            completion_ids = await until_gone(request, _run(front, call, body, deterministic))
+            completion_ids = await run_until_disconnect(request, _run(front, call, body, deterministic))
             call.finished(["length"])
             logprobs = [one for one in call.outcomes[0].prompt_logprobs or () if one is not None]
             return JSONResponse(
@@ -49,7 +51,7 @@ def score_routes(front: Frontend) -> APIRouter:
     return router
 
 
-async def _run(front: Frontend, call: Call, body: ScoreBody, deterministic: bool) -> list[int]:
+async def _run(front: Frontend, call: Call, body: ScoreRequest, deterministic: bool) -> list[int]:
     require_thinker(call, body)
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
@@ -65,7 +67,7 @@ async def _run(front: Frontend, call: Call, body: ScoreBody, deterministic: bool
         )
         await call.submit_score(prompt_ids, completion_ids, params, with_receipt=bool(body.return_receipt))
     except HoldfastError as error:
-        raise api_error(error) from None
+        raise to_api_error(error) from None
     await call.accepted()
     async for _ in call.pieces():
         pass

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.results import Thought
-from holdfast.server.api.schema.requests import Thinking
+from holdfast.server.api.schema.requests import ThinkingFields
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 
 
-def require_thinker(call: Call, body: Thinking) -> None:
+def require_thinker(call: Call, body: ThinkingFields) -> None:
     """Refuse what only a model that thinks could do. To think nothing is what a plain model does anyway."""
     if call.thinks:
         return

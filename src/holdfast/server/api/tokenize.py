@@ -8,28 +8,32 @@ from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.api.chat_prompt import ChatPrompts
-from holdfast.server.api.schema.openapi import WRITTEN, responses
-from holdfast.server.api.schema.requests import DetokenizeBody, TokenizeBody
-from holdfast.server.api.schema.responses import Detokenized, Tokens
-from holdfast.server.errors import api_error
+from holdfast.server.api.schema.openapi import WRITTEN, body_schema, responses
+from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
+from holdfast.server.api.schema.responses import DetokenizeResponse, TokenizeResponse
+from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
-from holdfast.server.http.json_body import body_schema, read_model
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import JSONResponse
 
 
 def token_routes(front: Frontend) -> APIRouter:
     router = APIRouter(tags=["tokens"])
     chats = ChatPrompts(front.prompts)
 
-    @router.post("/tokenize", openapi_extra=body_schema(TokenizeBody), responses=responses(Tokens, WRITTEN))
+    @router.post(
+        "/tokenize",
+        openapi_extra=body_schema(TokenizeRequest),
+        responses=responses(TokenizeResponse, WRITTEN),
+    )
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or of a conversation."""
-        body = await read_model(request, TokenizeBody)
+        body = await read_body(request, TokenizeRequest)
         front.require_model(body.model)
         try:
             ids = await _encode(front, chats, body)
         except HoldfastError as error:
-            raise api_error(error) from None
+            raise to_api_error(error) from None
         answer: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": front.prompts.max_model_len,
@@ -40,22 +44,24 @@ def token_routes(front: Frontend) -> APIRouter:
         return JSONResponse(answer)
 
     @router.post(
-        "/detokenize", openapi_extra=body_schema(DetokenizeBody), responses=responses(Detokenized, WRITTEN)
+        "/detokenize",
+        openapi_extra=body_schema(DetokenizeRequest),
+        responses=responses(DetokenizeResponse, WRITTEN),
     )
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
-        body = await read_model(request, DetokenizeBody)
+        body = await read_body(request, DetokenizeRequest)
         front.require_model(body.model)
         try:
             text = await front.prompts.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))
         except HoldfastError as error:
-            raise api_error(error) from None
+            raise to_api_error(error) from None
         return JSONResponse({"prompt": text})
 
     return router
 
 
-async def _encode(front: Frontend, chats: ChatPrompts, body: TokenizeBody) -> list[int]:
+async def _encode(front: Frontend, chats: ChatPrompts, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give either a prompt or messages")
     if body.prompt is None:

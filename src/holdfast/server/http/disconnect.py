@@ -1,38 +1,42 @@
-"""Work for a client, for as long as it is there. Whoever leaves is noticed at once, not when there is something to send.
+"""Stop working for a client as soon as it disconnects.
 
-The request's body must have been read: what is received here is only looked at for the end of the connection.
+Starlette's `Request.is_disconnected` must be polled, and its `StreamingResponse` notices a disconnect only when the next
+chunk cannot be sent. Generation would go on for a client that is no longer connected. Here the work is cancelled at once.
+
+The request's body must have been read before: messages received here are only checked for `http.disconnect`.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 T = TypeVar("T")
 
 
-class ClientLeft(Exception):
-    """The client closed the connection; there is nobody to answer."""
+async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. If the client disconnects first, cancel it, await its end, raise `ClientDisconnect`."""
+    return await race_disconnect(request.receive, work)
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. If the client leaves first, the work is cancelled, has ended, and `ClientLeft` is raised."""
+async def race_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """`run_until_disconnect` for a response, which has no `Request`."""
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(has_left(request.receive))
+    disconnecting = asyncio.create_task(wait_for_disconnect(receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeft
+            raise ClientDisconnect
         return working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        disconnecting.cancel()
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
-async def has_left(receive: Receive) -> None:
-    """Returns when the client has left, or the answer is complete."""
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has disconnected, or the response is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass

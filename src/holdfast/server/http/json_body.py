@@ -9,18 +9,15 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
-from fastapi import FastAPI
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
-from pydantic.json_schema import models_json_schema
 from pydantic_core import CoreSchema
 from starlette.requests import Request
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.body_errors import explain, wrong_type
+from holdfast.server.http.validation_errors import explain, wrong_type
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 14  # arrays and objects
@@ -54,10 +51,8 @@ _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
 _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
 
-_REF = "#/components/schemas/{model}"
 
-
-async def read_model(request: Request, model: type[M]) -> M:
+async def read_body(request: Request, model: type[M]) -> M:
     """The request's body. What would hold up every stream for a millisecond or more is parsed beside the event loop."""
     raw = await request.body()
     if len(raw) <= _SMALL and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _PLAIN:
@@ -78,29 +73,6 @@ def parse_body(raw: bytes, model: type[M]) -> M:
         return model.model_validate_json(raw, strict=True)
     except ValidationError as error:
         raise explain(error, content) from None
-
-
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its body is this model. `document_bodies` puts the model itself into the document."""
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Let the app's OpenAPI document hold these models and those inside them."""
-    names, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
-    for model in models:
-        assert names[(model, "validation")]["$ref"] == _REF.format(model=model.__name__), (
-            f"two models named {model.__name__}"
-        )
-    write = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = write()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _bound_nesting(raw: bytes) -> None:

@@ -43,11 +43,11 @@ _TOO_MANY = ApiError(
 )
 
 
-class TimedProtocol(HttpToolsProtocol):
-    """One connection. uvicorn makes it, from the class that `timed_protocol` gives it."""
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection. uvicorn makes it, from the class that `make_protocol` gives it."""
 
     settings: ClassVar[ServerConfig]
-    unoccupied: ClassVar[dict["TimedProtocol", None]]  # connections without a request, the oldest first
+    unoccupied: ClassVar[dict["LimitedHttpProtocol", None]]  # connections without a request, the oldest first
 
     def __init__(
         self,
@@ -242,12 +242,12 @@ class TimedProtocol(HttpToolsProtocol):
             self._feed(rest)
 
 
-def timed_protocol(config: ServerConfig) -> type[TimedProtocol]:
+def make_protocol(config: ServerConfig) -> type[LimitedHttpProtocol]:
     """The class for `uvicorn.Config(http=...)`. One for each server: its connections share a count."""
 
-    class BoundProtocol(TimedProtocol):
+    class BoundProtocol(LimitedHttpProtocol):
         settings = config
-        unoccupied: ClassVar[dict[TimedProtocol, None]] = {}
+        unoccupied: ClassVar[dict[LimitedHttpProtocol, None]] = {}
 
     return BoundProtocol
 
@@ -259,7 +259,7 @@ class _Stop(Exception):
 class _BodyOnly:
     """What a parser that reads nothing but a body reports to."""
 
-    def __init__(self, protocol: TimedProtocol) -> None:
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
         self.on_body = protocol.on_body
         self.on_message_complete = protocol.on_message_complete
 

@@ -23,7 +23,7 @@ _BEGIN = b"retry: 2000\n\n"
 _BEAT = b": still here\n\n"
 
 
-class Watcher:
+class Subscriber:
     """One page: the events it has not read yet, or that it has to begin anew."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Hub:
     def __init__(self, token_text: TokenText, watch: Callable[[bool], None]) -> None:
         self._token_text = token_text
         self._watch = watch
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Subscriber] = []
         self._view: View | None = None  # none until a tracer has told everything
         self._closed = False
 
@@ -102,7 +102,7 @@ class Hub:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one watcher: a snapshot, then steps; a snapshot again where steps were lost."""
         self.require_room()
-        watcher = Watcher()
+        watcher = Subscriber()
         self._join(watcher)
         try:
             yield _BEGIN
@@ -119,12 +119,12 @@ class Hub:
         finally:
             self._leave(watcher)
 
-    def _join(self, watcher: Watcher) -> None:
+    def _join(self, watcher: Subscriber) -> None:
         self._watchers.append(watcher)
         if len(self._watchers) == 1:
             self._watch(True)
 
-    def _leave(self, watcher: Watcher) -> None:
+    def _leave(self, watcher: Subscriber) -> None:
         self._watchers.remove(watcher)
         if not self._watchers:
             self._view = None

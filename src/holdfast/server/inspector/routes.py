@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.event_stream import EventStream
+from holdfast.server.http.responses import EventStreamResponse
 from holdfast.server.inspector.hub import Hub
 
 _TYPES = {
@@ -55,7 +55,7 @@ def inspector_router(hub: Hub) -> APIRouter:
         hub.require_room()
         events, owned = hub.events(), AsyncExitStack()
         owned.push_async_callback(events.aclose)
-        return EventStream(events, owned)
+        return EventStreamResponse(events, owned)
 
     @router.get("/inspector/{name}")
     async def show_file(name: str) -> Response:

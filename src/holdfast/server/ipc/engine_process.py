@@ -26,7 +26,7 @@ from holdfast.numerics.settings import pin_threads
 from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
-from holdfast.server.telemetry.logs import set_up_logs
+from holdfast.server.telemetry.logs import configure_logging
 
 _log = logging.getLogger("holdfast.engine")
 _LEAVING_SECONDS = 5.0
@@ -102,7 +102,7 @@ def serve(link: socket.socket, make: Build = build) -> int:
     except frames.ConnectionLost:
         return 0
     assert isinstance(start, m.Start)
-    set_up_logs(start.log_format, start.log_level)
+    configure_logging(start.log_format, start.log_level)
     outbox = Outbox(link)
     inbox = Inbox(link, decoder)
     try:

@@ -16,8 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError, internal_error
-from holdfast.server.http.disconnect import ClientLeft
-from holdfast.server.http.json_response import JSONResponse
+from holdfast.server.http.responses import JSONResponse
 
 _log = logging.getLogger("holdfast.server")
 _LONGEST = 200  # characters of a path that are repeated
@@ -43,13 +42,13 @@ class ExceptionMiddleware:
         try:
             await self.app(scope, receive, watched)
             return
-        except (ClientLeft, ClientDisconnect):
+        except ClientDisconnect:
             return
         except ApiError as raised:
             error = raised
         except asyncio.CancelledError:  # the server is being shut down
             if not has_begun:
-                await error_answer(_GOING_DOWN)(scope, receive, send)
+                await error_response(_GOING_DOWN)(scope, receive, send)
             raise
         except Exception:
             _log.exception("a request failed", extra={"request_id": scope["state"].get("request_id")})
@@ -57,17 +56,17 @@ class ExceptionMiddleware:
         if "access" in scope["state"]:
             scope["state"]["access"].error = error.code
         if not has_begun:
-            await error_answer(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
 
 
 _GOING_DOWN = ApiError(503, "The server is going down.", code="shutting_down", headers={"Retry-After": "5"})
 
 
-def error_answer(error: ApiError) -> Response:
+def error_response(error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers)
 
 
-def answer_framework_errors(app: FastAPI) -> None:
+def add_exception_handlers(app: FastAPI) -> None:
     """Let what the framework itself refuses be answered like everything else."""
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -87,7 +86,7 @@ async def _answer_http_exception(request: Request, raised: Exception) -> Respons
         error = ApiError(405, message, code="method_not_allowed", headers=raised.headers or {})
     else:
         error = ApiError(raised.status_code, "The request was refused.", headers=raised.headers or {})
-    return error_answer(error)
+    return error_response(error)
 
 
 async def _answer_validation_error(request: Request, raised: Exception) -> Response:
@@ -96,4 +95,4 @@ async def _answer_validation_error(request: Request, raised: Exception) -> Respo
     first: dict[str, Any] = raised.errors()[0]
     param = str(first["loc"][-1])[:_LONGEST]
     message = f"Invalid value for '{param}': {first['msg']}."
-    return error_answer(ApiError(400, message, param=param, code="invalid_value"))
+    return error_response(ApiError(400, message, param=param, code="invalid_value"))

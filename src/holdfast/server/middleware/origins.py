@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.middleware.exceptions import error_answer
+from holdfast.server.middleware.exceptions import error_response
 
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _HEADERS = "authorization, content-type, x-request-id"
@@ -42,11 +42,11 @@ class OriginMiddleware:
         headers = Headers(scope=scope)
         origins = headers.getlist("origin")
         if not self._is_known_name(headers.get("host", "")):
-            await error_answer(_STRANGE_NAME)(scope, receive, send)
+            await error_response(_STRANGE_NAME)(scope, receive, send)
         elif not origins or (len(origins) == 1 and _is_same(origins[0], headers.get("host", ""))):
             await self.app(scope, receive, send)
         elif len(origins) > 1 or not self._is_allowed(origins[0]):
-            await error_answer(_FOREIGN)(scope, receive, send)
+            await error_response(_FOREIGN)(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await Response(status_code=204, headers=self._preflight(origins[0], headers))(
                 scope, receive, send

@@ -28,12 +28,12 @@ _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "c
 _PLAIN = frozenset("-_.:/+@*")  # besides letters and digits, what a value may hold without quotes
 
 
-def set_up_logs(
+def configure_logging(
     log_format: str, log_level: str, *, secrets: Sequence[str] = (), stream: TextIO | None = None
 ) -> None:
     """Send every logger of this process through one handler. May be called again; the last call counts."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(secrets) if log_format == "json" else TextLines(secrets))
+    handler.setFormatter(JsonFormatter(secrets) if log_format == "json" else TextFormatter(secrets))
     logging.basicConfig(handlers=[handler], level=log_level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         theirs = logging.getLogger(name)
@@ -88,7 +88,7 @@ class _Lines(logging.Formatter):
         return text if len(text) <= most else f"{text[:most]}…"
 
 
-class JsonLines(_Lines):
+class JsonFormatter(_Lines):
     """One JSON object a line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -99,7 +99,7 @@ class JsonLines(_Lines):
         )  # the head comes first, and no field replaces it
 
 
-class TextLines(_Lines):
+class TextFormatter(_Lines):
     """Time, level, logger, message, then the fields as name=value; a traceback on marked lines below."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from holdfast.core.results import Stats
 from holdfast.errors import ConfigError
 from holdfast.server.telemetry.logs import escape
-from holdfast.server.telemetry.traces import Asked, TraceSpan
+from holdfast.server.telemetry.traces import TracedRequest, TraceSpan
 from holdfast.version import __version__
 
 _EXPORT_SECONDS = 5.0
@@ -47,7 +47,7 @@ class OtelTraces:
             BatchSpanProcessor(OTLPSpanExporter(collector_url(endpoint), timeout=_EXPORT_SECONDS))
         )
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
+    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
         span = self._tracer.start_span(
             f"{asked.operation} {asked.model}",
             context=self._propagator.extract(headers),
@@ -117,7 +117,7 @@ def collector_url(endpoint: str) -> str:
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
-def _attributes(asked: Asked) -> dict[str, Any]:
+def _attributes(asked: TracedRequest) -> dict[str, Any]:
     given: dict[str, Any] = {
         "gen_ai.operation.name": asked.operation,
         "gen_ai.provider.name": "holdfast",

@@ -19,7 +19,7 @@ Operation = Literal["chat", "text_completion", "score", "replay"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class TracedRequest:
     """What a client asked for, as far as a trace may know it."""
 
     operation: Operation
@@ -51,7 +51,7 @@ class TraceSpan(Protocol):
 class Traces(Protocol):
     """Where spans come from."""
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
+    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
         """A request has arrived; its traceparent header says which trace it belongs to."""
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ def open_traces(endpoint: str | None) -> Traces:
 class NoTraces:
     """Nobody wants to know."""
 
-    def begin(self, headers: Mapping[str, str], asked: Asked) -> TraceSpan:
+    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
         return _NO_SPAN
 
     def close(self) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.core.structured_output import StructuredOutput
-from holdfast.server.tools.calls import CallIds, CallPiece, Delta
+from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolCallIds
 from holdfast.server.tools.formats import CallFrame, ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
-from holdfast.server.tools.offer import Tool, ToolUse
+from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.structured.spec import JSON_OPTIONS
 
 MAX_FORCED_CALLS = 32  # a weak model may never stop by itself
@@ -26,20 +26,22 @@ _NOTED = frozenset(
 _PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?: \d+ \| .*)?", re.DOTALL)
 
 
-def write_forced(use: ToolUse, tool_format: ToolFormat) -> StructuredOutput:
+def forced_grammar(use: ToolConfig, tool_format: ToolFormat) -> StructuredOutput:
     """One call of a tool that may be called; more if the request and the format allow it."""
     start = _several(use, tool_format)
     return StructuredOutput(lark=_write_grammar(start, use.callable, tool_format.frame))
 
 
-def write_either(use: ToolUse, tool_format: ToolFormat, answer: StructuredOutput) -> StructuredOutput:
+def calls_or_json_grammar(
+    use: ToolConfig, tool_format: ToolFormat, answer: StructuredOutput
+) -> StructuredOutput:
     """Calls, or an answer of the form asked for, which is JSON. What it was is for `AutoReader` to see."""
     schema = json.loads(answer.texts[0]) if answer.kind == "json_schema" else {"type": "object"}
     rules = _write_grammar(f"answer | {_several(use, tool_format)}", use.callable, tool_format.frame)
     return StructuredOutput(lark=f"{rules}\nanswer: {_json(schema)}")
 
 
-def explain_refusal(message: str, use: ToolUse) -> str:
+def explain_refusal(message: str, use: ToolConfig) -> str:
     """What is wrong with a grammar made here, in the words of the tools it was made of."""
     cause = message.partition("cannot be used: ")[2] or message
     found = _PLACE.fullmatch(cause)
@@ -51,7 +53,7 @@ def explain_refusal(message: str, use: ToolUse) -> str:
     return f"the form of the answer cannot be used: {found[2]}"
 
 
-def _several(use: ToolUse, tool_format: ToolFormat) -> str:
+def _several(use: ToolConfig, tool_format: ToolFormat) -> str:
     frame = tool_format.frame
     only_one = use.choice == "named" or not use.parallel or not tool_format.many
     more = "" if only_one else f"({_quote(frame.between)} call){{0,{MAX_FORCED_CALLS - 1}}}"
@@ -87,10 +89,10 @@ def _close(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "additionalProperties": False}
 
 
-class ForcedReader:
-    """Reads one answer that the grammar of `write_forced` allowed, or the beginning of one."""
+class ForcedToolParser:
+    """Reads one answer that the grammar of `forced_grammar` allowed, or the beginning of one."""
 
-    def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool], ids: CallIds) -> None:
+    def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool], ids: ToolCallIds) -> None:
         self._frame = frame = tool_format.frame
         self._heads = {frame.opening + tool.name + frame.middle: tool.name for tool in tools}
         self._ids = ids
@@ -102,8 +104,8 @@ class ForcedReader:
         self._marker = ""  # as much of what is expected as has come
         self._scanner: JsonScanner | None = None  # of the arguments that are being written
 
-    def feed(self, text: str) -> list[Delta]:
-        deltas: list[Delta] = []
+    def feed(self, text: str) -> list[ChoiceDelta]:
+        deltas: list[ChoiceDelta] = []
         at = 0
         while at < len(text):
             if self._scanner is None:
@@ -112,26 +114,26 @@ class ForcedReader:
                 at = self._read_arguments(self._scanner, text, at, deltas)
         return deltas
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ChoiceDelta]:
         return []
 
-    def _read_frame(self, text: str, at: int, deltas: list[Delta]) -> int:
+    def _read_frame(self, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
         self._marker += text[at]
         if self._marker in self._expected:
             name = self._expected[self._marker]
             self._marker, self._expected = "", {}
             if name is not None:
                 self._scanner = JsonScanner(max_depth=None)
-                deltas.append(CallPiece(self._num_calls, "", self._ids.make(self._num_calls, name), name))
+                deltas.append(ToolCallDelta(self._num_calls, "", self._ids.make(self._num_calls, name), name))
                 self._num_calls += 1
         else:
             assert any(one.startswith(self._marker) for one in self._expected), "no forced answer goes on so"
         return at + 1
 
-    def _read_arguments(self, scanner: JsonScanner, text: str, at: int, deltas: list[Delta]) -> int:
+    def _read_arguments(self, scanner: JsonScanner, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
         end = scanner.feed(text, at)
         assert not scanner.broken, "forced arguments are no JSON"
-        deltas.append(CallPiece(self._num_calls - 1, text[at:end]))
+        deltas.append(ToolCallDelta(self._num_calls - 1, text[at:end]))
         if scanner.ended:
             self._scanner, frame = None, self._frame
             more = frame.closing + frame.between

@@ -9,20 +9,28 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from holdfast.server.api.schema.requests import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ReplayBody,
-    ScoreBody,
-    TokenizeBody,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ReplayRequest,
+    ScoreRequest,
+    TokenizeRequest,
 )
-from holdfast.server.api.schema.responses import ErrorAnswer
-from holdfast.server.http.json_body import document_bodies
+from holdfast.server.api.schema.responses import ErrorResponse
 from holdfast.version import __version__
 
-_BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, ScoreBody, ReplayBody)
+_REF = "#/components/schemas/{model}"
+_BODIES = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    ScoreRequest,
+    ReplayRequest,
+)
 _ERRORS = {
     400: "A field, a prompt or a setting is wrong; the message says which and how.",
     401: "The server asks for a key, and this is none of its keys.",
@@ -61,10 +69,33 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
     )
-    document_bodies(app, [*_BODIES, ErrorAnswer])
+    document_bodies(app, [*_BODIES, ErrorResponse])
     if with_keys:
         _document_keys(app)
     return app
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """A route's `openapi_extra`: its body is this model. `document_bodies` puts the model itself into the document."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+    """Let the app's OpenAPI document hold these models and those inside them."""
+    names, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    for model in models:
+        assert names[(model, "validation")]["$ref"] == _REF.format(model=model.__name__), (
+            f"two models named {model.__name__}"
+        )
+    write = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = write()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 def responses(
@@ -82,7 +113,7 @@ def responses(
 
 def _error(description: str) -> dict[str, Any]:
     """In JSON, whatever the route gives otherwise."""
-    schema = {"$ref": f"#/components/schemas/{ErrorAnswer.__name__}"}
+    schema = {"$ref": _REF.format(model=ErrorResponse.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 

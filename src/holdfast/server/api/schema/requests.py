@@ -19,24 +19,24 @@ from holdfast.server.api.schema.field_schemas import (
 )
 from holdfast.server.http.json_body import Many
 
-Id = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-Ids = Many[Id]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+TokenIds = Many[TokenId]
 _MOST_MESSAGES = 2048  # as OpenAI has it
 _MOST_ALLOWED = 1 << 16
 
 
-class Body(BaseModel):
+class RequestModel(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = Field(None, description="Taken and ignored.")
 
 
-class Thinking(Body):
+class ThinkingFields(RequestModel):
     """What a model that thinks may be told."""
 
     think: bool | None = Field(
@@ -49,7 +49,7 @@ class Thinking(Body):
     )
 
 
-class Asking(Thinking):
+class GenerationRequest(ThinkingFields):
     """What chat and plain completions have in common."""
 
     model: str | None = Field(
@@ -71,7 +71,7 @@ class Asking(Thinking):
     n: int | None = Field(None, ge=1, le=128)
     seed: int | None = Field(None, ge=0, le=(1 << 64) - 1)
     stop: str | Many[str] | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -79,7 +79,7 @@ class Asking(Thinking):
     logit_bias: Biases | None = Field(
         None, description="Token ids, as text, and what is added to their logits."
     )
-    allowed_token_ids: Ids | None = Field(None, max_length=_MOST_ALLOWED)
+    allowed_token_ids: TokenIds | None = Field(None, max_length=_MOST_ALLOWED)
     bad_words: Many[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -94,10 +94,10 @@ class Asking(Thinking):
     response_format: ResponseFormat | None = None
 
 
-class CompletionBody(Asking):
+class CompletionRequest(GenerationRequest):
     """/v1/completions"""
 
-    prompt: str | Ids | Many[str] | Many[Ids] = Field(
+    prompt: str | TokenIds | Many[str] | Many[TokenIds] = Field(
         description="Text or token ids, one or a batch of them."
     )
     echo: bool | None = None
@@ -126,7 +126,7 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class ChatBody(Asking):
+class ChatCompletionRequest(GenerationRequest):
     """/v1/chat/completions"""
 
     messages: Many[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
@@ -156,7 +156,7 @@ class ChatBody(Asking):
     function_call: None = Field(None, description="Not supported: null only; use tool_choice.")
 
 
-class TokenizeBody(Body):
+class TokenizeRequest(RequestModel):
     """/tokenize: a text, or a conversation as the chat template writes it."""
 
     model: str | None = Field(None, max_length=1024)
@@ -168,29 +168,29 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Body):
+class DetokenizeRequest(RequestModel):
     """/detokenize"""
 
     model: str | None = Field(None, max_length=1024)
-    tokens: Ids
+    tokens: TokenIds
     skip_special_tokens: bool | None = None
 
 
-class ScoreBody(Thinking):
+class ScoreRequest(ThinkingFields):
     """/v1/score: the logprobs of a completion behind a prompt."""
 
     model: str | None = Field(None, max_length=1024)
-    prompt: str | Ids
-    completion: str | Ids
+    prompt: str | TokenIds
+    completion: str | TokenIds
     deterministic: bool | None = Field(None, description="True unless it says otherwise.")
     return_receipt: bool | None = None
 
 
-class ReplayBody(Body):
+class ReplayRequest(RequestModel):
     """/v1/replay: ask a receipt's request again and compare every bit."""
 
     receipt: dict[str, Any]
-    prompt_token_ids: Ids | None = Field(None, description="Where the receipt leaves its prompt out.")
+    prompt_token_ids: TokenIds | None = Field(None, description="Where the receipt leaves its prompt out.")
     force: bool | None = Field(None, description="Compare even where the fingerprints differ.")
 
 

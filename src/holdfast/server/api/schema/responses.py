@@ -12,44 +12,44 @@ from holdfast.core.results import Stats
 from holdfast.server.api.schema.requests import Mode
 
 
-class Answer(BaseModel):
+class ResponseModel(BaseModel):
     """A part of a response. It holds these fields and no others."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Error(Answer):
+class ErrorInfo(ResponseModel):
     message: str = Field(description="What was wrong, what was expected, what to do.")
     type: str = Field(description="The kind of error; it follows from the status.")
     param: str | None = Field(description="The field it is about.")
     code: str | None = Field(description="The error's own name, for programs.")
 
 
-class ErrorAnswer(Answer):
+class ErrorResponse(ResponseModel):
     """Every error has this shape, whatever its status."""
 
-    error: Error
+    error: ErrorInfo
 
 
-class CachedTokens(Answer):
+class PromptTokensDetails(ResponseModel):
     cached_tokens: int = Field(description="Of the prompt, those that were found in the prefix cache.")
 
 
-class Usage(Answer):
+class Usage(ResponseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: PromptTokensDetails
 
 
-class HoldfastOfOne(Answer):
+class RequestDetails(ResponseModel):
     mode: Mode = Field(description="How the answer was made: certified and verified keep the guarantee.")
     seed: int
     stats: Stats
     receipt: dict[str, Any] | None = Field(None, description="On request; see docs/receipt.schema.json.")
 
 
-class ThoughtAnswer(Answer):
+class ThoughtInfo(ResponseModel):
     """What a model that thinks wrote behind a chunk of prompt and answer. A trivial thought has no tokens."""
 
     index: int = Field(description="Of which choice.")
@@ -59,14 +59,14 @@ class ThoughtAnswer(Answer):
     token_ids: list[int]
 
 
-class HoldfastObject(HoldfastOfOne):
+class HoldfastDetails(RequestDetails):
     """How an answer was come by. Where there are several prompts: all together, and each by itself."""
 
-    requests: list[HoldfastOfOne] | None = None
-    thoughts: list[ThoughtAnswer] | None = Field(None, description="Only of a model that thinks.")
+    requests: list[RequestDetails] | None = None
+    thoughts: list[ThoughtInfo] | None = Field(None, description="Only of a model that thinks.")
 
 
-class Completed(Answer):
+class CompletionBase(ResponseModel):
     """What every completion begins with."""
 
     id: str
@@ -76,89 +76,89 @@ class Completed(Answer):
         description="The digest of all that decides bits. Same fingerprint, same bits."
     )
     usage: Usage
-    holdfast: HoldfastObject
+    holdfast: HoldfastDetails
 
 
-class TextLogprobsAnswer(Answer):
+class CompletionLogprobs(ResponseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-class TextChoice(Answer):
+class CompletionChoice(ResponseModel):
     index: int
     text: str
-    logprobs: TextLogprobsAnswer | None
+    logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
 
-class TextCompletion(Completed):
+class Completion(CompletionBase):
     object: Literal["text_completion"]
-    choices: list[TextChoice]
+    choices: list[CompletionChoice]
 
 
-class TopLogprob(Answer):
+class TopLogprob(ResponseModel):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatLogprob(TopLogprob):
+class ChatCompletionTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
-    content: list[ChatLogprob]
+class ChatCompletionLogprobs(ResponseModel):
+    content: list[ChatCompletionTokenLogprob]
     refusal: None
 
 
-class CalledFunction(Answer):
+class FunctionCall(ResponseModel):
     name: str
     arguments: str = Field(description="JSON text; cut off where the answer was.")
 
 
-class CalledTool(Answer):
+class MessageToolCall(ResponseModel):
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: FunctionCall
 
 
-class AssistantMessage(Answer):
+class ChatCompletionMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: list[MessageToolCall] | None = None
 
 
-class ChatChoiceAnswer(Answer):
+class ChatCompletionChoice(ResponseModel):
     index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None
+    message: ChatCompletionMessage
+    logprobs: ChatCompletionLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Completed):
+class ChatCompletion(CompletionBase):
     object: Literal["chat.completion"]
-    choices: list[ChatChoiceAnswer]
+    choices: list[ChatCompletionChoice]
     prompt_token_ids: list[int] | None = None
 
 
-class Tokens(Answer):
+class TokenizeResponse(ResponseModel):
     count: int
     max_model_len: int | None
     tokens: list[int]
     token_strs: list[str] | None = None
 
 
-class Detokenized(Answer):
+class DetokenizeResponse(ResponseModel):
     prompt: str
 
 
-class Score(Answer):
+class ScoreResponse(ResponseModel):
     object: Literal["holdfast.score"]
     model: str
     system_fingerprint: str
@@ -167,16 +167,16 @@ class Score(Answer):
     logprobs: list[float]
     sum: float
     usage: Usage
-    holdfast: HoldfastObject
+    holdfast: HoldfastDetails
 
 
-class ReplayDifference(Answer):
+class ReplayDifference(ResponseModel):
     choice: int
     position: int | None = Field(description="Counts the answer's tokens from 0; null: not at a token.")
     what: str
 
 
-class ReplayAnswer(Answer):
+class ReplayResponse(ResponseModel):
     object: Literal["holdfast.replay"]
     same: bool
     compared: bool = Field(description="False where the fingerprints differ and `force` was not set.")
@@ -189,15 +189,15 @@ class ReplayAnswer(Answer):
     usage: Usage | None = None
 
 
-class Health(Answer):
+class HealthResponse(ResponseModel):
     status: Literal["ok", "draining", "starting", "stuck"]
 
 
-class Version(Answer):
+class VersionResponse(ResponseModel):
     version: str
 
 
-class Model(Answer):
+class ModelInfo(ResponseModel):
     id: str
     object: Literal["model"]
     created: int
@@ -206,20 +206,20 @@ class Model(Answer):
     max_model_len: int | None
 
 
-class Models(Answer):
+class ModelList(ResponseModel):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelInfo]
 
 
-class FingerprintAnswer(Answer):
+class FingerprintInfo(ResponseModel):
     digest: str
     parts: dict[str, Any]
 
 
-class CertificateAnswer(Answer):
+class CertificateResponse(ResponseModel):
     object: Literal["holdfast.certificate"]
     determinism: str
     refusal: str | None = Field(description="Why deterministic requests are refused, where they are.")
-    fingerprint: FingerprintAnswer
+    fingerprint: FingerprintInfo
     certificate: dict[str, Any] | None
     revocation: str | None

@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.formats import HERMES
-from holdfast.server.tools.offer import Tool, ToolUse
+from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.text.chat_messages import check_messages
 
 _TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
@@ -54,7 +54,7 @@ def takes_system(template: str) -> bool:
 
 
 def describe_tools(
-    messages: Sequence[Mapping[str, Any]], use: ToolUse, template: str = ""
+    messages: Sequence[Mapping[str, Any]], use: ToolConfig, template: str = ""
 ) -> list[dict[str, Any]]:
     """The conversation for a template that does not know tools: nothing in it but roles and contents."""
     plain = _tell_calls(messages)

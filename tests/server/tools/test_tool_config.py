@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.server.tools.offer import MAX_SCHEMA_DEPTH, Tool, ToolUse, read_tools
+from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, Tool, ToolConfig, parse_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -24,25 +24,25 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def test_nothing_said_is_nothing_asked() -> None:
-    assert read_tools() == read_tools([], None, None) == ToolUse((), "none", None, True)
-    assert read_tools(None, "none", False) == ToolUse((), "none", None, False)
+    assert parse_tools() == parse_tools([], None, None) == ToolConfig((), "none", None, True)
+    assert parse_tools(None, "none", False) == ToolConfig((), "none", None, False)
 
 
 def test_tools_are_offered_unless_the_choice_is_none() -> None:
     sent = [tool("a-1", description="d", parameters=CITY, strict=True), tool("b_2", strict=None)]
-    use = read_tools(sent)
+    use = parse_tools(sent)
     assert use.choice == "auto" and not use.is_forced and use.parallel
     assert use.tools == use.offered == use.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
-    none = read_tools(sent, "none")
+    none = parse_tools(sent, "none")
     assert none.offered == none.callable == () and len(none.tools) == 2
-    required = read_tools(sent, "required", False)
+    required = parse_tools(sent, "required", False)
     assert required.is_forced and not required.parallel and required.callable == required.tools
-    named = read_tools(sent, {"type": "function", "function": {"name": "b_2"}})
+    named = parse_tools(sent, {"type": "function", "function": {"name": "b_2"}})
     assert named.is_forced and named.callable == (Tool("b_2"),) and len(named.offered) == 2
 
 
 def test_a_tool_is_shown_as_templates_expect_it() -> None:
-    (one, two) = read_tools([tool("a", description="é", parameters=CITY, strict=True), tool("b")]).tools
+    (one, two) = parse_tools([tool("a", description="é", parameters=CITY, strict=True), tool("b")]).tools
     assert one.shown() == {
         "type": "function",
         "function": {"name": "a", "description": "é", "parameters": CITY},
@@ -102,7 +102,7 @@ def test_a_schema_is_always_of_an_object() -> None:
 )
 def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refusal:
-        read_tools(sent)
+        parse_tools(sent)
     assert len(str(refusal.value)) < 300
 
 
@@ -123,21 +123,21 @@ def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
 )
 def test_what_is_wrong_with_a_choice(choice: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        read_tools([tool()], choice)
+        parse_tools([tool()], choice)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
 def test_a_choice_needs_tools(choice: Any) -> None:
     for tools in (None, []):
         with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
-            read_tools(tools, choice)
+            parse_tools(tools, choice)
 
 
 @pytest.mark.parametrize("parallel", ["false", 0, 1, []])
 def test_parallel_is_true_or_false(parallel: Any) -> None:
     with pytest.raises(InvalidRequest, match="parallel_tool_calls must be true or false"):
-        read_tools([tool()], None, parallel)
+        parse_tools([tool()], None, parallel)
 
 
 def test_a_deep_schema_that_is_allowed() -> None:
-    assert read_tools([tool(parameters=deep(MAX_SCHEMA_DEPTH // 2 - 1))]).tools[0].parameters is not None
+    assert parse_tools([tool(parameters=deep(MAX_SCHEMA_DEPTH // 2 - 1))]).tools[0].parameters is not None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Content:
+class ContentDelta:
     """More text for the client."""
 
     text: str
@@ -24,7 +24,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class CallPiece:
+class ToolCallDelta:
     """More of a call. Its first piece has the id and the name; arguments add up to the JSON the model wrote."""
 
     index: int
@@ -42,28 +42,28 @@ class CallPiece:
         return {"tool_calls": [call]}
 
 
-Delta = Content | CallPiece
+ChoiceDelta = ContentDelta | ToolCallDelta
 
 
-class AnswerReader(Protocol):
+class ToolParser(Protocol):
     """Reads one answer."""
 
-    def feed(self, text: str) -> list[Delta]:
+    def feed(self, text: str) -> list[ChoiceDelta]:
         """What is certain now that so much more of the text is known."""
         ...
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ChoiceDelta]:
         """The rest, when no more text comes."""
         ...
 
 
-class PlainReader:
+class PlainTextParser:
     """An answer that is content and nothing else."""
 
-    def feed(self, text: str) -> list[Delta]:
-        return [Content(text)] if text else []
+    def feed(self, text: str) -> list[ChoiceDelta]:
+        return [ContentDelta(text)] if text else []
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ChoiceDelta]:
         return []
 
 
@@ -85,7 +85,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ParsedMessage:
     """A whole answer. `content` is None where there is nothing but calls."""
 
     content: str | None
@@ -99,24 +99,26 @@ class Reply:
         return message
 
 
-def join_contents(deltas: Sequence[Delta]) -> list[Delta]:
+def merge_content(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
     """The same, with contents that follow each other in one: each delta is a chunk on the wire."""
-    joined: list[Delta] = []
-    for is_content, run in groupby(deltas, lambda delta: isinstance(delta, Content)):
+    joined: list[ChoiceDelta] = []
+    for is_content, run in groupby(deltas, lambda delta: isinstance(delta, ContentDelta)):
         if is_content:
-            joined.append(Content("".join(delta.text for delta in run if isinstance(delta, Content))))
+            joined.append(
+                ContentDelta("".join(delta.text for delta in run if isinstance(delta, ContentDelta)))
+            )
         else:
             joined += run
     return joined
 
 
-def add_up(deltas: Iterable[Delta]) -> Reply:
+def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
     """The answer its deltas make."""
     texts: list[str] = []
     heads: list[tuple[str, str]] = []
     arguments: list[list[str]] = []
     for delta in deltas:
-        if isinstance(delta, Content):
+        if isinstance(delta, ContentDelta):
             texts.append(delta.text)
             continue
         if delta.id is not None:
@@ -127,12 +129,12 @@ def add_up(deltas: Iterable[Delta]) -> Reply:
         ToolCall(id_, name, "".join(pieces)) for (id_, name), pieces in zip(heads, arguments, strict=True)
     )
     content = "".join(texts)
-    return Reply(content if content or not calls else None, calls)
+    return ParsedMessage(content if content or not calls else None, calls)
 
 
-def read_whole(reader: AnswerReader, text: str) -> Reply:
+def parse_text(reader: ToolParser, text: str) -> ParsedMessage:
     """An answer that is there in one piece."""
-    return add_up([*reader.feed(text), *reader.finish()])
+    return merge_deltas([*reader.feed(text), *reader.finish()])
 
 
 def finish_reason(reason: str, num_calls: int) -> str:
@@ -141,7 +143,7 @@ def finish_reason(reason: str, num_calls: int) -> str:
 
 
 @dataclass(frozen=True)
-class CallIds:
+class ToolCallIds:
     """Makes the ids of one choice's calls. `key` is the request: its prompt's tokens and its seed, say.
 
     Calls of one conversation differ in their prompts, so ids do not come back in a later turn.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.server.tools.call_json import WrittenCall, may_begin_call, read_calls
-from holdfast.server.tools.calls import CallIds, CallPiece, Content, Delta, join_contents
+from holdfast.server.tools.deltas import ChoiceDelta, ContentDelta, ToolCallDelta, ToolCallIds, merge_content
 from holdfast.server.tools.formats import ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 
@@ -41,11 +41,11 @@ class _Capture:
         return "".join((*self.lead, *self.json, *self.space, self.marker))
 
 
-class AutoReader:
+class AutoToolParser:
     """Reads one answer. `names` are the tools that may be called."""
 
     def __init__(
-        self, tool_format: ToolFormat, names: Iterable[str], ids: CallIds, *, parallel: bool = True
+        self, tool_format: ToolFormat, names: Iterable[str], ids: ToolCallIds, *, parallel: bool = True
     ) -> None:
         self._format = tool_format
         self._names = frozenset(names)
@@ -53,18 +53,18 @@ class AutoReader:
         self._parallel = parallel
         self._num_calls = 0
         self._todo: list[tuple[str, int]] = []  # texts and where to go on in them; the last is the next
-        self._deltas: list[Delta] = []
+        self._deltas: list[ChoiceDelta] = []
         self._space: list[str] = []  # white space held back, because a call may follow
         self._marker = ""  # an opening marker that has begun
         self._may_be_bare = True  # whether a call may begin here without a marker
         self._open: _Capture | None = None
 
-    def feed(self, text: str) -> list[Delta]:
+    def feed(self, text: str) -> list[ChoiceDelta]:
         self._todo.append((text, 0))
         self._run()
         return self._take_deltas()
 
-    def finish(self) -> list[Delta]:
+    def finish(self) -> list[ChoiceDelta]:
         while self._open is not None:
             if self._open.calls is None:
                 self._give_back(self._open)
@@ -76,13 +76,13 @@ class AutoReader:
         self._say(self._marker)
         self._marker = ""
         if not self._num_calls:
-            self._deltas += [Content("".join(self._space))] if self._space else []
+            self._deltas += [ContentDelta("".join(self._space))] if self._space else []
         self._space = []
         return self._take_deltas()
 
-    def _take_deltas(self) -> list[Delta]:
+    def _take_deltas(self) -> list[ChoiceDelta]:
         deltas, self._deltas = self._deltas, []
-        return join_contents(deltas)
+        return merge_content(deltas)
 
     def _run(self) -> None:
         while self._todo:
@@ -139,10 +139,10 @@ class AutoReader:
             self._marker, self._open = "", _Capture(is_bare=False)
 
     def _say(self, text: str) -> None:
-        """Content, but for the white space at its end."""
+        """ContentDelta, but for the white space at its end."""
         said = text.rstrip(_SPACE)
         if said:
-            self._deltas.append(Content("".join((*self._space, said))))
+            self._deltas.append(ContentDelta("".join((*self._space, said))))
             self._space = []
         if len(said) < len(text):
             self._space.append(text[len(said) :])
@@ -213,7 +213,7 @@ class AutoReader:
             if self._num_calls and not self._parallel:
                 break
             id_ = self._ids.make(self._num_calls, call.name)
-            self._deltas.append(CallPiece(self._num_calls, call.arguments, id_, call.name))
+            self._deltas.append(ToolCallDelta(self._num_calls, call.arguments, id_, call.name))
             self._num_calls += 1
 
 

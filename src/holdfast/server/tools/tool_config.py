@@ -1,4 +1,4 @@
-"""The tools a client offers and which of them may be called, checked. A `ToolUse` that exists is consistent.
+"""The tools a client offers and which of them may be called, checked. A `ToolConfig` that exists is consistent.
 
 Nothing is judged here that needs a grammar: whether a schema can be forced on an answer is said when it is compiled.
 """
@@ -16,7 +16,7 @@ MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 17  # of all of them together, written as JSON
 MAX_SCHEMA_DEPTH = 64
 
-ToolChoice = Literal["none", "auto", "required", "named"]
+ToolChoiceMode = Literal["none", "auto", "required", "named"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -47,11 +47,11 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class ToolUse:
+class ToolConfig:
     """What one request says about tools. `called` is the name of the tool that must be called, where one is named."""
 
     tools: tuple[Tool, ...] = ()
-    choice: ToolChoice = "none"
+    choice: ToolChoiceMode = "none"
     called: str | None = None
     parallel: bool = True
 
@@ -73,7 +73,7 @@ class ToolUse:
         return self.choice in ("required", "named")
 
 
-def read_tools(tools: object = None, choice: object = None, parallel: object = None) -> ToolUse:
+def parse_tools(tools: object = None, choice: object = None, parallel: object = None) -> ToolConfig:
     """The body's `tools`, `tool_choice` and `parallel_tool_calls`, or `InvalidRequest`. None is a field left out."""
     if parallel is not None and not isinstance(parallel, bool):
         raise InvalidRequest(f"parallel_tool_calls must be true or false, not {show(parallel)}")
@@ -83,7 +83,7 @@ def read_tools(tools: object = None, choice: object = None, parallel: object = N
         raise InvalidRequest("tool_choice needs tools; the request has none")
     if called is not None and all(tool.name != called for tool in read):
         raise InvalidRequest(f"tool_choice names {show(called)}, which is none of the tools")
-    return ToolUse(read, kind, called, parallel is not False)
+    return ToolConfig(read, kind, called, parallel is not False)
 
 
 def _read_list(tools: object) -> tuple[Tool, ...]:
@@ -178,7 +178,7 @@ def _check_text(place: str, text: object) -> None:
         raise InvalidRequest(f"{place} is no valid Unicode: it holds a lone surrogate")
 
 
-def _read_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoice, str | None]:
+def _read_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:
     if choice is None:
         return ("auto" if has_tools else "none"), None
     if choice == "none" or choice == "auto" or choice == "required":

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.server.tools.auto_calls import AutoReader
-from holdfast.server.tools.calls import CallIds, read_whole
+from holdfast.server.tools.auto_parser import AutoToolParser
+from holdfast.server.tools.deltas import ToolCallIds, parse_text
 from holdfast.server.tools.formats import HERMES
-from holdfast.server.tools.offer import ToolUse, read_tools
-from holdfast.server.tools.prompt import describe_tools, knows_tools, takes_system
+from holdfast.server.tools.template_fallback import describe_tools, knows_tools, takes_system
+from holdfast.server.tools.tool_config import ToolConfig, parse_tools
 from holdfast.text.chat_template import ChatTemplate
 
 CHATML = (
@@ -42,7 +42,7 @@ WEATHER = {
         "strict": True,
     },
 }
-USE = read_tools([WEATHER, {"type": "function", "function": {"name": "now"}}])
+USE = parse_tools([WEATHER, {"type": "function", "function": {"name": "now"}}])
 QUESTION = {"role": "user", "content": "Rome and Oslo?"}
 
 
@@ -98,7 +98,7 @@ def test_calls_and_results_become_what_people_say() -> None:
     told = describe_tools(TALK, USE, CHATML)
     assert pairs(told)[1:] == TOLD
     assert not any("tool_calls" in message or "tool_call_id" in message for message in told)
-    assert pairs(describe_tools(TALK, ToolUse(), CHATML)) == [("system", "Be brief."), *TOLD]
+    assert pairs(describe_tools(TALK, ToolConfig(), CHATML)) == [("system", "Be brief."), *TOLD]
 
 
 def test_what_the_client_sent_is_not_changed() -> None:
@@ -118,8 +118,8 @@ def test_tools_are_told_in_the_system_message() -> None:
 
 
 def test_tools_that_are_not_offered_are_not_told() -> None:
-    assert describe_tools([QUESTION], read_tools([WEATHER], "none"), CHATML) == [QUESTION]
-    named = read_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
+    assert describe_tools([QUESTION], parse_tools([WEATHER], "none"), CHATML) == [QUESTION]
+    named = parse_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
     assert "weather" in describe_tools([QUESTION], named, CHATML)[0]["content"]
 
 
@@ -149,15 +149,15 @@ def test_any_template_shows_the_conversation(name: str) -> None:
 def test_the_example_is_a_call_only_of_what_is_no_tool() -> None:
     """What the model is told to write is what the reader reads; the example itself calls nothing."""
     told = describe_tools(TALK, USE, CHATML)
-    reader = AutoReader(HERMES, ["weather"], CallIds(b""))
-    assert [one.arguments for one in read_whole(reader, told[2]["content"]).calls] == [
+    reader = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
+    assert [one.arguments for one in parse_text(reader, told[2]["content"]).calls] == [
         '{"city":  "Rome"}',
         '{"city":  "Oslo"}',
     ]
-    reader = AutoReader(HERMES, ["weather", "now"], CallIds(b""))
-    assert not read_whole(reader, told[0]["content"]).calls
-    reader = AutoReader(HERMES, ["the function's name"], CallIds(b""))
-    assert len(read_whole(reader, told[0]["content"]).calls) == 1
+    reader = AutoToolParser(HERMES, ["weather", "now"], ToolCallIds(b""))
+    assert not parse_text(reader, told[0]["content"]).calls
+    reader = AutoToolParser(HERMES, ["the function's name"], ToolCallIds(b""))
+    assert len(parse_text(reader, told[0]["content"]).calls) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_calls_of_the_wrong_shape(calls: Any, says: str) -> None:
 
 def test_arguments_may_be_an_object_or_left_out() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
-    (told,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolUse())
+    (told,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolConfig())
     assert '{"name": "f", "arguments": {"a": "é"}}' in told["content"]
     assert '{"name": "g", "arguments": {}}' in told["content"]
 

@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.http.disconnect import has_left
+from holdfast.server.http.disconnect import wait_for_disconnect
 from holdfast.server.http.request_head import MAX_HEADER_BYTES, MAX_HEADERS
 from support.raw_http import Served, Wire, served, wait_until
 
@@ -53,7 +53,7 @@ class Toy:
 
     async def wait(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        leaving = asyncio.create_task(has_left(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         while not self.may_answer.is_set() and not leaving.done():
             await asyncio.wait([leaving], timeout=0.005)
         if leaving.done():
@@ -65,7 +65,7 @@ class Toy:
     async def pour(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Streams for as long as there is a client."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        leaving = asyncio.create_task(has_left(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         while not leaving.done():
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
             self.num_sent += 1

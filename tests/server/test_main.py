@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from holdfast.server.http.descriptors import raise_descriptor_limit
+from holdfast.server.main import raise_descriptor_limit
 
 
 class Limits:

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from holdfast.server.http.disconnect import ClientLeft, until_gone
+from holdfast.server.http.disconnect import run_until_disconnect
 from support.asgi import scope_of
 
 
@@ -39,7 +39,9 @@ def test_the_result_comes_through() -> None:
 
     async def scene() -> int:
         client = Client()
-        return await until_gone(client.request(), work()) + await until_gone(client.request(), work())
+        return await run_until_disconnect(client.request(), work()) + await run_until_disconnect(
+            client.request(), work()
+        )
 
     assert run(scene()) == 14
 
@@ -50,7 +52,7 @@ def test_an_error_comes_through() -> None:
 
     async def scene() -> None:
         with pytest.raises(KeyError):
-            await until_gone(Client().request(), work())
+            await run_until_disconnect(Client().request(), work())
 
     run(scene())
 
@@ -70,8 +72,8 @@ def test_who_leaves_ends_the_work_and_its_cleanup_has_run(is_slow_to_end: bool) 
                     await asyncio.sleep(0.01)
                 noted.append("cleaned up")
 
-        with pytest.raises(ClientLeft):
-            await until_gone(client.request(), work())
+        with pytest.raises(ClientDisconnect):
+            await run_until_disconnect(client.request(), work())
         return noted
 
     assert run(scene()) == ["cleaned up"]
@@ -88,8 +90,8 @@ def test_cleanup_that_fails_says_nothing_more() -> None:
             finally:
                 raise KeyError("in the cleanup")
 
-        with pytest.raises(ClientLeft):
-            await until_gone(client.request(), work())
+        with pytest.raises(ClientDisconnect):
+            await run_until_disconnect(client.request(), work())
 
     run(scene())
 
@@ -106,7 +108,7 @@ def test_a_cancelled_caller_takes_the_work_with_it() -> None:
             finally:
                 noted.append("cleaned up")
 
-        task = asyncio.create_task(until_gone(Client().request(), work()))
+        task = asyncio.create_task(run_until_disconnect(Client().request(), work()))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

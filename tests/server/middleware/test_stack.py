@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.http.disconnect import until_gone
-from holdfast.server.http.json_body import read_model
-from holdfast.server.middleware.stack import guard
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.middleware.stack import add_middleware
 from support.raw_http import Reply, Served, served, wait_until
 
 KEY = "the-key"
@@ -42,17 +42,17 @@ class Scenes:
         self.app.get("/fail")(self.fail)
         self.app.get("/fail-late")(self.fail_late)
         self.app.get("/")(self.health)
-        guard(self.app, config)
+        add_middleware(self.app, config)
 
     async def health(self) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def note(self, request: Request) -> Response:
-        body = await read_model(request, Note)
+        body = await read_body(request, Note)
         return JSONResponse({"length": len(body.text), "id": request.state.request_id})
 
     async def wait(self, request: Request) -> Response:
-        await read_model(request, Note)
+        await read_body(request, Note)
 
         async def work() -> None:
             self.begun.append("wait")
@@ -61,7 +61,7 @@ class Scenes:
             finally:
                 self.cleaned.append("wait")
 
-        await until_gone(request, work())
+        await run_until_disconnect(request, work())
         raise AssertionError
 
     async def stream(self) -> Response:

@@ -44,7 +44,7 @@ def test_every_operation_says_what_it_takes_and_gives(document: dict[str, Any]) 
             assert response["description"] and response["content"], (path, status)
             if status not in ("200", "503"):
                 schema = response["content"]["application/json"]["schema"]
-                assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
+                assert schema == {"$ref": "#/components/schemas/ErrorResponse"}, (path, status)
         assert "default" in one["responses"] and "422" not in one["responses"], path
         if method == "post":
             reference = one["requestBody"]["content"]["application/json"]["schema"]["$ref"]

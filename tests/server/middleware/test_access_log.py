@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from holdfast.server.errors import ApiError
-from holdfast.server.http.disconnect import ClientLeft
 from holdfast.server.middleware.access_log import AccessLogMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
 from support.asgi import ask
@@ -23,7 +22,7 @@ async def item(request: Request, name: str) -> str:
     if name == "none":
         raise ApiError(404, "none", code="no_such_item")
     if name == "left":
-        raise ClientLeft
+        raise ClientDisconnect
     return name
 
 

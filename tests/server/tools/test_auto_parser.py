@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.server.tools import auto_calls
-from holdfast.server.tools.auto_calls import AutoReader
-from holdfast.server.tools.calls import CallIds, CallPiece, Content, Reply, add_up, read_whole
+from holdfast.server.tools import auto_parser
+from holdfast.server.tools.auto_parser import AutoToolParser
+from holdfast.server.tools.deltas import (
+    ContentDelta,
+    ParsedMessage,
+    ToolCallDelta,
+    ToolCallIds,
+    merge_deltas,
+    parse_text,
+)
 from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 
@@ -23,21 +30,21 @@ F_CALL = ("f", '{"a": 1}')
 G_CALL = ("get_weather", '{"city": "<tool_call>{\\"x\\"} [TOOL_CALLS] </tool_call>"}')
 
 
-def open_reader(tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> AutoReader:
-    return AutoReader(tool_format, NAMES, CallIds(b"key"), parallel=parallel)
+def open_reader(tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> AutoToolParser:
+    return AutoToolParser(tool_format, NAMES, ToolCallIds(b"key"), parallel=parallel)
 
 
-def read(text: str, tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> Reply:
-    return read_whole(open_reader(tool_format, parallel=parallel), text)
+def read(text: str, tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> ParsedMessage:
+    return parse_text(open_reader(tool_format, parallel=parallel), text)
 
 
-def read_pieces(pieces: Sequence[str], tool_format: ToolFormat = HERMES) -> Reply:
+def read_pieces(pieces: Sequence[str], tool_format: ToolFormat = HERMES) -> ParsedMessage:
     reader = open_reader(tool_format)
     fed = [delta for piece in pieces for delta in reader.feed(piece)]
-    return add_up([*fed, *reader.finish()])
+    return merge_deltas([*fed, *reader.finish()])
 
 
-def said(reply: Reply) -> tuple[str | None, list[tuple[str, str]]]:
+def said(reply: ParsedMessage) -> tuple[str | None, list[tuple[str, str]]]:
     return reply.content, [(call.name, call.arguments) for call in reply.calls]
 
 
@@ -155,26 +162,26 @@ def test_nothing_is_lost_and_nothing_said_twice(first: str, rest: list[tuple[tup
 
 def test_content_is_not_kept_waiting() -> None:
     reader = open_reader()
-    assert reader.feed("Hello") == [Content("Hello")]
+    assert reader.feed("Hello") == [ContentDelta("Hello")]
     assert reader.feed(" ") == []  # a call may follow
-    assert reader.feed("you <") == [Content(" you")]
-    assert reader.feed("b>") == [Content(" <b>")]
+    assert reader.feed("you <") == [ContentDelta(" you")]
+    assert reader.feed("b>") == [ContentDelta(" <b>")]
     assert reader.feed(" <tool_") == []
     assert reader.feed(f"call>{F}</tool_call") == []
     (call,) = reader.feed(">")
-    assert isinstance(call, CallPiece) and (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
+    assert isinstance(call, ToolCallDelta) and (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
     assert reader.feed("\n") == reader.finish() == []
 
 
 def test_a_json_answer_is_not_kept_waiting() -> None:
     reader = open_reader(LLAMA3)
-    assert reader.feed('{"an') == [Content('{"an')]
-    assert open_reader(LLAMA3).feed("[1") == [Content("[1")]
+    assert reader.feed('{"an') == [ContentDelta('{"an')]
+    assert open_reader(LLAMA3).feed("[1") == [ContentDelta("[1")]
     assert open_reader(LLAMA3).feed('{"name": "Al') == []
 
 
 def test_a_call_without_a_closing_marker_is_told_at_once() -> None:
-    assert [type(delta) for delta in open_reader(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [CallPiece]
+    assert [type(delta) for delta in open_reader(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [ToolCallDelta]
 
 
 @pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
@@ -231,14 +238,14 @@ def test_time_is_linear(monkeypatch: pytest.MonkeyPatch, tool_format: ToolFormat
             looked_at += end - start + 1
             return end
 
-    class Capture(auto_calls._Capture):
+    class Capture(auto_parser._Capture):
         def text(self) -> str:
             nonlocal looked_at
             looked_at += len(super().text())
             return super().text()
 
-    monkeypatch.setattr(auto_calls, "JsonScanner", Counting)
-    monkeypatch.setattr(auto_calls, "_Capture", Capture)
+    monkeypatch.setattr(auto_parser, "JsonScanner", Counting)
+    monkeypatch.setattr(auto_parser, "_Capture", Capture)
     reply = read(text, tool_format)
     assert looked_at <= 5 * len(text)
     if not reply.calls:

@@ -1,0 +1,74 @@
+"""The two kinds of response body: a JSON object, and a stream of server-sent events (SSE).
+
+JSON is encoded by msgspec: several times as fast as the standard library, and it refuses NaN.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from holdfast.server.errors import ApiError, internal_error
+from holdfast.server.http.disconnect import race_disconnect
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
+_encoder = msgspec.json.Encoder()
+
+
+class JSONResponse(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _encoder.encode(content)
+
+
+def sse_event(data: Any, name: str | None = None) -> bytes:
+    """One server-sent event with JSON data."""
+    head = b"data: " if name is None else b"event: %b\ndata: " % name.encode()
+    return head + _encoder.encode(data) + b"\n\n"
+
+
+class EventStreamResponse(Response):
+    """Sends events, then closes `resources`, however the stream ends.
+
+    Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client disconnects, not at the
+    next event. It reports an error after the first event as an event, because the status has already been sent.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], resources: AsyncExitStack) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._resources = resources
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with contextlib.suppress(
+            ApiError, ClientDisconnect
+        ):  # already sent as an event, or no client to tell
+            async with self._resources:
+                await race_disconnect(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for event in self._events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except ApiError as error:
+            await send(_last(sse_event(error.body()) + DONE))
+            raise
+        except Exception:
+            await send(_last(sse_event(internal_error().body()) + DONE))
+            raise
+        await send(_last(b""))
+
+
+def _last(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": False}

@@ -1,0 +1,98 @@
+"""Answers in OpenAI's shape, and ids that are the same twice."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.server.tools.deltas import (
+    ChoiceDelta,
+    ContentDelta,
+    ParsedMessage,
+    PlainTextParser,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallIds,
+    finish_reason,
+    merge_content,
+    merge_deltas,
+    parse_text,
+)
+
+
+def test_deltas_add_up() -> None:
+    deltas: list[ChoiceDelta] = [
+        ContentDelta("a"),
+        ToolCallDelta(0, "", "id0", "f"),
+        ToolCallDelta(0, '{"x"'),
+        ToolCallDelta(0, ": 1}"),
+        ToolCallDelta(1, "{}", "id1", "g"),
+        ContentDelta(" b"),
+    ]
+    assert merge_deltas(deltas) == ParsedMessage(
+        "a b", (ToolCall("id0", "f", '{"x": 1}'), ToolCall("id1", "g", "{}"))
+    )
+
+
+def test_content_is_null_only_beside_calls() -> None:
+    assert merge_deltas([]).body() == {"role": "assistant", "content": "", "refusal": None}
+    call = ToolCall("id", "f", "{}")
+    assert merge_deltas([ToolCallDelta(0, "{}", "id", "f")]).body() == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [{"id": "id", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    assert ParsedMessage("x", (call,)).body()["content"] == "x"
+
+
+def test_pieces_on_the_wire() -> None:
+    assert ContentDelta("x").body() == {"content": "x"}
+    assert ToolCallDelta(2, "{}").body() == {"tool_calls": [{"index": 2, "function": {"arguments": "{}"}}]}
+    (first,) = ToolCallDelta(2, "", "id", "f").body()["tool_calls"]
+    assert first == {"index": 2, "id": "id", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+
+def test_openai_s_own_types_take_the_bodies() -> None:
+    chat: Any = pytest.importorskip("openai.types.chat")
+    reply = ParsedMessage(None, (ToolCall("id", "f", "{}"),))
+    message = chat.ChatCompletionMessage.model_validate(reply.body(), strict=True)
+    assert message.tool_calls[0].function.name == "f"
+    delta_type = pytest.importorskip("openai.types.chat.chat_completion_chunk").ChoiceDelta
+    for piece in (ContentDelta("x"), ToolCallDelta(0, "{", "id", "f"), ToolCallDelta(0, "}")):
+        delta_type.model_validate(piece.body(), strict=True)
+
+
+def test_contents_that_follow_each_other_are_joined() -> None:
+    call = ToolCallDelta(0, "{}", "id", "f")
+    assert merge_content([ContentDelta("a"), ContentDelta("b"), call, ContentDelta("c")]) == [
+        ContentDelta("ab"),
+        call,
+        ContentDelta("c"),
+    ]
+    assert merge_content([]) == []
+
+
+def test_a_plain_answer_is_its_text() -> None:
+    assert parse_text(PlainTextParser(), "<tool_call>{}") == ParsedMessage("<tool_call>{}")
+    assert PlainTextParser().feed("") == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_calls", "told"),
+    [("stop", 0, "stop"), ("stop", 2, "tool_calls"), ("length", 1, "length"), ("abort", 1, "abort")],
+)
+def test_finish_reasons(reason: str, num_calls: int, told: str) -> None:
+    assert finish_reason(reason, num_calls) == told
+
+
+def test_ids_are_a_function_of_the_request_and_the_place() -> None:
+    made = ToolCallIds(b"key").make(0, "f")
+    assert made == ToolCallIds(b"key").make(0, "f") == "call_83c8d55748df9d4d59ea8046"
+    others = [
+        ToolCallIds(b"kez").make(0, "f"),
+        ToolCallIds(b"key", 1).make(0, "f"),
+        ToolCallIds(b"key").make(1, "f"),
+    ]
+    assert len({made, *others, ToolCallIds(b"key").make(0, "g")}) == 5
+    short = ToolCallIds(b"key", short=True).make(0, "f")
+    assert len(short) == 9 and short.isalnum()
