@@ -21,7 +21,7 @@ from holdfast.bench.peers import GOALS, VLLM
 from holdfast.cli.main import app
 from holdfast.core.results import Choice, Result, Stats
 from holdfast.errors import ConfigError, EngineStopped
-from holdfast.models.shapes import named_config
+from holdfast.models.shapes import published_config
 
 TINY = replace(settings_for("tiny"), dtype="fp32")
 
@@ -188,7 +188,7 @@ def test_kernels_are_told_apart_by_name(name: str, kind: str) -> None:
 
 
 def test_the_floor_of_a_step_is_its_weights_and_its_keys() -> None:
-    config = named_config("llama-3.1-8b")
+    config = published_config("llama-3.1-8b")
     assert floor_ms(config, 1, 0, 2) == pytest.approx(3.5, abs=0.1)
     per_sequence = floor_ms(config, 1, 640, 2) - floor_ms(config, 0, 640, 2)
     assert per_sequence == pytest.approx(0.0195, abs=0.001)

@@ -101,7 +101,7 @@ def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
         *(
             "text/tokenizer.py",
             "text/gguf_tokenizer.py",
-            "text/token_text.py",
+            "text/bytewise.py",
             "engine/input_processor.py",
         ),
     ],

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from holdfast.core.structured_output import MAX_FORM_CHARS
+from holdfast.core.structured_output import MAX_GRAMMAR_CHARS
 
 QUICK = ("--max-tokens", "6", "--ignore-eos", "--raw")
 SCHEMA = {
@@ -191,5 +191,5 @@ def test_a_form_in_a_file_that_is_no_text(holdfast, model, tmp_path):
     result = holdfast("generate", "the dog", "-m", model, "--json-schema", file)
     assert result.exit_code == 2
     assert "is no valid UTF-8" in result.stderr
-    file.write_text("[" * (MAX_FORM_CHARS + 9))
+    file.write_text("[" * (MAX_GRAMMAR_CHARS + 9))
     assert "too large" in holdfast("generate", "the dog", "-m", model, "--json-schema", file).stderr

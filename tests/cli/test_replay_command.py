@@ -12,7 +12,7 @@ from holdfast import LLM, SamplingParams
 from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.receipt import plain_digest
+from holdfast.receipts.receipt import digest_logprobs
 from support import receipts
 from support.tiny import tiny_model
 
@@ -72,7 +72,7 @@ def tampered(made, position):
     receipt = copy.deepcopy(made)
     choice = receipt["choices"][0]
     choice["token_ids"][position] = 300 if choice["token_ids"][position] != 300 else 301
-    choice["logprobs"]["digest"] = plain_digest(choice["token_ids"], choice["logprobs"]["bits"])
+    choice["logprobs"]["digest"] = digest_logprobs(choice["token_ids"], choice["logprobs"]["bits"])
     return receipt
 
 

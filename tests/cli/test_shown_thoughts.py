@@ -11,7 +11,7 @@ from holdfast.cli import thoughts
 from holdfast.cli.prompt_text import TokenText
 from holdfast.cli.thoughts import NewThoughts, Writer, spell
 from holdfast.core.results import Thought
-from holdfast.text.byte_tokenizer import byte_tokenizer
+from holdfast.text.tokenizer import byte_tokenizer
 from support.fake_server import FakeServer
 from support.thinking_models import thinker_folder
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.structured_output import MAX_CHOICES, MAX_FORM_CHARS, StructuredOutput
+from holdfast.core.structured_output import MAX_CHOICES, MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
 DEEP = '{"a":' * 100_000
@@ -34,13 +34,13 @@ BAD: dict[str, list[Any]] = {
         {"a": math.nan},
         {"a": LOOP},
         DEEP,
-        json.dumps({"a": "x" * MAX_FORM_CHARS}),
-        {"a": "x" * MAX_FORM_CHARS},
+        json.dumps({"a": "x" * MAX_GRAMMAR_CHARS}),
+        {"a": "x" * MAX_GRAMMAR_CHARS},
     ],
     "json_object": [1, "true", [True]],
-    "regex": [3, b"a", ["a"], True, "x" * (MAX_FORM_CHARS + 1)],
-    "choice": ["yes", [], [""], ["a", 3], 3, True, ["x"] * (MAX_CHOICES + 1), ["x" * MAX_FORM_CHARS, "y"]],
-    "lark": [3, b"start", {"start": "a"}, "x" * (MAX_FORM_CHARS + 1)],
+    "regex": [3, b"a", ["a"], True, "x" * (MAX_GRAMMAR_CHARS + 1)],
+    "choice": ["yes", [], [""], ["a", 3], 3, True, ["x"] * (MAX_CHOICES + 1), ["x" * MAX_GRAMMAR_CHARS, "y"]],
+    "lark": [3, b"start", {"start": "a"}, "x" * (MAX_GRAMMAR_CHARS + 1)],
 }
 
 
@@ -107,8 +107,8 @@ def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
 
 
 def test_the_largest_forms_are_allowed() -> None:
-    StructuredOutput(regex="x" * MAX_FORM_CHARS)
-    StructuredOutput(choice=["x" * (MAX_FORM_CHARS // MAX_CHOICES)] * MAX_CHOICES)
+    StructuredOutput(regex="x" * MAX_GRAMMAR_CHARS)
+    StructuredOutput(choice=["x" * (MAX_GRAMMAR_CHARS // MAX_CHOICES)] * MAX_CHOICES)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from holdfast.engine.replay import compare, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
 from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import parse_receipt
-from holdfast.receipts.receipt import LogprobBits, PromptBits, Receipt, logprob_bits, plain_digest
+from holdfast.receipts.receipt import LogprobBits, PromptLogprobBits, Receipt, digest_logprobs, logprob_bits
 from support.receipts import ask, receipt_of
 
 PROMPT = "the quick brown fox"
@@ -71,7 +71,7 @@ def test_a_changed_token_is_found_where_it_is(auto_llm: LLM) -> None:
     (choice,) = made["choices"]
     right = choice["token_ids"][7]
     choice["token_ids"][7] = wrong = 65 if right != 65 else 66
-    choice["logprobs"]["digest"] = plain_digest(choice["token_ids"], choice["logprobs"]["bits"])
+    choice["logprobs"]["digest"] = digest_logprobs(choice["token_ids"], choice["logprobs"]["bits"])
     difference = replay(auto_llm, parse_receipt(made)).difference
     assert difference is not None
     assert (difference.choice, difference.position) == (0, 7)
@@ -148,7 +148,7 @@ def bits(index: int, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Lo
 
 
 def scored(first: int, *bits: str, digest: str = "") -> Receipt:
-    return replace(BASE, prompt_logprobs=PromptBits(first, LogprobBits(bits, digest)))
+    return replace(BASE, prompt_logprobs=PromptLogprobBits(first, LogprobBits(bits, digest)))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def left_after(made: dict[str, Any], params: SamplingParams, num_tokens: int, ll
     (answer,) = made["choices"]
     ids, bits = answer["token_ids"][:num_tokens], answer["logprobs"]["bits"][:num_tokens]
     digest = (
-        plain_digest(ids, bits)
+        digest_logprobs(ids, bits)
         if result.logprobs is None
         else logprob_bits(result.logprobs[:num_tokens]).digest
     )
@@ -303,7 +303,7 @@ def test_a_score_that_was_left(auto_llm: LLM) -> None:
     left = {**made, "choices": [{**choice, "finish_reason": "abort"}]}
     assert said_of(auto_llm, left) == "expected the end to be 'abort', got 'length'"
     first, bits = made["prompt_logprobs"]["first"], made["prompt_logprobs"]["bits"][:2]
-    digest = plain_digest(made["prompt"]["token_ids"][first : first + 2], bits)
+    digest = digest_logprobs(made["prompt"]["token_ids"][first : first + 2], bits)
     for part in ({"first": first, "bits": bits, "digest": digest}, None):
         again = replay(auto_llm, parse_receipt({**left, "prompt_logprobs": part}))
         assert again.same, again.difference

@@ -15,7 +15,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.shapes import named_config
+from holdfast.models.shapes import published_config
 from holdfast.worker.model_runner import ModelRunner
 
 HAS_GPU = torch.cuda.is_available()
@@ -33,7 +33,7 @@ def config_of(shape: str) -> DecoderConfig:
             vocab_size=1024,
             torch_dtype="bfloat16" if HAS_GPU else "float32",
         )
-    return named_config(shape)
+    return published_config(shape)
 
 
 def open_engine(shape: str = "tiny", **settings: Any) -> Engine:

@@ -7,7 +7,7 @@ import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
 
 from holdfast.certification.split_k import GemmShape, choose_slices, library_multiply
-from holdfast.models.shapes import named_config, product_shapes
+from holdfast.models.shapes import gemm_shapes, published_config
 from holdfast.numerics.ops import Backend
 
 SHAPES = [(6144, 4096), (4096, 14336), (960, 576), (1024, 3072)] if HAS_GPU else [(48, 64)]
@@ -91,7 +91,7 @@ def test_rows_are_their_own_in_the_reference_form(
 def test_every_product_of_a_model_has_a_recipe_that_is_one_class(model: str, device: torch.device) -> None:
     shapes = [
         GemmShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
-        for name, outputs, inputs, has_bias in product_shapes(named_config(model))
+        for name, outputs, inputs, has_bias in gemm_shapes(published_config(model))
     ]
     about = {"for": "a test", "some": len(SOME_TOTALS)}
     choices = choose_slices(

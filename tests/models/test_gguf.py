@@ -16,8 +16,7 @@ from holdfast.models.config import parse_config
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.gguf.types import STORED
-from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
-from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.models.rope import FactorsRope, LinearRope, YarnRope, rope_frequencies
 from models.gguf_writer import QUANTS, write_gguf
 from models.tiny import tiny_config, tiny_model
 

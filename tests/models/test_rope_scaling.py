@@ -4,7 +4,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.config import parse_config
-from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.models.rope import rope_frequencies
 from models.tiny import tiny_config
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -5,10 +5,10 @@ import torch
 
 from holdfast.bench.tiny import tiny_config
 from holdfast.errors import ModelNotFound
+from holdfast.models.checkpoint import expected_tensors
 from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.families import expected_tensors
-from holdfast.models.shapes import SHAPE_NAMES, named_config, product_shapes
+from holdfast.models.shapes import SHAPE_NAMES, gemm_shapes, published_config
 from holdfast.numerics.select_backend import open_backend
 
 # As published, embeddings included and tied ones counted once.
@@ -23,13 +23,13 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("name", SHAPE_NAMES)
 def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
-    shapes = expected_tensors(named_config(name)).values()
+    shapes = expected_tensors(published_config(name)).values()
     assert sum(torch.Size(shape).numel() for shape in shapes) == PARAMETERS[name]
 
 
 def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(ModelNotFound, match="known are llama"):
-        named_config("llama-9b")
+        published_config("llama-9b")
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}])
@@ -46,4 +46,4 @@ def test_products_are_those_of_the_decoder(changes: dict[str, bool]) -> None:
         )
         for one in decoder.linears()
     }
-    assert found == set(product_shapes(config))
+    assert found == set(gemm_shapes(config))

@@ -20,11 +20,10 @@ from holdfast.engine.replay import fingerprint_of
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
-from holdfast.models.rope_parameters import FactorsRope, LinearRope, YarnRope
+from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics.select_backend import open_backend
+from holdfast.receipts.engine_fingerprint import FingerprintTask, config_parts, digest_weights, library_parts
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.fingerprint_parts import config_parts, library_parts
-from holdfast.receipts.weights_hasher import Fingerprinter, digest_weights
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 
 
@@ -360,7 +359,7 @@ class Slow:
 
 def test_hashing_waits_for_nobody_and_get_waits_for_hashing(folder: Path) -> None:
     slow = Slow(open_checkpoint(folder))
-    maker = Fingerprinter(slow, lambda: {"more": 1})  # type: ignore[arg-type]
+    maker = FingerprintTask(slow, lambda: {"more": 1})  # type: ignore[arg-type]
     assert slow.threads <= {"holdfast-fingerprint"}
     threading.Timer(0.2, slow.let.set).start()
     made = maker.get()
@@ -373,7 +372,7 @@ def test_what_fails_is_told_to_whoever_asks(folder: Path, monkeypatch: pytest.Mo
     slow.let.set()
     monkeypatch.setattr(slow, "names", lambda: ("model.norm.weight", "broken"))
     monkeypatch.setattr(slow, "shape", lambda name: (1,))
-    maker = Fingerprinter(slow, dict)  # type: ignore[arg-type]
+    maker = FingerprintTask(slow, dict)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
             maker.get()

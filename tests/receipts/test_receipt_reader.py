@@ -15,7 +15,7 @@ from holdfast import SamplingParams
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import MAX_BYTES, read_receipt
-from holdfast.receipts.receipt import plain_digest
+from holdfast.receipts.receipt import digest_logprobs
 from support.receipts import receipt_of
 
 GOOD = receipt_of(SamplingParams(deterministic=True, n=2, prompt_logprobs=0), (4, 5), (6, 7), scored=1)
@@ -199,7 +199,7 @@ def test_a_score_may_begin_anywhere_and_ends_with_its_prompt() -> None:
 def test_who_left_while_the_prompt_was_read_has_part_of_its_logprobs() -> None:
     left = {"token_ids": [], "finish_reason": "abort", "logprobs": {"bits": [], "digest": digest_of([])}}
     bits = GOOD["prompt_logprobs"]["bits"][:1]
-    part = {"first": 1, "bits": bits, "digest": plain_digest([2], bits)}
+    part = {"first": 1, "bits": bits, "digest": digest_logprobs([2], bits)}
     for scores in (None, part, GOOD["prompt_logprobs"]):
         read_receipt(json.dumps({**GOOD, "choices": [left, left], "prompt_logprobs": scores}))
     read_receipt(json.dumps({**GOOD, "mode": "none", "choices": [left, left]}))

@@ -11,9 +11,9 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.sandbox.grammar_sandbox import GrammarSandbox
 from holdfast.structured import compiler as grammar_compiler
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.structured.grammar_sandbox import GrammarSandbox
 from holdfast.structured.spec import write_grammar
 from support.grammar_walks import BYTE_EOS, BYTE_VOCAB, byte_bench, needs_llguidance
 

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.sandbox.grammar_sandbox import GrammarLimits
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.structured.grammar_sandbox import GrammarLimits
 from support.grammar_walks import BENCHES, BenchMaker, byte_bench, needs_llguidance
 
 pytestmark = needs_llguidance

@@ -16,7 +16,7 @@ from holdfast.sandbox.grammar_worker import open_trie
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.vocabulary import read_vocabulary
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
-from holdfast.text.tokenizer_parts import TokenizerParts
+from holdfast.text.tokenizer_data import TokenizerData
 from support.grammar_walks import BENCHES, BenchMaker, needs_llguidance
 from support.tiny import write_tokenizer
 
@@ -118,4 +118,4 @@ def test_a_tokenizer_that_is_not_byte_wise_is_refused() -> None:
     backend = Backend(WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     with pytest.raises(InvalidRequest, match="token by token"):
-        read_vocabulary(Tokenizer(TokenizerParts(backend, 3, lambda: b"")), 3, frozenset({0}))
+        read_vocabulary(Tokenizer(TokenizerData(backend, 3, lambda: b"")), 3, frozenset({0}))

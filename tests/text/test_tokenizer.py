@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.sentencepiece_merges import rebuild_merges
+from holdfast.text.gguf_tokenizer import rebuild_merges
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 CORPUS = [

@@ -12,7 +12,7 @@ from holdfast.certification.split_k import (
     library_multiply,
 )
 from holdfast.models.config import DecoderConfig
-from holdfast.models.shapes import product_shapes
+from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.settings import NumericSettings
 from holdfast.version import __version__
 from holdfast.worker.device import device_parts
@@ -33,7 +33,7 @@ def choose_recipes(
     """How K is cut in every product of a model of this shape; asked once and kept, or anew."""
     shapes = [
         GemmShape(name, rows, width, wide=has_bias or name == "head", is_head=name == "head")
-        for name, rows, width, has_bias in product_shapes(model)
+        for name, rows, width, has_bias in gemm_shapes(model)
     ]
     about = {
         "holdfast": __version__,

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from holdfast.errors import InvalidRequest
 
-MAX_FORM_CHARS = 1 << 18
+MAX_GRAMMAR_CHARS = 1 << 18
 MAX_CHOICES = 1024
 
-FormKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
+StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class StructuredOutput:
             put(self, "choice", _choices(self.choice))
         elif not isinstance(getattr(self, kind), str) or not getattr(self, kind):
             raise InvalidRequest(f"{kind} must be a text that is not empty, not {getattr(self, kind)!r:.80}")
-        if sum(map(len, self.texts)) > MAX_FORM_CHARS:
-            raise InvalidRequest(f"the {kind} is too large: more than {MAX_FORM_CHARS} characters")
+        if sum(map(len, self.texts)) > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest(f"the {kind} is too large: more than {MAX_GRAMMAR_CHARS} characters")
 
     @property
-    def kind(self) -> FormKind:
+    def kind(self) -> StructuredOutputKind:
         if self.json_schema is not None:
             return "json_schema"
         if self.json_object:
@@ -75,8 +75,8 @@ def _schema_text(schema: object) -> str:
             text = json.dumps(schema, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the JSON schema cannot be written as JSON: {error}") from error
-    if len(text) > MAX_FORM_CHARS:
-        raise InvalidRequest(f"the JSON schema is too large: more than {MAX_FORM_CHARS} characters")
+    if len(text) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(f"the JSON schema is too large: more than {MAX_GRAMMAR_CHARS} characters")
     try:
         parsed = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

@@ -34,9 +34,8 @@ from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings, apply_numeric_settings
-from holdfast.receipts.fingerprint_parts import engine_parts
-from holdfast.receipts.receipt import Receipts
-from holdfast.receipts.weights_hasher import Fingerprinter
+from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
+from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
@@ -99,7 +98,7 @@ def assemble(
             parse_bytes(config.kv_memory), model, dtype, backend.page_size, thinks=thinking is not None
         )
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
-    fingerprinter = Fingerprinter(
+    fingerprinter = FingerprintTask(
         checkpoint,
         lambda: engine_parts(
             model,
@@ -135,7 +134,7 @@ def assemble(
         max_thought=0 if thinking is None else thinking.max_thought,
         thought_end=-1 if thinking is None else thinking.end_id,
     )
-    receipts = Receipts(fingerprinter, config.model)
+    receipts = ReceiptFactory(fingerprinter, config.model)
     grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
     return Engine(scheduler, runner, tokenizer, asked, certificate, grammars, receipts)
 

@@ -8,9 +8,8 @@ from holdfast.errors import ConfigError
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.safetensors import read_config
-from holdfast.models.shapes import named_config
-from holdfast.text.byte_tokenizer import byte_tokenizer
-from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from holdfast.models.shapes import published_config
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 
 
 def open_dummy(model: str | None, device: torch.device) -> DummyCheckpoint:
@@ -33,4 +32,4 @@ def dummy_tokenizer(model: str | None, chat_template: str | None) -> Tokenizer:
 
 def _config_of(model: str) -> DecoderConfig:
     folder = Path(model).expanduser()
-    return read_config(folder) if folder.is_dir() else named_config(model)
+    return read_config(folder) if folder.is_dir() else published_config(model)

@@ -27,7 +27,7 @@ from holdfast.engine.result_collector import ResultCollector
 from holdfast.engine.tracer import Tracer
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.receipt import Receipts
+from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.text.detokenizer import Detokenizer
@@ -91,7 +91,7 @@ class Engine:
         limits: Limits,
         certificate: Certificate | None,
         grammars: Grammars,
-        receipts: Receipts,
+        receipts: ReceiptFactory,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner

@@ -19,13 +19,13 @@ from holdfast.receipts.fingerprint import Fingerprint, digest_of
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
     LogprobBits,
-    PromptBits,
+    PromptLogprobBits,
     Receipt,
     ReceiptChoice,
-    Receipts,
-    is_cut_in_prompt,
+    ReceiptFactory,
+    digest_logprobs,
+    is_aborted_in_prefill,
     logprob_bits,
-    plain_digest,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Replay:
 def fingerprint_of(llm: "LLM") -> Fingerprint:
     """The engine's own; waits for it where the weights are still being hashed."""
     receipts = llm.engine.receipts
-    assert isinstance(receipts, Receipts), "an engine that was built makes receipts"
+    assert isinstance(receipts, ReceiptFactory), "an engine that was built makes receipts"
     return receipts.fingerprint
 
 
@@ -137,23 +137,23 @@ def _first_tokens(choice: ReceiptChoice, answer: Choice, num_tokens: int) -> Rec
         logprobs = logprob_bits(answer.logprobs[:num_tokens])
     elif logprobs is not None:
         bits = logprobs.bits[:num_tokens]
-        logprobs = LogprobBits(bits, plain_digest(ids, bits))
+        logprobs = LogprobBits(bits, digest_logprobs(ids, bits))
     return ReceiptChoice(ids, "abort", logprobs, choice.thoughts)
 
 
-def _cut_scores(expected: Receipt, got: Receipt, result: Result) -> PromptBits | None:
+def _cut_scores(expected: Receipt, got: Receipt, result: Result) -> PromptLogprobBits | None:
     """A score begins behind its prompt, a replay of it at the first token. Who left while the prompt was read has fewer."""
     one, other = expected.prompt_logprobs, got.prompt_logprobs
     if other is None:
         return None
     first = other.first if one is None else max(one.first, other.first)
-    stop = _reach(one) if is_cut_in_prompt(expected.choices) else _reach(other)
+    stop = _reach(one) if is_aborted_in_prefill(expected.choices) else _reach(other)
     scores = [score for score in result.prompt_logprobs or () if score is not None]
     kept = scores[first - other.first : max(0, stop - other.first)]
-    return PromptBits(first, logprob_bits(kept)) if kept else None
+    return PromptLogprobBits(first, logprob_bits(kept)) if kept else None
 
 
-def _reach(scores: PromptBits | None) -> int:
+def _reach(scores: PromptLogprobBits | None) -> int:
     """The position behind the last token of the prompt that has a logprob; 0 if none has."""
     return 0 if scores is None else scores.first + len(scores.logprobs.bits)
 
@@ -212,7 +212,7 @@ def _told(thought: tuple[int, ThoughtIds] | None) -> str:
     return "none" if thought is None else f"{list(thought[1])} behind chunk {thought[0]}"
 
 
-def _compare_prompts(one: PromptBits | None, other: PromptBits | None) -> str | None:
+def _compare_prompts(one: PromptLogprobBits | None, other: PromptLogprobBits | None) -> str | None:
     """What differs in the prompt's own logprobs."""
     if one is None or other is None:
         if one is other:

@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from holdfast.errors import UnsupportedModel
 from holdfast.models.fields import Fields, read_bool, read_float, read_ids, read_int, read_str, refuse
-from holdfast.models.rope_parameters import MAX_CONTEXT, RopeScaling, parse_rope
+from holdfast.models.rope import MAX_CONTEXT, RopeScaling, parse_rope
 
 FamilyName = Literal["llama", "mistral", "qwen2", "qwen3"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
-from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_kv
 from holdfast.numerics.ops import Backend, Linear

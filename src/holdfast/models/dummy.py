@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdfast.models.checkpoint import RawTensor
+from holdfast.models.checkpoint import RawTensor, expected_tensors
 from holdfast.models.config import DecoderConfig
-from holdfast.models.families import expected_tensors
 
 _TWIN = 1e-7
 

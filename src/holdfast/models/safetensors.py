@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
-from holdfast.models.checkpoint import RawTensor
+from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.config import DecoderConfig, parse_config
-from holdfast.models.families import Shape, expected_tensors, require_tensors
 from holdfast.models.fields import read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

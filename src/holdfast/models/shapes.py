@@ -91,14 +91,14 @@ _PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 SHAPE_NAMES = tuple(_PUBLISHED)
 
 
-def named_config(name: str) -> DecoderConfig:
+def published_config(name: str) -> DecoderConfig:
     """The shape of a published model, such as llama-3.1-8b, in bf16."""
     if name not in _PUBLISHED:
         raise ModelNotFound(f"there is no shape called {name!r}; known are {', '.join(SHAPE_NAMES)}")
     return parse_config({**_PUBLISHED[name], "torch_dtype": "bfloat16"})
 
 
-def product_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
+def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
     """Every kind of product: its name, outputs N, inputs K, and whether a bias is added."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.sampling_params import show
 
-Part = None | bool | int | float | str | list["Part"] | Mapping[str, "Part"]
+JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
 _SHOWN_DIGITS = 12
 _ABSENT: Any = object()
@@ -22,17 +22,17 @@ _ABSENT: Any = object()
 class Fingerprint:
     """Parts by name, nested, and the digest over all of them."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, JsonValue]
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "digest", digest_of(_plain(self.parts)))
 
-    def as_dict(self) -> dict[str, Part]:
+    def as_dict(self) -> dict[str, JsonValue]:
         """A copy, for JSON."""
         return {"digest": self.digest, "parts": self.plain_parts()}
 
-    def plain_parts(self) -> dict[str, Part]:
+    def plain_parts(self) -> dict[str, JsonValue]:
         """A copy of the parts."""
         return {name: _plain(part) for name, part in self.parts.items()}
 
@@ -46,13 +46,13 @@ class Fingerprint:
         ]
 
 
-def digest_of(value: Part) -> str:
+def digest_of(value: JsonValue) -> str:
     """SHA-256 over canonical JSON: sorted keys, no spaces, ASCII."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _plain(value: Part) -> Part:
+def _plain(value: JsonValue) -> JsonValue:
     """A copy with whole numbers without a point: tools that rewrite JSON turn 1.0 into 1, and that is no other number."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
@@ -62,8 +62,8 @@ def _plain(value: Part) -> Part:
 
 
 def _differing(
-    mine: Mapping[str, Part], theirs: Mapping[str, Part], at: str = ""
-) -> Iterator[tuple[str, Part, Part]]:
+    mine: Mapping[str, JsonValue], theirs: Mapping[str, JsonValue], at: str = ""
+) -> Iterator[tuple[str, JsonValue, JsonValue]]:
     """(dotted name, value, other value) of every leaf that differs; a list is a leaf."""
     for name in dict.fromkeys((*mine, *theirs)):
         one, other = mine.get(name, _ABSENT), theirs.get(name, _ABSENT)
@@ -73,7 +73,7 @@ def _differing(
             yield f"{at}{_shown(name)}", one, other
 
 
-def _shown(value: Part) -> str:
+def _shown(value: JsonValue) -> str:
     """A name or a value on one line, whoever wrote it."""
     if value is None or value is _ABSENT:
         return "none" if value is None else "absent"

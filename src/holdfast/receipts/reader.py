@@ -23,12 +23,12 @@ from holdfast.receipts.receipt import (
     FORMAT,
     EngineHints,
     LogprobBits,
-    PromptBits,
+    PromptLogprobBits,
     Receipt,
     ReceiptChoice,
-    is_cut_in_prompt,
+    digest_logprobs,
+    is_aborted_in_prefill,
     is_score,
-    plain_digest,
 )
 
 MAX_BYTES = 32 << 20
@@ -99,7 +99,7 @@ def parse_receipt(content: object) -> Receipt:
         seed=seed,
         choices=choices,
         prompt_logprobs=_prompt_logprobs(
-            whole["prompt_logprobs"], prompt_ids, params, cut=is_cut_in_prompt(choices)
+            whole["prompt_logprobs"], prompt_ids, params, cut=is_aborted_in_prefill(choices)
         ),
         counts=_counts(whole["counts"]),
     )
@@ -287,7 +287,7 @@ def _choice(value: object, params: SamplingParams) -> ReceiptChoice:
         logprobs = _logprobs(choice["logprobs"], "logprobs")
         if len(logprobs.bits) != len(ids):
             _refuse(f"a choice has {len(ids)} tokens and {len(logprobs.bits)} logprobs")
-        if not params.logprobs and plain_digest(ids, logprobs.bits) != logprobs.digest:
+        if not params.logprobs and digest_logprobs(ids, logprobs.bits) != logprobs.digest:
             _refuse("the digest of a choice's logprobs is not that of their bits")
     elif params.deterministic:
         _refuse("a choice lacks logprobs, which every deterministic answer has")
@@ -307,7 +307,7 @@ def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 def _prompt_logprobs(
     value: object, prompt_ids: tuple[int, ...] | None, params: SamplingParams, *, cut: bool
-) -> PromptBits | None:
+) -> PromptLogprobBits | None:
     """Where the prompt is left out, how many there must be is known only when it is replayed."""
     if value is None:
         if params.prompt_logprobs is not None and len(prompt_ids or ()) > 1 and not cut:
@@ -329,10 +329,10 @@ def _prompt_logprobs(
             )
         if (
             not params.prompt_logprobs
-            and plain_digest(ids[: len(logprobs.bits)], logprobs.bits) != logprobs.digest
+            and digest_logprobs(ids[: len(logprobs.bits)], logprobs.bits) != logprobs.digest
         ):
             _refuse("the digest of prompt_logprobs is not that of their bits")
-    return PromptBits(first, logprobs)
+    return PromptLogprobBits(first, logprobs)
 
 
 def _logprobs(value: object, what: str) -> LogprobBits:

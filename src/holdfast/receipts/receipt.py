@@ -16,10 +16,10 @@ from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import ThoughtIds, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
-from holdfast.receipts.fingerprint import Fingerprint, Part, digest_of
+from holdfast.receipts.fingerprint import Fingerprint, JsonValue, digest_of
 
 if TYPE_CHECKING:
-    from holdfast.receipts.weights_hasher import Fingerprinter
+    from holdfast.receipts.engine_fingerprint import FingerprintTask
 
 FORMAT = "holdfast-receipt/1"
 
@@ -61,7 +61,7 @@ class ReceiptChoice:
 
 
 @dataclass(frozen=True)
-class PromptBits:
+class PromptLogprobBits:
     """Logprobs of the prompt's own tokens, from position `first` on."""
 
     first: int
@@ -95,7 +95,7 @@ class Receipt:
     params: SamplingParams
     seed: int
     choices: tuple[ReceiptChoice, ...]
-    prompt_logprobs: PromptBits | None
+    prompt_logprobs: PromptLogprobBits | None
     counts: Mapping[str, int]
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,10 +115,10 @@ class Receipt:
         }
 
 
-class Receipts:
+class ReceiptFactory:
     """Makes the receipts of one engine."""
 
-    def __init__(self, fingerprinter: "Fingerprinter", model: str | None) -> None:
+    def __init__(self, fingerprinter: "FingerprintTask", model: str | None) -> None:
         self._fingerprinter = fingerprinter
         self._model = model
 
@@ -157,7 +157,7 @@ def make_receipt(
         mode=result.determinism,
         fingerprint=fingerprint,
         certificate=certificate,
-        engine=hints_of(fingerprint, model),
+        engine=engine_hints(fingerprint, model),
         prompt_ids=result.prompt_token_ids,
         prompt_digest=digest_of(list(result.prompt_token_ids)),
         params=request.params,
@@ -166,7 +166,7 @@ def make_receipt(
             _choice(choice, given, request.params, thinks="thinking" in fingerprint.parts)
             for choice, given in choices
         ),
-        prompt_logprobs=PromptBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
+        prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
         counts=asdict(result.stats),
     )
 
@@ -176,7 +176,7 @@ def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
     return {**receipt, "prompt": {**receipt["prompt"], "token_ids": None}}
 
 
-def hints_of(fingerprint: Fingerprint, model: str | None) -> EngineHints:
+def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
     """What an engine settled on, not what it was asked for: "auto" may mean something else tomorrow."""
     parts = fingerprint.parts
     device, recipe, settings = (_mapping(parts[name]) for name in ("device", "recipe", "settings"))
@@ -188,7 +188,7 @@ def hints_of(fingerprint: Fingerprint, model: str | None) -> EngineHints:
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     """The digest is over [[id, bits, [[id, bits] of the best ...]] ...]."""
     bits = _hex([one.logprob for one in logprobs])
-    whole: list[Part] = []
+    whole: list[JsonValue] = []
     for one, chosen in zip(logprobs, bits, strict=True):
         best = _hex([value for _, value in one.top]) if one.top else []
         whole.append(
@@ -197,7 +197,7 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     return LogprobBits(tuple(bits), digest_of(whole))
 
 
-def plain_digest(token_ids: Sequence[int], bits: Sequence[str]) -> str:
+def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
     """The digest of logprobs with no best beside them."""
     return digest_of([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
 
@@ -207,7 +207,7 @@ def is_score(params: SamplingParams) -> bool:
     return params.max_tokens == 0 and params.prompt_logprobs == 0
 
 
-def is_cut_in_prompt(choices: Sequence[ReceiptChoice]) -> bool:
+def is_aborted_in_prefill(choices: Sequence[ReceiptChoice]) -> bool:
     """Whether the client left while the prompt was read: the first choice reads it, before its first token."""
     return choices[0].finish_reason == "abort" and not choices[0].token_ids
 
@@ -229,6 +229,6 @@ def _hex(values: Sequence[float]) -> list[str]:
     return [digits[at : at + 8] for at in range(0, len(digits), 8)]
 
 
-def _mapping(part: Part) -> Mapping[str, Part]:
+def _mapping(part: JsonValue) -> Mapping[str, JsonValue]:
     assert isinstance(part, Mapping)
     return part

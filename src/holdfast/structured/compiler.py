@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
-from holdfast.structured.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import NOUNS, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
@@ -108,6 +108,6 @@ class _Bench:
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None) -> None:
         self.vocabulary = vocabulary
-        self.sandbox = GrammarSandbox(vocabulary, limits)
+        self.sandbox = GrammarSandbox(vocabulary.texts, vocabulary.eos_ids, limits)
         self.sandbox.warm()  # opens the vocabulary over there while it is opened here
         self.trie: LLTokenizer = open_trie(vocabulary.texts, sorted(vocabulary.eos_ids))

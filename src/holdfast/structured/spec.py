@@ -14,10 +14,10 @@ import re
 from typing import Any
 
 from holdfast.core.sampling_params import is_unicode
-from holdfast.core.structured_output import FormKind, StructuredOutput
+from holdfast.core.structured_output import StructuredOutput, StructuredOutputKind
 from holdfast.errors import InvalidRequest
 
-NOUNS: dict[FormKind, str] = {
+NOUNS: dict[StructuredOutputKind, str] = {
     "json_schema": "JSON schema",
     "json_object": "JSON object",
     "regex": "regular expression",

@@ -14,13 +14,13 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.errors import ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.tokenizer_parts import Framing, TokenizerParts, find_special_ids
+from holdfast.text.tokenizer_data import Framing, TokenizerData, find_special_ids
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
 
 
-def read_folder_tokenizer(folder: Path) -> TokenizerParts:
+def read_folder_tokenizer(folder: Path) -> TokenizerData:
     """The tokenizer of a model folder."""
     content = _read_content(folder)
     backend = _parse_backend(folder, content)
@@ -30,7 +30,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerParts:
     ids = {name: backend.token_to_id(token) for name, token in named.items()}
     framing = None if _frames_itself(backend) else _read_framing(config, ids)
     special = {id_ for id_ in ids.values() if id_ is not None}
-    return TokenizerParts(
+    return TokenizerData(
         backend=backend,
         vocab_size=_find_vocab_size(backend),
         identity=lambda: _canonical(content, config, framing),

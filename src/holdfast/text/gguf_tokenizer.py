@@ -15,8 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from holdfast.errors import ModelError, UnsupportedModel
-from holdfast.text.sentencepiece_merges import rebuild_merges
-from holdfast.text.tokenizer_parts import Framing, TokenizerParts, find_special_ids
+from holdfast.text.tokenizer_data import Framing, TokenizerData, find_special_ids
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -56,7 +55,7 @@ _NAMED_TOKENS = {
 }
 
 
-def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerParts:
+def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerData:
     """The tokenizer a GGUF file describes."""
     ggml = _Ggml(metadata)
     kind = ggml.text("model", "")
@@ -76,7 +75,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerParts:
         before=(bos,) if bos is not None and ggml.flag("add_bos_token", adds_bos) else (),
         behind=(eos,) if eos is not None and ggml.flag("add_eos_token", False) else (),
     )
-    return TokenizerParts(
+    return TokenizerData(
         backend=backend,
         vocab_size=len(ggml.tokens),
         identity=ggml.identity,
@@ -201,6 +200,22 @@ def _build_sentencepiece(ggml: _Ggml) -> Tokenizer:
         backend.normalizer = space
     backend.decoder = decoders.Sequence(steps)
     return backend
+
+
+def rebuild_merges(
+    tokens: Sequence[str], scores: Sequence[float], mergeable: Sequence[bool]
+) -> list[tuple[str, str]]:
+    """The merge list, best first. Only `mergeable` pieces (no control or byte tokens) take part."""
+    ids = {token: id_ for id_, token in enumerate(tokens) if mergeable[id_]}
+    order = sorted(ids.values(), key=lambda id_: (-scores[id_], id_))
+    merges: list[tuple[str, str]] = []
+    for id_ in order:
+        token = tokens[id_]
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [pair for pair in splits if pair[0] in ids and pair[1] in ids]
+        pairs.sort(key=lambda pair: (-len(pair[0]), ids[pair[0]], ids[pair[1]]))
+        merges += pairs
+    return merges
 
 
 def _make_bpe(ggml: _Ggml, pairs: list[tuple[str, str]], **options: Any) -> Tokenizer:

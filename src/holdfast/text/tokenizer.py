@@ -14,12 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
 from holdfast.errors import InvalidRequest, ModelError, ModelNotFound
 from holdfast.models.gguf.reader import GgufFile
+from holdfast.text.bytewise import read_bytewise
 from holdfast.text.folder_tokenizer import read_folder_tokenizer
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
-from holdfast.text.token_text import read_bytewise
-from holdfast.text.tokenizer_parts import TokenizerParts
+from holdfast.text.tokenizer_data import TokenizerData
 
 
 def open_tokenizer(
@@ -52,7 +55,7 @@ def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
 class Tokenizer:
     """Encodes and decodes. Nothing it answers changes after it was built."""
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(self, parts: TokenizerData) -> None:
         self._parts = parts
         decoder = parts.backend.decoder
         state = None if decoder is None else cast("bytes", decoder.__getstate__()).decode()
@@ -164,3 +167,12 @@ class Tokenizer:
         if self._bytewise is not None:
             return self._bytewise.token_bytes(token)
         return self.decode_window([id_]).encode()
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte; the ids behind them have no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(TokenizerData(backend, len(alphabet), lambda: b"bytes"))

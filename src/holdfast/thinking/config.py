@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.errors import BadWeights, UnsupportedModel
+from holdfast.models.checkpoint import Shape, expected_tensors
 from holdfast.models.config import DecoderConfig
-from holdfast.models.families import Shape, expected_tensors
 from holdfast.models.fields import Fields, read_int, read_json, refuse
 
 CONFIG_FILE, WEIGHTS_FILE = "thinking.json", "thinking.safetensors"

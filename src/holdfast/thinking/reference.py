@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
-from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.thinking.weights import read_thinking_weights

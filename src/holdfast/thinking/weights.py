@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import BadWeights
+from holdfast.models.checkpoint import require_tensors
 from holdfast.models.config import DecoderConfig
-from holdfast.models.families import require_tensors
 from holdfast.thinking.config import WEIGHTS_FILE, ThinkingConfig, thinking_tensors
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from holdfast.models.config import DecoderConfig
-from holdfast.models.rope_scaling import rope_frequencies
+from holdfast.models.rope import rope_frequencies
 from holdfast.numerics.rope import rope_tables
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.training.layer import (

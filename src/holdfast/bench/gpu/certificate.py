@@ -11,7 +11,7 @@ from holdfast.bench.gpu.engines import shape_config, the_device
 from holdfast.bench.gpu.report import Certificates, CertifiedProduct, Desk
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.certification.split_k import GemmShape, SplitChoice, choose_slices, library_multiply
-from holdfast.models.shapes import product_shapes
+from holdfast.models.shapes import gemm_shapes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REFERENCE_ROWS = 256
@@ -38,7 +38,7 @@ def run_certificate(settings: GpuSettings, desk: Desk) -> Certificates:
 def _ask(model: str, settings: GpuSettings, moment: float) -> tuple[SplitChoice, ...]:
     shapes = [
         GemmShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
-        for name, outputs, inputs, has_bias in product_shapes(shape_config(model))
+        for name, outputs, inputs, has_bias in gemm_shapes(shape_config(model))
     ]
     reference = min(REFERENCE_ROWS, max(settings.sizes))
     return choose_slices(

@@ -16,12 +16,12 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.models.shapes import named_config
+from holdfast.models.shapes import published_config
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.scheduler.policy import DeterminismMode
-from holdfast.text.byte_tokenizer import byte_tokenizer
+from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 _PAGE_SPARE = 128  # positions of a request's last page, and of one more for a check
@@ -45,7 +45,7 @@ class Twins:
 
 
 def shape_config(name: str) -> DecoderConfig:
-    return tiny_config() if name == TINY else named_config(name)
+    return tiny_config() if name == TINY else published_config(name)
 
 
 def the_device() -> torch.device:

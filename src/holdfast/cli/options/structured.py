@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.core.sampling_params import show
-from holdfast.core.structured_output import MAX_FORM_CHARS, StructuredOutput
+from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
 
@@ -52,7 +52,7 @@ def _read(path: str, what: str) -> str:
     """A file's text; of one that is too large no more than it takes to see that."""
     try:
         with Path(path).open(encoding="utf-8") as file:
-            return file.read(MAX_FORM_CHARS + 1)
+            return file.read(MAX_GRAMMAR_CHARS + 1)
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the {what} in {show(path)} is no valid UTF-8: {error}") from error
     except (OSError, ValueError) as error:

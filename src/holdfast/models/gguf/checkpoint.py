@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.models.checkpoint import RawTensor
-from holdfast.models.families import Shape, expected_tensors, require_tensors
+from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.names import architecture, gguf_config, gguf_name
 from holdfast.models.gguf.reader import GgufFile

@@ -13,7 +13,7 @@ from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import Fields, read_float, refuse
 from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import GgufFile
-from holdfast.models.rope_parameters import FactorsRope
+from holdfast.models.rope import FactorsRope
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _MODULES = {

@@ -1,6 +1,6 @@
 """What a tokenizer is made of, whatever file it was read from.
 
-Readers (a model folder, a GGUF file) make one `TokenizerParts`; `Tokenizer` works from nothing else. The
+Readers (a model folder, a GGUF file) make one `TokenizerData`; `Tokenizer` works from nothing else. The
 invariant: `identity` covers everything that decides which ids a text gets and which text ids get, and
 nothing else.
 """
@@ -20,7 +20,7 @@ class Framing:
 
 
 @dataclass(frozen=True)
-class TokenizerParts:
+class TokenizerData:
     """A tokenizer as its file describes it. `framing` is None where the backend itself frames."""
 
     backend: tokenizers.Tokenizer

@@ -4,20 +4,26 @@ Left out on purpose, because no bit depends on them: the certificate, the determ
 sized, and the longest context (an entry of a rope table depends on its position alone).
 """
 
+import contextlib
 import hashlib
+import json
 import os
 import platform
-from collections.abc import Collection, Mapping
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
 from importlib import metadata
 
 import torch
 
 from holdfast.certification.source_digest import own_source_digest
+from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.settings import NumericSettings
-from holdfast.receipts.fingerprint import Part
+from holdfast.receipts.fingerprint import Fingerprint, JsonValue
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.version import __version__
@@ -26,6 +32,9 @@ from holdfast.version import __version__
 # from, and stop ids that are listed with the tokenizer's.
 _DECIDES_NOTHING = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
 
+_MAX_THREADS = 4
+_NICENESS = 10
+
 
 def engine_parts(
     config: DecoderConfig,
@@ -33,9 +42,9 @@ def engine_parts(
     tokenizer: Tokenizer,
     recipe: Recipe,
     settings: NumericSettings,
-    device: Mapping[str, Part],
-    thinking: Mapping[str, Part] | None = None,
-) -> dict[str, Part]:
+    device: Mapping[str, JsonValue],
+    thinking: Mapping[str, JsonValue] | None = None,
+) -> dict[str, JsonValue]:
     """Every part but the decoder's weights. A model that thinks has one more."""
     return {
         **({} if thinking is None else {"thinking": dict(thinking)}),
@@ -50,7 +59,7 @@ def engine_parts(
     }
 
 
-def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, Part]:
+def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
     """What of a configuration decides bits, and the ids that end an answer, whoever named them."""
     kept = {name: value for name, value in vars(config).items() if name not in _DECIDES_NOTHING}
     scaling, windows = config.rope_scaling, config.layer_windows
@@ -64,7 +73,7 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, P
     }
 
 
-def library_parts(recipe: Recipe) -> dict[str, Part]:
+def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
     """Versions of the code that decides prompts, logits and tokens, and a digest of our own. numpy's logarithms serve the
     library path only, triton's compiler the path named after it."""
     of_path = {"library": ("numpy",), "triton": ("triton",)}
@@ -94,5 +103,65 @@ def _libc_version() -> str:
         return " ".join(platform.libc_ver()).strip() or platform.platform()
 
 
-def _listed(values: Mapping[str, Part | tuple[Part, ...]]) -> dict[str, Part]:
+def _listed(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict[str, JsonValue]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+class FingerprintTask:
+    """Begins when it is made. `describe` gives every part but the weights, and is called in another thread."""
+
+    def __init__(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
+        self._made: Future[Fingerprint] = Future()
+        _start(self._make, checkpoint, describe)
+
+    def get(self) -> Fingerprint:
+        """The fingerprint, when it is there."""
+        return self._made.result()
+
+    def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
+        try:
+            self._made.set_result(Fingerprint({"weights": digest_weights(checkpoint), **describe()}))
+        except BaseException as error:  # told to whoever asks
+            self._made.set_exception(error)
+
+
+def digest_weights(checkpoint: Checkpoint) -> str:
+    """SHA-256 over the digests of all tensors, by name. Files, their metadata and their order do not matter."""
+    names = iter(checkpoint.names())  # shared: each next() is one thread's
+    digests: dict[str, bytes] = {}
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not failures and (name := next(names, None)) is not None:
+                digests[name] = _digest_tensor(checkpoint, name)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [_start(work) for _ in range(min(_MAX_THREADS, os.cpu_count() or 1))]
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
+
+
+def _digest_tensor(checkpoint: Checkpoint, name: str) -> bytes:
+    raw = checkpoint.raw(name)
+    digest = hashlib.sha256(json.dumps([name, raw.kind, checkpoint.shape(name)]).encode())
+    digest.update(raw.data)
+    return digest.digest()
+
+
+def _start(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    """A thread that stands back, and that an ending process does not wait for."""
+
+    def run() -> None:
+        if sys.platform == "linux":  # where a priority belongs to a thread
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        target(*arguments)
+
+    thread = threading.Thread(target=run, name="holdfast-fingerprint", daemon=True)
+    thread.start()
+    return thread

@@ -15,14 +15,13 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from holdfast.structured.vocabulary import Vocabulary
-
-_WORKER = Path(__file__).parents[1] / "sandbox" / "grammar_worker.py"
+_WORKER = Path(__file__).with_name("grammar_worker.py")
 _MAX_WAIT_SECONDS = 60.0  # a last resort: the worker itself gives up on a form long before
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -46,9 +45,12 @@ class Trial:
 class GrammarSandbox:
     """Tries forms, from any thread, one at a time."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None = None) -> None:
+    def __init__(
+        self, texts: Sequence[bytes], eos_ids: Collection[int], limits: GrammarLimits | None = None
+    ) -> None:
         self._limits = limits or GrammarLimits()
-        self._vocabulary = vocabulary
+        self._texts = texts
+        self._eos_ids = sorted(eos_ids)
         self._lock = threading.Lock()
         self._holder = _Holder()
         weakref.finalize(self, self._holder.end)
@@ -97,8 +99,8 @@ class GrammarSandbox:
     def _open(self, deadline: float) -> socket.socket:
         channel, is_new = self._holder.open()
         if is_new:
-            texts = [text.decode("latin-1") for text in self._vocabulary.texts]
-            _send(channel, {"texts": texts, "eos_ids": sorted(self._vocabulary.eos_ids)}, deadline)
+            texts = [text.decode("latin-1") for text in self._texts]
+            _send(channel, {"texts": texts, "eos_ids": self._eos_ids}, deadline)
         return channel
 
 
