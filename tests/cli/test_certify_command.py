@@ -51,14 +51,14 @@ def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile
     from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
-    forget, asked = certificate.forget_certificate, []
+    forget, asked = certificate.delete_certificate, []
 
     def beaten_once(key: str) -> None:
         asked.append(key)
         if len(asked) > 1:
             forget(key)
 
-    monkeypatch.setattr(certificate, "forget_certificate", beaten_once)
+    monkeypatch.setattr(certificate, "delete_certificate", beaten_once)
     assert "now" in holdfast("certify", model, "--fresh").stdout
     assert len(asked) >= 2
 
@@ -67,13 +67,13 @@ def test_a_certificate_that_cannot_be_forgotten_is_shown_as_kept(holdfast, model
     from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
-    monkeypatch.setattr(certificate, "forget_certificate", lambda key: None)
+    monkeypatch.setattr(certificate, "delete_certificate", lambda key: None)
     result = holdfast("certify", model, "--fresh")
     assert result.exit_code == 0 and "kept since" in result.stdout
 
 
 def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
-    from holdfast.certification import certifier as certifying
+    from holdfast.certification import certify as certifying
 
     certify = certifying.certify
     monkeypatch.setattr(certifying, "load_certificate", lambda key: None)
@@ -81,7 +81,9 @@ def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     monkeypatch.setattr(
         certifying,
         "certify",
-        lambda *given: replace(certify(*given), sizes=(), refusal="the reference does not repeat"),
+        lambda *given, **more: replace(
+            certify(*given, **more), sizes=(), refusal="the reference does not repeat"
+        ),
     )
     result = holdfast("certify", model)
     assert result.exit_code == 1
@@ -98,14 +100,14 @@ def test_shapes_are_for_a_gpu(holdfast):
 
 
 def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
-    from holdfast.certification.split_k import SplitChoice
+    from holdfast.certification.gemm.recipes import GemmRecipe
     from holdfast.engine import builder as build
 
     costs = ((1, 0.96), (4096, 1.04))
     found = (
-        SplitChoice("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
-        SplitChoice("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
-        SplitChoice(
+        GemmRecipe("down", 4096, 14336, 2, (1, 2, 3), 3, 4, costs),
+        GemmRecipe("qkv", 6144, 4096, 0, (1, 2), 3, 1, ()),
+        GemmRecipe(
             "gate_up", 28672, 4096, 0, (1, 2, 3), 3, 1, (), tuple((rows, 16128) for rows in range(77))
         ),
     )
@@ -125,7 +127,7 @@ def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
 
 
 def test_kernels_that_were_seen_are_named(holdfast, model, monkeypatch):
-    from holdfast.certification import certifier as certifying
+    from holdfast.certification import certify as certifying
 
     load = certifying.load_certificate
     holdfast("certify", model)

@@ -26,7 +26,7 @@ from holdfast.worker.greedy_head import GreedyChoices
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
-from worker.asking import ToldGrammar, mask
+from worker.sampler_spans import ToldGrammar, mask
 
 PAGE, VOCAB, NUM_PAGES = 64, 320, 64
 NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few rows

@@ -6,13 +6,14 @@ import pytest
 import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
 
-from holdfast.certification.split_k import GemmShape, choose_slices, library_multiply
-from holdfast.models.shapes import gemm_shapes, published_config
+from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
+from holdfast.certification.gemm.multiply import library_multiply
+from holdfast.models.shapes import published_config
 from holdfast.numerics.ops import Backend
 
 SHAPES = [(6144, 4096), (4096, 14336), (960, 576), (1024, 3072)] if HAS_GPU else [(48, 64)]
 ROWS = 37 if HAS_GPU else 5
-SOME_TOTALS = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
+SOME_SIZES = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
 
 
 @pytest.mark.parametrize("slices", [0, 1, 2, 4, 8])
@@ -89,16 +90,12 @@ def test_rows_are_their_own_in_the_reference_form(
 @pytest.mark.skipif(not HAS_GPU, reason="a question to the GPU's library")
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2-135m"])
 def test_every_product_of_a_model_has_a_recipe_that_is_one_class(model: str, device: torch.device) -> None:
-    shapes = [
-        GemmShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
-        for name, outputs, inputs, has_bias in gemm_shapes(published_config(model))
-    ]
-    about = {"for": "a test", "some": len(SOME_TOTALS)}
-    choices = choose_slices(
-        *(shapes, library_multiply, torch.bfloat16, device, about),
-        reference_rows=256,
-        totals=SOME_TOTALS,
+    recipes = search_recipes(
+        model_gemm_shapes(published_config(model)),
+        library_multiply,
+        dtype=torch.bfloat16,
+        device=device,
+        subject={"for": "a test", "some": len(SOME_SIZES)},
+        sizes=SOME_SIZES,
     )
-    assert all(choice.agrees for choice in choices), [
-        (one.name, one.slices) for one in choices if not one.agrees
-    ]
+    assert all(one.agrees for one in recipes), [(one.name, one.split_k) for one in recipes if not one.agrees]

@@ -11,7 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.worker.logits_processors.pipeline import adjust
-from worker.asking import VOCAB, parts, span
+from worker.sampler_spans import VOCAB, parts, span
 
 TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]  # the prompt is the first four
 PENALTIES = [

@@ -14,8 +14,8 @@ from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.checksum import checksums
 from holdfast.worker.sampler import sample
 from holdfast.worker.transfer import HostCopies
-from worker.asking import VOCAB, mask, parts
-from worker.asking import span as span_of
+from worker.sampler_spans import VOCAB, mask, parts
+from worker.sampler_spans import span as span_of
 
 CPU = torch.device("cpu")
 SETTINGS = {

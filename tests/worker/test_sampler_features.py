@@ -18,7 +18,7 @@ from holdfast.worker.logits_processors.pipeline import adjust
 from holdfast.worker.logits_slices import LogitsSlice, Masks, slice_parts
 from holdfast.worker.logprobs import logprobs_of
 from holdfast.worker.transfer import HostCopies
-from worker.asking import VOCAB, mask, parts, span
+from worker.sampler_spans import VOCAB, mask, parts, span
 
 ROWS = 7
 CPU = torch.device("cpu")

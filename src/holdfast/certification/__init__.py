@@ -1,1 +1,8 @@
-"""Certificates: which batch sizes give the reference bits on this machine, and how that was tested."""
+"""Certificates: which batch sizes give the reference bits on this machine.
+
+certificate      what a certificate is, and how it is kept on disk
+certify          makes one: `obtain_certificate`
+checks/          the comparisons with the reference: operations, attention, whole passes
+gemm/            before weights are loaded: split-K and split-N of a GPU's GEMMs
+source_digest    a hash of the source files that decide bits
+"""

@@ -1,7 +1,7 @@
-"""A certificate: which row totals gave the reference's bits on this machine, and how that was tested.
+"""A certificate: which batch sizes gave the reference bits on this machine, and how that was tested.
 
-Made once by `certify`, kept on disk under a key of everything that could change its outcome. A certificate never makes an
-answer canonical by itself: it names the shapes whose bits were seen to be the reference's.
+It is made once (`certify.py`) and kept on disk under a hash of everything its result depends on. A certificate does not make
+an answer canonical by itself: it lists the batch sizes whose bits were measured to be the reference's.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class OperationCheck:
-    """One operation, compared with its reference: the row totals tried, and those that differed."""
+    """One operation, compared with its reference: the batch sizes tested, and those that differed."""
 
     name: str
     shape: str
@@ -36,19 +36,22 @@ class OperationCheck:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The outcome. refusal says why not even the reference shape can be trusted, or is None."""
+    """The result of a certification, in the field names of the JSON format.
+
+    refusal: why not even the reference pass can be trusted, or None.
+    """
 
     key: str
-    subject: Mapping[str, object]  # what the key was made of
-    sizes: tuple[int, ...]  # certified row totals, ascending
+    subject: Mapping[str, object]  # what the key is a hash of
+    sizes: tuple[int, ...]  # certified batch sizes in tokens, ascending
     checks: tuple[OperationCheck, ...]
     refusal: str | None
     seconds: float
-    kernels: tuple[str, ...] = ()  # of a GPU: the kernels that ran in a pass
+    kernels: tuple[str, ...] = ()  # on a GPU: the kernels that ran in a pass
 
     @cached_property
     def digest(self) -> str:
-        """Of what it says, not of how long it took."""
+        """A hash of the content without `seconds`."""
         content = {**self.as_dict(), "seconds": None}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -62,7 +65,7 @@ def certificate_key(subject: Mapping[str, object]) -> str:
 
 
 def load_certificate(key: str) -> Certificate | None:
-    """The certificate made earlier under this key, if there is one that can be read."""
+    """The certificate on disk under this key, if there is one that can be read."""
     try:
         content = json.loads(_path(key).read_text())
         return _from_dict(content, key)
@@ -71,23 +74,23 @@ def load_certificate(key: str) -> Certificate | None:
 
 
 def save_certificate(certificate: Certificate) -> None:
-    """Keep it for the next start. A disk that does not take it costs time at the next start, nothing else."""
+    """Keep it for the next start. If writing fails, the next start certifies again."""
     try:
         write_whole(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
 
-def forget_certificate(key: str) -> None:
-    """Drop a kept certificate, so that the next start makes it anew."""
+def delete_certificate(key: str) -> None:
+    """Delete a certificate from disk, so that the next start certifies again."""
     try:
         _path(key).unlink(missing_ok=True)
     except OSError as error:
-        _log.warning("the certificate could not be forgotten: %s", error)
+        _log.warning("the certificate could not be deleted: %s", error)
 
 
-def kept_certificates() -> list[Certificate]:
-    """Every certificate on disk that can be read, by key."""
+def list_certificates() -> list[Certificate]:
+    """All certificates on disk that can be read, ordered by key."""
     keys = sorted(path.stem for path in (cache_folder() / "certificates").glob("*.json"))
     return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
 
@@ -98,17 +101,17 @@ def _path(key: str) -> Path:
 
 def _from_dict(content: dict[str, object], key: str) -> Certificate:
     if content["format"] != FORMAT or content["key"] != key:
-        raise ValueError("another format or another key")
+        raise ValueError("format or key does not match")
     checks, sizes, subject = content["checks"], content["sizes"], content["subject"]
     refusal, seconds, kernels = content["refusal"], content["seconds"], content["kernels"]
     if not (isinstance(checks, list) and isinstance(sizes, list) and isinstance(subject, dict)):
-        raise ValueError("checks, sizes or subject of another kind")
+        raise ValueError("checks, sizes or subject have the wrong type")
     if not isinstance(refusal, str | None) or not isinstance(seconds, int | float):
-        raise ValueError("refusal or seconds of another kind")
+        raise ValueError("refusal or seconds have the wrong type")
     if not isinstance(kernels, list):
-        raise ValueError("kernels of another kind")
+        raise ValueError("kernels have the wrong type")
     if certificate_key(subject) != key:
-        raise ValueError("the subject is not the key's")
+        raise ValueError("the key is not the hash of the subject")
     return Certificate(
         key=key,
         subject=subject,

@@ -1,139 +1,262 @@
-"""Asks this machine which row totals give the reference's bits, operation by operation, with the model's real weights.
+"""Certification: find out which batch sizes give the reference bits on this machine, with the model's real weights.
 
-The reference of a row is what the canonical form of an operation says of it in a pass of exactly `recipe.rows` rows. Every
-other total is compared with that, never with itself: probe rows are planted at the first, a middle and the last place
-among neighbours that are huge or tiny, and their bits are compared, without tolerance.
+`obtain_certificate` is the entry: it loads the certificate of an earlier start, or makes one. The reference of a token
+is the result of the canonical form of an operation in a batch of exactly `recipe.rows` tokens. Every other batch size
+is compared with that, bit by bit, never with itself. Probe tokens are planted at the first, a middle and the last
+place of the batch, among neighbours with huge or tiny values (`checks/`).
 
-Rounding hides differences: two sums that differ in fp32 are mostly the same bf16. So products are compared as fp32 sums
-where the backend can give them, and operations without weights in fp32 as well as in the model's dtype (`wide`). On a GPU
-fp32 is another instruction and says nothing of bf16; there the recipes are chosen with probes that cancel (`slices`), and
-whole passes are compared as they run (`more`).
+Rounding hides differences: two sums that differ in fp32 mostly round to the same bf16. So GEMMs are compared as fp32
+sums where the backend can give them, and operations without weights in fp32 as well as in the model's dtype. On a GPU
+fp32 uses other instructions and says nothing about bf16. There the split-K search uses probes that cancel (`gemm/`),
+and whole passes are compared as they run (`checks/passes.py`).
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
 
-from holdfast.certification.attention_checks import check_attention, check_long_attention
-from holdfast.certification.certificate import Certificate, OperationCheck, certificate_key
-from holdfast.certification.op_checks import (
-    Geometry,
-    Subject,
-    WholeLayer,
-    check_choice,
+from holdfast.certification.certificate import (
+    Certificate,
+    OperationCheck,
+    certificate_key,
+    load_certificate,
+    save_certificate,
+)
+from holdfast.certification.checks.attention import check_attention, check_long_attention
+from holdfast.certification.checks.operations import (
+    GemmCase,
+    LayerCase,
+    ModelShape,
     check_fast_head,
+    check_gemm,
     check_head,
     check_layer,
-    check_product,
-    check_rows,
-    choice_operations,
-    row_operations,
+    check_sampler_op,
+    check_token_op,
+    sampler_ops,
+    token_ops,
 )
-from holdfast.certification.probes import MANY_ROWS, forget_neighbours
+from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
+from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
+from holdfast.certification.source_digest import own_source_digest
+from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
 from holdfast.numerics.ops import Backend
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings import NumericSettings
+from holdfast.scheduler.policy import DeterminismMode
+from holdfast.version import __version__
+from holdfast.worker.device import device_name, device_parts
+from holdfast.worker.kv_store import KVStore
+from holdfast.worker.model_runner import ModelRunner
 
-Progress = Callable[[int, int], None]
-Job = Callable[[], OperationCheck]
+Progress = Callable[[int, int], None]  # (checks done, in all)
+Check = Callable[[], OperationCheck]
 
-_SAMPLED = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
-_LAYER_TOTALS = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
+_SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
+_LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
+
+
+def obtain_certificate(
+    decoder: Decoder,
+    runner: ModelRunner,
+    store: KVStore,
+    *,
+    determinism: DeterminismMode,
+    settings: NumericSettings,
+    max_pass_tokens: int,
+    max_len: int,
+    progress: Progress | None = None,
+) -> Certificate | None:
+    """The certificate of this engine, from disk or made now. With determinism off there is none."""
+    if determinism == "off":
+        return None
+    subject = certificate_subject(decoder, settings, max_pass_tokens, max_len)
+    known = load_certificate(certificate_key(subject))
+    if known is not None:
+        return known
+    backend, shape = decoder.backend, _model_shape(decoder, max_len)
+    checks = [
+        *_gemm_checks(decoder, max_pass_tokens),
+        *_layer_checks(decoder, shape, max_pass_tokens),
+        *_weightless_checks(backend, _fp32_backend(backend, settings), shape, max_pass_tokens),
+    ]
+    kernels: Callable[[], tuple[str, ...]] = tuple
+    if backend.device.type == "cuda":
+        reference_tokens = backend.recipe.rows
+        bench = PassBench(runner, store.layers, backend.page_size, shape.vocab, reference_tokens)
+        canonical = (reference_tokens, 2 * reference_tokens) if determinism == "verify" else ()
+        checks.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
+        kernels = partial(kernels_of_a_pass, bench, max_len)
+    sizes = sizes_to_certify(backend, max_pass_tokens)
+    made = certify(subject, checks, sizes, kernels=kernels, progress=progress)
+    save_certificate(made)
+    return made
 
 
 def certify(
-    backend: Backend,
-    wide: Backend,
-    subjects: Sequence[Subject],
-    layers: Sequence[WholeLayer],
-    geometry: Geometry,
-    max_rows: int,
-    about: Mapping[str, object],
-    progress: Progress | None = None,
-    more: Sequence[Job] = (),
+    subject: Mapping[str, object],
+    checks: list[Check],
+    sizes: tuple[int, ...],
+    *,
     kernels: Callable[[], tuple[str, ...]] = tuple,
+    progress: Progress | None = None,
 ) -> Certificate:
-    """Test every operation and say which totals agree everywhere.
-
-    `wide` is the same backend for fp32; `about` is what the certificate is filed under; `more` are checks of whole
-    passes, and `kernels` names those a pass runs, for who has passes and is not known here.
-    """
+    """Run every check. A size is certified if no check differs at it; size 0 means the reference itself differs."""
     started = time.monotonic()
-    sizes = sizes_to_certify(backend, max_rows)
-    checks: list[OperationCheck] = []
-    jobs = [*_jobs(backend, wide, subjects, layers, geometry, sizes), *more]
+    done: list[OperationCheck] = []
     with torch.inference_mode():
-        for number, job in enumerate(jobs):
-            checks.append(job())
+        for check in checks:
+            done.append(check())
             if progress is not None:
-                progress(number + 1, len(jobs))
-    forget_neighbours()
-    differing = {size for check in checks for size in check.sizes_differing}
-    broken = [check.name for check in checks if 0 in check.sizes_differing]
+                progress(len(done), len(checks))
+    clear_neighbours()
+    differing = {size for check in done for size in check.sizes_differing}
+    broken = [check.name for check in done if 0 in check.sizes_differing]
     refusal = (
-        f"on this machine the reference pass of {backend.recipe.rows} rows does not repeat its own bits for "
+        "on this machine the reference pass does not repeat its own bits for "
         f"{', '.join(broken[:3])}, so no answer can be guaranteed"
         if broken
         else None
     )
-    certified = () if broken else tuple(size for size in sizes if size not in differing)
     return Certificate(
-        key=certificate_key(about),
-        subject=about,
-        sizes=certified,
-        checks=tuple(checks),
+        key=certificate_key(subject),
+        subject=subject,
+        sizes=() if broken else tuple(size for size in sizes if size not in differing),
+        checks=tuple(done),
         refusal=refusal,
         seconds=round(time.monotonic() - started, 3),
         kernels=kernels(),
     )
 
 
-def _jobs(
-    backend: Backend,
-    wide: Backend,
-    subjects: Sequence[Subject],
-    layers: Sequence[WholeLayer],
-    geometry: Geometry,
-    sizes: tuple[int, ...],
-) -> list[Job]:
-    rows = backend.recipe.rows
-    edges = tuple(size for size in sizes if size in (1, 2, rows, 2 * rows))
-    few = tuple(size for size in sizes if size <= MANY_ROWS)
-    on_gpu = backend.recipe.path == "triton"
-    jobs: list[Job] = []
-    for subject in subjects:
-        if not subject.is_head:
-            jobs.append(partial(check_product, backend, subject, sizes if subject.thorough else edges))
-        elif on_gpu:
-            sampled = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
-            jobs.append(partial(check_head, backend, subject, sampled))
-            jobs.append(partial(check_fast_head, backend, subject, sampled, sizes))
+def certificate_subject(
+    decoder: Decoder, settings: NumericSettings, max_pass_tokens: int, max_len: int
+) -> Mapping[str, object]:
+    """Everything the result of a certification can depend on. The certificate's key is a hash of it."""
+    model, device = decoder.config, decoder.backend.device
+    parts = device_parts(device)
+    return {
+        "holdfast": __version__,
+        "torch": str(torch.__version__),
+        "device": device_name(device),
+        **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
+        "source": own_source_digest(),  # the checks themselves, among others
+        "settings": settings.as_dict(),
+        "recipe": decoder.backend.recipe.as_dict(),
+        "cuts": _split_n(decoder),
+        "shapes": {
+            "family": model.family,
+            "hidden": model.hidden_size,
+            "intermediate": model.intermediate_size,
+            "layers": model.num_layers,
+            "heads": [model.num_heads, model.num_kv_heads, model.head_dim],
+            "vocab": model.vocab_size,
+            "windows": sorted({window for window in model.layer_windows if window is not None}),
+        },
+        "rows": max_pass_tokens,
+        "context": max_len,
+    }
+
+
+def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
+    """Where GEMMs are split along N, by shape. No bit should depend on it; the certificate checks that."""
+    linears = (product.linear for product in decoder.linears())
+    return {
+        f"{linear.out_features}x{linear.in_features}": [list(pair) for pair in sorted(linear.split_n.items())]
+        for linear in linears
+        if linear.split_n
+    }
+
+
+def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
+    """GEMMs of the first, a middle and the last layer at every size, those of the other layers at a few."""
+    backend = decoder.backend
+    sizes = sizes_to_certify(backend, max_pass_tokens)
+    for product in decoder.linears():
+        case = GemmCase(product.name, product.linear, is_head=product.is_head)
+        if not product.is_head:
+            thorough = product.layer in _sampled_layers(decoder)
+            yield partial(check_gemm, backend, case, sizes if thorough else _few_sizes(backend, sizes))
+        elif backend.recipe.path == "triton":
+            head_sizes = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
+            yield partial(check_head, backend, case, head_sizes)
+            yield partial(check_fast_head, backend, case, head_sizes, sizes)
         else:
-            jobs.append(partial(check_head, backend, subject, (*few, 2 * MANY_ROWS, sizes[-1])))
-    whole = (*(size for size in sizes if size in _LAYER_TOTALS), sizes[-1]) if on_gpu else (*edges, sizes[-1])
-    jobs += [partial(check_layer, backend, layer, geometry, whole) for layer in layers]
-    for one in dict.fromkeys((backend, wide)):
-        suffix = "" if one is backend else " (fp32)"
-        jobs += [
-            partial(check_rows, name + suffix, f"[{width}]", operation, operation, width, one, sizes)
-            for name, width, operation in row_operations(one, geometry)
-        ]
-        jobs.append(partial(check_attention, one, geometry, sizes, name="attention" + suffix))
-    if backend.device.type == "cuda":
-        jobs.append(partial(check_long_attention, backend, geometry, name="attention, longest context"))
-    sampled = _sampled(backend, few, sizes[-1])
-    jobs += [
-        partial(check_choice, name, operation, geometry.vocab, backend, sampled)
-        for name, operation in choice_operations(backend)
-    ]
-    return jobs
+            small = tuple(size for size in sizes if size <= DENSE_SEATING)
+            yield partial(check_head, backend, case, (*small, 2 * DENSE_SEATING, sizes[-1]))
 
 
-def _sampled(backend: Backend, few: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Numbers of rows the sampler is tried with."""
-    if is_interpreted(backend):
-        return few
+def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
+    """The fused layer against its operations one by one."""
+    backend = decoder.backend
+    sizes = sizes_to_certify(backend, max_pass_tokens)
+    few = _few_sizes(backend, sizes)
     if backend.recipe.path == "triton":
-        return tuple(size for size in _SAMPLED if size <= most)
-    return (*range(1, 33), *few[-4:])
+        few = tuple(size for size in sizes if size in _LAYER_SIZES)
+    for index in _sampled_layers(decoder):
+        case = LayerCase(f"layers.{index}", decoder.layers[index], decoder.layer_shape)
+        yield partial(check_layer, backend, case, shape, (*few, sizes[-1]))
+
+
+def _weightless_checks(
+    backend: Backend, fp32: Backend, shape: ModelShape, max_pass_tokens: int
+) -> Iterator[Check]:
+    """Norms, rope, activation, attention and the sampler."""
+    sizes = sizes_to_certify(backend, max_pass_tokens)
+    for one in dict.fromkeys((backend, fp32)):
+        suffix = "" if one is backend else " (fp32)"
+        for op in token_ops(one, shape):
+            yield partial(check_token_op, one, op, sizes, suffix=suffix)
+        yield partial(check_attention, one, shape, sizes, name="attention" + suffix)
+    if backend.device.type == "cuda":
+        yield partial(check_long_attention, backend, shape, name="attention, longest context")
+    for name, operation in sampler_ops(backend):
+        yield partial(check_sampler_op, backend, name, operation, shape.vocab, _sampled_sizes(backend, sizes))
+
+
+def _sampled_layers(decoder: Decoder) -> list[int]:
+    last = decoder.config.num_layers - 1
+    return sorted({0, decoder.config.num_layers // 2, last})
+
+
+def _few_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    reference_tokens = backend.recipe.rows
+    return tuple(size for size in sizes if size in (1, 2, reference_tokens, 2 * reference_tokens))
+
+
+def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Numbers of sampled tokens the sampler's operations are checked with."""
+    small = tuple(size for size in sizes if size <= DENSE_SEATING)
+    if is_interpreted(backend):
+        return small
+    if backend.recipe.path == "triton":
+        return tuple(size for size in _SAMPLED_SIZES if size <= sizes[-1])
+    return (*range(1, 33), *small[-4:])
+
+
+def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
+    model = decoder.config
+    return ModelShape(
+        hidden=model.hidden_size,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate=model.intermediate_size,
+        vocab=model.vocab_size,
+        page_size=decoder.backend.page_size,
+        max_context=max_len,
+        window=next((window for window in model.layer_windows if window is not None), None),
+    )
+
+
+def _fp32_backend(backend: Backend, settings: NumericSettings) -> Backend:
+    """The same backend in fp32. The backend itself where fp32 says nothing new: on Triton, and if it is fp32 already."""
+    recipe = backend.recipe
+    if recipe.path == "triton" or recipe.dtype == "float32":
+        return backend
+    kernels: KernelBackend = "compiled" if recipe.path == "compiled" else "library"
+    return open_backend(torch.float32, kernels=kernels, num_threads=settings.threads)

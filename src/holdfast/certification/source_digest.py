@@ -1,8 +1,9 @@
-"""The digest of our own source: the files of this package that decide prompts, logits and tokens.
+"""The digest of Holdfast's own source: the files that decide prompts, logits, tokens and certificates.
 
-A version says what was released; between two releases, or in a changed copy, only the source says which code answered. It is
-read once a process, with the first fingerprint, and found wherever the package lies. What only schedules, serves
-or reports is left out: it decides no bit. So are C sources, which are the recipe's.
+A version identifies a release. Between releases, or in a changed copy, only the source identifies the
+code. The digest is part of the fingerprint and of the certificate's key. It is computed once per process,
+also from a zip archive. Files that only schedule, serve or report decide no bit and are left out. C
+sources are left out too: the recipe has their digest.
 """
 
 import hashlib
@@ -18,25 +19,26 @@ FOLDERS = (
     "numerics",
     "models",
     "worker",
+    "certification",
     "thinking",
     "text",
     "structured",
     "sandbox",
-)  # with all below them
+)  # with all folders below them
 ENGINE_FILES = ("output.py", "input_processor.py")
 
 
 @cache
 def own_source_digest() -> str | None:
-    """None where the sources are not there, as in an installation of compiled files."""
+    """None if there are no sources, as in an installation of compiled files only."""
     try:
         return digest_source(resources.files("holdfast"))
-    except (OSError, ImportError, TypeError, ValueError):  # what loaders that are no folders answer with
+    except (OSError, ImportError, TypeError, ValueError):  # raised by loaders without folders
         return None
 
 
 def digest_source(package: Traversable) -> str | None:
-    """SHA-256 over path and content of every file that decides bits; None if a place where some must be holds none."""
+    """SHA-256 over path and content of every file that decides bits; None if a listed folder has no such file."""
     files = {name: [*_walk(package / name, name)] for name in FOLDERS}
     files["engine"] = [
         (path, file)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from holdfast.certification.split_k import SplitChoice
+    from holdfast.certification.gemm.recipes import GemmRecipe
 
 
-def show_recipes(choices: Sequence["SplitChoice"], console: "Console") -> None:
+def show_recipes(choices: Sequence["GemmRecipe"], console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -24,10 +24,10 @@ def show_recipes(choices: Sequence["SplitChoice"], console: "Console") -> None:
             one.name,
             str(one.out_features),
             str(one.in_features),
-            str(one.slices) if one.slices else "plain",
-            f"[{colour}]{len(one.totals)} of {one.num_tried}[/]",
-            str(len(one.cuts)),
-            str(one.plain_classes),
-            ", ".join(f"{rows}: {ratio:.2f}" for rows, ratio in one.costs) or "not measured",
+            str(one.split_k) if one.split_k else "plain",
+            f"[{colour}]{len(one.matching_sizes)} of {one.num_sizes_tested}[/]",
+            str(len(one.split_n)),
+            str(one.num_plain_results),
+            ", ".join(f"{rows}: {ratio:.2f}" for rows, ratio in one.relative_times) or "not measured",
         )
     console.print(table, soft_wrap=False)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from holdfast.certification.certificate import Certificate
-from holdfast.certification.certifier import obtain_certificate
-from holdfast.certification.gemm_recipes import choose_recipes
-from holdfast.certification.split_k import SplitChoice, cuts_of, slices_of
+from holdfast.certification.certify import obtain_certificate
+from holdfast.certification.gemm.choose import choose_recipes
+from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.config import (
     DTYPES,
     EngineConfig,
@@ -121,7 +121,14 @@ def assemble(
         _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
     certifying = _stage(show, "Certifying")
     certificate = obtain_certificate(
-        config.determinism, decoder, runner, store, settings, limits.max_pass_tokens, max_len, certifying
+        decoder,
+        runner,
+        store,
+        determinism=config.determinism,
+        settings=settings,
+        max_pass_tokens=limits.max_pass_tokens,
+        max_len=max_len,
+        progress=certifying,
     )
     if certificate is not None:
         schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, backend, limits))
@@ -141,7 +148,7 @@ def assemble(
 
 def recipes_of(
     config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
-) -> tuple[SplitChoice, ...]:
+) -> tuple[GemmRecipe, ...]:
     """The recipes an engine with these settings multiplies by, without loading a weight; none on a CPU's own paths."""
     device = choose_device(config.device, config.kernels)
     if not uses_triton(config.kernels, device):
@@ -179,8 +186,8 @@ def _open_backend(
         num_threads=settings.threads,
         device=device,
         vendor_gemm=config.determinism == "off",
-        split_k=slices_of(choices),
-        split_n=cuts_of(choices),
+        split_k=split_k_by_shape(choices),
+        split_n=split_n_by_shape(choices),
     )
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from holdfast.certification.certificate import Certificate, forget_certificate
+from holdfast.certification.certificate import Certificate, delete_certificate
 from holdfast.core.events import CertificateChecked, Event
 from holdfast.core.grammar import Grammar
 from holdfast.core.record_class import record_class
@@ -309,7 +309,7 @@ class Engine:
         )
         certificate, self.certificate = self.certificate, None
         if certificate is not None:
-            forget_certificate(certificate.key)
+            delete_certificate(certificate.key)
         for reply in {id(reply): reply for reply in self._replies.values()}.values():
             if reply.request.params.deterministic:
                 self._ask_again(reply)

@@ -10,8 +10,9 @@ import torch
 from holdfast.bench.gpu.engines import shape_config, the_device
 from holdfast.bench.gpu.report import Certificates, CertifiedProduct, Desk
 from holdfast.bench.gpu.settings import GpuSettings
-from holdfast.certification.split_k import GemmShape, SplitChoice, choose_slices, library_multiply
-from holdfast.models.shapes import gemm_shapes
+from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
+from holdfast.certification.gemm.multiply import library_multiply
+from holdfast.certification.gemm.recipes import GemmRecipe
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 REFERENCE_ROWS = 256
@@ -29,39 +30,35 @@ def run_certificate(settings: GpuSettings, desk: Desk) -> Certificates:
         choices = _ask(model, settings, started)
         found.seconds[model] = time.perf_counter() - started
         found.products += [_product(model, choice) for choice in choices]
-        cut = ", ".join(f"{one.name} {one.slices}" for one in choices)
+        cut = ", ".join(f"{one.name} {one.split_k}" for one in choices)
         desk.tell(f"{model}: slices {cut} ({found.seconds[model]:.1f} s)")
         desk.save()
     return found
 
 
-def _ask(model: str, settings: GpuSettings, moment: float) -> tuple[SplitChoice, ...]:
-    shapes = [
-        GemmShape(name, outputs, inputs, wide=has_bias or name == "head", is_head=name == "head")
-        for name, outputs, inputs, has_bias in gemm_shapes(shape_config(model))
-    ]
+def _ask(model: str, settings: GpuSettings, moment: float) -> tuple[GemmRecipe, ...]:
     reference = min(REFERENCE_ROWS, max(settings.sizes))
-    return choose_slices(
-        shapes,
+    return search_recipes(
+        model_gemm_shapes(shape_config(model)),
         library_multiply,
-        _DTYPES[settings.dtype],
-        the_device(),
-        {"for": "bench", "moment": moment},  # asked anew each time: it is the asking that is measured
-        reference_rows=reference,
-        totals=settings.sizes,
+        dtype=_DTYPES[settings.dtype],
+        device=the_device(),
+        subject={"for": "bench", "moment": moment},  # never on disk: the search itself is measured
+        reference_tokens=reference,
+        sizes=settings.sizes,
     )
 
 
-def _product(model: str, choice: SplitChoice) -> CertifiedProduct:
+def _product(model: str, choice: GemmRecipe) -> CertifiedProduct:
     return CertifiedProduct(
         model=model,
         name=choice.name,
         outputs=choice.out_features,
         inputs=choice.in_features,
-        slices=choice.slices,
+        slices=choice.split_k,
         is_certified=choice.agrees,
-        num_agreeing=len(choice.totals),
-        num_tried=choice.num_tried,
-        plain_classes=choice.plain_classes,
-        cost={str(rows): ratio for rows, ratio in choice.costs},
+        num_agreeing=len(choice.matching_sizes),
+        num_tried=choice.num_sizes_tested,
+        plain_classes=choice.num_plain_results,
+        cost={str(rows): ratio for rows, ratio in choice.relative_times},
     )

@@ -2,7 +2,7 @@
 
 import gc
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +53,7 @@ def certify(
 
 def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
     """The certificate of this model and machine, and whether it was made by this call."""
-    from holdfast.certification.certificate import forget_certificate
+    from holdfast.certification.certificate import delete_certificate
     from holdfast.cli.progress import StageBars
 
     bars = StageBars()
@@ -61,7 +61,7 @@ def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
     for _ in range(_TRIES if fresh else 0):
         if certificate is None or "Certifying" in bars.stages:
             break
-        forget_certificate(certificate.key)
+        delete_certificate(certificate.key)
         gc.collect()  # a GPU holds one engine
         certificate = engine.open(bars).engine.certificate
     if certificate is None:
@@ -81,7 +81,7 @@ def _show_shapes(engine: o.EngineOptions, fresh: bool, json_output: bool) -> Non
     if not choices:
         raise ConfigError("--shapes asks a GPU how it multiplies, and this engine would compute on the CPU")
     if json_output:
-        typer.echo(json.dumps([asdict(one) for one in choices]))
+        typer.echo(json.dumps([one.as_dict() for one in choices]))
     else:
         show_recipes(choices, Console(highlight=False, soft_wrap=True))
 

@@ -185,7 +185,7 @@ def _certificate() -> Finding:
     """Whether one is kept for the default model, on this device, with these versions."""
     import torch
 
-    from holdfast.certification.certificate import kept_certificates
+    from holdfast.certification.certificate import list_certificates
     from holdfast.errors import HoldfastError
     from holdfast.models.checkpoint import open_checkpoint
     from holdfast.models.locate import locate
@@ -203,7 +203,7 @@ def _certificate() -> Finding:
     sizes = {"layers": model.num_layers, "hidden": model.hidden_size, "vocab": model.vocab_size}
     fitting = [
         certificate
-        for certificate in kept_certificates()
+        for certificate in list_certificates()
         if ours.items() <= certificate.subject.items()
         and isinstance(shapes := certificate.subject.get("shapes"), dict)
         and sizes.items() <= shapes.items()

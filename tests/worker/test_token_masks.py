@@ -10,7 +10,7 @@ from transformers import NoBadWordsLogitsProcessor
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.worker.logits_processors.pipeline import adjust
 from holdfast.worker.logits_processors.token_lists import _made
-from worker.asking import VOCAB, mask, parts, span
+from worker.sampler_spans import VOCAB, mask, parts, span
 
 GREEDY = SamplingParams(temperature=0)
 TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]

@@ -1,4 +1,4 @@
-"""The digest of our own source: the same wherever it lies, another with every byte that may decide bits."""
+"""The source digest: the same at any path, another with every changed byte of a file that decides bits."""
 
 import shutil
 import subprocess
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.certification import source_digest as own_source
+from holdfast.certification import source_digest as module
 from holdfast.certification.source_digest import ENGINE_FILES, FOLDERS, digest_source, own_source_digest
 
 HERE = Path(holdfast.__file__).parent
-# What schedules, serves, configures or reports.
+# Files that schedule, serve, configure or report.
 DECIDES_NOTHING = {
     *(
         "__init__.py",
@@ -36,7 +36,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def in_another_process(path: Path) -> str:
-    """The digest that the package found there makes of itself."""
+    """The digest that the package at this path computes of itself."""
     program = (
         "from holdfast.certification import source_digest as source; "
         "print(source.__file__, source.own_source_digest())"
@@ -60,21 +60,21 @@ def zipped(folder: Path, file: Path) -> Path:
     return file
 
 
-def test_two_processes_agree(copied: Path) -> None:
+def test_digest_is_the_same_in_two_processes(copied: Path) -> None:
     digest = digest_source(copied)
     assert digest is not None
     assert in_another_process(copied.parent) == in_another_process(copied.parent) == digest
 
 
-def test_ours_is_known_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     digest = own_source_digest()
     assert digest is not None
     assert len(digest) == 64
-    monkeypatch.setattr(own_source, "digest_source", lambda package: "changed while the process runs")
+    monkeypatch.setattr(module, "digest_source", lambda package: "changed while the process runs")
     assert own_source_digest() == digest
 
 
-def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
+def test_digest_is_the_same_from_an_archive(copied: Path, tmp_path: Path) -> None:
     archive = zipped(copied, tmp_path / "holdfast.zip")
     assert digest_source(zipfile.Path(archive, "holdfast/")) == digest_source(copied)
     assert in_another_process(archive) == digest_source(copied)
@@ -90,6 +90,8 @@ def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
             "worker/logits_processors/grammar_masks.py",
             "models/decoder.py",
             "thinking/blocks.py",
+            "certification/checks/operations.py",
+            "certification/gemm/split_k.py",
         ),
         *(
             "numerics/rope.py",
@@ -106,7 +108,7 @@ def test_it_is_the_same_out_of_an_archive(copied: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_every_byte_counts(copied: Path, name: str) -> None:
+def test_every_changed_byte_and_path_changes_the_digest(copied: Path, name: str) -> None:
     before = digest_source(copied)
     file = copied / name
     file.write_bytes(file.read_bytes() + b"\n")
@@ -118,7 +120,7 @@ def test_every_byte_counts(copied: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cli/main.py", "scheduler/policy.py", "engine/engine.py", "engine/replay.py"]
 )
-def test_what_decides_no_bit_is_left_out(copied: Path, name: str) -> None:
+def test_files_that_decide_no_bits_are_left_out(copied: Path, name: str) -> None:
     before = digest_source(copied)
     (copied / name).write_text("")
     (copied / "worker" / "__pycache__").mkdir()
@@ -126,7 +128,7 @@ def test_what_decides_no_bit_is_left_out(copied: Path, name: str) -> None:
     assert digest_source(copied) == before
 
 
-def test_every_file_of_the_engine_is_judged() -> None:
+def test_every_engine_file_is_listed() -> None:
     names = {path.name for path in (HERE / "engine").glob("*.py")}
     counted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in ENGINE_FILES)}
     assert names - counted == DECIDES_NOTHING, (

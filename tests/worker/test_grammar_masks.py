@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import Span
 from holdfast.worker.logits_processors.grammar_masks import MaskWorker
-from worker.asking import ToldGrammar, span
+from worker.sampler_spans import ToldGrammar, span
 
 
 def told(*masks: bytes | None) -> Constraint:

@@ -24,7 +24,7 @@ from holdfast.core.step_plan import (
 )
 from holdfast.models.decoder import Decoder
 from holdfast.worker.model_runner import ModelRunner
-from worker.asking import ToldGrammar, mask
+from worker.sampler_spans import ToldGrammar, mask
 
 PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = (5, 9, 2, 7, 0, 11, 3, 8, 1, 10)

@@ -1,4 +1,4 @@
-"""What the engine makes of its certificate: refusal, sizes left out, and the copy on disk."""
+"""Certification of an engine: refusal, sizes that are not certified, and the file on disk."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from holdfast import SamplingParams
-from holdfast.certification import certifier as certifying
+from holdfast.certification import certify as certifying
 from holdfast.certification.certificate import certificate_key, load_certificate
-from holdfast.certification.split_k import SplitChoice
+from holdfast.certification.gemm.recipes import GemmRecipe
 from holdfast.engine import builder as build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm import LLM
@@ -28,31 +28,31 @@ PARAMS = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, determini
 ORDINARY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
 
 
-class Bent:
-    """A backend with a fault in its products: `bend(product, canonical)` adds it in place."""
+class FaultyGemm:
+    """A backend with a fault in its GEMMs: `fault(product, canonical)` adds it in place."""
 
-    def __init__(self, inner: Any, bend: Any) -> None:
-        self._inner, self._bend = inner, bend
+    def __init__(self, inner: Any, fault: Any) -> None:
+        self._inner, self._fault = inner, fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         out = self._inner.linear(x, w, canonical=canonical)
-        self._bend(out, canonical)
+        self._fault(out, canonical)
         return out
 
     def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         out = self._inner.logits(x, w, canonical=canonical)
-        self._bend(out, canonical)
+        self._fault(out, canonical)
         return out
 
     def layer(self, *args: Any, canonical: bool) -> None:
         run_layer(self, *args, canonical=canonical)  # type: ignore[arg-type]
 
 
-class BentNorm(Bent):
-    """A fault in the norm instead, which has no canonical form of its own."""
+class FaultyNorm(FaultyGemm):
+    """A fault in the norm, which has one form only."""
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         return self._inner.linear(x, w, canonical=canonical)
@@ -62,12 +62,12 @@ class BentNorm(Bent):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = self._inner.rms_norm(x, weight, eps)
-        self._bend(out, True)
+        self._fault(out, True)
         return out
 
 
-class BentLayer(Bent):
-    """Operations that are right, and a layer in one go that is not."""
+class FaultyLayer(FaultyGemm):
+    """The operations are right, the fused layer is not."""
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         return self._inner.linear(x, w, canonical=canonical)
@@ -77,11 +77,11 @@ class BentLayer(Bent):
 
     def layer(self, residual: Tensor, *args: Any, canonical: bool) -> None:
         self._inner.layer(residual, *args, canonical=canonical)
-        self._bend(residual, canonical)
+        self._fault(residual, canonical)
 
 
-class CutColumns(Bent):
-    """Nothing is wrong; products of 64 columns are in two pieces, `bend` columns first, as an engine on a GPU may decide."""
+class SplitN(FaultyGemm):
+    """No fault. GEMMs of 64 columns have a split-N of `fault` columns, as an engine on a GPU may choose."""
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         return self._inner.linear(x, w, canonical=canonical)
@@ -91,21 +91,21 @@ class CutColumns(Bent):
 
     def pack(self, *args: Any) -> Linear:
         packed = self._inner.pack(*args)
-        return replace(packed, split_n={8: self._bend}) if packed.out_features == 64 else packed
+        return replace(packed, split_n={8: self._fault}) if packed.out_features == 64 else packed
 
 
-def open_bent(
+def open_faulty(
     model: Path,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
-    bend: Any,
-    kind: type[Bent] = Bent,
+    fault: Any,
+    kind: type[FaultyGemm] = FaultyGemm,
     **config: Any,
 ) -> LLM:
-    open_backend(torch.float32, num_threads=1)  # kernels are built in the session's own cache
+    open_backend(torch.float32, num_threads=1)  # builds the C kernels in the cache of the test session
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(cache))
     for module in (build, certifying):
-        monkeypatch.setattr(module, "open_backend", lambda *a, **k: kind(open_backend(*a, **k), bend))
+        monkeypatch.setattr(module, "open_backend", lambda *a, **k: kind(open_backend(*a, **k), fault))
     return LLM(str(model), dtype="fp32", max_pass_tokens=64, max_num_seqs=8, **config)
 
 
@@ -115,13 +115,13 @@ def same_bits(one: LLM, other: LLM) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_a_row_that_feels_its_index_refuses_the_guarantee(
+def test_dependence_on_the_place_in_the_batch_refuses_determinism(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     def by_index(out: Tensor, canonical: bool) -> None:
         out += torch.arange(len(out))[:, None] * 1e-3
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_index, determinism=mode)
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, by_index, determinism=mode)
     assert llm.engine.certificate is not None
     assert llm.engine.certificate.sizes == ()
     with pytest.raises(DeterminismRefused, match=r"does not repeat its own bits for layers\.0\.qkv"):
@@ -132,51 +132,51 @@ def test_a_row_that_feels_its_index_refuses_the_guarantee(
     assert [len(result.token_ids) for result in llm.generate(PROMPTS, ORDINARY)] == [10, 10, 10]
 
 
-def test_a_row_that_feels_its_neighbours_refuses_the_guarantee(
+def test_dependence_on_neighbours_refuses_determinism(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_neighbours(out: Tensor, canonical: bool) -> None:
         out += out.mean() * 1e-3
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, by_neighbours)
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, by_neighbours)
     with pytest.raises(DeterminismRefused):
         llm.generate(PROMPTS, PARAMS)
 
 
-@pytest.mark.parametrize("kind", [Bent, BentNorm])
-def test_a_canonical_pass_of_another_total_that_differs_refuses_the_guarantee(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Bent]
+@pytest.mark.parametrize("kind", [FaultyGemm, FaultyNorm])
+def test_differing_canonical_size_refuses_determinism(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[FaultyGemm]
 ) -> None:
     def at_two_slabs(out: Tensor, canonical: bool) -> None:
         if canonical and len(out) == 32:
             out *= 1 + 1e-5
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, at_two_slabs, kind, determinism="verify")
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, at_two_slabs, kind, determinism="verify")
     with pytest.raises(DeterminismRefused, match="does not repeat its own bits"):
         llm.generate(PROMPTS, PARAMS)
 
 
-def test_a_layer_in_one_go_that_differs_at_a_size_is_not_certified_there(
+def test_size_at_which_the_fused_layer_differs_is_not_certified(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alone(out: Tensor, canonical: bool) -> None:
         if len(out) == 1:
             out *= 1 + 1e-5
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, alone, BentLayer)
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, alone, FaultyLayer)
     assert llm.engine.certificate is not None
     assert 1 not in llm.engine.certificate.sizes
     assert 2 in llm.engine.certificate.sizes
 
 
-def test_sizes_that_differ_are_not_certified_and_answers_stay_the_same(
+def test_differing_sizes_are_not_certified_and_answers_stay_the_same(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_llm: LLM
 ) -> None:
     def at_some_sizes(out: Tensor, canonical: bool) -> None:
         if not canonical and len(out) in (1, 3, 40):
             out *= 1 + 1e-6
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, at_some_sizes)
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, at_some_sizes)
     assert llm.engine.certificate is not None
     sizes = llm.engine.certificate.sizes
     assert not {1, 3, 40} & set(sizes)
@@ -186,14 +186,14 @@ def test_sizes_that_differ_are_not_certified_and_answers_stay_the_same(
     assert all(result.determinism == "certified" for result in llm.generate(PROMPTS, PARAMS))
 
 
-def test_without_a_certified_size_every_token_is_verified_and_rollbacks_happen(
+def test_without_certified_sizes_every_token_is_verified_and_rollbacks_happen(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_llm: LLM
 ) -> None:
     def grossly(out: Tensor, canonical: bool) -> None:
         if not canonical:
             out += torch.arange(out.shape[1]) * 1e-2
 
-    llm = open_bent(tiny_llama, tmp_path, monkeypatch, grossly)
+    llm = open_faulty(tiny_llama, tmp_path, monkeypatch, grossly)
     assert llm.engine.certificate is not None
     assert llm.engine.certificate.sizes == ()
     assert llm.engine.certificate.refusal is None
@@ -205,7 +205,7 @@ def test_without_a_certified_size_every_token_is_verified_and_rollbacks_happen(
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The keys of the certificates that were made, not read."""
+    """The keys of the certificates that were made, not loaded."""
     made: list[str] = []
     original = certifying.certify
 
@@ -223,7 +223,7 @@ def start(model: Path, **config: Any) -> LLM:
 
 
 def assert_plain(value: Any) -> None:
-    """No type of a library's: torch calls its version a TorchVersion, which no encoder takes for a text."""
+    """Only built-in types: torch's version is a TorchVersion, which JSON encoders may refuse."""
     assert type(value) in (dict, list, tuple, str, int, float, bool, type(None)), repr(value)
     for one in (
         value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -231,7 +231,7 @@ def assert_plain(value: Any) -> None:
         assert_plain(one)
 
 
-def test_a_certificate_is_made_once_and_read_again(
+def test_certificate_is_made_once_and_loaded_again(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], auto_llm: LLM
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
@@ -241,13 +241,13 @@ def test_a_certificate_is_made_once_and_read_again(
     assert len(counted) == 1
     assert first.engine.certificate == second.engine.certificate == load_certificate(counted[0])
     assert same_bits(first, second)
-    start(tiny_llama, max_pass_tokens=48)  # another question, another certificate
+    start(tiny_llama, max_pass_tokens=48)  # another subject, another certificate
     start(tiny_llama, dtype="bf16")
     assert len(set(counted)) == len(counted) == 3
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda path: path.write_text("{"),
         lambda path: path.write_text("[]"),
@@ -262,20 +262,20 @@ def test_a_certificate_is_made_once_and_read_again(
         lambda path: path.write_text("[" * 100_000),
     ],
 )  # fmt: skip
-def test_a_spoiled_file_is_as_good_as_none(cache_dir: Path, spoil: Any, auto_llm: LLM) -> None:
+def test_unreadable_certificate_file_is_ignored(cache_dir: Path, damage: Any, auto_llm: LLM) -> None:
     certificate = auto_llm.engine.certificate
     assert certificate is not None
     path = cache_dir / "certificates" / f"{certificate.key}.json"
     before = path.read_bytes()
     assert load_certificate(certificate.key) == certificate
     try:
-        spoil(path)
+        damage(path)
         assert load_certificate(certificate.key) is None
     finally:
         path.write_bytes(before)
 
 
-def test_a_spoiled_file_is_made_anew(
+def test_unreadable_certificate_file_is_replaced(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str], auto_llm: LLM
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
@@ -287,7 +287,7 @@ def test_a_spoiled_file_is_made_anew(
     assert load_certificate(counted[0]) is not None
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(
+def test_unwritable_certificate_folder_logs_a_warning(
     tiny_llama: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -304,14 +304,12 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert len(counted) == 1
 
 
-def test_nothing_half_written_is_left(cache_dir: Path, auto_llm: LLM) -> None:
+def test_no_temporary_files_are_left(cache_dir: Path, auto_llm: LLM) -> None:
     assert {path.suffix for path in (cache_dir / "certificates").iterdir()} == {".json"}
     assert os.environ["HOLDFAST_CACHE_DIR"] == str(cache_dir)
 
 
-def test_the_digest_is_of_what_it_says(auto_llm: LLM) -> None:
-    from dataclasses import replace
-
+def test_digest_ignores_seconds_only(auto_llm: LLM) -> None:
     certificate = auto_llm.engine.certificate
     assert certificate is not None
     assert certificate_key(certificate.subject) == certificate.key
@@ -319,23 +317,23 @@ def test_the_digest_is_of_what_it_says(auto_llm: LLM) -> None:
     assert replace(certificate, sizes=(1,)).digest != certificate.digest
 
 
-def test_a_certificate_is_for_the_cuts_it_tested(
+def test_certificate_key_depends_on_split_n(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, same, other = (
-        open_bent(tiny_llama, tmp_path, monkeypatch, first, CutColumns).engine.certificate
+        open_faulty(tiny_llama, tmp_path, monkeypatch, first, SplitN).engine.certificate
         for first in (16, 16, 32)
     )
     assert one is not None and other is not None and one == same
     assert one.key != other.key
-    cuts = cast(dict[str, list[list[int]]], one.subject["cuts"])
-    assert cuts and all(found == [[8, 16]] for found in cuts.values())
+    split_n = cast(dict[str, list[list[int]]], one.subject["cuts"])
+    assert split_n and all(found == [[8, 16]] for found in split_n.values())
 
 
-def test_open_backend_receives_chosen_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_recipes_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = (
-        SplitChoice("gate_up", 28672, 4096, 0, (256,), 1, 1, (), ((256, 16128), (448, 21504))),
-        SplitChoice("down", 4096, 14336, 2, (256,), 1, 4),
+        GemmRecipe("gate_up", 28672, 4096, 0, (256,), 1, 1, (), ((256, 16128), (448, 21504))),
+        GemmRecipe("down", 4096, 14336, 2, (256,), 1, 4),
     )
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(build, "uses_triton", lambda *given: True)

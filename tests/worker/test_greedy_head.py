@@ -15,7 +15,7 @@ from holdfast.worker.input_batch import InputBatch, batch_of
 from holdfast.worker.sampler import sample
 from holdfast.worker.transfer import HostCopies
 from support.fake_recorder import FakeRecorder
-from worker.asking import ToldGrammar, mask, parts
+from worker.sampler_spans import ToldGrammar, mask, parts
 
 SIZES, CANONICAL = (1, 3, 8, 600), (8,)
 GREEDY = Sampling(SamplingParams(temperature=0), 0, 4)

@@ -1,0 +1,1 @@
+"""The checks a certificate is made of: each compares bits with the reference."""

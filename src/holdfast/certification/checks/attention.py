@@ -1,0 +1,200 @@
+"""Check of attention: a token gets the same bits alone, in a window, in a chunk, and in any pages."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.checks.operations import ModelShape
+from holdfast.certification.checks.probes import Differences
+from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.ops import Backend
+
+_SHORT_WINDOW = 40  # shorter than the probe's context, so that the sliding window matters
+_MAX_QUERIES = 4096  # distinct ones; a longer context uses them again
+
+SpanList = Sequence[tuple[int, int]]  # positions start .. stop - 1 of the probe request
+_PagedKV = tuple[Tensor, KVLayer]  # the pages of the probe request in order, and the layer that holds them
+
+
+def check_attention(
+    backend: Backend, model: ModelShape, sizes: tuple[int, ...], *, name: str
+) -> OperationCheck:
+    """The tokens of one request, computed as the reference computes them, then in passes of every size."""
+    windows = [None] if model.window is None else [None, min(model.window, _SHORT_WINDOW)]
+    differences = Differences()
+    for window in windows:
+        _check_window(backend, model, sizes, window, differences)
+    return _result(name, model, sizes, differences)
+
+
+def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> OperationCheck:
+    """A late, a middle and an early stretch of the longest context, as chunks, windows and decode tokens. A difference
+    here may occur in a pass of any size: it is reported as size 0."""
+    reference_tokens = backend.recipe.rows
+    differences = Differences()
+    for window in dict.fromkeys((None, model.window)):
+        bench = _AttentionBench(backend, model, window, model.max_context)
+        ends = {
+            bench.context,
+            bench.context - 77,
+            bench.context // 2 + 33,
+            min(bench.context, 3 * reference_tokens + 1),
+        }
+        for end in sorted(end for end in ends if end > 0):
+            bench.check_stretch(end, differences)
+    return _result(name, model, (reference_tokens,), differences)
+
+
+def _result(name: str, model: ModelShape, sizes: tuple[int, ...], differences: Differences) -> OperationCheck:
+    shape = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
+    differing = tuple(sorted(differences.labels()))
+    return OperationCheck(name, shape, sizes, differing, differences.num_comparisons)
+
+
+def _check_window(
+    backend: Backend,
+    model: ModelShape,
+    sizes: tuple[int, ...],
+    window: int | None,
+    differences: Differences,
+) -> None:
+    """Add the sizes that differ. 0: the reference differs, or passes of any size may."""
+    bench = _AttentionBench(backend, model, window, min(model.max_context, 9 * model.page_size + 5))
+    reference = bench.reference()  # [context, heads * head_dim]
+    reference_tokens = backend.recipe.rows
+    differences.compare(0, bench.shuffled(), reference)
+    # The size of a canonical pass is a multiple of the reference's, certified or not. If one differs, the reference does.
+    for size in sorted({*sizes, *range(reference_tokens, max(sizes) + 1, reference_tokens)}):
+        label = 0 if size % reference_tokens == 0 else size
+        bench.check_chunk(size, reference, label, differences)
+        if size > 2 * reference_tokens:
+            bench.check_decode(size, reference, label, differences)
+    # Padding adds no request, so a pass of any size may hold any number and any mixture of requests.
+    for count in _decode_counts(backend):
+        bench.check_decode(count, reference, 0, differences)
+    bench.check_mixture(reference, 0, differences)
+
+
+def _decode_counts(backend: Backend) -> Sequence[int]:
+    """Numbers of decode tokens to try; a few under Triton's interpreter, where each takes seconds."""
+    most = 2 * backend.recipe.rows
+    return (1, 3) if is_interpreted(backend) else range(1, most + 1)
+
+
+class _AttentionBench:
+    """One probe request in KV pages of its own, once in order and once shuffled."""
+
+    def __init__(self, backend: Backend, model: ModelShape, window: int | None, context: int) -> None:
+        self._backend, self._model, self._window = backend, model, window
+        self.context = context
+        self._device = backend.device
+        generator = torch.Generator(self._device).manual_seed(5)
+        dtype = getattr(torch, backend.recipe.dtype)
+        heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
+
+        def random(length: int, count: int) -> Tensor:
+            return torch.randn(length, count, dim, generator=generator, device=self._device).to(dtype)
+
+        self._q = random(min(context, _MAX_QUERIES), heads)
+        k, v = random(context, kv_heads), random(context, kv_heads)
+        num_pages = -(-context // model.page_size)
+        in_order = torch.arange(num_pages, device=self._device)
+        order = torch.randperm(num_pages, generator=generator, device=self._device)
+        self._in_order = in_order, self._store(k, v, in_order)
+        self._shuffled = order, self._store(k, v, order)
+
+    def reference(self) -> Tensor:
+        """The request in chunks of the reference's size, with pages in order."""
+        return self._chunked(self._in_order)
+
+    def shuffled(self) -> Tensor:
+        """The same chunks, with shuffled pages."""
+        return self._chunked(self._shuffled)
+
+    def check_chunk(self, size: int, reference: Tensor, label: int, differences: Differences) -> None:
+        """The last tokens of the request as one chunk of `size` tokens."""
+        chunk = min(size, self.context)
+        last = self._pass([(self.context - chunk, self.context)], self._shuffled, padding=size - chunk)
+        differences.compare(label, last[:chunk], reference[-chunk:])
+
+    def check_decode(self, count: int, reference: Tensor, label: int, differences: Differences) -> None:
+        """`count` decode tokens, each a span of its own."""
+        starts = [(self.context - 1 - 7 * index % self.context) for index in range(count)]
+        out = self._pass([(start, start + 1) for start in starts], self._shuffled, padding=0)
+        differences.compare(label, out, reference[torch.tensor(starts, device=self._device)])
+
+    def check_mixture(self, reference: Tensor, label: int, differences: Differences) -> None:
+        """Decode tokens, a window and a chunk in one pass, followed by padding."""
+        end = self.context
+        spans = [(end - 1, end), (end - 5, end), (0, end // 2), (3, 4), (end // 2, end - 7)]
+        out = self._pass(spans, self._shuffled, padding=3)
+        positions = torch.tensor(
+            [position for start, stop in spans for position in range(start, stop)], device=self._device
+        )
+        differences.compare(label, out[: len(positions)], reference[positions])
+
+    def check_stretch(self, end: int, differences: Differences) -> None:
+        """The positions before `end`: as one chunk of the reference's size, then in every other way. Label 0."""
+        reference_tokens = self._backend.recipe.rows
+        length = min(reference_tokens, end)
+        first = end - length
+        reference = self._pass([(first, end)], self._in_order, padding=reference_tokens - length)[:length]
+
+        def compare(spans: SpanList, padding: int = 0) -> None:
+            out = self._pass(spans, self._shuffled, padding=padding)
+            at = [position - first for start, stop in spans for position in range(start, stop)]
+            own = [index for index, offset in enumerate(at) if offset >= 0]
+            picked = torch.tensor([own, [at[index] for index in own]], device=self._device)
+            differences.compare(0, out[picked[0]], reference[picked[1]])
+
+        compare([(first, end)], padding=reference_tokens - length)
+        for size in (5, 64, 2 * reference_tokens, 4 * reference_tokens):
+            compare([(max(0, end - size), end)])
+        for count in (1, 2, 7, 32, 64, 128):
+            starts = [end - 1 - 3 * index % length for index in range(count)]
+            compare([(start, start + 1) for start in starts])
+        compare([(end - 1, end), (max(0, end - 9), end), (end - 1, end), (max(0, end - 100), end)], padding=3)
+
+    def _chunked(self, pages: _PagedKV) -> Tensor:
+        size = self._backend.recipe.rows
+        chunks = [(start, min(start + size, self.context)) for start in range(0, self.context, size)]
+        outs = [
+            self._pass([(start, stop)], pages, padding=size - (stop - start))[: stop - start]
+            for start, stop in chunks
+        ]
+        return torch.cat(outs)
+
+    def _store(self, k: Tensor, v: Tensor, order: Tensor) -> KVLayer:
+        size = self._model.page_size
+        layer = self._backend.new_kv_layer(len(order), self._model.kv_heads, self._model.head_dim)
+        positions = torch.arange(self.context, device=self._device)
+        self._backend.store_kv(k, v, layer, order[positions // size] * size + positions % size)
+        return layer
+
+    def _pass(self, spans: SpanList, pages: _PagedKV, padding: int) -> Tensor:
+        order, layer = pages
+        positions = [position for start, stop in spans for position in range(start, stop)]
+        num_tokens = len(positions) + padding
+        starts = [0]
+        for start, stop in spans:
+            starts.append(starts[-1] + stop - start)
+        at = torch.tensor(positions + [0] * padding, device=self._device)
+        q = self._q[at % len(self._q)]
+        q[len(positions) :] = 0
+        real = torch.arange(num_tokens, device=self._device) < len(positions)
+        batch = ForwardBatch(
+            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=self._device),
+            positions=at,
+            slots=torch.where(real, self._slots(at, order), -1),
+            span_starts=torch.tensor(starts, dtype=torch.int32, device=self._device),
+            page_table=order.to(torch.int32).expand(len(spans), -1).contiguous(),
+        )
+        scale = self._model.head_dim**-0.5
+        return self._backend.attention(q, layer, batch, scale=scale, window=self._window)
+
+    def _slots(self, at: Tensor, order: Tensor) -> Tensor:
+        size = self._model.page_size
+        return order[at // size] * size + at % size

@@ -1,0 +1,294 @@
+"""Check of whole passes, as the model runner runs them in the KV store's own pages.
+
+The other checks test operations one by one. This one tests everything between them: CUDA graphs, page tables, padding,
+the head and the sampler. Before any request runs, random keys and values fill a context of the maximal length. Probe
+tokens decode at several positions of it, up to the last. Each has a last page of its own:
+
+    the context's pages   [ 17 | 4 | 90 | 33 | ... ]        shuffled, shared, only read
+    probe at position p   [ 17 | 4 | 61 ]                   61: a copy of page 90; the probe writes its own slot there
+
+Each probe's result in a reference pass is compared with its result among other neighbours, at other places, in other
+pages and in passes of other sizes: its token, the bits of its logprob and logits, and its keys and values in every layer.
+The pages are zeroed at the end.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.checks.probes import bits_of
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, StepPlan
+from holdfast.numerics.forward_batch import KVLayer
+
+_log = logging.getLogger(__name__)
+
+PASS_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512, 4096, 8192)
+_NUM_PROBES = 8
+_MAX_OWN_PAGES = 1024  # for probes and neighbours
+_MAX_NEIGHBOUR_POSITION = 1000
+_SHORT_CONTEXT = 4000
+_SAMPLING_PARAMS = (
+    SamplingParams(temperature=0.0, logprobs=0),  # takes the greedy head graph
+    SamplingParams(temperature=0.0, logprobs=2),
+    SamplingParams(temperature=0.8, top_p=0.95, seed=7),
+)
+
+
+class PassRunner(Protocol):
+    """The part of a model runner that this check needs."""
+
+    def run(self, plan: StepPlan) -> list[PassResult]: ...
+
+
+@dataclass(frozen=True)
+class PassBench:
+    """Where passes are checked: a model runner, the KV layers it writes to, and their sizes."""
+
+    runner: PassRunner
+    layers: Sequence[KVLayer]
+    page_size: int
+    vocab_size: int
+    reference_tokens: int
+
+    @property
+    def num_pages(self) -> int:
+        return int(self.layers[0].keys.shape[0])
+
+
+def check_passes(
+    bench: PassBench, max_pass_tokens: int, max_len: int, canonical_sizes: Sequence[int] = ()
+) -> OperationCheck:
+    """The pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of the reference's."""
+    sizes = tuple(size for size in PASS_SIZES if size <= max_pass_tokens)
+    canonical = sorted({bench.reference_tokens, *canonical_sizes})
+    trials = [_Trial(0, size, certified=False) for size in canonical if size <= max_pass_tokens]
+    trials += [_Trial(size, size, certified=True) for size in sizes]
+    differing: set[int] = set()
+    compared = 0
+    lengths: set[int] = set()
+    # A large pass at the longest context may not fit a CUDA graph. A short context tests its graph.
+    for length in sorted({max_len, min(max_len, _SHORT_CONTEXT)}):
+        with torch.inference_mode():
+            context = _ProbeContext(bench, length)
+            try:
+                found, count = _run_trials(context, bench.reference_tokens, trials)
+            finally:
+                context.clear()
+        differing |= found
+        compared += count
+        lengths.add(context.length)
+    shape = f"{len(bench.layers)} layers, context {' and '.join(map(str, sorted(lengths)))}"
+    return OperationCheck("pass", shape, sizes, tuple(sorted(differing)), compared)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A pass of some size, run as a certified or a canonical one, and the size it is reported as."""
+
+    label: int
+    size: int
+    certified: bool
+
+
+def _run_trials(
+    context: "_ProbeContext", reference_tokens: int, trials: Sequence[_Trial]
+) -> tuple[set[int], int]:
+    """The labels of the trials that differ, and how many probes were compared."""
+    differing: set[int] = set()
+    compared = 0
+    for number, params in enumerate(_SAMPLING_PARAMS):
+        expected = context.run(params, reference_tokens, certified=False, turn=number)
+        for trial in trials:
+            found = context.run(params, trial.size, certified=trial.certified, turn=trial.size + number + 1)
+            compared += len(found)
+            if not _same(found, expected):
+                differing.add(trial.label)
+    return differing, compared
+
+
+def kernels_of_a_pass(bench: PassBench, max_len: int) -> tuple[str, ...]:
+    """The names of the GPU kernels in a decode pass and in one with a prompt chunk. Empty if profiling fails."""
+    with torch.inference_mode():
+        context = _ProbeContext(bench, min(max_len, _MAX_NEIGHBOUR_POSITION))
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for turn, size in enumerate((2 * bench.reference_tokens, _NUM_PROBES)):
+                    context.run(_SAMPLING_PARAMS[0], size, certified=True, turn=turn)
+                torch.cuda.synchronize()
+        except RuntimeError as error:
+            _log.warning("the kernels of a pass could not be profiled: %s", error)
+            return ()
+        finally:
+            context.clear()
+    names = {event.key for event in profile.key_averages() if event.device_type.name == "CUDA"}
+    return tuple(sorted(name for name in names if not name.startswith(("Memcpy", "Memset"))))
+
+
+@dataclass(frozen=True)
+class _ProbeResult:
+    """What a pass computed for one probe."""
+
+    sampled: Sampled
+    slots: Tensor  # the bits of its keys and values in every layer
+
+
+class _ProbeContext:
+    """The shared context, the probes' positions in it, and the pages of probes and neighbours."""
+
+    def __init__(self, bench: PassBench, max_len: int) -> None:
+        self._bench, self._max_len = bench, max_len
+        self._rng = random.Random(11)
+        pages = list(range(bench.num_pages))
+        self._rng.shuffle(pages)
+        pages = pages[: -(-max_len // bench.page_size) + _MAX_OWN_PAGES]
+        num_own = min(_MAX_OWN_PAGES, max(1, len(pages) // 2))
+        self._own, self._pages = pages[:num_own], pages[num_own:]
+        if not self._pages:
+            self._pages = self._own[-1:]  # a store of one page: probes read the page they write
+        self.length = max(1, min(max_len, len(self._pages) * bench.page_size))
+        self._all = torch.tensor(sorted({*self._own, *self._pages}), device=bench.layers[0].keys.device)
+        last = self.length - 1
+        wanted = (last, last - 1, last // 2 + 1, 3 * last // 4, 1025, 257, bench.page_size, 0)
+        self._positions = [min(max(0, position), last) for position in wanted]
+        self._tokens = [self._rng.randrange(bench.vocab_size) for _ in self._positions]
+        self._fill()
+
+    def clear(self) -> None:
+        """Zero all pages that the check wrote."""
+        for layer in self._bench.layers:
+            for tensor in (layer.keys, layer.values):
+                tensor.index_fill_(0, self._all, 0)
+
+    def run(self, params: SamplingParams, size: int, *, certified: bool, turn: int) -> list[_ProbeResult]:
+        """The results of all probes, in passes of this size."""
+        most = min(_NUM_PROBES, size, len(self._own))
+        order = [(turn + index) % _NUM_PROBES for index in range(_NUM_PROBES)]
+        found: dict[int, _ProbeResult] = {}
+        for start in range(0, _NUM_PROBES, most):
+            found |= self._run_pass(order[start : start + most], params, size, certified, turn)
+        return [found[probe] for probe in range(_NUM_PROBES)]
+
+    def _run_pass(
+        self, probes: Sequence[int], params: SamplingParams, size: int, certified: bool, turn: int
+    ) -> dict[int, _ProbeResult]:
+        own = self._own[turn % len(self._own) :] + self._own[: turn % len(self._own)]
+        spans = {probe: self._probe(probe, own[index], params) for index, probe in enumerate(probes)}
+        self._prepare(spans)
+        others = self._neighbours(own[len(probes) :], size - len(probes), params, chunk=turn % 2 == 0)
+        placed = self._seat(list(spans.values()), others)
+        one = Pass(PassKind.CANONICAL, tuple(placed), size, certified=certified)
+        (result,) = self._bench.runner.run(StepPlan((one,)))
+        samples = dict(zip((span.request_id for span in placed), result.samples, strict=True))
+        return {probe: _ProbeResult(samples[probe][0], self._slots(span)) for probe, span in spans.items()}
+
+    def _probe(self, probe: int, own: int, params: SamplingParams) -> Span:
+        position = self._positions[probe]
+        before = self._pages[: position // self._bench.page_size]
+        return _span(
+            probe,
+            position,
+            (self._tokens[probe],),
+            (*before, own),
+            params,
+            with_checksums=bool(params.logprobs),
+        )
+
+    def _neighbours(
+        self, own: Sequence[int], room: int, params: SamplingParams, *, chunk: bool
+    ) -> list[Span]:
+        """Decode tokens at other positions, in every second pass a prompt chunk, and room for a few tokens of padding."""
+        page_size = self._bench.page_size
+        spans: list[Span] = []
+        room -= min(3, room // 4)
+        number = _NUM_PROBES
+        if chunk and room > 4:
+            length = min(room // 2, len(own) // 2 * page_size, self._max_len)
+            if length:
+                pages = own[: -(-length // page_size)]
+                own, room = own[len(pages) :], room - length
+                spans.append(
+                    _span(number, 0, self._random_tokens(length), tuple(pages), params, samples=False)
+                )
+        for page in own[:room]:
+            number += 1
+            position = self._rng.randrange(min(_MAX_NEIGHBOUR_POSITION, self.length))
+            before = self._pages[: position // page_size]
+            spans.append(_span(number, position, self._random_tokens(1), (*before, page), params))
+        return spans
+
+    def _random_tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(self._bench.vocab_size) for _ in range(count))
+
+    def _seat(self, probes: list[Span], others: list[Span]) -> list[Span]:
+        """The probes spread among their neighbours: the first at the start, the last at the end."""
+        placed: list[Span] = []
+        per_probe = -(-len(others) // max(1, len(probes) - 1))
+        for index, probe in enumerate(probes):
+            placed.append(probe)
+            placed += others[index * per_probe : (index + 1) * per_probe] if index < len(probes) - 1 else ()
+        return placed if len(probes) > 1 else [*others[::2], *probes, *others[1::2]]
+
+    def _fill(self) -> None:
+        device = self._all.device
+        generator = torch.Generator(device).manual_seed(3)
+        for layer in self._bench.layers:
+            for tensor in (layer.keys, layer.values):
+                shape = (len(self._all), *tensor.shape[1:])
+                numbers = torch.empty(shape, dtype=tensor.dtype, device=device)
+                tensor.index_copy_(0, self._all, numbers.normal_(generator=generator))
+
+    def _prepare(self, spans: dict[int, Span]) -> None:
+        """Copy the context into each probe's own page. The pass overwrites one slot of it."""
+        page_size, device = self._bench.page_size, self._all.device
+        pages = [
+            (self._pages[self._positions[probe] // page_size], span.pages[-1])
+            for probe, span in spans.items()
+        ]
+        source, target = (torch.tensor(each, device=device) for each in zip(*pages, strict=True))
+        for layer in self._bench.layers:
+            for tensor in (layer.keys, layer.values):
+                tensor.index_copy_(0, target, tensor.index_select(0, source))
+
+    def _slots(self, span: Span) -> Tensor:
+        page, offset = span.pages[-1], span.start % self._bench.page_size
+        parts = [
+            part
+            for layer in self._bench.layers
+            for part in (layer.keys[page, :, :, offset], layer.values[page, :, offset])
+        ]
+        return bits_of(torch.stack(parts))
+
+
+def _span(
+    number: int,
+    start: int,
+    token_ids: tuple[int, ...],
+    pages: tuple[int, ...],
+    params: SamplingParams,
+    *,
+    samples: bool = True,
+    with_checksums: bool = False,
+) -> Span:
+    return Span(
+        request_id=number,
+        start=start,
+        token_ids=token_ids,
+        pages=pages,
+        sample_from=0 if samples else len(token_ids),
+        sampling=Sampling(params, seed=params.seed or 0, prompt_len=0),
+        logprobs=params.logprobs,
+        with_checksums=with_checksums,
+    )
+
+
+def _same(found: Sequence[_ProbeResult], expected: Sequence[_ProbeResult]) -> bool:
+    sampled = all(one.sampled == other.sampled for one, other in zip(found, expected, strict=True))
+    pairs = zip(found, expected, strict=True)
+    return sampled and all(torch.equal(one.slots, other.slots) for one, other in pairs)

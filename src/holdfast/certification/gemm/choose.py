@@ -1,0 +1,116 @@
+"""Choose the GEMM recipes of a model: load them from disk, or search for split-K and split-N on the device."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from holdfast.certification.gemm.multiply import Multiply, library_multiply
+from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_recipes, save_recipes
+from holdfast.certification.gemm.split_k import search_split_k
+from holdfast.certification.source_digest import own_source_digest
+from holdfast.models.config import DecoderConfig
+from holdfast.models.shapes import gemm_shapes
+from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, gpu_batch_sizes
+from holdfast.numerics.settings import NumericSettings
+from holdfast.version import __version__
+from holdfast.worker.device import device_parts
+
+REFERENCE_TOKENS = 256
+# The same sizes whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
+BATCH_SIZES = gpu_batch_sizes(8192)
+_INTERPRETED_SIZES = (1, 2, 8, 256, 512)  # under Triton's interpreter, which only tests use
+_FORMAT = 2
+
+Progress = Callable[[int, int], None]  # (shapes done, in all)
+
+
+def choose_recipes(
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: NumericSettings,
+    progress: Progress | None = None,
+    *,
+    anew: bool = False,
+) -> tuple[GemmRecipe, ...]:
+    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk."""
+    found = search_recipes(
+        model_gemm_shapes(model),
+        library_multiply,
+        dtype=dtype,
+        device=device,
+        subject={
+            "holdfast": __version__,
+            "source": own_source_digest(),
+            "torch": str(torch.__version__),
+            "device": device_parts(device),
+            "settings": settings.deciding(),
+        },
+        sizes=BATCH_SIZES if device.type == "cuda" else _INTERPRETED_SIZES,
+        progress=progress,
+        anew=anew,
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def model_gemm_shapes(model: DecoderConfig) -> list[GemmShape]:
+    return [
+        GemmShape(name, out_features, in_features, has_bias or name == "head", is_head=name == "head")
+        for name, out_features, in_features, has_bias in gemm_shapes(model)
+    ]
+
+
+def search_recipes(
+    shapes: Sequence[GemmShape],
+    multiply: Multiply,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    subject: Mapping[str, object],
+    sizes: Sequence[int],
+    reference_tokens: int = REFERENCE_TOKENS,
+    progress: Progress | None = None,
+    anew: bool = False,
+) -> tuple[GemmRecipe, ...]:
+    """A recipe for every shape, from disk or found now. `subject` is all else the result depends on: device,
+    libraries, settings."""
+    merged = _merge(shapes)
+    subject = {
+        "format": _FORMAT,
+        "dtype": str(dtype),
+        "shapes": [[one.name, *one.key, one.fp32_output, one.is_head] for one in merged],
+        "rows": reference_tokens,
+        "totals": list(sizes),
+        **subject,
+    }
+    key = hashlib.sha256(json.dumps(subject, sort_keys=True).encode()).hexdigest()
+    known = None if anew else load_recipes(key)
+    if known is not None:
+        return known
+    found: list[GemmRecipe] = []
+    with torch.inference_mode():
+        for shape in merged:
+            tested = [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head]
+            found.append(search_split_k(shape, multiply, dtype, device, tested, reference_tokens))
+            if progress is not None:
+                progress(len(found), len(merged))
+    save_recipes(key, found)
+    return tuple(found)
+
+
+def _merge(shapes: Sequence[GemmShape]) -> list[GemmShape]:
+    """One entry for each (N, K): GEMMs of one shape share the recipe."""
+    found: dict[tuple[int, int], GemmShape] = {}
+    for one in shapes:
+        before = found.get(one.key)
+        if before is None:
+            found[one.key] = one
+        else:
+            name = before.name if one.name in before.name.split("+") else f"{before.name}+{one.name}"
+            fp32_output, is_head = before.fp32_output or one.fp32_output, before.is_head and one.is_head
+            found[one.key] = GemmShape(name, *one.key, fp32_output, is_head)
+    return list(found.values())

@@ -1,0 +1,117 @@
+"""GEMM recipes: one for each shape of a model's GEMMs, kept on disk under a hash of all that the choice depends on."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.numerics.atomic_write import write_whole
+from holdfast.numerics.cache_dir import cache_folder
+
+_log = logging.getLogger(__name__)
+
+SPLITS = (0, 1, 2, 4, 8)  # of K; 0: the library's own call
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """y = x W^T with W [N, K]. fp32_output: a bias or the sampler needs fp32 sums, so split-K is at least 1."""
+
+    name: str
+    out_features: int
+    in_features: int
+    fp32_output: bool = False
+    is_head: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
+
+
+@dataclass(frozen=True)
+class GemmRecipe:
+    """How GEMMs of one shape are computed on this machine, and what the tests of it found."""
+
+    name: str
+    out_features: int
+    in_features: int
+    split_k: int  # 0: the library's own call; S >= 1: S partial sums in fp32, added in order
+    matching_sizes: tuple[int, ...]  # the batch sizes that give the reference bits
+    num_sizes_tested: int
+    num_plain_results: int  # how many different results the library's own call has over all batch sizes
+    relative_times: tuple[
+        tuple[int, float], ...
+    ] = ()  # (batch size, time of the recipe / time of the plain call)
+    split_n: tuple[tuple[int, int], ...] = ()  # (batch size, output columns computed first)
+
+    @property
+    def agrees(self) -> bool:
+        return len(self.matching_sizes) == self.num_sizes_tested
+
+    def as_dict(self) -> dict[str, object]:
+        """With the field names of the JSON format."""
+        return {
+            "name": self.name,
+            "out_features": self.out_features,
+            "in_features": self.in_features,
+            "slices": self.split_k,
+            "totals": self.matching_sizes,
+            "num_tried": self.num_sizes_tested,
+            "plain_classes": self.num_plain_results,
+            "costs": self.relative_times,
+            "cuts": self.split_n,
+        }
+
+
+def split_k_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], int]:
+    """(N, K) -> split-K."""
+    return {(one.out_features, one.in_features): one.split_k for one in recipes}
+
+
+def split_n_by_shape(recipes: Sequence[GemmRecipe]) -> dict[tuple[int, int], dict[int, int]]:
+    """(N, K) -> batch size -> output columns computed first."""
+    return {(one.out_features, one.in_features): dict(one.split_n) for one in recipes if one.split_n}
+
+
+def load_recipes(key: str) -> tuple[GemmRecipe, ...] | None:
+    """The recipes kept under this key, if they can be read."""
+    try:
+        content = json.loads(_path(key).read_text())
+        if content["key"] != key:
+            return None
+        return tuple(_from_dict(one) for one in content["choices"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def save_recipes(key: str, recipes: Sequence[GemmRecipe]) -> None:
+    """Keep them for the next start. If writing fails, the next start searches again."""
+    try:
+        content = {"key": key, "choices": [one.as_dict() for one in recipes]}
+        write_whole(_path(key), json.dumps(content, indent=1))
+    except OSError as error:
+        _log.warning("the recipes could not be kept: %s", error)
+
+
+def _path(key: str) -> Path:
+    return cache_folder() / "recipes" / f"{key}.json"
+
+
+def _from_dict(one: Mapping[str, object]) -> GemmRecipe:
+    sizes, times, split_k, split_n = one["totals"], one["costs"], one["slices"], one["cuts"]
+    if not (isinstance(sizes, list) and isinstance(times, list) and isinstance(split_n, list)):
+        raise ValueError("totals, costs or cuts are not lists")
+    if split_k not in SPLITS:
+        raise ValueError(f"slices must be one of {SPLITS}")
+    return GemmRecipe(
+        name=str(one["name"]),
+        out_features=int(str(one["out_features"])),
+        in_features=int(str(one["in_features"])),
+        split_k=int(str(split_k)),
+        matching_sizes=tuple(int(size) for size in sizes),
+        num_sizes_tested=int(str(one["num_tried"])),
+        num_plain_results=int(str(one["plain_classes"])),
+        relative_times=tuple((int(size), float(ratio)) for size, ratio in times),
+        split_n=tuple((int(size), int(columns)) for size, columns in split_n),
+    )

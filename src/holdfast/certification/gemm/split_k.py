@@ -1,0 +1,158 @@
+"""The split-K search: the fewest splits of K with which every batch size gives the same bits.
+
+A library splits K by the batch size M. Where that does not change a bit, the library's own call is the recipe (split-K
+0). Where it does, K is split in 1, 2, 4 or 8 parts whose fp32 sums are added in order. The search runs on the device,
+with random weights of the shape, before any weights are loaded. The fewest splits win, never the fastest, so the same
+machine always makes the same choice. The library's own call may also be split along N by time (`split_n`), where the
+bits stay the same.
+
+Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and the result is nothing
+but the rounding of the order of summation.
+
+    weight  [ A | A permuted ]        probe  [ x | -x permuted alike ]
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from holdfast.certification.checks.probes import NUM_PROBES, bits_of
+from holdfast.certification.gemm.multiply import PLAIN, Multiply
+from holdfast.certification.gemm.recipes import SPLITS, GemmRecipe, GemmShape
+from holdfast.certification.gemm.split_n import find_split_n
+from holdfast.certification.gemm.timing import TIMED_SIZES, time_recipe
+from holdfast.numerics.batch_sizes import padded_batch_sizes
+
+_WEIGHT_STD = 0.02
+_MIN_SPLIT_WIDTH = 16
+
+
+def search_split_k(
+    shape: GemmShape,
+    multiply: Multiply,
+    dtype: torch.dtype,
+    device: torch.device,
+    sizes: list[int],
+    reference_tokens: int,
+) -> GemmRecipe:
+    """The recipe of one shape. If no split-K agrees at all sizes, the one that agrees at the most."""
+    bench = _SplitKBench(shape, multiply, dtype, device, sizes, reference_tokens)
+    _, num_plain_results = bench.compare(PLAIN)
+    best: tuple[int, list[int]] | None = None
+    for split_k in SPLITS[1:] if shape.fp32_output else SPLITS:
+        if split_k and (shape.in_features % split_k or shape.in_features // split_k < _MIN_SPLIT_WIDTH):
+            continue
+        matching, _ = bench.compare(split_k)
+        if best is None or len(matching) > len(best[1]):
+            best = split_k, matching
+        if len(matching) == len(sizes):
+            break
+    assert best is not None, f"K is {shape.in_features}: it must be at least {_MIN_SPLIT_WIDTH}"
+    split_k, matching = best
+    split_n = bench.find_split_n(matching) if split_k == 0 else {}
+    timed = [size for size in TIMED_SIZES if size <= sizes[-1]]
+    return GemmRecipe(
+        shape.name,
+        *shape.key,
+        split_k=split_k,
+        matching_sizes=tuple(matching),
+        num_sizes_tested=len(sizes),
+        num_plain_results=num_plain_results,
+        relative_times=time_recipe(multiply, bench.weight, split_k, split_n, timed),
+        split_n=tuple(split_n.items()),
+    )
+
+
+class _SplitKBench:
+    """Random weights of one shape, probes for them, and neighbours that are huge and tiny in turn."""
+
+    def __init__(
+        self,
+        shape: GemmShape,
+        multiply: Multiply,
+        dtype: torch.dtype,
+        device: torch.device,
+        sizes: list[int],
+        reference_tokens: int,
+    ) -> None:
+        generator = torch.Generator(device).manual_seed(shape.in_features)
+
+        def random(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device).normal_(generator=generator)
+
+        width, half = shape.in_features, shape.in_features // 2
+        order = torch.randperm(half, generator=generator, device=device)
+        self.weight = random(*shape.key).mul_(_WEIGHT_STD)
+        self.weight[:, half : 2 * half] = self.weight[:, :half].index_select(1, order)
+        probes = random(NUM_PROBES, width, dtype=torch.float32)
+        probes[1::2] *= torch.exp2(
+            random(NUM_PROBES // 2, width, dtype=torch.float32) * 2
+        )  # values of very different magnitude
+        probes = probes.to(dtype)
+        cancelling = slice(NUM_PROBES // 2, None)
+        probes[cancelling, half:] = 0
+        probes[cancelling, half : 2 * half] = -probes[cancelling, :half].index_select(1, order)
+        self._probes = probes
+        most = max(*sizes, reference_tokens)
+        self._neighbours = random(most, width)
+        self._neighbours[::2] *= 1e3
+        self._neighbours[1::2] *= 1e-3
+        self._mix = torch.randint(1, 1 << 62, (shape.out_features,), generator=generator, device=device)
+        self._multiply, self._sizes, self._reference_tokens = multiply, sizes, reference_tokens
+
+    def find_split_n(self, sizes: Sequence[int]) -> dict[int, int]:
+        """Where split-N makes the library's own call faster and leaves the reference bits, among these sizes."""
+        padded = frozenset(padded_batch_sizes(self._sizes[-1]))
+        found = find_split_n(self._multiply, self.weight, [size for size in sizes if size in padded])
+        matching, _ = self.compare(0, found) if found else ((), 0)
+        return {size: columns for size, columns in found.items() if size in matching}
+
+    def compare(self, split_k: int, split_n: Mapping[int, int] | None = None) -> tuple[list[int], int]:
+        """The sizes that give the reference bits, and how many different results there are. One read from the device.
+
+        With split_n, only its sizes are tested. The reference is never split along N.
+        """
+        device, sizes = self.weight.device, self._sizes if split_n is None else list(split_n)
+        calls = [(number, *seating) for number, size in enumerate(sizes) for seating in _seatings(size)]
+        seats = torch.tensor([_pad(one) for _, one, _ in calls], device=device)  # [calls, probes]
+        probes = torch.tensor([_pad(one) for _, _, one in calls], device=device)
+        differs = torch.zeros(len(sizes), dtype=torch.bool, device=device)
+        digests = torch.zeros(len(sizes), NUM_PROBES, dtype=torch.int64, device=device)
+        here = torch.tensor(_seatings(self._reference_tokens)[0], device=device)
+        reference = self._product(
+            self._reference_tokens, here[0], here[1], split_k
+        )  # [.., probes, N], in the order of the seats
+        reference = torch.empty_like(reference).index_copy_(-2, here[1], reference)
+        for call, (number, seated, _) in enumerate(calls):
+            at, which = seats[call, : len(seated)], probes[call, : len(seated)]
+            found = self._product(sizes[number], at, which, split_k, (split_n or {}).get(sizes[number], 0))
+            differs[number] |= (found != reference.index_select(-2, which)).any()
+            digests[number].index_copy_(0, which, self._digest(found))
+        matching = [size for size, other in zip(sizes, differs.tolist(), strict=True) if not other]
+        return matching, len({tuple(digest) for digest in digests.tolist()})
+
+    def _product(self, size: int, at: Tensor, which: Tensor, split_k: int, split_n: int = 0) -> Tensor:
+        """The probes' rows of a product with M = size, as integers."""
+        x = self._neighbours[:size].clone()
+        x.index_copy_(0, at, self._probes.index_select(0, which))
+        return bits_of(self._multiply(x, self.weight, split_k, split_n).index_select(-2, at))
+
+    def _digest(self, bits: Tensor) -> Tensor:
+        """One number for each probe: [.., probes, N] -> [probes]."""
+        mixed = (bits.to(torch.int64) * self._mix).sum(-1)
+        return mixed if mixed.dim() == 1 else mixed.sum(0)
+
+
+def _seatings(size: int) -> list[tuple[list[int], list[int]]]:
+    """(rows, probes) of each call: all probes, spread from the first row to the last, in turns where they do not fit.
+    Which probe is at which row depends on the size."""
+    turned = [(size + probe) % NUM_PROBES for probe in range(NUM_PROBES)]
+    if size >= NUM_PROBES:
+        return [([seat * (size - 1) // (NUM_PROBES - 1) for seat in range(NUM_PROBES)], turned)]
+    groups = [turned[start : start + size] for start in range(0, NUM_PROBES, size)]
+    return [(list(range(len(group))), group) for group in groups]
+
+
+def _pad(seats: list[int]) -> list[int]:
+    return seats + [0] * (NUM_PROBES - len(seats))
