@@ -9,7 +9,7 @@ from holdfast.bench.serve import bench, interference
 from holdfast.bench.serve import offline as serve_offline
 from holdfast.bench.serve.latency import Latency, Percentiles
 from holdfast.cli.commands.bench_serve import serve_arguments
-from holdfast.cli.options.engine import EngineOptions
+from holdfast.engine.config import EngineConfig
 from support.fake_server import FakeServer
 
 QUICK = ("--num-requests", "12", "--concurrency", "3", "--prompt-tokens", "4-8", "--output-tokens", "2-5")
@@ -96,8 +96,8 @@ def test_what_is_refused_is_refused_before_anything_starts(holdfast, monkeypatch
 
 
 def test_a_server_is_started_with_what_was_asked_for():
-    assert serve_arguments(EngineOptions()) == []
-    options = EngineOptions("m", dtype="fp32", prefix_cache=False, max_num_seqs=3)
+    assert serve_arguments(EngineConfig()) == []
+    options = EngineConfig("m", dtype="fp32", prefix_cache=False, max_num_seqs=3)
     assert serve_arguments(options) == ["m", "--dtype", "fp32", "--max-num-seqs", "3", "--no-prefix-cache"]
 
 

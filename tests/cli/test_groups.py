@@ -8,10 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from holdfast.cli.options.engine import EngineOptions
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.options.sampling import SamplingOptions
+from holdfast.core.options import option_fields
 from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.llm import LLM
 from holdfast.errors import InvalidRequest
 
@@ -72,10 +73,13 @@ def test_every_setting_of_a_request_is_an_option():
     assert offered | elsewhere == {one.name for one in fields(SamplingParams)}
 
 
-def test_the_engine_s_defaults_are_those_of_llm():
+def test_llm_shows_the_fields_of_the_engine_config():
     parameters = inspect.signature(LLM).parameters
-    for one in fields(EngineOptions):
-        assert parameters[one.name].default == one.default, one.name
+    assert {name: one.default for name, one in parameters.items()} == {
+        one.name: one.default for one in fields(EngineConfig)
+    }
+    for one in option_fields(EngineConfig):
+        assert one.option.help in LLM.__init__.__doc__
 
 
 def test_options_become_settings():

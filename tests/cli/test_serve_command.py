@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.cli.options.config_file import MAX_FILE_BYTES
-from holdfast.cli.options.engine import EngineOptions
-from holdfast.cli.options.server import LogOptions, ServerOptions
+from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
 from holdfast.server.config import ServerConfig
 
@@ -88,22 +87,15 @@ def test_without_options_it_has_the_defaults(holdfast, served):
     assert served.engine == EngineConfig()
 
 
-def test_every_setting_of_the_server_is_an_option_with_the_same_default():
-    names = {
-        "api_keys": "api_key",
-        "served_model_names": "served_model_name",
-        "allowed_origins": "allowed_origin",
-    }
-    options = {one.name: one.default for group in (ServerOptions, LogOptions) for one in fields(group)}
-    for one in fields(ServerConfig):
-        default = options.pop(names.get(one.name, one.name))
-        assert default == (one.default or None if one.name in names else one.default), one.name
-    assert options == {}
-
-
-def test_every_setting_of_the_engine_is_an_option():
-    offered = {one.name for one in fields(EngineOptions)}
-    assert offered | {"chat_template"} == {one.name for one in fields(EngineConfig)}
+def test_every_setting_of_server_and_engine_is_an_option(holdfast, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    shown = holdfast("serve", "--help").stdout
+    for config in (ServerConfig, EngineConfig):
+        offered = list(option_fields(config))
+        assert {one.field_name for one in offered} == {one.name for one in fields(config)} - {"model"}
+        for one in offered:
+            assert f"--{one.name.replace('_', '-')} " in shown
+            assert f"HOLDFAST_{one.name.upper()}" in shown
 
 
 def test_options_of_the_command_line(holdfast, served, tmp_path):
@@ -124,7 +116,6 @@ def test_options_of_the_command_line(holdfast, served, tmp_path):
         api_keys=("one", "two,2"),
         served_model_names=("a", "b"),
         allowed_origins=("*",),
-        chat_template="{{ messages }}",
         inspector=False,
         max_waiting=0,
         drain_timeout=1.5,
@@ -141,6 +132,7 @@ def test_options_of_the_command_line(holdfast, served, tmp_path):
         determinism="verify",
         prefix_cache=False,
         num_threads=1,
+        chat_template="{{ messages }}",
     )
 
 

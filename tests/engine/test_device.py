@@ -96,7 +96,7 @@ def test_paths_go_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limits_are_the_device_s_unless_they_are_given() -> None:
     def limits(kind: str, **given: int) -> tuple[int, int]:
-        found = EngineConfig(**given).row_limits(kind)  # type: ignore[arg-type]
+        found = EngineConfig(**given).batch_limits(kind)  # type: ignore[arg-type]
         return found.max_num_seqs, found.max_pass_tokens
 
     assert limits("cpu") == (64, 512)
@@ -290,7 +290,7 @@ def test_on_a_gpu_passes_are_padded_to_totals_that_have_a_graph() -> None:
     class OnGpu:
         device = GPU
 
-    limits = EngineConfig(max_pass_tokens=1024).row_limits("cuda")
+    limits = EngineConfig(max_pass_tokens=1024).batch_limits("cuda")
     certified = [*range(1, 513), 576, 640, 1024]
     sizes = build._padded_sizes(certified, OnGpu(), limits)  # type: ignore[arg-type]
     assert sizes[:6] == (1, 2, 4, 8, 16, 24)

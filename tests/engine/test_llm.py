@@ -11,6 +11,7 @@ from scripted import ScriptedRunner, reference
 from holdfast import SamplingParams
 from holdfast.core.results import Result
 from holdfast.core.step_plan import PassResult, StepPlan
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
 from holdfast.engine.tracer import Tracer
@@ -434,9 +435,8 @@ def test_progress_is_shown_in_order(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))  # so that there is something to certify
     seen: dict[str, list[tuple[int, int]]] = {}
-    LLM(
-        str(tiny_llama),
-        max_pass_tokens=64,
+    LLM.from_config(
+        EngineConfig(str(tiny_llama), max_pass_tokens=64),
         progress=lambda what, done, total: seen.setdefault(what, []).append((done, total)),
     )
     assert list(seen) == ["Loading weights", "Certifying"]

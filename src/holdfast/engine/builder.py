@@ -13,8 +13,8 @@ from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
 from holdfast.engine.config import (
     DTYPES,
+    BatchLimits,
     EngineConfig,
-    RowLimits,
     default_gpu_kv_bytes,
     default_kv_bytes,
     parse_bytes,
@@ -77,7 +77,7 @@ def assemble(
     thinking = read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None
     max_len = _max_len(config, model)
     dtype = torch_dtype(config, model.torch_dtype)
-    limits = config.row_limits(device.type)
+    limits = config.batch_limits(device.type)
     backend = _open_backend(config, model, dtype, device, settings, show)
     if thinking is not None:
         _check_chunk(thinking, backend.page_size)
@@ -88,7 +88,7 @@ def assemble(
         determinism=config.determinism,
         prefix_cache=config.prefix_cache,
         speculation=config.speculation,
-        spot_check_rate=config.check_rate(device.type),
+        spot_check_rate=config.spot_check_rate_on(device.type),
         async_scheduling=device.type == "cuda" and thinking is None,
         chunk_len=0 if thinking is None else thinking.chunk,
         while_answering=thinking is None or thinking.while_answering,
@@ -203,7 +203,7 @@ def _capture(
     runner.capture(sizes, canonical, progress, max_len=max_len)
 
 
-def _padded_sizes(certified: Sequence[int], backend: Backend, limits: RowLimits) -> tuple[int, ...]:
+def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimits) -> tuple[int, ...]:
     """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
     if backend.device.type != "cuda":
         return tuple(certified)
@@ -241,7 +241,7 @@ def _num_pages(
     config: EngineConfig,
     model: DecoderConfig,
     backend: Backend,
-    limits: RowLimits,
+    limits: BatchLimits,
     max_len: int,
     *,
     thinks: bool,

@@ -1,18 +1,24 @@
-"""How an engine is started. An `EngineConfig` that exists is consistent; what depends on the model is settled in `build`."""
+"""Settings of one engine. An `EngineConfig` that exists is consistent; the builder checks it against the model.
+
+Its fields are the engine's options everywhere: `LLM(...)`, the command line, environment, configuration file.
+"""
+
+# ruff: noqa: RUF009  (option() makes a dataclass field)
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Literal
 
+from holdfast.core.options import accept_aliases, check_choices, option
 from holdfast.errors import ConfigError
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 
 LoadFormat = Literal["auto", "dummy"]
-_CHECK_RATES = {"cpu": 0.01, "cuda": 0.001}
 
-# What a dtype may be called, and its own name.
+# Accepted spellings of a dtype, and torch's name of it.
 DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
@@ -21,62 +27,92 @@ DTYPES = {
     "float32": "float32",
     "fp32": "float32",
 }
-
+MAX_TEMPLATE_CHARS = 1 << 20
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_SPOT_CHECK_RATES = {"cpu": 0.01, "cuda": 0.001}
 
 
 @dataclass(frozen=True)
-class RowLimits:
-    """How many requests run at once, and how many rows a pass has at most."""
+class BatchLimits:
+    """The largest number of requests that run at once, and of tokens in one pass."""
 
     max_num_seqs: int
     max_pass_tokens: int
 
 
-_ROW_LIMITS = {"cpu": RowLimits(64, 512), "cuda": RowLimits(256, 8192)}
+_BATCH_LIMITS = {"cpu": BatchLimits(64, 512), "cuda": BatchLimits(256, 8192)}
+
+_option = partial(option, panel="Engine")
 
 
+@accept_aliases
 @dataclass(frozen=True)
 class EngineConfig:
-    """Settings of one engine. None of max_num_seqs, max_pass_tokens, kv_memory and speculation decides a bit of an answer;
-    without them the device says how large they are.
+    """Settings of one engine. None means: decided by the device or the model.
 
-    load_format dummy makes random weights of the model's shape: model is then a folder with a config.json, or the name of
-    a published shape.
-
-    spot_check_rate is the share of certified rows that are computed again and compared, to watch over the certificate;
-    chat_template is a template's text, instead of the model's own.
+    max_num_seqs, max_pass_tokens, kv_memory, prefix_cache, speculation and spot_check_rate change the speed and never a bit
+    of a deterministic answer.
     """
 
     model: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    determinism: DeterminismMode = "auto"
-    max_num_seqs: int | None = None
-    max_model_len: int | None = None
-    kv_memory: int | str | None = None
-    max_pass_tokens: int | None = None
-    num_threads: int | None = None
-    kernels: KernelBackend = "auto"
-    prefix_cache: bool = True
-    speculation: Speculation = "ngram"
-    spot_check_rate: float | None = None
-    chat_template: str | None = None
-    load_format: LoadFormat = "auto"
+    _: KW_ONLY
+    device: str = _option(
+        "auto", "cpu, cuda, cuda:N, or auto: a GPU if torch sees one and triton is installed."
+    )
+    dtype: str = _option("auto", "bf16, fp16, fp32, or auto: the checkpoint's.")
+    determinism: DeterminismMode = _option(
+        "auto",
+        "auto: commit certified batch sizes at once, verify all others; verify: verify everything; off: refuse "
+        "deterministic requests.",
+    )
+    max_model_len: int | None = _option(
+        None, "Maximum number of tokens of a prompt and its answer together.", unset="the model's context"
+    )
+    max_num_seqs: int | None = _option(
+        None, "Maximum number of requests that run at once.", unset="64 on a CPU, 256 on a GPU"
+    )
+    kv_memory: int | str | None = _option(
+        None,
+        "Memory for the KV cache, such as 512MiB.",
+        unset="a quarter of a CPU's memory, at most 2GiB; 90% of a GPU's memory after the weights, less 4GiB",
+    )
+    max_pass_tokens: int | None = _option(
+        None, "Maximum number of tokens in one pass.", unset="512 on a CPU, 8192 on a GPU"
+    )
+    num_threads: int | None = _option(None, "Number of CPU threads.", unset="torch's default")
+    kernels: KernelBackend = _option(
+        "auto", "On a CPU: compiled (our C kernels) or library (torch operations only). On a GPU: triton."
+    )
+    prefix_cache: bool = _option(True, "Reuse the KV pages of earlier prompts that begin alike.")
+    speculation: Speculation = _option(
+        "ngram",
+        "ngram: propose candidates from n-grams of the request's own text. It changes the speed, never a "
+        "deterministic answer.",
+    )
+    spot_check_rate: float | None = _option(
+        None,
+        "Share of certified tokens that are computed again and compared, from 0 to 1.",
+        unset="0.01 on a CPU, 0.001 on a GPU",
+    )
+    load_format: LoadFormat = _option(
+        "auto",
+        "dummy: random weights of the model's shape, for benchmarks; MODEL is then a folder with a config.json, or "
+        "a name such as llama-3.1-8b.",
+    )
+    chat_template: str | None = _option(
+        None,
+        "A file with a Jinja chat template that replaces the model's own.",
+        metavar="FILE",
+        unset="the model's own",
+        file_chars=MAX_TEMPLATE_CHARS,
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
-        if self.determinism not in ("auto", "verify", "off"):
-            raise ConfigError(f"determinism must be auto, verify or off, not {self.determinism!r}")
-        if self.kernels not in ("auto", "compiled", "library", "triton"):
-            raise ConfigError(f"kernels must be auto, compiled, library or triton, not {self.kernels!r}")
-        if self.load_format not in ("auto", "dummy"):
-            raise ConfigError(f"load_format must be auto or dummy, not {self.load_format!r}")
-        if self.speculation not in ("off", "ngram"):
-            raise ConfigError(f"speculation must be off or ngram, not {self.speculation!r}")
+        check_choices(self)
         rate = 0.0 if self.spot_check_rate is None else self.spot_check_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")
@@ -89,17 +125,17 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 
-    def check_rate(self, device_kind: str) -> float:
-        """A GPU computes so many rows that a smaller share of them says as much, and a check there is hundreds of rows."""
-        return _CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
+    def spot_check_rate_on(self, device_kind: str) -> float:
+        """The default is lower on a GPU: it computes more tokens, and one check there costs hundreds of tokens."""
+        return _SPOT_CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
 
-    def row_limits(self, device_kind: str) -> RowLimits:
-        """As asked for; what is not is the device's, as far as it fits the other."""
-        usual = _ROW_LIMITS[device_kind]
-        seqs, rows = self.max_num_seqs, self.max_pass_tokens
-        if rows is None:
-            rows = max(usual.max_pass_tokens, seqs or 0)
-        return RowLimits(min(usual.max_num_seqs, rows) if seqs is None else seqs, rows)
+    def batch_limits(self, device_kind: str) -> BatchLimits:
+        """The configured limits. A missing one is the device's default, adapted to the other."""
+        usual = _BATCH_LIMITS[device_kind]
+        seqs, tokens = self.max_num_seqs, self.max_pass_tokens
+        if tokens is None:
+            tokens = max(usual.max_pass_tokens, seqs or 0)
+        return BatchLimits(min(usual.max_num_seqs, tokens) if seqs is None else seqs, tokens)
 
 
 def parse_bytes(value: int | str) -> int:
@@ -119,14 +155,14 @@ def parse_bytes(value: int | str) -> int:
 
 
 def default_kv_bytes() -> int:
-    """On a CPU: a quarter of the machine's memory, at most 2 GiB; pages cost nothing until they are written."""
+    """On a CPU: a quarter of the memory, at most 2 GiB. Pages cost no memory until they are written."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4, 2 << 30)
 
 
-_GPU_RESERVE = 4 << 30  # for logits, captured graphs and what a large pass needs beside the KV
+_GPU_RESERVE = 4 << 30  # for logits, captured graphs and the activations of a large pass
 
 
 def default_gpu_kv_bytes(free: int) -> int:
-    """On a GPU: of what is free behind the weights nine tenths, less a reserve; on a small one a half."""
+    """On a GPU: 90% of the memory that is free after the weights, less a reserve; at least half of it."""
     return max(free * 9 // 10 - _GPU_RESERVE, free // 2)

@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.core.options import takes_fields_of
 from holdfast.core.request import Request
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.builder import ShowProgress, build
-from holdfast.engine.config import EngineConfig, LoadFormat
+from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.errors import EngineStopped, InvalidRequest
-from holdfast.numerics.recipe import KernelBackend
-from holdfast.scheduler.policy import DeterminismMode, Speculation
 from holdfast.text.chat_template import ChatTemplate
 
 Prompt = str | Sequence[int]
@@ -20,35 +19,25 @@ Prompt = str | Sequence[int]
 class LLM:
     """A loaded model and its engine."""
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        determinism: DeterminismMode = "auto",
-        max_num_seqs: int | None = None,
-        max_model_len: int | None = None,
-        kv_memory: int | str | None = None,
-        max_pass_tokens: int | None = None,
-        num_threads: int | None = None,
-        kernels: KernelBackend = "auto",
-        prefix_cache: bool = True,
-        speculation: Speculation = "ngram",
-        spot_check_rate: float | None = None,
-        load_format: LoadFormat = "auto",
-        progress: ShowProgress | None = None,
-    ) -> None:
-        """Load a model: a folder, a GGUF file, a hub id or a built-in name; without one, the default model.
+    @takes_fields_of(EngineConfig)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Load a model: a folder, a GGUF file, a Hugging Face id or a built-in name; without one, the default model.
 
-        max_num_seqs and max_pass_tokens are the device's without a value: 64 and 512 on a CPU, 256 and 8192 on a GPU.
-        Raises `ModelError` if it cannot be loaded, `ConfigError` if the settings do not fit it.
+        The other options are the fields of `EngineConfig`. Raises `ModelError` if the model cannot be loaded, `ConfigError`
+        if the settings do not fit it.
         """
-        self.config = EngineConfig(
-            model, device, dtype, determinism, max_num_seqs, max_model_len, kv_memory, max_pass_tokens, num_threads,
-            kernels, prefix_cache, speculation, spot_check_rate, None, load_format,
-        )  # fmt: skip
-        self.engine: Engine = build(self.config, progress)
+        self._load(EngineConfig(*args, **options))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: ShowProgress | None = None) -> "LLM":
+        """Load the model a configuration describes. progress is called with (stage, done, total) while it loads."""
+        llm = cls.__new__(cls)
+        llm._load(config, progress)
+        return llm
+
+    def _load(self, config: EngineConfig, progress: ShowProgress | None = None) -> None:
+        self.config = config
+        self.engine: Engine = build(config, progress)
         self._template: ChatTemplate | None = None
 
     def generate(

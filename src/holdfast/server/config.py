@@ -1,44 +1,82 @@
-"""How a server is started. A `ServerConfig` that exists is consistent; what belongs to the engine is in `EngineConfig`."""
+"""Settings of one server. A `ServerConfig` that exists is consistent; the engine's settings are in `EngineConfig`."""
+
+# ruff: noqa: RUF009  (option() makes a dataclass field)
 
 import math
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Literal
 
+from holdfast.core.options import check_choices, option
 from holdfast.errors import ConfigError
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_server = partial(option, panel="Server")
+_limit = partial(option, panel="Limits")
+_logs = partial(option, panel="Logs")
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where it listens, who may ask, and what it refuses. Sizes are bytes, times are seconds.
+    """Address, access, limits, logs. Sizes are bytes, times are seconds. Without api_keys every client is accepted."""
 
-    Without api_keys everybody who can connect may ask. max_waiting requests may wait beside those that run; more are told
-    to come back later. drain_timeout is how long running requests may go on after SIGTERM.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    served_model_names: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    chat_template: str | None = None  # the template's text
-    inspector: bool = True
-    max_body_bytes: int = 8 << 20
-    max_connections: int = 4096
-    max_waiting: int = 256
-    max_choices: int = 32
-    max_prompts: int = 256
-    max_stops: int = 16
-    header_timeout: float = 10.0
-    body_timeout: float = 30.0
-    keep_alive_timeout: float = 75.0
-    send_timeout: float = 60.0
-    request_timeout: float = 600.0
-    drain_timeout: float = 30.0
-    log_format: LogFormat = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    otlp_endpoint: str | None = None
+    host: str = _server(
+        "127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines; then set an API key as well."
+    )
+    port: int = _server(8000, "Port to listen on; 0 takes a free one.")
+    api_keys: tuple[str, ...] = _server(
+        (),
+        "A key that clients must send, as Authorization: Bearer KEY. Repeat the option for several keys. In the "
+        "environment, separate keys by commas; other users of this machine cannot read them there.",
+        name="api_key",
+        metavar="KEY",
+    )
+    served_model_names: tuple[str, ...] = _server(
+        (),
+        "The model's name in requests and responses. Repeat the option for several names; responses have the first.",
+        name="served_model_name",
+        metavar="NAME",
+        unset="the model's own name",
+    )
+    allowed_origins: tuple[str, ...] = _server(
+        (),
+        "Origin of a web page whose scripts may send requests, such as https://example.org, or * for all. Repeat the "
+        "option for several origins.",
+        name="allowed_origin",
+        metavar="ORIGIN",
+    )
+    inspector: bool = _server(True, "Serve the inspector, a page that shows the engine at work, at /.")
+    max_body_bytes: int = _limit(8 << 20, "Maximum size of a request's body.")
+    max_connections: int = _limit(4096, "Maximum number of open connections.")
+    max_waiting: int = _limit(
+        256, "Maximum number of answers that wait to run; more are refused with 429 and Retry-After."
+    )
+    max_choices: int = _limit(32, "Maximum n of a request.")
+    max_prompts: int = _limit(256, "Maximum number of prompts in one request.")
+    max_stops: int = _limit(16, "Maximum number of stop strings in one request.")
+    header_timeout: float = _limit(10.0, "Seconds for a request's headers to arrive.")
+    body_timeout: float = _limit(30.0, "Seconds for a request's body to arrive.")
+    keep_alive_timeout: float = _limit(75.0, "Seconds an idle connection stays open.")
+    send_timeout: float = _limit(
+        60.0, "Seconds a client may leave sent data unread before its request is aborted."
+    )
+    request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
+    drain_timeout: float = _limit(
+        30.0, "Seconds that running requests may continue after SIGTERM; a second signal ends them at once."
+    )
+    log_format: LogFormat = _logs(
+        "text", "Log records as lines of text, or as one JSON object a line. To stderr."
+    )
+    log_level: LogLevel = _logs(
+        "info", "Least severe level that is logged. Each request is one line of level info."
+    )
+    otlp_endpoint: str | None = _logs(
+        None,
+        "Send traces to this OpenTelemetry collector, such as http://localhost:4318. Needs the extra otel.",
+        unset="no traces",
+    )
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -56,7 +94,4 @@ class ServerConfig:
             raise ConfigError(f"port must be at most 65535, not {self.port}")
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key must be ASCII, not empty, without spaces around it")
-        if self.log_format not in ("text", "json"):
-            raise ConfigError(f"log_format must be text or json, not {self.log_format!r}")
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise ConfigError(f"log_level must be debug, info, warning or error, not {self.log_level!r}")
+        check_choices(self)

@@ -67,8 +67,6 @@ def run(
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
     )
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
-    if server.chat_template is not None:
-        engine = replace(engine, chat_template=server.chat_template)
     with _bind(server.host, server.port) as listening:
         if not server.api_keys and not _is_loopback(listening.getsockname()[0]):
             _log.warning("everybody who can reach this machine may use this server; give it an --api-key")

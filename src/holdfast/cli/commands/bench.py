@@ -1,5 +1,6 @@
 """`holdfast bench`: measurements and the demonstration, each a thin call into `holdfast.bench`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,27 +9,32 @@ import typer
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_serve import serve
 from holdfast.cli.options import engine as o
+from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.cli.show import note
+from holdfast.engine.config import EngineConfig
+
+_MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
 
 bench = typer.Typer(help="Measure speed, prick determinism, show it.", no_args_is_help=True)
 
 
 @bench.command()
-def demo(model: o.ModelArgument = None, num_threads: o.NumThreads = None) -> None:
+@grouped(only=("num_threads",))
+def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None:
     """One deterministic prompt: alone, inside two loads, after forced rollbacks. Exits with 1 if a bit differs."""
     from holdfast.bench.determinism.demo import run
 
-    raise typer.Exit(0 if run(o.EngineOptions(model, num_threads=num_threads).open()) else 1)
+    raise typer.Exit(0 if run(o.open_llm(replace(engine, model=model))) else 1)
 
 
 @bench.command()
+@grouped(only=("dtype", "num_threads"))
 def cpu(
     model: o.ModelArgument = None,
     rounds: Annotated[int, typer.Option(min=1, help="Each variant takes its best round.")] = 3,
     num_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded by each stream.")] = 64,
-    dtype: o.Dtype = "bf16",
-    num_threads: o.NumThreads = 2,
+    engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
 ) -> None:
@@ -39,7 +45,7 @@ def cpu(
 
     require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
     require_folder(save, plot)
-    report = speed.run(model, rounds, num_tokens, num_threads, dtype, note)
+    report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note)
     show_speed(report)
     if save is not None:
         speed.save(report, save)
@@ -48,12 +54,12 @@ def cpu(
 
 
 @bench.command()
+@grouped(only=("dtype", "num_threads"))
 def lookup(
     model: o.ModelArgument = None,
     rounds: Annotated[int, typer.Option(min=1, help="Each variant takes its best round.")] = 3,
     num_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
-    dtype: o.Dtype = "bf16",
-    num_threads: o.NumThreads = 2,
+    engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
 ) -> None:
     """What the look-up in a request's own text is worth, on text that copies and on text that does not.
@@ -64,7 +70,7 @@ def lookup(
     from holdfast.models.locate import locate
 
     require_folder(save)
-    llm = o.EngineOptions(model, dtype=dtype, num_threads=num_threads).open()
+    llm = o.open_llm(replace(engine, model=model))
     report = guesses.run(llm, locate(model).name, rounds, num_tokens, note)
     guesses.show(report)
     if save is not None:
@@ -73,12 +79,12 @@ def lookup(
 
 
 @bench.command()
+@grouped(only=("dtype", "num_threads"))
 def forms(
     model: o.ModelArgument = None,
     requests: Annotated[int, typer.Option(min=8, help="How many JSON schemas.")] = 200,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is asked.")] = 2,
-    dtype: o.Dtype = "bf16",
-    num_threads: o.NumThreads = 2,
+    engine: EngineConfig = _MEASURED,
 ) -> None:
     """JSON-schema requests under the guarantee, among ordinary ones: all valid, one answer each, and what masks cost.
 
@@ -87,20 +93,19 @@ def forms(
     from holdfast.bench.speed import structured as structured
 
     require_packages("llguidance", extra="structured")
-    engine = o.EngineOptions(model, dtype=dtype, num_threads=num_threads).open().engine
-    report = structured.run(engine, requests, repeats, note)
+    llm = o.open_llm(replace(engine, model=model))
+    report = structured.run(llm.engine, requests, repeats, note)
     structured.show(report)
     raise typer.Exit(0 if report.is_good else 1)
 
 
 @bench.command()
+@grouped(only=("dtype", "kernels", "num_threads"))
 def needle(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 4,
     seed: Annotated[int, typer.Option(help="Of the random loads.")] = 0,
-    dtype: o.Dtype = "auto",
-    kernels: o.KernelsOption = "auto",
-    num_threads: o.NumThreads = None,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Every feature inside random loads, on this model and on tiny ones, with the guarantee and without.
 
@@ -110,8 +115,8 @@ def needle(
     from holdfast.bench.determinism.survey_table import show_survey
     from holdfast.models.locate import locate
 
-    engine = o.EngineOptions(model, dtype=dtype, num_threads=num_threads, kernels=kernels).open().engine
-    findings = list(survey(engine, locate(model).name, num_threads, Loads(runs, seed, note)))
+    llm = o.open_llm(replace(engine, model=model))
+    findings = list(survey(llm.engine, locate(model).name, engine.num_threads, Loads(runs, seed, note)))
     raise typer.Exit(0 if show_survey(findings) else 1)
 
 

@@ -11,17 +11,17 @@ import typer
 from holdfast.bench.serve.load import Pace
 from holdfast.bench.serve.workload import Shape, Span
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.given import given_options
-from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.cli.show import note
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import DeterminismMode
 
 if TYPE_CHECKING:
     from holdfast.bench.serve.report import Report
 
-_ENGINE = tuple(field.name for field in fields(o.EngineOptions))
+_ENGINE = parameter_names(EngineConfig)
 _DEFAULT_CONCURRENCY, _DEFAULT_DURATION = 8, 30.0
 _ROUND_SECONDS = 20.0
 
@@ -103,7 +103,7 @@ _LOAD = LoadOptions()
 _SERVER = ServerChoice()
 
 
-@grouped()
+@grouped(without=("chat_template",))
 def serve(
     context: typer.Context,
     model: o.ModelArgument = None,
@@ -133,7 +133,7 @@ def serve(
         Path | None, typer.Option("--json", "--save", help="Write the figures to this file, as JSON.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
-    engine: o.EngineOptions = o.ENGINE,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """A load on a server: what clients wait, whether deterministic answers are one, what the server holds.
 
@@ -165,7 +165,7 @@ def _refuse(given: list[str], beside: str) -> None:
 
 
 def _load(
-    engine: o.EngineOptions,
+    engine: EngineConfig,
     server: ServerChoice,
     load: LoadOptions,
     compare_offline: bool,
@@ -197,7 +197,7 @@ def _load(
 
 
 def _interfere(
-    engine: o.EngineOptions,
+    engine: EngineConfig,
     server: ServerChoice,
     load: LoadOptions,
     modes: Sequence[DeterminismMode],
@@ -229,7 +229,7 @@ def _interfere(
     return 0 if report.is_good else 1
 
 
-def serve_arguments(engine: o.EngineOptions) -> list[str]:
+def serve_arguments(engine: EngineConfig) -> list[str]:
     """What `holdfast serve` is started with: the model, and whatever has not its default."""
     arguments = [engine.model] if engine.model is not None else []
     for field in fields(engine):

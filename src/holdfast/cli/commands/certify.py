@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ _TRIES = 3  # to make one anew: another process may keep its own meanwhile
 
 
 @grouped(
-    without=("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate")
+    without=(
+        *("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate"),
+        "chat_template",
+    )
 )
 def certify(
     model: o.ModelArgument = None,
@@ -31,7 +35,7 @@ def certify(
         ),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
-    engine: o.EngineOptions = o.ENGINE,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Show the certificate: every operation of the model, the row totals tried, and those whose bits differed.
 
@@ -51,25 +55,25 @@ def certify(
         raise typer.Exit(1)
 
 
-def _obtain(engine: o.EngineOptions, fresh: bool) -> tuple["Certificate", bool]:
+def _obtain(engine: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
     """The certificate of this model and machine, and whether it was made by this call."""
     from holdfast.certification.certificate import delete_certificate
     from holdfast.cli.progress import StageBars
 
     bars = StageBars()
-    certificate = engine.open(bars).engine.certificate
+    certificate = o.open_llm(engine, bars).engine.certificate
     for _ in range(_TRIES if fresh else 0):
         if certificate is None or "Certifying" in bars.stages:
             break
         delete_certificate(certificate.key)
         gc.collect()  # a GPU holds one engine
-        certificate = engine.open(bars).engine.certificate
+        certificate = o.open_llm(engine, bars).engine.certificate
     if certificate is None:
         raise ConfigError("this engine made no certificate")
     return certificate, "Certifying" in bars.stages
 
 
-def _show_shapes(engine: o.EngineOptions, fresh: bool, json_output: bool) -> None:
+def _show_shapes(engine: EngineConfig, fresh: bool, json_output: bool) -> None:
     from rich.console import Console
 
     from holdfast.cli.progress import StageBars
@@ -77,7 +81,7 @@ def _show_shapes(engine: o.EngineOptions, fresh: bool, json_output: bool) -> Non
     from holdfast.engine.builder import recipes_of
 
     with StageBars() as bars:
-        choices = recipes_of(engine.config(), bars, anew=fresh)
+        choices = recipes_of(engine, bars, anew=fresh)
     if not choices:
         raise ConfigError("--shapes asks a GPU how it multiplies, and this engine would compute on the CPU")
     if json_output:
@@ -86,14 +90,14 @@ def _show_shapes(engine: o.EngineOptions, fresh: bool, json_output: bool) -> Non
         show_recipes(choices, Console(highlight=False, soft_wrap=True))
 
 
-def _show_own_recipes(engine: o.EngineOptions) -> None:
+def _show_own_recipes(engine: EngineConfig) -> None:
     """Of the model that was certified just now: they are kept."""
     from rich.console import Console
 
     from holdfast.cli.recipe_table import show_recipes
     from holdfast.engine.builder import recipes_of
 
-    choices = recipes_of(engine.config())
+    choices = recipes_of(engine)
     if choices:
         show_recipes(choices, Console(highlight=False, soft_wrap=True))
 

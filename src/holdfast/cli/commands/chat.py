@@ -2,22 +2,22 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Annotated, Protocol
 
 import typer
 
 from holdfast.cli.options import engine as o
-from holdfast.cli.options.given import given_options
-from holdfast.cli.options.groups import grouped
+from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.options.sampling import SamplingOptions
 from holdfast.cli.show import note, show_error
 from holdfast.cli.thoughts import has_thoughts
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, RequestError
 
 _SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-_HERE_ONLY = tuple(field.name for field in fields(o.EngineOptions))
+_LOCAL_ONLY = parameter_names(EngineConfig)
 _SERVER = "Server"
 
 
@@ -71,12 +71,12 @@ def chat(
         ),
     ] = None,
     sampling: SamplingOptions = _SAMPLING,
-    engine: o.EngineOptions = o.ENGINE,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     if url is not None:
         _refuse(
-            given_options(context, _HERE_ONLY), "belongs to a model that runs here; leave it out with --url"
+            given_options(context, _LOCAL_ONLY), "belongs to a model that runs here; leave it out with --url"
         )
         from holdfast.cli.conversation.remote import RemoteConversation
         from holdfast.cli.conversation.server_client import ChatServer
@@ -94,7 +94,7 @@ def chat(
     from holdfast.engine.async_engine import AsyncEngine
 
     params = sampling.params()
-    llm = replace(engine, model=model or model_name, max_num_seqs=1).open()
+    llm = o.open_llm(replace(engine, model=model or model_name, max_num_seqs=1))
     if thoughts:
         has_thoughts(llm, params)  # says so if not
     with AsyncEngine(llm.engine) as running:

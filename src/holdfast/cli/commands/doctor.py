@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.cli.options import engine as o
+from holdfast.engine.config import EngineConfig
 from holdfast.version import __version__
 
 _PACKAGES = (
@@ -220,7 +221,7 @@ def _fingerprint(model: str) -> Finding:
     """Of a model as `generate` opens it without further options."""
     from holdfast.engine.replay import fingerprint_of
 
-    llm = o.EngineOptions(model, determinism="off").open()
+    llm = o.open_llm(EngineConfig(model, determinism="off"))
     return Finding("model", f"{model}, fingerprint {fingerprint_of(llm).digest}", "good")
 
 

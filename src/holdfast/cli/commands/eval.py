@@ -10,6 +10,7 @@ import typer
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.show import note
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def start() -> None:
 
 
 @evaluate.command()
-@grouped(without=("prefix_cache", "load_format"))
+@grouped(without=("prefix_cache", "load_format", "chat_template"))
 def thinking(
     models: Annotated[
         list[str],
@@ -78,7 +79,7 @@ def thinking(
     out: Annotated[
         Path | None, typer.Option(help="Folder for eval-thinking.json, written again as it grows, and plots.")
     ] = None,
-    engine: o.EngineOptions = _ENGINE,
+    engine: EngineConfig = _ENGINE,
 ) -> None:
     """Accuracy by length through the serving engine, and what thoughts do and cost."""
     from holdfast.training.eval.eval import ExamSettings, hold_exam
@@ -105,7 +106,7 @@ def thinking(
     )
 
     def open_llm(folder: Path) -> "LLM":
-        return replace(engine, model=str(folder)).open()
+        return o.open_llm(replace(engine, model=str(folder)))
 
     report = hold_exam(candidates, settings, open_llm, out, note)
     show_exam(report)

@@ -18,6 +18,7 @@ from holdfast.cli.receipt_file import drop_prompt, require_writable, write_recei
 from holdfast.cli.show import note, show_error, stats_line
 from holdfast.cli.thoughts import Writer, has_thoughts
 from holdfast.core.results import Result
+from holdfast.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from holdfast.core.sampling_params import SamplingParams
@@ -81,14 +82,14 @@ def generate(
     ] = False,
     sampling: SamplingOptions = _SAMPLING,
     form: FormOptions = _NO_FORM,
-    engine: o.EngineOptions = o.ENGINE,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Answer a prompt, or several in one batch."""
     params = sampling.params(form.form())
     asked = read_prompts(prompt, prompts or [], prompts_file)
     if receipt is not None:
         require_writable(receipt)
-    llm = replace(engine, model=model).open()
+    llm = o.open_llm(replace(engine, model=model))
     output = Output(
         len(asked),
         json_output,

@@ -11,6 +11,7 @@ import typer
 
 from holdfast.cli.options import engine as o
 from holdfast.cli.show import note
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -74,13 +75,14 @@ def replay(
     from holdfast.engine.replay import fingerprint_of
 
     read = _read(receipt, line)
-    llm = o.EngineOptions(
+    config = EngineConfig(
         model=read.engine.model if model is None else model,
         dtype=read.engine.dtype if dtype is None else dtype,
         determinism=determinism,
         num_threads=read.engine.num_threads if num_threads is None else num_threads,
         kernels=kernels or cast(Literal["compiled", "library"], read.engine.kernels),
-    ).open()
+    )
+    llm = o.open_llm(config)
     differences = fingerprint_of(llm).differences(read.fingerprint)
     outcome = None
     if force or not differences:

@@ -13,6 +13,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.pairs import Pair, read_pairs
 from holdfast.core.sampling_params import score_params
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest, PromptTooLong
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def score(
     json_output: Annotated[
         bool, typer.Option("--json", help="One JSON object a pair, a line each, with every token.")
     ] = False,
-    engine: o.EngineOptions = o.ENGINE,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Show the logprob of a completion behind a prompt: the sum over its tokens, a line each pair.
 
@@ -66,7 +67,7 @@ def score(
     """
     texts = [text for text in (prompt, completion) if text is not None]
     pairs = read_pairs(texts, prompt_ids, completion_ids, file)
-    llm = replace(engine, model=model).open()
+    llm = o.open_llm(replace(engine, model=model))
     for scored in _score(llm, pairs, chat, not ordinary, think):
         if json_output:
             typer.echo(json.dumps(scored.as_dict(), ensure_ascii=False))

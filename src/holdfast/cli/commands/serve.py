@@ -1,6 +1,5 @@
 """`holdfast serve`: from the command line, the environment and a file to a running server."""
 
-import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +10,15 @@ import typer
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import load_config_file
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.options.server import LogOptions, ServerOptions
 from holdfast.cli.show import note
+from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
+from holdfast.server.config import ServerConfig
 
 PREFIX = "HOLDFAST"
 CONTEXT = {"auto_envvar_prefix": PREFIX, "allow_extra_args": True}
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
-_SERVER = ServerOptions()
-_LOGS = LogOptions()
+_SERVER = ServerConfig()
 
 
 @grouped()
@@ -28,7 +27,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Folder, .gguf file, hub id or built-in name; without one, the default model.",
+            help=o.MODEL_HELP,
             envvar=f"{PREFIX}_MODEL",
             show_default=False,
         ),
@@ -44,9 +43,8 @@ def serve(
             rich_help_panel="Server",
         ),
     ] = None,
-    server: ServerOptions = _SERVER,
-    engine: o.EngineOptions = o.ENGINE,
-    logs: LogOptions = _LOGS,
+    server: ServerConfig = _SERVER,
+    engine: EngineConfig = o.ENGINE,
     *,
     gpu_memory_utilization: Annotated[
         float | None,
@@ -69,13 +67,6 @@ def serve(
             "only one MODEL can be served; give an option that takes several values once for each"
         )
     _require_packages()
-    server = replace(
-        server,
-        api_key=_listed(context, "api_key", server.api_key),
-        served_model_name=_listed(context, "served_model_name", server.served_model_name),
-        allowed_origin=_listed(context, "allowed_origin", server.allowed_origin),
-    )
-    server_config = server.config(logs)
     if gpu_memory_utilization is not None:
         note(
             "--gpu-memory-utilization is accepted for scripts written for other engines and has no effect: "
@@ -83,18 +74,7 @@ def serve(
         )
     from holdfast.server.main import run
 
-    raise typer.Exit(run(server_config, replace(engine, model=model).config()))
-
-
-def _listed(context: typer.Context, name: str, values: list[str] | None) -> list[str] | None:
-    """The values of an option that may be repeated. In the environment they stand in one variable, with commas."""
-    variable = f"{PREFIX}_{name.upper()}"
-    source = context.get_parameter_source(name)
-    if values and source is not None and source.name == "ENVIRONMENT":
-        values = [part for value in values for part in value.split(",") if part]
-    if not values and variable in os.environ:
-        raise ConfigError(f"{variable} is set, but empty; give it a value or unset it")
-    return values
+    raise typer.Exit(run(server, replace(engine, model=model)))
 
 
 def _require_packages() -> None:
