@@ -398,7 +398,42 @@ def test_command_line_before_environment_before_file_before_defaults(holdfast, s
     assert served.engine.model == "file"
 
 
-# Keys are nobody's business
+# Other names of an option
+
+
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "max_pass_rows"])
+@pytest.mark.parametrize("place", ["command line", "environment", "file"])
+def test_alias_of_an_option_is_accepted_everywhere(holdfast, served, write, monkeypatch, name, place):
+    option = f"--{name.replace('_', '-')}"
+    if place == "command line":
+        result = start(holdfast, option, "640")
+    elif place == "environment":
+        monkeypatch.setenv(f"HOLDFAST_{name.upper()}", "640")
+        result = start(holdfast)
+    else:
+        result = start(holdfast, "--config", write(f"{name}: 640"))
+    assert served.engine == EngineConfig(max_pass_tokens=640)
+    note = "--max-pass-rows is now called --max-pass-tokens; the old name will be removed\n"
+    assert result.stderr == (note if name == "max_pass_rows" else "")
+
+
+def test_source_decides_between_an_option_and_its_alias(holdfast, served, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_MAX_PASS_TOKENS", "512")
+    start(holdfast, "--max-num-batched-tokens", "640")
+    assert served.engine.max_pass_tokens == 640
+
+
+def test_option_beside_its_alias_is_refused(holdfast, served):
+    said = refused(holdfast, served, "--max-pass-tokens", "640", "--max-num-batched-tokens", "640")
+    assert "--max-pass-tokens and --max-num-batched-tokens are the same option" in said
+
+
+def test_help_hides_deprecated_names(holdfast, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
+    assert "max-pass-rows" not in holdfast("serve", "--help").stdout
+
+
+# Keys
 
 
 def test_help_shows_no_key(holdfast, write, monkeypatch):

@@ -143,7 +143,7 @@ def check_choices(config: Any) -> None:
             new = one.option.old_values[value]
             warn_deprecated(f"{one.field_name} {value!r} is now called {new!r}; the old name will be removed")
             object.__setattr__(config, one.field_name, new)
-        elif one.choices and value not in one.choices:
+        elif one.choices and value not in (*one.choices, one.default):
             *first, last = one.choices
             raise ConfigError(f"{one.field_name} must be {', '.join(first)} or {last}, not {value!r}")
 

@@ -77,7 +77,11 @@ class EngineConfig:
         unset="a quarter of a CPU's memory, at most 2GiB; 90% of a GPU's memory after the weights, less 4GiB",
     )
     max_pass_tokens: int | None = _option(
-        None, "Maximum number of tokens in one pass.", unset="512 on a CPU, 8192 on a GPU"
+        None,
+        "Maximum number of tokens in one pass; vLLM's name max_num_batched_tokens is accepted as well.",
+        unset="512 on a CPU, 8192 on a GPU",
+        aliases=("max_num_batched_tokens",),
+        deprecated=("max_pass_rows",),
     )
     num_threads: int | None = _option(None, "Number of CPU threads.", unset="torch's default")
     kernels: KernelBackend = _option(

@@ -28,6 +28,7 @@ _PACKAGES = (
     "typer",
     "rich",
     "huggingface-hub",
+    "httpx",
 )
 _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
 
@@ -88,7 +89,7 @@ def _package(name: str) -> Callable[[], Finding]:
         try:
             return Finding(name, metadata.version(name), "good")
         except metadata.PackageNotFoundError:
-            needed = name not in ("gguf", "huggingface-hub")
+            needed = name not in ("gguf", "huggingface-hub", "httpx")
             return Finding(name, "not installed", "bad" if needed else "note")
 
     return look

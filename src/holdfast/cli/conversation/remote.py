@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.bench.serve.http_client import Heard
-from holdfast.bench.serve.http_connection import Refused
 from holdfast.cli.conversation.local import note_forgotten
-from holdfast.cli.conversation.server_client import ChatServer
+from holdfast.cli.conversation.server_client import ChatServer, RequestRefused, StreamedAnswer
 from holdfast.cli.show import show_error
 from holdfast.cli.thoughts import NewThoughts, Writer
 from holdfast.core.results import Thought
@@ -66,18 +64,18 @@ class RemoteConversation:
         writer = Writer(with_thoughts=self._with_thoughts)
         self._new_thoughts.begin_turn()
         try:
-            heard = self._ask(question, writer)
+            answer = self._ask(question, writer)
         except ServerError as error:
             show_error(str(error))
             return None
         writer.end()
-        if heard.error is not None:
-            show_error(heard.detail)
+        if answer.error is not None:
+            show_error(answer.error)
             return None
-        self.turns += [question, {"role": "assistant", "content": heard.text}]
-        return answer_line(heard)
+        self.turns += [question, {"role": "assistant", "content": answer.text}]
+        return answer_line(answer)
 
-    def _ask(self, question: dict[str, str], writer: Writer) -> Heard:
+    def _ask(self, question: dict[str, str], writer: Writer) -> StreamedAnswer:
         """The answer. The oldest turns are forgotten until the server finds room for the rest."""
 
         def show(text: str, thoughts: Sequence[Thought]) -> None:
@@ -87,22 +85,22 @@ class RemoteConversation:
         while True:
             try:
                 messages = [*self._system, *kept, question]
-                heard = self._server.stream({**self._asked, "messages": messages}, show)
+                answer = self._server.stream({**self._asked, "messages": messages}, show)
                 break
-            except Refused as error:
+            except RequestRefused as error:
                 if error.code != "context_length_exceeded" or not kept:
                     raise
                 kept = kept[2:]
         if len(kept) < len(self.turns):
             note_forgotten((len(self.turns) - len(kept)) // 2)
             self.turns = kept
-        return heard
+        return answer
 
 
-def answer_line(heard: Heard) -> str:
+def answer_line(answer: StreamedAnswer) -> str:
     """What is known of an answer, in the words of `show.mode_line`."""
-    about = heard.holdfast or {}
-    parts = [f"{heard.num_tokens} tokens", str(heard.finish_reason)]
+    about = answer.holdfast or {}
+    parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
     if "mode" in about:
         parts.insert(0, "ordinary" if about["mode"] == "none" else str(about["mode"]))
     if "seed" in about:

@@ -1,111 +1,211 @@
-"""An OpenAI-compatible server to talk to: which model it has, and one streamed answer at a time.
+"""A client of an OpenAI-compatible server: which model it serves, and one streamed chat answer at a time.
 
-The standard library's client: somebody who types needs no other.
+The connection is httpx's, without proxies, redirects or credentials from the environment, and with the
+system's certificates. Events are split here: httpx's `iter_lines` also splits at characters, such as
+U+2028, that may stand inside an event.
 """
 
-import http.client
 import json
-from collections.abc import Callable, Sequence
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast.bench.serve.http_body import Events
-from holdfast.bench.serve.http_client import Heard, note_event
-from holdfast.bench.serve.http_connection import Address, BrokenStream, Refused, key_header
+import httpx
+
 from holdfast.core.results import Thought
-from holdfast.errors import ServerError
+from holdfast.errors import ConfigError, ServerError
 
 Show = Callable[[str, Sequence[Thought]], None]
 
 _TIMEOUT = 300.0  # seconds without a byte
+_MAX_ERROR_BYTES = 1 << 16
+
+
+class RequestRefused(ServerError):
+    """The server answered with an error status. The message is the server's, on one line; code is its error code, if any."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the server says {status}: {_error_message(body)}")
+        self.code = _error_code(body)
+
+
+@dataclass
+class StreamedAnswer:
+    """What has arrived of an answer. error is what went wrong after its text began."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    num_tokens: int = 0
+    holdfast: dict[str, Any] | None = None
+    error: str | None = None
+
+    def update(self, event: bytes) -> tuple[str, tuple[Thought, ...]]:
+        """Take one event of the stream; returns its text and its thoughts."""
+        before = len(self.text)
+        try:
+            chunk = json.loads(event)
+            if chunk.get("error") is not None:
+                self.error = _error_message(event)
+                return "", ()
+            for choice in chunk.get("choices") or ():
+                text = choice.get("delta", {}).get("content") or ""
+                self.text += text
+                self.num_tokens += bool(text)
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            if chunk.get("usage"):
+                self.num_tokens = int(chunk["usage"]["completion_tokens"])
+            self.holdfast = chunk.get("holdfast") or self.holdfast
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.error = f"an event is no part of a completion: {event[:80]!r}"
+            return "", ()
+        return self.text[before:], _thoughts(chunk)
 
 
 class ChatServer:
-    """Where it is, and the key it wants."""
+    """Sends requests to one server. A connection serves one request and is closed after it."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._address = Address.parse(url)
-        self._headers = {"Content-Type": "application/json", **key_header(api_key)}
+        self._url = _base_url(url)
+        self._client = httpx.Client(
+            headers=_key_header(api_key),
+            timeout=_TIMEOUT,
+            verify=ssl.create_default_context(),
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
 
     def first_model(self) -> str:
-        """What it calls the first of its models."""
-        connection = self._connect()
+        """The name of the first model the server lists."""
         try:
-            data = self._send(connection, "GET", "/v1/models").read()
-            return str(json.loads(data)["data"][0]["id"])
-        except (OSError, http.client.HTTPException) as error:
+            with self._send("GET", "/v1/models") as response:
+                return str(json.loads(response.read())["data"][0]["id"])
+        except httpx.HTTPError as error:
             raise self._failure(error) from None
         except (ValueError, KeyError, IndexError, TypeError):
-            raise ServerError(
-                f"the server at {self._address.url} names no model; give one with --model"
-            ) from None
-        finally:
-            connection.close()
+            raise ServerError(f"the server at {self._url} names no model; give one with --model") from None
 
-    def stream(self, body: dict[str, Any], show: Show) -> Heard:
-        """One answer, its text and its thoughts shown as they come.
+    def stream(self, body: dict[str, Any], show: Show) -> StreamedAnswer:
+        """One answer; show is called with its text and thoughts as they arrive.
 
-        Ctrl-C ends it: the connection is closed, which the server sees. Raises `ServerError` if there is no answer. What
-        goes wrong inside one is noted in it.
+        Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if no text arrives. An error
+        after that is in the answer.
         """
-        heard = Heard(0.0)
-        connection = self._connect()
+        answer = StreamedAnswer()
         try:
-            response = self._send(connection, "POST", "/v1/chat/completions", json.dumps(body))
-            events = Events()
-            while data := response.read1(1 << 16):
-                for event in events.feed(data):
-                    _take(heard, event, show)
-            if heard.finish_reason is None and heard.error is None:
-                raise http.client.IncompleteRead(b"")
+            with self._send("POST", "/v1/chat/completions", body) as response:
+                for event in _events(response.iter_bytes()):
+                    if event != b"[DONE]":
+                        show(*answer.update(event))
+            if answer.finish_reason is None and answer.error is None:
+                raise httpx.RemoteProtocolError("the stream ended early")
         except KeyboardInterrupt:
-            heard.finish_reason = "abort"
-        except (OSError, http.client.HTTPException) as error:
+            answer.finish_reason = "abort"
+        except httpx.HTTPError as error:
             failure = self._failure(error)
-            if not heard.text:
+            if not answer.text:
                 raise failure from None
-            heard.error, heard.detail = "broken stream", str(failure)
-        finally:
-            connection.close()
-        return heard
+            answer.error = str(failure)
+        return answer
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._address.secure else http.client.HTTPConnection
-        return kind(self._address.host, self._address.port, timeout=_TIMEOUT)
+    @contextmanager
+    def _send(self, method: str, path: str, body: Any = None) -> Iterator[httpx.Response]:
+        with self._client.stream(method, f"{self._url}{path}", json=body) as response:
+            if response.status_code != 200:
+                raise RequestRefused(response.status_code, _read_error(response))
+            yield response
 
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: str | None = None
-    ) -> http.client.HTTPResponse:
-        connection.request(method, self._address.path + path, body, self._headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise Refused(response.status, response.read(1 << 16))
-        return response
-
-    def _failure(self, error: Exception) -> ServerError:
-        if isinstance(error, http.client.HTTPException):
-            return BrokenStream(f"the server at {self._address.url} ended the connection inside an answer")
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        return BrokenStream(f"the server at {self._address.url} cannot be reached: {why}")
+    def _failure(self, error: httpx.HTTPError) -> ServerError:
+        if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError):
+            return ServerError(f"the server at {self._url} ended the connection inside an answer")
+        return ServerError(f"the server at {self._url} cannot be reached: {_reason(error)}")
 
 
-def _take(heard: Heard, event: bytes, show: Show) -> None:
-    if event != b"[DONE]":
-        before = len(heard.text)
-        note_event(heard, event, 0.0)
-        show(heard.text[before:], () if heard.error is not None else _thoughts(event))
-
-
-def _thoughts(event: bytes) -> tuple[Thought, ...]:
-    """Those of one event, of a server like ours; nobody else has them."""
-    if b'"thoughts"' not in event:
-        return ()
+def _base_url(text: str) -> str:
+    """The URL in front of the routes: http:// may be left out, a last /v1 is removed."""
     try:
-        told = json.loads(event)["holdfast"]["thoughts"]
+        url = httpx.URL(text if "://" in text else f"http://{text}")
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{text!r} is no address of a server: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{text!r} is no address of a server; give one such as http://127.0.0.1:8000")
+    plain = url.copy_with(userinfo=b"", query=None, fragment=None)
+    return str(plain).rstrip("/").removesuffix("/v1")
+
+
+def _key_header(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key. A key that would break it is refused."""
+    if api_key is None:
+        return {}
+    if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():
+        raise ConfigError("an API key is printable ASCII without spaces around it")
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _events(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The data of each server-sent event. Comments and other fields are skipped."""
+    rest, data = b"", []
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+
+
+def _read_error(response: httpx.Response) -> bytes:
+    body = b""
+    try:
+        for block in response.iter_bytes():
+            body += block
+            if len(body) > _MAX_ERROR_BYTES:
+                break
+    except httpx.HTTPError:
+        pass  # what has arrived says enough
+    return body[:_MAX_ERROR_BYTES]
+
+
+def _error_message(body: bytes) -> str:
+    """The message of an error, in OpenAI's shape or in any other, on one line."""
+    try:
+        error = json.loads(body)
+        said = error["error"]["message"] if isinstance(error.get("error"), dict) else error["message"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        said = body[:200].decode(errors="replace")
+    return " ".join(str(said).split())
+
+
+def _error_code(body: bytes) -> str | None:
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
+
+
+def _reason(error: BaseException) -> str:
+    """The system's words for a failure, without its number."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
+def _thoughts(chunk: dict[str, Any]) -> tuple[Thought, ...]:
+    """The thoughts of one event. Only Holdfast's server sends them."""
+    try:
+        sent = (chunk.get("holdfast") or {}).get("thoughts") or ()
         return tuple(
             Thought(
                 int(one["chunk"]), int(one["position"]), str(one["text"]), tuple(map(int, one["token_ids"]))
             )
-            for one in told
+            for one in sent
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ()
