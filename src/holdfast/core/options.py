@@ -9,7 +9,7 @@ table in docs/operations.md are derived from its fields (`holdfast.cli.options`)
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from types import UnionType
@@ -88,9 +88,13 @@ class OptionField:
         return ()
 
 
-@cache
 def option_fields(config: type) -> tuple[OptionField, ...]:
     """The fields of a dataclass that are options, in order."""
+    return _read_fields(cast(Hashable, config))
+
+
+@cache
+def _read_fields(config: Any) -> tuple[OptionField, ...]:
     hints = get_type_hints(config)
     return tuple(
         OptionField(one.name, hints[one.name], one.default, one.metadata[_KEY])
@@ -115,7 +119,7 @@ def accept_aliases(config: type[T]) -> type[T]:
             given[one.field_name] = given.pop(alias)
         init(self, *args, **given)
 
-    config.__init__ = accept  # type: ignore[method-assign]
+    config.__init__ = accept  # type: ignore[assignment, method-assign]
     return config
 
 
