@@ -214,7 +214,7 @@ def test_thoughts_are_counted(thinker: Server) -> None:
             )
             for kind in ("written", "trivial")
         ]
-        return kinds[0], kinds[1], thinker.metric("holdfast_thoughts_guessed_total")
+        return kinds[0], kinds[1], thinker.metric("holdfast_thought_predictions_total")
 
     before = counts()
     answer = complete(thinker, prompt=f"is {PROMPT}")["holdfast"]

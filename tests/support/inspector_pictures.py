@@ -82,11 +82,11 @@ def show_rollback(page: Any, file: Path) -> None:
     wait_steps(page)
     in_time = False
     while not in_time:
-        page.wait_for_selector(".deterministic .strip:has(.rolled):has(.candidate)")
+        page.wait_for_selector(".deterministic .strip:has(.rolled-back):has(.candidate)")
         page.eval_on_selector("#requests-title", "one => { if (innerWidth < 500) one.scrollIntoView(); }")
         page.screenshot(path=file)
         still_red = "all => all.some((one) => Number(getComputedStyle(one).opacity) > 0.9)"
-        in_time = page.eval_on_selector_all(".deterministic .strip .token.rolled", still_red)
+        in_time = page.eval_on_selector_all(".deterministic .strip .token.rolled-back", still_red)
     page.context.close()
 
 

@@ -97,7 +97,7 @@ class Life:
         self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.watch(on))
         self.supervisor = Supervisor(
             engine,
-            Listener(progress, self.hub.take, self.metrics.take),
+            Listener(progress, self.hub.publish, self.metrics.update),
             (config.log_format, config.log_level),
             command,
             on_ready=self._note_ready,
@@ -214,7 +214,7 @@ class Life:
     def _note_death(self) -> None:
         self.began = time.monotonic()
         self.metrics.engine_restarted()
-        self.hub.forget()
+        self.hub.reset()
 
     async def _describe(self, link: EngineLink) -> None:
         with contextlib.suppress(EngineStopped):

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.server.inspector.hub import MAX_WATCHERS
+from holdfast.server.inspector.hub import MAX_SUBSCRIBERS
 from support.serving import Server
 
 
@@ -60,8 +60,8 @@ def test_what_is_committed_arrives(tiny_server: Server) -> None:
 
 def test_watchers_come_and_go(tiny_server: Server) -> None:
     with ExitStack() as stack:
-        watchers = [stack.enter_context(watching(tiny_server)) for _ in range(MAX_WATCHERS)]
-        assert [next(events)[0] for events in watchers] == ["snapshot"] * MAX_WATCHERS
+        watchers = [stack.enter_context(watching(tiny_server)) for _ in range(MAX_SUBSCRIBERS)]
+        assert [next(events)[0] for events in watchers] == ["snapshot"] * MAX_SUBSCRIBERS
         refused = tiny_server.get("/inspector/events")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_watchers")
         assert tiny_server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200

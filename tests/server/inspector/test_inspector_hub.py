@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.server.errors import ApiError
 from holdfast.server.inspector import hub as hub_module
-from holdfast.server.inspector.hub import MAX_QUEUED, MAX_WATCHERS, Hub
+from holdfast.server.inspector.hub import MAX_QUEUED, MAX_SUBSCRIBERS, Hub
 from support.step_traces import FIRST, SEQUENCE, step
 
 
@@ -56,15 +56,15 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 def test_nothing_is_asked_while_nobody_watches() -> None:
     async def watch() -> None:
         wire = Wire()
-        wire.hub.take(FIRST)
+        wire.hub.publish(FIRST)
         assert wire.asked == []
         async with watching(wire.hub):
             assert wire.asked == [True]
             async with watching(wire.hub):
-                assert wire.hub.num_watchers == 2
+                assert wire.hub.num_subscribers == 2
             assert wire.asked == [True]
         assert wire.asked == [True, False]
-        assert wire.hub.num_watchers == 0
+        assert wire.hub.num_subscribers == 0
 
     run(watch())
 
@@ -74,10 +74,10 @@ def test_first_a_snapshot_then_steps() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
             kind, data = await page.read()
-            assert (kind, data["requests"], data["all_pages"]) == ("snapshot", [], 0)
-            wire.hub.take(FIRST)
+            assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 0)
+            wire.hub.publish(FIRST)
             kind, data = await page.read()
-            assert (kind, data["step"], data["pages"], data["all_pages"]) == ("snapshot", 1, 1, 10)
+            assert (kind, data["step"], data["pages_used"], data["num_pages"]) == ("snapshot", 1, 1, 10)
             (request,) = data["requests"]
             assert (request["from"], request["tokens"], request["candidates"]) == (
                 0,
@@ -93,15 +93,21 @@ def test_first_a_snapshot_then_steps() -> None:
                 rolled_back_from=3,
                 rolled_back_ids=(4,),
             )
-            wire.hub.take(step(2, changed))
+            wire.hub.publish(step(2, changed))
             kind, data = await page.read()
             assert (kind, data["step"]) == ("step", 2)
             assert data["passes"] == [
-                {"kind": "fast", "certified": False, "rows": 1, "padded": 1, "spans": [[7, 3, 1]]}
+                {
+                    "kind": "fast",
+                    "certified": False,
+                    "num_tokens": 1,
+                    "num_tokens_padded": 1,
+                    "spans": [[7, 3, 1]],
+                }
             ]
             (request,) = data["requests"]
             assert (request["from"], request["tokens"], request["candidates"]) == (3, ["<5>"], [])
-            assert (request["rolled_from"], request["rolled"]) == (3, ["<4>"])
+            assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
 
     run(watch())
 
@@ -111,13 +117,15 @@ def test_a_later_watcher_gets_what_is_there_now() -> None:
         wire = Wire()
         async with watching(wire.hub) as early:
             await early.read()
-            wire.hub.take(FIRST)
-            wire.hub.take(step(2, replace(SEQUENCE, committed_from=3, committed_len=4, committed_ids=(9,))))
+            wire.hub.publish(FIRST)
+            wire.hub.publish(
+                step(2, replace(SEQUENCE, committed_from=3, committed_len=4, committed_ids=(9,)))
+            )
             async with watching(wire.hub) as late:
                 kind, data = await late.read()
                 assert (kind, data["step"]) == ("snapshot", 2)
                 assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
-                wire.hub.take(step(3, ended=((7, "stop"),)))
+                wire.hub.publish(step(3, ended=((7, "stop"),)))
                 assert (await late.read())[1]["ended"] == [[7, "stop"]]
             async with watching(wire.hub) as last:
                 assert (await last.read())[1]["requests"] == []
@@ -131,16 +139,16 @@ def test_who_falls_behind_begins_anew() -> None:
         async with watching(wire.hub) as slow, watching(wire.hub) as quick:
             for page in (slow, quick):
                 await page.read()
-            wire.hub.take(FIRST)
+            wire.hub.publish(FIRST)
             for page in (slow, quick):
                 await page.read()
             for number in range(MAX_QUEUED + 5):
-                wire.hub.take(step(2 + number))
+                wire.hub.publish(step(2 + number))
                 assert (await quick.read())[1]["step"] == 2 + number
             kind, data = await slow.read()
             assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
             assert len(data["requests"]) == 1
-            wire.hub.take(step(100))
+            wire.hub.publish(step(100))
             assert (await slow.read())[0] == "step"
 
     run(watch())
@@ -151,10 +159,10 @@ def test_a_queue_that_is_just_full_loses_nothing() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
             await page.read()
-            wire.hub.take(FIRST)
+            wire.hub.publish(FIRST)
             await page.read()
             for number in range(MAX_QUEUED):
-                wire.hub.take(step(2 + number))
+                wire.hub.publish(step(2 + number))
             steps = [await page.read() for _ in range(MAX_QUEUED)]
             assert [data["step"] for _, data in steps] == list(range(2, MAX_QUEUED + 2))
 
@@ -164,17 +172,17 @@ def test_a_queue_that_is_just_full_loses_nothing() -> None:
 def test_a_watcher_too_many_is_refused() -> None:
     async def watch() -> None:
         wire = Wire()
-        pages = [Page(wire.hub) for _ in range(MAX_WATCHERS)]
+        pages = [Page(wire.hub) for _ in range(MAX_SUBSCRIBERS)]
         for page in pages:
             await page.frame()
         with pytest.raises(ApiError) as refused:
-            wire.hub.require_room()
+            wire.hub.require_capacity()
         assert refused.value.status == 429
         with pytest.raises(ApiError):  # also one that slipped by
             await Page(wire.hub).frame()
-        assert wire.hub.num_watchers == MAX_WATCHERS
+        assert wire.hub.num_subscribers == MAX_SUBSCRIBERS
         await pages[0].events.aclose()
-        wire.hub.require_room()
+        wire.hub.require_capacity()
         for page in pages[1:]:
             await page.events.aclose()
         assert wire.asked == [True, False]
@@ -189,8 +197,8 @@ def test_traces_of_an_earlier_tracer_say_nothing() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
             await page.read()
-            wire.hub.take(step(90, SEQUENCE))
-            wire.hub.take(FIRST)
+            wire.hub.publish(step(90, SEQUENCE))
+            wire.hub.publish(FIRST)
             assert (await page.read())[1]["step"] == 1
         async with watching(wire.hub) as page:
             assert (await page.read())[1]["requests"] == []
@@ -203,14 +211,14 @@ def test_a_new_engine_begins_anew() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
             await page.read()
-            wire.hub.take(FIRST)
+            wire.hub.publish(FIRST)
             await page.read()
-            wire.hub.forget()
+            wire.hub.reset()
             kind, data = await page.read()
             assert (kind, data["requests"]) == ("snapshot", [])
-            wire.hub.take(replace(FIRST, sequences=()))
+            wire.hub.publish(replace(FIRST, sequences=()))
             kind, data = await page.read()
-            assert (kind, data["requests"], data["all_pages"]) == ("snapshot", [], 10)
+            assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
 
     run(watch())
 
@@ -227,7 +235,7 @@ def test_closing_ends_every_stream_and_lets_nobody_in() -> None:
         assert await waiting == b"the end"
         assert wire.asked == [True, False]
         with pytest.raises(ApiError) as refused:
-            wire.hub.require_room()
+            wire.hub.require_capacity()
         assert refused.value.status == 503
 
     run(watch())
@@ -235,7 +243,7 @@ def test_closing_ends_every_stream_and_lets_nobody_in() -> None:
 
 def test_a_quiet_stream_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
-        monkeypatch.setattr(hub_module, "BEAT_SECONDS", 0.01)
+        monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
         async with watching(Wire().hub) as page:
             await page.read()
             assert (await page.frame()).startswith(b":")
@@ -248,7 +256,7 @@ def test_text_cannot_end_an_event() -> None:
         hub = Hub(lambda token_id: "\n\nevent: step\r\ndata: {}\n\n\u2028", lambda on: None)
         async with watching(hub) as page:
             await page.read()
-            hub.take(FIRST)
+            hub.publish(FIRST)
             kind, data = await page.read()
             assert kind == "snapshot"
             assert data["requests"][0]["tokens"][0].startswith("\n\nevent")

@@ -26,7 +26,7 @@ NOTE_ALL = """
       if (!seen.cards.includes(one)) seen.cards.push(one);
     for (const one of document.querySelectorAll(".strip .token")) {
       for (const kind of one.classList) seen.kinds.add(kind);
-      if (seen.rolled === null && one.classList.contains("rolled")) {
+      if (seen.rolled === null && one.classList.contains("rolled-back")) {
         const { backgroundColor, textDecorationLine } = getComputedStyle(one);
         seen.rolled = { element: one, style: { backgroundColor, textDecorationLine } };
       }
@@ -175,8 +175,8 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
 def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
     visit.ask(max_tokens="60")
     card = visit.card()
-    visit.wait_seen("rolled")
-    assert is_reddish(visit.colour(".key .token.rolled"))
+    visit.wait_seen("rolled-back")
+    assert is_reddish(visit.colour(".key .token.rolled-back"))
     state = visit.page.evaluate("() => seen.rolled.style")
     assert is_reddish(state["backgroundColor"])
     assert state["textDecorationLine"] == "line-through"
@@ -184,10 +184,10 @@ def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
     facts = visit.wait_answered()
     rolled_back = int(re.findall(r"(\d+) rolled back", facts["Candidates"])[0])
     assert rolled_back > 0
-    visit.page.wait_for_selector(".strip .token.rolled", state="detached")
+    visit.page.wait_for_selector(".strip .token.rolled-back", state="detached")
     wait_ended(card)
     assert f"{rolled_back} rolled back" in line(card, ".facts-line")
-    shown = int(visit.page.inner_text("[data-counter=rolled] dd").replace(",", ""))
+    shown = int(visit.page.inner_text("[data-counter=rolled-back] dd").replace(",", ""))
     assert shown == rolled_back
 
 
@@ -216,11 +216,11 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     visit.page.click("#prove-go")
     visit.page.wait_for_selector("#prove-go:enabled", timeout=3 * SECONDS)
     side = visit.page.locator("[data-side=deterministic]")
-    assert side.locator(".verdict").inner_text().startswith("8 of 8 the same: 1 distinct output.")
+    assert side.locator(".verdict").inner_text().startswith("8 of 8 identical: 1 distinct output.")
     assert side.locator(".verdict").get_attribute("data-outcome") == "same"
     assert side.locator(".group").count() == 1
     ordinary = visit.page.locator("[data-side=ordinary]")
-    assert "8 of 8" in ordinary.inner_text() or "8 answers" in ordinary.inner_text()
+    assert "8 of 8" in ordinary.inner_text() or "8 runs" in ordinary.inner_text()
     assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was load"
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
 
@@ -371,7 +371,7 @@ def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server
         """() => {
           window.animations = [];
           new MutationObserver(() => {
-            for (const one of document.querySelectorAll(".strip .token.rolled"))
+            for (const one of document.querySelectorAll(".strip .token.rolled-back"))
               window.animations.push(getComputedStyle(one)["animation-name"]);
           }).observe(document.body, { subtree: true, childList: true, attributes: true });
         }"""
@@ -379,7 +379,7 @@ def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server
     calm.ask(max_tokens="60")
     calm.wait_answered()
     assert set(calm.page.evaluate("() => window.animations")) == {"none"}
-    calm.page.wait_for_selector(".strip .token.rolled", state="detached")
+    calm.page.wait_for_selector(".strip .token.rolled-back", state="detached")
     calm.context.close()
 
 
@@ -441,12 +441,18 @@ def test_the_first_difference(page: "Page", one: str, other: str, place: int) ->
 @pytest.mark.parametrize(
     ("texts", "bits", "deterministic", "outcome", "words"),
     [
-        ("aaaa", "1111", True, "same", "4 of 4 the same: 1 distinct output. Every logprob is the same"),
-        ("aaba", "1121", True, "differ", "4 answers, 2 distinct outputs. This is a bug"),
-        ("aaaa", "1121", True, "differ", "different sets of logprobs: this is a bug"),
-        ("aaaa", "1111", False, "same", "kernels agreed this time; nothing promised it"),
+        (
+            "aaaa",
+            "1111",
+            True,
+            "same",
+            "4 of 4 identical: 1 distinct output. All logprobs are bitwise identical",
+        ),
+        ("aaba", "1121", True, "differ", "4 runs, 2 distinct outputs. This is a bug"),
+        ("aaaa", "1121", True, "differ", "different sets of logprobs. This is a bug"),
+        ("aaaa", "1111", False, "same", "happened to agree; ordinary requests have no guarantee"),
         ("aaaa", "1121", False, "differ", "2 different sets of logprobs"),
-        ("abca", "1231", False, "differ", "4 answers, 3 distinct outputs."),
+        ("abca", "1231", False, "differ", "4 runs, 3 distinct outputs."),
     ],
 )
 def test_the_verdict_is_honest(

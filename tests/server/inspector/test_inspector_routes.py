@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from holdfast.server.errors import ApiError
-from holdfast.server.inspector.hub import MAX_WATCHERS, Hub
+from holdfast.server.inspector.hub import MAX_SUBSCRIBERS, Hub
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
 
 STATIC = Path(str(resources.files("holdfast.server.inspector") / "static"))
@@ -58,8 +58,8 @@ def test_nothing_else_is(client: TestClient, path: str) -> None:
 
 
 def test_a_watcher_too_many_is_refused(client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hub, "num_watchers", MAX_WATCHERS)
-    monkeypatch.setattr(hub, "_watchers", [object()] * MAX_WATCHERS)
+    monkeypatch.setattr(Hub, "num_subscribers", MAX_SUBSCRIBERS)
+    monkeypatch.setattr(hub, "_subscribers", [object()] * MAX_SUBSCRIBERS)
     response = client.get("/inspector/events")
     assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
     assert response.headers["retry-after"] == "10"

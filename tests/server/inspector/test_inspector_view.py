@@ -8,7 +8,7 @@ from holdfast.bench.tiny import tiny_engine
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import Tracer
-from holdfast.server.inspector.view import SHOWN_TOKENS, View
+from holdfast.server.inspector.view import SHOWN_TOKENS, EngineView
 from support.step_traces import FIRST, SEQUENCE, step
 
 
@@ -19,7 +19,7 @@ class Page:
         self.tokens: dict[int, tuple[int, list[str]]] = {}
         self.candidates: dict[int, list[str]] = {}
 
-    def take(self, event: dict[str, Any]) -> None:
+    def apply(self, event: dict[str, Any]) -> None:
         for one in event["requests"]:
             start, known = self.tokens.get(one["id"], (one["from"], []))
             tokens = (known[: one["from"] - start] + one["tokens"])[-SHOWN_TOKENS:]
@@ -33,7 +33,7 @@ def test_following_steps_is_the_same_as_a_snapshot() -> None:
     config = EngineConfig(dtype="fp32", determinism="verify", max_pass_tokens=64, kv_memory="4MiB")
     engine = tiny_engine(config)
     engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, 0.3)
-    view, page = View(str), Page()
+    view, page = EngineView(str), Page()
     for deterministic, length in ((True, 290), (False, 40), (True, 60)):
         params = SamplingParams(
             max_tokens=length, temperature=1.0, seed=1, deterministic=deterministic, ignore_eos=True
@@ -44,11 +44,11 @@ def test_following_steps_is_the_same_as_a_snapshot() -> None:
     while engine.has_requests:
         engine.step()
         for trace in engine.tracer.take():
-            event = view.take(trace)
-            page.take(event)
-            num_rolled_back += sum(len(one.get("rolled", ())) for one in event["requests"])
+            event = view.update(trace)
+            page.apply(event)
+            num_rolled_back += sum(len(one.get("rolled_back", ())) for one in event["requests"])
         fresh = Page()
-        fresh.take(view.snapshot())
+        fresh.apply(view.snapshot())
         assert (fresh.tokens, fresh.candidates) == (page.tokens, page.candidates)
     assert num_rolled_back > 0
     assert page.tokens == {}
@@ -56,11 +56,11 @@ def test_following_steps_is_the_same_as_a_snapshot() -> None:
 
 def test_only_the_end_of_a_long_request_is_sent() -> None:
     ids = tuple(range(1000))
-    view = View(str)
+    view = EngineView(str)
     long = replace(SEQUENCE, prompt_len=900, committed_len=1000, committed_ids=ids)
-    (sent,) = view.take(replace(FIRST, sequences=(long,)))["requests"]
+    (sent,) = view.update(replace(FIRST, sequences=(long,)))["requests"]
     assert (sent["from"], sent["tokens"]) == (1000 - SHOWN_TOKENS, [str(one) for one in ids[-SHOWN_TOKENS:]])
-    view.take(step(2, replace(long, committed_from=1000, committed_len=1001, committed_ids=(5,))))
+    view.update(step(2, replace(long, committed_from=1000, committed_len=1001, committed_ids=(5,))))
     (shown,) = view.snapshot()["requests"]
     assert (shown["from"], len(shown["tokens"]), shown["tokens"][-1]) == (
         1001 - SHOWN_TOKENS,
@@ -70,9 +70,11 @@ def test_only_the_end_of_a_long_request_is_sent() -> None:
 
 
 def test_an_answer_that_starts_over_shows_what_it_gave_up() -> None:
-    view = View(str)
-    view.take(replace(FIRST, sequences=(replace(SEQUENCE, committed_len=5, committed_ids=(1, 2, 3, 4, 5)),)))
+    view = EngineView(str)
+    view.update(
+        replace(FIRST, sequences=(replace(SEQUENCE, committed_len=5, committed_ids=(1, 2, 3, 4, 5)),))
+    )
     again = replace(SEQUENCE, committed_from=2, committed_len=2, committed_ids=(), candidate_ids=())
-    (sent,) = view.take(step(2, again))["requests"]
-    assert (sent["rolled_from"], sent["rolled"]) == (2, ["3", "4", "5"])
+    (sent,) = view.update(step(2, again))["requests"]
+    assert (sent["rolled_back_from"], sent["rolled_back"]) == (2, ["3", "4", "5"])
     assert view.snapshot()["requests"][0]["tokens"] == ["1", "2"]

@@ -63,13 +63,15 @@ REQUEST_COUNTERS = (
     "prefix_cache_queries_total",
     "prefix_cache_hits_total",
     "num_preemptions_total",
-    "candidates_total",
-    "accepted_total",
-    "rolled_back_total",
+    "candidate_tokens_total",
+    "accepted_tokens_total",
+    "rolled_back_tokens_total",
     "rollbacks_total",
-    "windows_total",
-    "thoughts_guessed_total",
-    "thoughts_guessed_right_total",
+    "canonical_tokens_total",
+    "ngram_candidate_tokens_total",
+    "verification_windows_total",
+    "thought_predictions_total",
+    "thought_predictions_accepted_total",
 )
 ENGINE = (
     "num_requests_running",
@@ -82,8 +84,10 @@ ENGINE = (
     "fast_passes_total",
     "canonical_passes_total",
     "certified_passes_total",
+    "shared_canonical_passes_total",
+    "pass_tokens_padded_total",
     "spot_checks_total",
-    "spot_checked_rows_total",
+    "spot_checked_tokens_total",
     "revocations_total",
     "engine_restarts_total",
 )
@@ -111,7 +115,7 @@ def test_the_engine_s_numbers_are_all_told():
     metrics = Metrics()
     before = metrics.render()[0]
     for one in fields(EngineStatus):
-        metrics.take(replace(IDLE, **{one.name: 7}))
+        metrics.update(replace(IDLE, **{one.name: 7}))
         after = metrics.render()[0]
         assert after != before, one.name
         before = after
@@ -223,11 +227,11 @@ def test_what_a_request_cost_is_added_up(metrics):
     for _ in range(2):
         metrics.request(True).finished("stop", 5, 9, stats)
     for name, value in (
-        ("candidates", 20),
-        ("accepted", 14),
-        ("rolled_back", 6),
+        ("candidate_tokens", 20),
+        ("accepted_tokens", 14),
+        ("rolled_back_tokens", 6),
         ("rollbacks", 2),
-        ("windows", 4),
+        ("verification_windows", 4),
         ("num_preemptions", 2),
     ):
         assert of_request(metrics, f"{name}_total", "true") == value, name
@@ -248,7 +252,7 @@ def test_prefix_hits_are_never_more_than_queries(metrics):
 
 
 def test_the_engine_s_gauges(metrics):
-    metrics.take(EngineStatus(running=3, waiting=2, pages_used=25, pages_cached=50, num_pages=100))
+    metrics.update(EngineStatus(running=3, waiting=2, pages_used=25, pages_cached=50, num_pages=100))
     for name, value in (
         ("num_requests_running", 3),
         ("num_requests_waiting", 2),
@@ -262,24 +266,24 @@ def test_the_engine_s_gauges(metrics):
 
 def test_the_engine_s_counters_are_not_added_twice(metrics):
     for steps in (3, 3, 8):
-        metrics.take(replace(IDLE, steps=steps))
+        metrics.update(replace(IDLE, steps=steps))
     assert read(metrics, "engine_steps_total") == 8
 
 
 def test_a_restart_starts_from_0_again_and_nothing_goes_backwards(metrics):
-    metrics.take(replace(IDLE, steps=8, running=4, pages_used=9))
+    metrics.update(replace(IDLE, steps=8, running=4, pages_used=9))
     metrics.engine_restarted()
     assert read(metrics, "num_requests_running") == 0
     assert read(metrics, "kv_pages_used") == 0
     assert read(metrics, "kv_pages") == 100
-    metrics.take(replace(IDLE, steps=10))  # further than the old one ever was
+    metrics.update(replace(IDLE, steps=10))  # further than the old one ever was
     assert read(metrics, "engine_steps_total") == 18
     assert read(metrics, "engine_restarts_total") == 1
 
 
 def test_an_engine_that_counts_less_than_before_has_begun_anew(metrics):
     for steps in (8, 2, 5):
-        metrics.take(replace(IDLE, steps=steps))
+        metrics.update(replace(IDLE, steps=steps))
     assert read(metrics, "engine_steps_total") == 13
 
 
@@ -329,5 +333,5 @@ def test_thoughts_are_counted_by_what_came_of_them(metrics):
     request.finished("stop", 8, 4, Stats(guessed=3, guessed_right=2))
     assert of_request(metrics, "thoughts_total", "true", kind="written") == 1
     assert of_request(metrics, "thoughts_total", "true", kind="trivial") == 2
-    assert of_request(metrics, "thoughts_guessed_total", "true") == 3
-    assert of_request(metrics, "thoughts_guessed_right_total", "true") == 2
+    assert of_request(metrics, "thought_predictions_total", "true") == 3
+    assert of_request(metrics, "thought_predictions_accepted_total", "true") == 2

@@ -1,1 +1,1 @@
-"""The page on which one sees the protocol work: `hub` has the watchers, `view` what they see, `static` the page itself."""
+"""The web page that shows the protocol at work. `hub` streams events, `view` builds them, `static` holds the page."""

@@ -1,145 +1,139 @@
-"""Between the engine's traces and the pages that watch: nothing is asked of the engine while nobody does.
+"""Streams step traces of the engine to inspector pages. The engine traces only while a page is subscribed.
 
-Each watcher has a short queue of events. One that reads too slowly loses them and gets the whole view again: memory stays
-bounded, and the engine never waits for a page.
+Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and gets a new snapshot:
+memory stays bounded, and the engine never waits for a page.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
-
-import msgspec
 
 from holdfast.engine.tracer import StepTrace
 from holdfast.server.errors import ApiError
-from holdfast.server.inspector.view import TokenText, View
+from holdfast.server.http.responses import KEEP_ALIVE, sse_event
+from holdfast.server.inspector.view import EngineView, TokenText
 
-MAX_WATCHERS = 8
-MAX_QUEUED = 64  # steps a watcher may be behind
-BEAT_SECONDS = 15.0  # so often something is sent, so that a watcher who left is noticed
+MAX_SUBSCRIBERS = 8
+MAX_QUEUED = 64  # steps
+KEEP_ALIVE_SECONDS = 15.0
 
-_BEGIN = b"retry: 2000\n\n"
-_BEAT = b": still here\n\n"
+_RECONNECT = b"retry: 2000\n\n"
 
 
 class Subscriber:
-    """One page: the events it has not read yet, or that it has to begin anew."""
+    """One page: the events it has not read yet, or a flag that it needs a snapshot first."""
 
     def __init__(self) -> None:
-        self.frames: deque[bytes] = deque()
-        self.begins_anew = True
-        self.bell = asyncio.Event()
+        self.events: deque[bytes] = deque()
+        self.needs_snapshot = True
+        self.wakeup = asyncio.Event()
 
-    def put(self, frame: bytes) -> None:
-        if not self.begins_anew:
-            self.frames.append(frame)
-        if len(self.frames) > MAX_QUEUED:
-            self.begin_anew()
-        self.bell.set()
+    def put(self, event: bytes) -> None:
+        if not self.needs_snapshot:
+            self.events.append(event)
+        if len(self.events) > MAX_QUEUED:
+            self.reset()
+        self.wakeup.set()
 
-    def begin_anew(self) -> None:
-        self.frames.clear()
-        self.begins_anew = True
-        self.bell.set()
+    def reset(self) -> None:
+        """Drop the queue; the next event is a snapshot."""
+        self.events.clear()
+        self.needs_snapshot = True
+        self.wakeup.set()
 
 
 class Hub:
-    """Lives in the server's event loop. `watch` is called when the first watcher comes and when the last one leaves."""
+    """Used by the server's event loop only. `set_tracing` is called for the first subscriber and after the last."""
 
-    def __init__(self, token_text: TokenText, watch: Callable[[bool], None]) -> None:
+    def __init__(self, token_text: TokenText, set_tracing: Callable[[bool], None]) -> None:
         self._token_text = token_text
-        self._watch = watch
-        self._watchers: list[Subscriber] = []
-        self._view: View | None = None  # none until a tracer has told everything
+        self._set_tracing = set_tracing
+        self._subscribers: list[Subscriber] = []
+        self._view: EngineView | None = None  # None until a tracer's first trace
         self._closed = False
 
     @property
-    def num_watchers(self) -> int:
-        return len(self._watchers)
+    def num_subscribers(self) -> int:
+        return len(self._subscribers)
 
-    def take(self, trace: StepTrace) -> None:
-        """A step was told. A tracer's first trace stands for all that was before it; without one the others say nothing."""
-        if not self._watchers:
+    def publish(self, trace: StepTrace) -> None:
+        """Send a step to every page. A tracer's first trace is complete; traces before it are ignored."""
+        if not self._subscribers:
             return
         if trace.is_first:
-            self._view = View(self._token_text)
+            self._view = EngineView(self._token_text)
         if self._view is None:
             return
-        frame = _frame("step", self._view.take(trace))
-        for watcher in self._watchers:
+        event = sse_event(self._view.update(trace), "step")
+        for subscriber in self._subscribers:
             if trace.is_first:
-                watcher.begin_anew()
+                subscriber.reset()
             else:
-                watcher.put(frame)
+                subscriber.put(event)
 
-    def forget(self) -> None:
-        """The engine is gone, and every request with it."""
+    def reset(self) -> None:
+        """The engine process died, and all its requests with it."""
         self._view = None
-        for watcher in self._watchers:
-            watcher.begin_anew()
+        for subscriber in self._subscribers:
+            subscriber.reset()
 
     def close(self) -> None:
-        """The server goes down: every stream ends."""
+        """The server shuts down: every stream ends."""
         self._closed = True
-        for watcher in self._watchers:
-            watcher.bell.set()
+        for subscriber in self._subscribers:
+            subscriber.wakeup.set()
 
-    def require_room(self) -> None:
-        """Refuse a watcher too many."""
+    def require_capacity(self) -> None:
+        """Raise an `ApiError` if one more page cannot subscribe."""
         if self._closed:
             raise ApiError(
-                503, "the server is going down", code="shutting_down", headers={"Retry-After": "5"}
+                503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
             )
-        if len(self._watchers) >= MAX_WATCHERS:
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
             raise ApiError(
                 429,
-                f"{MAX_WATCHERS} pages watch already; close one of them",
+                f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them.",
                 code="too_many_watchers",
                 headers={"Retry-After": "10"},
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one watcher: a snapshot, then steps; a snapshot again where steps were lost."""
-        self.require_room()
-        watcher = Subscriber()
-        self._join(watcher)
+        """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were lost."""
+        self.require_capacity()
+        subscriber = Subscriber()
+        self._add(subscriber)
         try:
-            yield _BEGIN
+            yield _RECONNECT
             while not self._closed:
-                if watcher.begins_anew:
-                    watcher.begins_anew = False
-                    yield _frame("snapshot", (self._view or View(self._token_text)).snapshot())
-                elif watcher.frames:
-                    yield watcher.frames.popleft()
+                if subscriber.needs_snapshot:
+                    subscriber.needs_snapshot = False
+                    yield sse_event((self._view or EngineView(self._token_text)).snapshot(), "snapshot")
+                elif subscriber.events:
+                    yield subscriber.events.popleft()
                 else:
-                    watcher.bell.clear()
-                    if not await _rings(watcher.bell):
-                        yield _BEAT
+                    subscriber.wakeup.clear()
+                    if not await _wait(subscriber.wakeup):
+                        yield KEEP_ALIVE
         finally:
-            self._leave(watcher)
+            self._remove(subscriber)
 
-    def _join(self, watcher: Subscriber) -> None:
-        self._watchers.append(watcher)
-        if len(self._watchers) == 1:
-            self._watch(True)
+    def _add(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
+        if len(self._subscribers) == 1:
+            self._set_tracing(True)
 
-    def _leave(self, watcher: Subscriber) -> None:
-        self._watchers.remove(watcher)
-        if not self._watchers:
+    def _remove(self, subscriber: Subscriber) -> None:
+        self._subscribers.remove(subscriber)
+        if not self._subscribers:
             self._view = None
-            self._watch(False)
+            self._set_tracing(False)
 
 
-async def _rings(bell: asyncio.Event) -> bool:
-    """Whether it rings before the next beat."""
+async def _wait(wakeup: asyncio.Event) -> bool:
+    """Whether the event is set before the next keep-alive is due."""
     try:
-        async with asyncio.timeout(BEAT_SECONDS):
-            await bell.wait()
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            await wakeup.wait()
     except TimeoutError:
         return False
     return True
-
-
-def _frame(event: str, data: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (event.encode(), msgspec.json.encode(data))

@@ -1,4 +1,8 @@
-"""Where the page and its events are found. Files come from a fixed list, read once; nothing a client sends becomes a path."""
+"""Routes of the inspector page and its event stream.
+
+Files come from a fixed list and are read once, at start; no path from a client reaches the file system. Starlette's
+`StaticFiles` would open files by request path and has no way to set the security headers below.
+"""
 
 from contextlib import AsyncExitStack
 from importlib import resources
@@ -18,18 +22,9 @@ _TYPES = {
 }
 PAGE = "index.html"
 ASSETS = (
-    *("style.css", "parts.css", "icon.svg"),
-    *(
-        "main.js",
-        "stream.js",
-        "strips.js",
-        "cylinder.js",
-        "timeline.js",
-        "counters.js",
-        "theme.js",
-        "ledger.js",
-    ),
-    *("playground.js", "ask.js", "prove.js", "compare.js", "load.js", "dom.js"),
+    *("style.css", "protocol.css", "icon.svg"),
+    *("main.js", "events.js", "state.js", "requests.js", "cylinder.js", "timeline.js", "counters.js"),
+    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "theme.js", "dom.js"),
 )
 _HEADERS = {
     "Content-Security-Policy": (
@@ -52,15 +47,15 @@ def inspector_router(hub: Hub) -> APIRouter:
 
     @router.get("/inspector/events")
     async def stream_events() -> Response:
-        hub.require_room()
-        events, owned = hub.events(), AsyncExitStack()
-        owned.push_async_callback(events.aclose)
-        return EventStreamResponse(events, owned)
+        hub.require_capacity()
+        events, resources = hub.events(), AsyncExitStack()
+        resources.push_async_callback(events.aclose)
+        return EventStreamResponse(events, resources)
 
     @router.get("/inspector/{name}")
     async def show_file(name: str) -> Response:
         if name not in ASSETS:
-            raise ApiError(404, "there is no such file")
+            raise ApiError(404, "There is no such file.")
         return _respond(name, files[name])
 
     return router

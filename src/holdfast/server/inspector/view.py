@@ -1,7 +1,7 @@
-"""What a page shows of the engine: every live request, and the end of its tokens, as text.
+"""The engine's live requests and the text of their last tokens, as JSON for inspector pages.
 
-A view follows the traces of one tracer. A step becomes what a page must change; a page that has nothing yet, or lost
-steps, gets the whole view instead. Of a long request only the last tokens are kept and sent: a page shows no more.
+A view follows the traces of one tracer. `update` turns a step into the changes a page must make. `snapshot` is the whole
+view, for a page that is new or has lost steps. Only the last tokens of a long request are kept and sent.
 """
 
 from collections.abc import Callable
@@ -16,54 +16,54 @@ TokenText = Callable[[int], str]
 
 
 @dataclass(slots=True)
-class Shown:
-    """One live request: the trace that told of it last, and its last tokens, which begin at start."""
+class RequestView:
+    """One live request: its latest trace, and its last tokens, the first of them at position `start`."""
 
     trace: SequenceTrace
     start: int = 0
     tokens: list[str] = field(default_factory=list)
 
     def replace_from(self, position: int, tokens: list[str]) -> list[str]:
-        """The tokens from a position on are these. Returns what they take the place of."""
+        """Replace the tokens from a position on. Returns the replaced ones."""
         keep = position - self.start
-        if not 0 <= keep <= len(self.tokens):  # what lies between was never told
+        if not 0 <= keep <= len(self.tokens):  # there is a gap before position
             self.start, keep = position, 0
             self.tokens.clear()
-        cut = self.tokens[keep:]
+        replaced = self.tokens[keep:]
         self.tokens[keep:] = tokens
         surplus = len(self.tokens) - SHOWN_TOKENS
         if surplus > 0:
             del self.tokens[:surplus]
             self.start += surplus
-        return cut
+        return replaced
 
 
-class View:
+class EngineView:
     """The live requests, in order of arrival."""
 
     def __init__(self, token_text: TokenText) -> None:
         self._token_text = token_text
-        self._shown: dict[int, Shown] = {}
+        self._requests: dict[int, RequestView] = {}
         self._last: StepTrace | None = None
 
-    def take(self, trace: StepTrace) -> dict[str, Any]:
-        """A step, as it is sent to pages."""
+    def update(self, trace: StepTrace) -> dict[str, Any]:
+        """The `step` event for a trace."""
         self._last = trace
-        requests = [self._take_sequence(one) for one in trace.sequences]
+        requests = [self._update_request(one) for one in trace.sequences]
         for request_id, _ in trace.ended:
-            self._shown.pop(request_id, None)
+            self._requests.pop(request_id, None)
         passes = [
             {
                 "kind": one.kind,
                 "certified": one.certified,
-                "rows": one.num_tokens,
-                "padded": one.num_tokens_padded,
+                "num_tokens": one.num_tokens,
+                "num_tokens_padded": one.num_tokens_padded,
                 "spans": one.spans,
             }
             for one in trace.passes
         ]
         return {
-            **self._totals(),
+            **self._engine_state(),
             "ms": round(trace.milliseconds, 2),
             "passes": passes,
             "requests": requests,
@@ -71,36 +71,37 @@ class View:
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for a page that knows nothing."""
+        """The `snapshot` event."""
         requests = [
-            _request(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
-            for one in self._shown.values()
+            _request_event(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
+            for one in self._requests.values()
         ]
-        return {**self._totals(), "requests": requests}
+        return {**self._engine_state(), "requests": requests}
 
-    def _take_sequence(self, trace: SequenceTrace) -> dict[str, Any]:
-        shown = self._shown.setdefault(trace.request_id, Shown(trace))
-        shown.trace = trace
-        told = trace.committed_ids[-SHOWN_TOKENS:]
-        start = trace.committed_len - len(told)
-        cut = shown.replace_from(start, self._texts(told))
-        request = _request(trace, start, self._texts(told), self._texts(trace.candidate_ids))
-        rolled_back = cut + self._texts(trace.rolled_back_ids)
+    def _update_request(self, trace: SequenceTrace) -> dict[str, Any]:
+        request = self._requests.setdefault(trace.request_id, RequestView(trace))
+        request.trace = trace
+        committed_ids = trace.committed_ids[-SHOWN_TOKENS:]
+        start = trace.committed_len - len(committed_ids)
+        tokens = self._texts(committed_ids)
+        replaced = request.replace_from(start, tokens)
+        event = _request_event(trace, start, tokens, self._texts(trace.candidate_ids))
+        rolled_back = replaced + self._texts(trace.rolled_back_ids)
         if rolled_back:
-            request["rolled"] = rolled_back[:SHOWN_TOKENS]
-            request["rolled_from"] = start if cut else trace.rolled_back_from
-        return request
+            event["rolled_back"] = rolled_back[:SHOWN_TOKENS]
+            event["rolled_back_from"] = start if replaced else trace.rolled_back_from
+        return event
 
-    def _totals(self) -> dict[str, Any]:
+    def _engine_state(self) -> dict[str, Any]:
         last = self._last
         if last is None:
-            return {"step": 0, "running": 0, "waiting": 0, "pages": 0, "all_pages": 0, "page_size": 0}
+            return {"step": 0, "running": 0, "waiting": 0, "pages_used": 0, "num_pages": 0, "page_size": 0}
         return {
             "step": last.step,
             "running": last.num_running,
             "waiting": last.num_waiting,
-            "pages": last.pages_used,
-            "all_pages": last.num_pages,
+            "pages_used": last.pages_used,
+            "num_pages": last.num_pages,
             "page_size": last.page_size,
         }
 
@@ -108,10 +109,12 @@ class View:
         return [self._token_text(token_id) for token_id in token_ids]
 
 
-def _request(trace: SequenceTrace, start: int, tokens: list[str], candidates: list[str]) -> dict[str, Any]:
+def _request_event(
+    trace: SequenceTrace, start: int, tokens: list[str], candidates: list[str]
+) -> dict[str, Any]:
     return {
         "id": trace.request_id,
-        "answers": trace.answers,
+        "first_id": trace.answers,
         "deterministic": trace.deterministic,
         "phase": trace.phase,
         "prompt": trace.prompt_len,

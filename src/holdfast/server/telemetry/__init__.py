@@ -1,1 +1,1 @@
-"""What the server tells of itself: metrics, logs and traces."""
+"""Metrics, logs and traces of the server."""

@@ -1,10 +1,12 @@
-"""How both processes log: one line a record on stderr, as text or as one JSON object.
+"""Log formatting of both processes: one line for each record on stderr, as text or as one JSON object.
 
     2026-03-01T12:00:00.123Z info    holdfast.access: request route=/v1/completions status=200 request_id=cmpl-1
     {"time": "2026-03-01T12:00:00.123Z", "level": "info", "logger": "holdfast.access", "message": "request", ...}
 
-What a client sent may be in a value. It cannot end the line, begin another or steer a terminal: whatever is not printable is
-written as its escape, values are cut, and the lines of a traceback are marked. API keys are blotted out wherever they appear.
+Values may contain text from clients. Such text cannot break a line, forge another or control a terminal: unprintable
+characters are escaped, values are truncated, and the lines of a traceback have a prefix. API keys are redacted everywhere.
+
+A formatter of our own, because neither `logging` nor a JSON log library escapes, truncates and redacts all of these.
 """
 
 import json
@@ -18,54 +20,55 @@ from typing import Any, TextIO
 
 MAX_VALUE_CHARS = 1000
 MAX_TEXT_CHARS = 20_000
-_MARK = "    | "
-_BLOT = "***"
+_TRACEBACK_PREFIX = "    | "
+_REDACTED = "***"
 
-# Whatever is logged while this is set belongs to that request.
+# The request that log records of this context belong to.
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
-_OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
-_PLAIN = frozenset("-_.:/+@*")  # besides letters and digits, what a value may hold without quotes
+_STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
+_UNQUOTED = frozenset("-_.:/+@*")  # characters, besides letters and digits, that need no quotes
 
 
 def configure_logging(
     log_format: str, log_level: str, *, secrets: Sequence[str] = (), stream: TextIO | None = None
 ) -> None:
-    """Send every logger of this process through one handler. May be called again; the last call counts."""
+    """Send every logger of this process through one handler. A later call replaces an earlier one."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(secrets) if log_format == "json" else TextFormatter(secrets))
     logging.basicConfig(handlers=[handler], level=log_level.upper(), force=True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
-        theirs = logging.getLogger(name)
-        theirs.handlers.clear()
-        theirs.propagate = name != "uvicorn.access"  # our own access line says more
-        theirs.setLevel(logging.NOTSET)
-    logging.getLogger("uvicorn.error").setLevel(
-        max(logging.WARNING, logging.getLogger().level)
-    )  # we say ourselves when we are up
+        uvicorn_logger = logging.getLogger(name)
+        uvicorn_logger.handlers.clear()
+        uvicorn_logger.propagate = name != "uvicorn.access"  # `middleware.access_log` replaces it
+        uvicorn_logger.setLevel(logging.NOTSET)
+    # The server logs its own start and stop.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.captureWarnings(True)
-    for name in ("asyncio", "urllib3"):  # at debug they tell of every packet
+    for name in ("asyncio", "urllib3"):  # at debug level they log every packet
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
 
 
-class _Lines(logging.Formatter):
-    """What both formats share: the fields of a record, as values that are safe to show."""
+class _SafeFormatter(logging.Formatter):
+    """The fields of a record, as values that are safe to print."""
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)  # a key may hold a shorter one
+        self._secrets = sorted(
+            filter(None, secrets), key=len, reverse=True
+        )  # a key may contain a shorter one
 
     def _head(self, record: logging.LogRecord) -> dict[str, Any]:
         return {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self._blot(_message(record), MAX_TEXT_CHARS),
+            "message": self._redact(_message(record), MAX_TEXT_CHARS),
         }
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What was given by `extra`, and the request it belongs to."""
-        given = {name: value for name, value in record.__dict__.items() if name not in _OWN}
+        """The `extra` fields, and the request id."""
+        given = {name: value for name, value in record.__dict__.items() if name not in _STANDARD_FIELDS}
         if current_request_id.get() is not None:
             given.setdefault("request_id", current_request_id.get())
         return {name: self._value(value) for name, value in given.items() if value is not None}
@@ -75,32 +78,31 @@ class _Lines(logging.Formatter):
             return value
         if isinstance(value, list | tuple):
             return [self._value(one) for one in value[:MAX_VALUE_CHARS]]
-        return self._blot(str(value), MAX_VALUE_CHARS)
+        return self._redact(str(value), MAX_VALUE_CHARS)
 
     def _trace(self, record: logging.LogRecord) -> str | None:
         parts = [self.formatException(record.exc_info)] if record.exc_info and record.exc_info[0] else []
         parts += [record.stack_info] if record.stack_info else []
-        return self._blot("\n".join(parts), MAX_TEXT_CHARS) if parts else None
+        return self._redact("\n".join(parts), MAX_TEXT_CHARS) if parts else None
 
-    def _blot(self, text: str, most: int) -> str:
+    def _redact(self, text: str, most: int) -> str:
         for secret in self._secrets:
-            text = text.replace(secret, _BLOT)
+            text = text.replace(secret, _REDACTED)
         return text if len(text) <= most else f"{text[:most]}…"
 
 
-class JsonFormatter(_Lines):
-    """One JSON object a line, in ASCII."""
+class JsonFormatter(_SafeFormatter):
+    """One JSON object per line, in ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         trace = self._trace(record)
         head = self._head(record) | ({"exception": trace} if trace else {})
-        return json.dumps(
-            {**head, **self._fields(record), **head}
-        )  # the head comes first, and no field replaces it
+        # The head comes first, and no field replaces it.
+        return json.dumps({**head, **self._fields(record), **head})
 
 
-class TextFormatter(_Lines):
-    """Time, level, logger, message, then the fields as name=value; a traceback on marked lines below."""
+class TextFormatter(_SafeFormatter):
+    """Time, level, logger, message, fields as name=value; then the lines of a traceback, each with a prefix."""
 
     def format(self, record: logging.LogRecord) -> str:
         head = self._head(record)
@@ -109,21 +111,21 @@ class TextFormatter(_Lines):
             f"{head['time']} {head['level']:<7} {escape(head['logger'])}: {escape(head['message'])}{fields}"
         )
         trace = self._trace(record)
-        below = "".join(f"\n{_MARK}{escape(one)}" for one in trace.split("\n")) if trace else ""
+        below = "".join(f"\n{_TRACEBACK_PREFIX}{escape(one)}" for one in trace.split("\n")) if trace else ""
         return line + below
 
 
 def escape(text: str) -> str:
-    """The text with everything unprintable as its escape: controls, line ends of every kind, direction marks, surrogates."""
+    """Escape unprintable characters: controls, line ends of every kind, direction marks, surrogates."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _quoted(value: object) -> str:
-    """A field's value; in quotes where it could be taken for anything else."""
+    """A field's value, quoted where it would be ambiguous."""
     if isinstance(value, str):
-        plain = value != "" and all(one.isascii() and (one.isalnum() or one in _PLAIN) for one in value)
+        plain = value != "" and all(one.isascii() and (one.isalnum() or one in _UNQUOTED) for one in value)
         return value if plain else escape(json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return f"[{','.join(map(_quoted, value))}]"
@@ -133,5 +135,5 @@ def _quoted(value: object) -> str:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # a message that cannot be made must not lose the record
+    except Exception:  # wrong arguments must not lose the record
         return str(record.msg)

@@ -1,7 +1,7 @@
-"""What Prometheus is told. The front owns one `Metrics`, with a registry of its own; nothing is process-wide.
+"""The Prometheus metrics of one server, in a registry of its own.
 
-Names follow vLLM's, with our prefix. Counters never go backwards: the engine counts since its own start, and here its
-increments are added up, so that a new engine process goes on where the last one ended.
+Names follow vLLM's, with the prefix `holdfast_`. Counters never decrease: the engine process counts from its own start,
+and its increments are added here, so a restarted engine continues where the last one ended.
 """
 
 import time
@@ -13,66 +13,70 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from holdfast.server.ipc.engine_status import EngineStatus
-from holdfast.server.telemetry.request_metrics import RequestFamilies, RequestMetrics, RequestSeries
+from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
 
 _OPENMETRICS = "application/openmetrics-text"
 
-# The engine's counters: the field of `EngineStatus`, what it is called here, what it means.
+# The engine's counters: field of `EngineStatus`, metric name, help.
 _COUNTERS = (
-    ("steps", "engine_steps", "Steps: plan, run, absorb."),
-    ("fast_passes", "fast_passes", "Passes that propose candidates or answer ordinary requests."),
-    ("canonical_passes", "canonical_passes", "Passes whose every row has the reference's bits."),
-    ("certified_passes", "certified_passes", "Canonical passes of another shape than the reference's."),
-    ("shared_canonical_passes", "shared_canonical_passes", "Canonical passes with rows of several requests."),
-    ("rows", "pass_rows", "Rows of all passes, padding included."),
-    ("spot_checks", "spot_checks", "Passes that checked the certificate."),
-    ("spot_checked_rows", "spot_checked_rows", "Certified rows that were computed again and compared."),
-    ("revocations", "revocations", "Spot checks that found the certificate wrong."),
+    ("steps", "engine_steps", "Engine steps: schedule, run, process the output."),
+    ("fast_passes", "fast_passes", "Passes that propose candidates or decode ordinary requests."),
+    ("canonical_passes", "canonical_passes", "Passes in which every token has the reference's bits."),
+    ("certified_passes", "certified_passes", "Canonical passes of another batch size than the reference's."),
+    (
+        "shared_canonical_passes",
+        "shared_canonical_passes",
+        "Canonical passes with tokens of several requests.",
+    ),
+    ("rows", "pass_tokens_padded", "Tokens of all passes, padding included."),
+    ("spot_checks", "spot_checks", "Passes that recompute certified tokens at the reference's batch size."),
+    ("spot_checked_rows", "spot_checked_tokens", "Certified tokens that were recomputed and compared."),
+    ("revocations", "revocations", "Spot checks that found a mismatch and revoked the certificate."),
 )
 
 
 class Metrics:
-    """Every series of one server. Not safe for several threads: the event loop owns it."""
+    """All metrics of one server. Not thread-safe: only the event loop uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._registry = registry = CollectorRegistry()
-        self._families = RequestFamilies(registry)
+        self._families = RequestMetricFamilies(registry)
         self._series = {yes: RequestSeries.of(self._families, str(yes).lower()) for yes in (False, True)}
 
         def gauge(name: str, help: str) -> Gauge:
             return Gauge(f"holdfast_{name}", help, registry=registry)
 
-        self._running = gauge("num_requests_running", "Answers being computed.")
-        self._waiting = gauge("num_requests_waiting", "Answers waiting for a place.")
-        self._usage = gauge(
-            "kv_cache_usage_perc", "Share of the KV pages held by requests; 1 is all of them."
-        )
+        self._running = gauge("num_requests_running", "Choices being generated.")
+        self._waiting = gauge("num_requests_waiting", "Choices waiting in the queue.")
+        self._usage = gauge("kv_cache_usage_perc", "KV pages held by requests, as a fraction from 0 to 1.")
         self._pages_used = gauge("kv_pages_used", "KV pages held by requests.")
-        self._pages_cached = gauge("kv_pages_cached", "KV pages kept only in case they are asked for again.")
-        self._pages = gauge("kv_pages", "KV pages in all.")
+        self._pages_cached = gauge(
+            "kv_pages_cached", "KV pages held only by the prefix cache; freed when a request needs them."
+        )
+        self._pages = gauge("kv_pages", "All KV pages.")
         self._counters = {
             field: Counter(f"holdfast_{name}", help, registry=registry) for field, name, help in _COUNTERS
         }
         self._seen = dict.fromkeys(self._counters, 0)
-        self._restarts = Counter("holdfast_engine_restarts", "Engine processes lost.", registry=registry)
-        self._info = Info("holdfast", "What is served.", registry=registry)
+        self._restarts = Counter("holdfast_engine_restarts", "Engine processes that died.", registry=registry)
+        self._info = Info("holdfast", "The served model and its settings.", registry=registry)
 
     def describe(self, *, version: str, model: str, fingerprint: str, dtype: str, determinism: str) -> None:
-        """What is served, once it is known."""
+        """Set the labels of `holdfast_info`, once they are known."""
         labels = {"version": version, "model": model, "fingerprint": fingerprint, "dtype": dtype}
         self._info.info(labels | {"determinism": determinism})
 
     def request(self, deterministic: bool) -> RequestMetrics:
-        """A request has arrived. Its latencies count from now."""
+        """Start measuring a request. Its latencies count from now."""
         return RequestMetrics(self._series[deterministic], self._clock)
 
     def refused(self, code: str) -> None:
-        """A request got an error before anybody knew whether it was deterministic."""
+        """Count a request that was refused before its body was read, so its `deterministic` label is unknown."""
         self._families.errors.labels("unknown", code).inc()
 
-    def take(self, status: EngineStatus) -> None:
-        """News of the engine."""
+    def update(self, status: EngineStatus) -> None:
+        """Set the gauges and add the counters' increments."""
         self._running.set(status.running)
         self._waiting.set(status.waiting)
         self._usage.set(status.pages_used / max(1, status.num_pages))
@@ -81,18 +85,18 @@ class Metrics:
         self._pages.set(status.num_pages)
         for field, counter in self._counters.items():
             now, before = getattr(status, field), self._seen[field]
-            counter.inc(now - before if now >= before else now)  # less than before: it began anew
+            counter.inc(now - before if now >= before else now)  # smaller: a new engine process
             self._seen[field] = now
 
     def engine_restarted(self) -> None:
-        """The engine process is gone. Nothing runs, and the next one counts from 0."""
+        """The engine process died. No request runs, and the next process counts from 0."""
         self._restarts.inc()
         self._seen = dict.fromkeys(self._counters, 0)
         for gauge in (self._running, self._waiting, self._usage, self._pages_used, self._pages_cached):
             gauge.set(0)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything as text, and its content type; as OpenMetrics if the Accept header names it."""
+        """All metrics as text, with the content type. OpenMetrics if the Accept header names it."""
         if any(one.partition(";")[0].strip().lower() == _OPENMETRICS for one in accept.split(",")):
             text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
@@ -100,7 +104,7 @@ class Metrics:
 
 
 class _WithoutCreated(Collector):
-    """The plain format has no place for times of creation; the client library would show each as a gauge."""
+    """Drops `_created` samples, which the client library would write as gauges in the plain text format."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

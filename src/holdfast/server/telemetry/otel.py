@@ -1,6 +1,7 @@
-"""Spans through OpenTelemetry's SDK, sent over OTLP/HTTP by a thread of the SDK's own. Only `traces` imports this.
+"""Spans sent over OTLP/HTTP by OpenTelemetry's SDK, in a thread of the SDK. Only `traces` imports this module.
 
-The provider is ours alone, not the process's. The SDK's own OTEL_* variables hold: headers, resource attributes, sampler.
+The tracer provider belongs to this server; the process-wide one is not set. The SDK's OTEL_* variables apply: headers,
+resource attributes, sampler.
 """
 
 import threading
@@ -25,12 +26,20 @@ from holdfast.version import __version__
 
 _EXPORT_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
-_ASKED = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
-_COST = ("candidates", "accepted", "rolled_back", "rollbacks", "windows", "preemptions")
+_REQUEST_PARAMS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+)
+_STATS = ("candidates", "accepted", "rolled_back", "rollbacks", "windows", "preemptions")
 
 
 class OtelTraces:
-    """A tracer over whatever takes its spans."""
+    """A tracer whose spans go to one span processor."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         ours = Resource({"service.name": "holdfast", "service.version": __version__})
@@ -42,22 +51,22 @@ class OtelTraces:
 
     @staticmethod
     def to(endpoint: str) -> "OtelTraces":
-        """Spans to this collector."""
+        """Traces that go to this collector."""
         return OtelTraces(
             BatchSpanProcessor(OTLPSpanExporter(collector_url(endpoint), timeout=_EXPORT_SECONDS))
         )
 
-    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
+    def begin(self, headers: Mapping[str, str], request: TracedRequest) -> TraceSpan:
         span = self._tracer.start_span(
-            f"{asked.operation} {asked.model}",
+            f"{request.operation} {request.model}",
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
-            attributes=_attributes(asked),
+            attributes=_attributes(request),
         )
         return _OtelSpan(span)
 
     def close(self) -> None:
-        # The SDK would wait half a minute for a collector that does not answer.
+        # The SDK waits up to 30 seconds for a collector that does not respond.
         closing = threading.Thread(target=self._provider.shutdown, name="holdfast-traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
@@ -89,12 +98,12 @@ class _OtelSpan:
                 "gen_ai.usage.output_tokens": completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": stats.cached_tokens,
                 "holdfast.mode": mode,
-                **{f"holdfast.{name}": getattr(stats, name) for name in _COST},
+                **{f"holdfast.{name}": getattr(stats, name) for name in _STATS},
             }
         )
 
     def failed(self, code: str, status: int) -> None:
-        if status >= 500 and not self._ended:  # what a client did wrong is no error of this server's
+        if status >= 500 and not self._ended:  # a 4xx is the client's error, not this server's
             self._span.set_status(StatusCode.ERROR)
         self._end({"error.type": code, "http.response.status_code": status})
 
@@ -106,7 +115,7 @@ class _OtelSpan:
 
 
 def collector_url(endpoint: str) -> str:
-    """Where traces go: a collector's address gets the standard path, one with a path of its own is taken as it is."""
+    """The URL for traces. An address without a path gets the standard path; one with a path is used unchanged."""
     try:
         parts = urlsplit(endpoint)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -117,19 +126,21 @@ def collector_url(endpoint: str) -> str:
     return endpoint if parts.path.strip("/") else parts._replace(path="/v1/traces").geturl()
 
 
-def _attributes(asked: TracedRequest) -> dict[str, Any]:
+def _attributes(request: TracedRequest) -> dict[str, Any]:
     given: dict[str, Any] = {
-        "gen_ai.operation.name": asked.operation,
+        "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": "holdfast",
-        "gen_ai.request.model": asked.model,
-        "gen_ai.response.model": asked.model,
-        "gen_ai.response.id": escape(asked.request_id),  # one that is no UTF-8 would spoil the whole batch
-        "gen_ai.request.stream": asked.stream,
-        "holdfast.deterministic": asked.deterministic,
+        "gen_ai.request.model": request.model,
+        "gen_ai.response.model": request.model,
+        "gen_ai.response.id": escape(
+            request.request_id
+        ),  # invalid UTF-8 would make the exporter drop the whole batch
+        "gen_ai.request.stream": request.stream,
+        "holdfast.deterministic": request.deterministic,
     }
-    if asked.params is not None:
-        given |= {f"gen_ai.request.{name}": getattr(asked.params, name) for name in _ASKED}
-        given["gen_ai.request.choice.count"] = asked.params.n
-        if (asked.params.seed or 0) >= 1 << 63:  # so would a number OTLP has no room for
+    if request.params is not None:
+        given |= {f"gen_ai.request.{name}": getattr(request.params, name) for name in _REQUEST_PARAMS}
+        given["gen_ai.request.choice.count"] = request.params.n
+        if (request.params.seed or 0) >= 1 << 63:  # so would a value above int64
             del given["gen_ai.request.seed"]
     return {name: value for name, value in given.items() if value is not None}

@@ -1,11 +1,11 @@
-"""One request's figures, from its arrival to its end.
+"""The metrics of one request, from its arrival to its end.
 
     Metrics.request -> started(queue time) -> thoughts(...), tokens(choice, count) ... -> finished(...) or failed(code)
 
-The time to the first token is the request's: whichever choice gave it. The latency between tokens is a choice's: a piece of
-several tokens that comes dt behind the choice's last piece is that many intervals of dt / count. So the sum over an answer is
-the time from its first piece to its last, and a window of eight tokens weighs as much as eight single ones. The tokens of a
-choice's first piece have no interval, because nothing came before them.
+Time to first token is per request, whichever choice gave the token. Inter-token latency is per choice: a delta of n
+tokens that arrives dt after the choice's previous delta is observed as n intervals of dt / n. The sum over a choice is
+then the time from its first delta to its last, and a verification window of eight tokens weighs as much as eight single
+tokens. The tokens of a choice's first delta have no interval, because nothing precedes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,23 +21,23 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 # fmt: on
 
-# What `Stats` counts, and what it is called here.
+# Field of `Stats`: metric name, help.
 _STATS = {
-    "candidates": ("candidates", "Tokens proposed by fast passes or look-ups."),
-    "accepted": ("accepted", "Candidates that were committed."),
-    "rolled_back": ("rolled_back", "Candidates that were dropped."),
-    "rollbacks": ("rollbacks", "Verdicts that dropped candidates."),
-    "windows": ("windows", "Windows that were verified."),
-    "canonical_tokens": ("canonical_tokens", "Tokens a canonical pass gave itself."),
-    "looked_up": ("looked_up", "Candidates found in the request's own text."),
-    "guessed": ("thoughts_guessed", "Thoughts that were taken for granted in some pass."),
-    "guessed_right": ("thoughts_guessed_right", "Those of them that stood."),
-    "preemptions": ("num_preemptions", "Times a request gave its pages to an older one."),
+    "candidates": ("candidate_tokens", "Tokens proposed by fast passes or the n-gram proposer."),
+    "accepted": ("accepted_tokens", "Candidate tokens that were committed."),
+    "rolled_back": ("rolled_back_tokens", "Candidate tokens that were rolled back."),
+    "rollbacks": ("rollbacks", "Verdicts that rejected candidates."),
+    "windows": ("verification_windows", "Windows of candidates that a canonical pass verified."),
+    "canonical_tokens": ("canonical_tokens", "Tokens that a canonical pass sampled itself."),
+    "looked_up": ("ngram_candidate_tokens", "Candidate tokens from the n-gram proposer."),
+    "guessed": ("thought_predictions", "Thoughts that a pass assumed before they were computed."),
+    "guessed_right": ("thought_predictions_accepted", "Predicted thoughts that were confirmed."),
+    "preemptions": ("num_preemptions", "Times a request was preempted to free its pages."),
 }
 
 
-class RequestFamilies:
-    """The metrics that are about single requests, each labelled by whether the request was deterministic."""
+class RequestMetricFamilies:
+    """The metrics of single requests, labelled by whether the request is deterministic."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
@@ -46,58 +46,68 @@ class RequestFamilies:
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"holdfast_{name}", help, ("deterministic", *labels), registry=registry)
 
-        self.first = histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self.between = histogram(
-            "inter_token_latency_seconds", "Between two tokens of an answer.", _TOKEN_SECONDS
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
         )
-        self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
-        self.queue = histogram("request_queue_time_seconds", "Waiting for a place in a pass.", _SECONDS)
-        self.prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.generation = histogram("request_generation_tokens", "Tokens of a request's answers.", _TOKENS)
-        self.prompt_total = counter("prompt_tokens", "Tokens of all prompts.")
-        self.generation_total = counter("generation_tokens", "Tokens of all answers.")
-        self.success = counter("request_success", "Requests that ended, by why.", "finished_reason")
-        self.errors = counter("request_errors", "Requests that got an error, by its code.", "code")
-        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked for in the prefix cache.")
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Between two tokens of a choice.", _TOKEN_SECONDS
+        )
+        self.e2e_latency = histogram("e2e_request_latency_seconds", "From arrival to the end.", _SECONDS)
+        self.queue_time = histogram(
+            "request_queue_time_seconds", "From arrival to the first scheduled pass.", _SECONDS
+        )
+        self.request_prompt_tokens = histogram(
+            "request_prompt_tokens", "Prompt tokens of a request.", _TOKENS
+        )
+        self.request_generation_tokens = histogram(
+            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
+        )
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of all requests.")
+        self.generation_tokens = counter("generation_tokens", "Generated tokens of all requests.")
+        self.success = counter("request_success", "Finished requests, by finish reason.", "finished_reason")
+        self.errors = counter("request_errors", "Requests that ended in an error, by code.", "code")
+        self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self.thoughts = counter("thoughts", "Chunks that were thought about, by what came of it.", "kind")
+        self.thoughts = counter(
+            "thoughts", "Chunks a thinking model has thought about: written or trivial (no tokens).", "kind"
+        )
         self.stats = {field: counter(name, help) for field, (name, help) in _STATS.items()}
 
 
 @dataclass(frozen=True)
 class RequestSeries:
-    """The families at one value of the label, looked up once because that costs more than counting does."""
+    """The families at one value of the label. Resolved once: resolving a label costs more than counting."""
 
-    first: Histogram
-    between: Histogram
-    whole: Histogram
-    queue: Histogram
-    prompt: Histogram
-    generation: Histogram
-    prompt_total: Counter
-    generation_total: Counter
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    e2e_latency: Histogram
+    queue_time: Histogram
+    request_prompt_tokens: Histogram
+    request_generation_tokens: Histogram
+    prompt_tokens: Counter
+    generation_tokens: Counter
     prefix_queries: Counter
     prefix_hits: Counter
-    thoughts: Counter
+    written_thoughts: Counter
     trivial_thoughts: Counter
     stats: dict[str, Counter]
-    end: Callable[[str], None]
-    fail: Callable[[str], None]
+    count_success: Callable[[str], None]
+    count_error: Callable[[str], None]
 
     @staticmethod
-    def of(families: RequestFamilies, label: str) -> "RequestSeries":
-        """The series of one label; they exist from the start, so that rates begin at 0."""
+    def of(families: RequestMetricFamilies, label: str) -> "RequestSeries":
+        """The series of one label. They exist from the start, so that rates begin at 0."""
         for reason in ("stop", "length", "abort"):
             families.success.labels(label, reason)
         return RequestSeries(
-            families.first.labels(label),
-            families.between.labels(label),
-            families.whole.labels(label),
-            families.queue.labels(label),
-            families.prompt.labels(label),
-            families.generation.labels(label),
-            families.prompt_total.labels(label),
-            families.generation_total.labels(label),
+            families.time_to_first_token.labels(label),
+            families.inter_token_latency.labels(label),
+            families.e2e_latency.labels(label),
+            families.queue_time.labels(label),
+            families.request_prompt_tokens.labels(label),
+            families.request_generation_tokens.labels(label),
+            families.prompt_tokens.labels(label),
+            families.generation_tokens.labels(label),
             families.prefix_queries.labels(label),
             families.prefix_hits.labels(label),
             families.thoughts.labels(label, "written"),
@@ -109,72 +119,72 @@ class RequestSeries:
 
 
 class RequestMetrics:
-    """Measures one request. It ends once: what is said of it afterwards is not counted."""
+    """Measures one request. It ends once: calls after `finished` or `failed` are not counted."""
 
     def __init__(self, series: RequestSeries, clock: Callable[[], float]) -> None:
         self._series = series
         self._clock = clock
         self._arrived = clock()
-        self._last_piece: dict[int, float] = {}  # by choice
+        self._last_delta: dict[int, float] = {}  # time, by choice
         self._num_counted = 0
         self._ended = False
         self.first_token_seconds: float | None = None  # from arrival
 
     @property
     def seconds(self) -> float:
-        """How long ago the request arrived."""
+        """Time since the request arrived."""
         return self._clock() - self._arrived
 
     def started(self, queue_seconds: float) -> None:
-        """It left the queue after so long."""
-        self._series.queue.observe(queue_seconds)
+        """The request left the queue after this time."""
+        self._series.queue_time.observe(queue_seconds)
 
     def tokens(self, index: int, count: int) -> None:
-        """A piece of a choice: count tokens more."""
+        """A delta of `count` tokens of choice `index` arrived."""
         if count < 1 or self._ended:
             return
         now = self._clock()
-        last = self._last_piece.get(index)
-        self._last_piece[index] = now
+        last = self._last_delta.get(index)
+        self._last_delta[index] = now
         self._num_counted += count
-        self._series.generation_total.inc(count)
+        self._series.generation_tokens.inc(count)
         if last is not None:
             interval = (now - last) / count
             for _ in range(count):
-                self._series.between.observe(interval)
+                self._series.inter_token_latency.observe(interval)
         elif self.first_token_seconds is None:
             self.first_token_seconds = now - self._arrived
-            self._series.first.observe(self.first_token_seconds)
+            self._series.time_to_first_token.observe(self.first_token_seconds)
 
     def thoughts(self, thoughts: Sequence[Thought]) -> None:
-        """What a choice thought further."""
+        """Thoughts of a choice were committed."""
         num_written = sum(bool(one.token_ids) for one in thoughts)
-        self._series.thoughts.inc(num_written)
+        self._series.written_thoughts.inc(num_written)
         self._series.trivial_thoughts.inc(len(thoughts) - num_written)
 
     def finished(
         self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats, num_choices: int = 1
     ) -> None:
-        """It has its answers, num_choices to each prompt, or as much of them as its client waited for."""
+        """The request is complete, with num_choices choices for each prompt, or was aborted by its client."""
         if self._ended:
             return
         self._ended = True
         series = self._series
-        series.end(reason)
-        series.whole.observe(self.seconds)
-        series.prompt.observe(prompt_tokens)
-        series.generation.observe(completion_tokens)
-        series.prompt_total.inc(prompt_tokens)
-        series.generation_total.inc(max(0, completion_tokens - self._num_counted))
+        series.count_success(reason)
+        series.e2e_latency.observe(self.seconds)
+        series.request_prompt_tokens.observe(prompt_tokens)
+        series.request_generation_tokens.observe(completion_tokens)
+        series.prompt_tokens.inc(prompt_tokens)
+        series.generation_tokens.inc(max(0, completion_tokens - self._num_counted))
         for field, counter in series.stats.items():
             counter.inc(getattr(stats, field))
-        # A prompt is looked for once a choice, and again after each preemption; what is found then may be longer than it.
-        looked_for = prompt_tokens * (num_choices + stats.preemptions)
-        series.prefix_queries.inc(max(looked_for, stats.cached_tokens))
+        # Each choice looks its prompt up once, and again after each preemption; then the hit may be longer than the prompt.
+        num_queried = prompt_tokens * (num_choices + stats.preemptions)
+        series.prefix_queries.inc(max(num_queried, stats.cached_tokens))
         series.prefix_hits.inc(stats.cached_tokens)
 
     def failed(self, code: str) -> None:
-        """It got an error instead, or behind the tokens it already had."""
+        """The request ended in an error, possibly after some tokens."""
         if not self._ended:
             self._ended = True
-            self._series.fail(code)
+            self._series.count_error(code)

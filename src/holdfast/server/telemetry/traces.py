@@ -1,10 +1,10 @@
-"""Traces: one span a request, if the server was told where to send them. Otherwise nothing is imported and nothing costs.
+"""Traces: one span for each request, if an OTLP endpoint is configured. Otherwise OpenTelemetry is not even imported.
 
     traces = open_traces(config.otlp_endpoint)
-    span = traces.begin(headers, asked)      -> first_token() -> finished(...) or failed(...)
+    span = traces.begin(headers, request)      -> first_token() -> finished(...) or failed(...)
 
-What a span says follows OpenTelemetry's conventions for generative models (`gen_ai.*`); what is ours is `holdfast.*`. A
-span never holds a prompt or an answer.
+Attributes follow OpenTelemetry's conventions for generative models (`gen_ai.*`); Holdfast's own are `holdfast.*`. A span
+never contains a prompt or a completion.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Operation = Literal["chat", "text_completion", "score", "replay"]
 
 @dataclass(frozen=True)
 class TracedRequest:
-    """What a client asked for, as far as a trace may know it."""
+    """The attributes of a request that a trace may contain."""
 
     operation: Operation
     model: str
@@ -31,35 +31,35 @@ class TracedRequest:
 
 
 class TraceSpan(Protocol):
-    """One request under way. It ends once: what is said of it afterwards is not told."""
+    """The span of one request. It ends once: calls after `finished` or `failed` have no effect."""
 
     def started(self, queue_seconds: float) -> None:
-        """It left the queue after so long."""
+        """The request left the queue after this time."""
 
     def first_token(self) -> None:
-        """The first token of any choice is there; further calls change nothing."""
+        """The first token of any choice arrived; further calls have no effect."""
 
     def finished(
         self, reasons: Sequence[str], prompt_tokens: int, completion_tokens: int, mode: str, stats: Stats
     ) -> None:
-        """It has its answers: why each ended, and how they were made."""
+        """All choices are complete: their finish reasons, the determinism mode and the cost."""
 
     def failed(self, code: str, status: int) -> None:
-        """It got an error instead."""
+        """The request ended in an error."""
 
 
 class Traces(Protocol):
-    """Where spans come from."""
+    """Makes spans."""
 
-    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
-        """A request has arrived; its traceparent header says which trace it belongs to."""
+    def begin(self, headers: Mapping[str, str], request: TracedRequest) -> TraceSpan:
+        """Start a span. The `traceparent` header says to which trace it belongs."""
 
     def close(self) -> None:
-        """Send what is left, but wait only a little for it."""
+        """Send the remaining spans, within a short timeout."""
 
 
 def open_traces(endpoint: str | None) -> Traces:
-    """Spans to an OTLP collector, such as http://localhost:4318, or none."""
+    """Traces that go to an OTLP collector, such as http://localhost:4318, or nowhere."""
     if endpoint is None:
         return NoTraces()
     try:
@@ -72,9 +72,9 @@ def open_traces(endpoint: str | None) -> Traces:
 
 
 class NoTraces:
-    """Nobody wants to know."""
+    """No collector is configured."""
 
-    def begin(self, headers: Mapping[str, str], asked: TracedRequest) -> TraceSpan:
+    def begin(self, headers: Mapping[str, str], request: TracedRequest) -> TraceSpan:
         return _NO_SPAN
 
     def close(self) -> None:

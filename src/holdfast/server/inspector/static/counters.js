@@ -1,4 +1,4 @@
-// The numbers above everything: of what this page has seen since it was opened, and of what is there now.
+// The counters at the top: totals since this page was opened, and the engine's current state.
 
 import { make } from "./dom.js";
 
@@ -7,16 +7,16 @@ const WINDOW_MS = 2000;
 export class Counters {
   constructor(list) {
     this.values = {};
-    this.marks = []; // [time, tokens so far], of the last moments
-    for (const [name, label, sign] of [
+    this.samples = []; // [time, tokens so far] of the last two seconds
+    for (const [name, label, kind] of [
       ["speed", "Tokens/s", ""],
       ["requests", "Running", ""],
       ["candidates", "Candidates", "candidate"],
       ["accepted", "Accepted", "committed"],
-      ["rolled", "Rolled back", "rolled"],
+      ["rolled-back", "Rolled back", "rolled-back"],
       ["pages", "KV pages", ""],
     ]) {
-      const term = make("dt", {}, ...(sign ? [make("i", { className: sign })] : []), label);
+      const term = make("dt", {}, ...(kind ? [make("i", { className: kind })] : []), label);
       this.values[name] = make("dd", { textContent: "0" });
       const block = make("div", {}, term, this.values[name]);
       block.dataset.counter = name;
@@ -26,21 +26,21 @@ export class Counters {
     this.values.pages.after(make("dd", { className: "gauge", ariaHidden: "true" }, this.gauge));
   }
 
-  render(ledger, now) {
-    const { counts, totals } = ledger;
+  render(state, now) {
+    const { counts, engine } = state;
     this.#put("speed", this.#speed(counts.tokens, now));
-    this.#put("requests", String(totals.running), totals.waiting ? `+ ${totals.waiting} waiting` : "");
+    this.#put("requests", String(engine.running), engine.waiting ? `+ ${engine.waiting} waiting` : "");
     this.#put("candidates", counts.candidates.toLocaleString("en"));
-    this.#put("accepted", counts.accepted.toLocaleString("en"), share(counts.accepted, counts.accepted + counts.rolled));
-    this.#put("rolled", counts.rolled.toLocaleString("en"));
-    this.#put("pages", String(totals.pages), totals.all_pages ? `of ${totals.all_pages.toLocaleString("en")}` : "");
-    this.gauge.style.width = `${totals.all_pages ? (100 * totals.pages) / totals.all_pages : 0}%`;
+    this.#put("accepted", counts.accepted.toLocaleString("en"), share(counts.accepted, counts.accepted + counts.rolledBack));
+    this.#put("rolled-back", counts.rolledBack.toLocaleString("en"));
+    this.#put("pages", String(engine.pages_used), engine.num_pages ? `of ${engine.num_pages.toLocaleString("en")}` : "");
+    this.gauge.style.width = `${engine.num_pages ? (100 * engine.pages_used) / engine.num_pages : 0}%`;
   }
 
   #speed(tokens, now) {
-    if (this.marks.length === 0 || this.marks.at(-1)[1] !== tokens) this.marks.push([now, tokens]);
-    while (this.marks.length > 1 && now - this.marks[0][0] > WINDOW_MS) this.marks.shift();
-    const [since, before] = this.marks[0];
+    if (this.samples.length === 0 || this.samples.at(-1)[1] !== tokens) this.samples.push([now, tokens]);
+    while (this.samples.length > 1 && now - this.samples[0][0] > WINDOW_MS) this.samples.shift();
+    const [since, before] = this.samples[0];
     const speed = tokens > before ? ((tokens - before) * 1000) / Math.max(now - since, 250) : 0;
     return speed >= 10 || speed === 0 ? speed.toFixed(0) : speed.toFixed(1);
   }

@@ -1,16 +1,16 @@
-// A request's KV cache, as the seeds draw it: a cylinder, filled from the top. Blue is the prompt, green what is canonical
-// behind it, yellow what fast passes wrote; grey belongs to ordinary requests. Its height is that of the pages held.
+// A request's KV cache as a cylinder that fills from the top. Its height is the number of pages the request holds. Blue is
+// the prompt, green is canonical KV of generated tokens, yellow is KV of fast passes, grey belongs to ordinary requests.
 
 import { draw, plural } from "./dom.js";
 
 const TOP = 11, HEIGHT = 80;
-const ROLLED_MS = 1500;
+const ROLLED_BACK_MS = 1500;
 
 export class Cylinder {
   constructor() {
     this.levels = {};
-    const levels = ["rolled", "candidate", "ordinary", "committed", "prompt", "cached"].map((name) => {
-      // A plug hangs from the top and is clipped by the barrel; later ones cover earlier ones.
+    const levels = ["rolled-back", "candidate", "ordinary", "committed", "prompt", "cached"].map((name) => {
+      // Each level is a plug that hangs from the top, clipped by the barrel. Later levels cover earlier ones.
       const plug = draw("g", { class: `level ${name}` },
         draw("rect", { x: 4, y: -100, width: 56, height: 100 }),
         draw("ellipse", { cx: 32, cy: 0, rx: 28, ry: 7 }));
@@ -29,29 +29,29 @@ export class Cylinder {
 
   show(request, pageSize) {
     const { prompt, cached, canonical, computed, deterministic } = request;
-    this.room = Math.max(request.pages * pageSize, computed, 1);
-    const reach = (length) => (length > 0 ? this.#depth(length) : -20);
-    const settled = deterministic ? canonical : computed;
-    this.#move("cached", reach(Math.min(cached, prompt, computed)));
-    this.#move("prompt", reach(Math.min(prompt, deterministic ? Math.max(canonical, cached) : computed)));
-    this.#move("committed", reach(deterministic && settled > prompt ? settled : 0));
-    this.#move("ordinary", reach(!deterministic && settled > prompt ? settled : 0));
-    this.#move("candidate", reach(deterministic && computed > canonical ? computed : 0));
+    this.capacity = Math.max(request.pages * pageSize, computed, 1);
+    const levelAt = (length) => (length > 0 ? this.#depth(length) : -20);
+    const valid = deterministic ? canonical : computed;
+    this.#move("cached", levelAt(Math.min(cached, prompt, computed)));
+    this.#move("prompt", levelAt(Math.min(prompt, deterministic ? Math.max(canonical, cached) : computed)));
+    this.#move("committed", levelAt(deterministic && valid > prompt ? valid : 0));
+    this.#move("ordinary", levelAt(!deterministic && valid > prompt ? valid : 0));
+    this.#move("candidate", levelAt(deterministic && computed > canonical ? computed : 0));
     this.element.classList.toggle("filled", computed > 0);
     this.label.textContent = computed > 0 && request.pages === 0 ? "freed" : plural(request.pages, "page");
     this.element.setAttribute("aria-label",
       `KV cache: ${computed} positions computed, ${canonical} canonical, ${this.label.textContent}`);
   }
 
-  // What a rollback took away flashes red, down to where the cache reached.
+  // The positions that were rolled back flash red.
   rollBack(length) {
-    this.#move("rolled", this.#depth(length));
+    this.#move("rolled-back", this.#depth(length));
     const end = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1 : 0;
-    this.levels.rolled.animate([{ opacity: 1 }, { opacity: 1, offset: 0.45 }, { opacity: end }], ROLLED_MS);
+    this.levels["rolled-back"].animate([{ opacity: 1 }, { opacity: 1, offset: 0.45 }, { opacity: end }], ROLLED_BACK_MS);
   }
 
   #depth(length) {
-    return TOP + 1 + (HEIGHT * Math.min(length, this.room)) / this.room;
+    return TOP + 1 + (HEIGHT * Math.min(length, this.capacity)) / this.capacity;
   }
 
   #move(name, y) {

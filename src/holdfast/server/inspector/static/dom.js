@@ -1,4 +1,4 @@
-// Elements from names, properties and children. Text is always text: nothing here, or anywhere, parses HTML.
+// Makes elements from names, properties and children. Text is never parsed as HTML, here or in any other module.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,7 +17,7 @@ export function draw(name, attributes = {}, ...children) {
   return element;
 }
 
-// A list of terms and what they are, in place of what the list held.
+// Replaces the content of a <dl> with these [term, description] entries.
 export function describe(list, entries) {
   list.replaceChildren(...entries.flatMap(([term, text]) => [
     make("dt", { textContent: term }),

@@ -1,7 +1,7 @@
-// Random other requests, so that the one that is watched never runs under the same circumstances twice. Many prompts go in one
-// request: a browser opens only a few connections.
+// Random background requests, so that the compared requests never run in the same batch twice. Several prompts go into one
+// request, because a browser opens only a few connections.
 
-import { post } from "./ask.js";
+import { post } from "./client.js";
 
 const BEGINNINGS = [
   "Name three rivers of", "Write one line about", "Explain to a child", "List the colours of", "Tell a short story about",
@@ -21,7 +21,7 @@ export function randomPrompt() {
   return `${filler}${any(BEGINNINGS)} ${any(SUBJECTS)}.`;
 }
 
-// Runs until the signal says stop. What the server refuses is left out: load is not worth an error.
+// Runs until the signal aborts. Errors are ignored.
 export async function makeLoad(model, signal) {
   while (!signal.aborted) {
     const prompt = Array.from({ length: between(2, 5) }, randomPrompt);

@@ -1,48 +1,48 @@
-// Puts the page together. Events are only noted when they come; everything is drawn once a frame.
+// Assembles the page. Events are queued as they arrive and drawn once per animation frame.
 
 import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
-import { Ledger } from "./ledger.js";
+import { EngineState } from "./state.js";
 import { Playground } from "./playground.js";
 import { Prove } from "./prove.js";
-import { listen } from "./stream.js";
-import { Strips } from "./strips.js";
+import { listen } from "./events.js";
+import { RequestCards } from "./requests.js";
 import { startTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 
-const STATES = { open: "watching", waiting: "connecting", lost: "not connected", paused: "paused" };
+const LINK_STATUS = { open: "connected", waiting: "connecting", lost: "not connected", paused: "paused" };
 
-const ledger = new Ledger();
+const state = new EngineState();
 const counters = new Counters(byId("counters"));
 const timeline = new Timeline(byId("timeline"), byId("step-note"));
-const strips = new Strips(byId("requests"), byId("empty"));
-let waiting = []; // events not drawn yet
-let framed = false;
+const cards = new RequestCards(byId("requests"), byId("empty"));
+let queue = []; // events not drawn yet
+let isScheduled = false;
 let model = "";
 
-function note(event) {
-  if (event.isSnapshot) waiting = []; // it stands for all that was before
-  waiting.push(event);
-  if (!framed) { framed = true; requestAnimationFrame(render); }
+function enqueue(event) {
+  if (event.isSnapshot) queue = []; // it replaces all earlier events
+  queue.push(event);
+  if (!isScheduled) { isScheduled = true; requestAnimationFrame(render); }
 }
 
 function render(now) {
-  framed = false;
-  const events = waiting;
-  waiting = [];
+  isScheduled = false;
+  const events = queue;
+  queue = [];
   for (const { isSnapshot, data } of events) {
     if (isSnapshot) {
-      ledger.takeSnapshot(data);
-      strips.reset(ledger);
+      state.applySnapshot(data);
+      cards.reset(state);
     } else {
       timeline.push(data);
-      strips.update(ledger.takeStep(data), data.ended, ledger);
-      ledger.forget(data.ended);
+      cards.update(state.applyStep(data), data.ended, state);
+      state.remove(data.ended);
     }
   }
-  strips.settle(ledger);
+  cards.finishFrame(state);
   if (events.length) timeline.render();
-  counters.render(ledger, now);
+  counters.render(state, now);
 }
 
 async function get(path) {
@@ -51,8 +51,8 @@ async function get(path) {
   return response.json();
 }
 
-// Which model, which version, which fingerprint. While the engine loads, the last one is not known.
-async function introduce() {
+// Shows model, version and fingerprint. The fingerprint is not available while the engine loads.
+async function showServerInfo() {
   try {
     const [models, version] = await Promise.all([get("v1/models"), get("version")]);
     model = models.data[0].id;
@@ -62,17 +62,17 @@ async function introduce() {
     byId("model").textContent = about;
     byId("fingerprint").textContent = `fingerprint ${fingerprint.digest}`;
   } catch {
-    setTimeout(introduce, 3000);
+    setTimeout(showServerInfo, 3000);
   }
 }
 
 startTheme(byId("theme"), () => { timeline.readColours(); timeline.render(); });
 listen({
-  onSnapshot: (data) => note({ isSnapshot: true, data }),
-  onStep: (data) => note({ isSnapshot: false, data }),
-  onState: (state) => { byId("link").dataset.state = state; byId("link-text").textContent = STATES[state]; },
+  onSnapshot: (data) => enqueue({ isSnapshot: true, data }),
+  onStep: (data) => enqueue({ isSnapshot: false, data }),
+  onStatus: (status) => { byId("link").dataset.state = status; byId("link-text").textContent = LINK_STATUS[status]; },
 });
-setInterval(() => { if (!document.hidden) counters.render(ledger, performance.now()); }, 500); // speed falls when nothing comes
+setInterval(() => { if (!document.hidden) counters.render(state, performance.now()); }, 500); // the token rate drops to 0 when no step arrives
 new Playground(() => model);
 new Prove(() => model);
-introduce();
+showServerInfo();

@@ -1,11 +1,11 @@
-// A prompt and its settings, the answer as it comes, and what it cost.
+// The playground: a prompt and its settings, the streamed answer, and its statistics.
 
-import { Refused, chunks, post, question, read, textOf } from "./ask.js";
+import { ApiError, choiceText, chunks, parseJson, post, requestFor } from "./client.js";
 import { byId, describe, make } from "./dom.js";
 
-const wholeNumber = /^[0-9]+$/;
+const isInteger = /^[0-9]+$/;
 
-// What the form holds; also what "prove it" asks.
+// The values of the form. "Prove it" uses them too.
 export function settings() {
   const seed = byId("seed").value.trim();
   return {
@@ -13,7 +13,7 @@ export function settings() {
     prompt: byId("prompt").value,
     maxTokens: Number.parseInt(byId("max-tokens").value, 10),
     temperature: Number.parseFloat(byId("temperature").value),
-    seed: wholeNumber.test(seed) ? BigInt(seed).toString() : null,
+    seed: isInteger.test(seed) ? BigInt(seed).toString() : null,
     deterministic: byId("deterministic").checked,
   };
 }
@@ -34,11 +34,11 @@ export class Playground {
   async #ask() {
     if (this.abort !== null) return;
     this.abort = new AbortController();
-    this.#begin();
+    this.#reset();
     try {
-      await this.#answer(this.abort.signal);
+      await this.#request(this.abort.signal);
     } catch (error) {
-      if (error.name !== "AbortError") this.#complain(error);
+      if (error.name !== "AbortError") this.#showError(error);
     } finally {
       this.abort = null;
       byId("send").disabled = false;
@@ -47,7 +47,7 @@ export class Playground {
     }
   }
 
-  #begin() {
+  #reset() {
     byId("send").disabled = true;
     byId("stop").disabled = false;
     byId("problem").hidden = byId("facts").hidden = byId("receipt").hidden = true;
@@ -55,27 +55,27 @@ export class Playground {
     byId("answer").setAttribute("aria-busy", "true");
   }
 
-  async #answer(signal) {
+  async #request(signal) {
     const stream = byId("stream").checked;
     const extra = stream ? { stream, stream_options: { include_usage: true } } : {};
-    const [path, body] = question({ ...settings(), model: this.modelName(), return_receipt: true, ...extra });
+    const [path, body] = requestFor({ ...settings(), model: this.modelName(), return_receipt: true, ...extra });
     const response = await post(path, body, signal);
     const seen = { finish: null, usage: null, holdfast: null, fingerprint: null, thoughts: [] };
-    if (stream) for await (const chunk of chunks(response)) this.#take(chunk, seen);
-    else this.#take(read(await response.text()), seen);
+    if (stream) for await (const chunk of chunks(response)) this.#addChunk(chunk, seen);
+    else this.#addChunk(parseJson(await response.text()), seen);
     this.#finish(seen);
   }
 
-  #take(part, seen) {
-    const choice = part.choices?.[0];
-    const thoughts = part.holdfast?.thoughts ?? [];
+  #addChunk(chunk, seen) {
+    const choice = chunk.choices?.[0];
+    const thoughts = chunk.holdfast?.thoughts ?? [];
     seen.thoughts.push(...thoughts);
     for (const { text, token_ids: ids } of thoughts) if (ids.length) byId("answer").append(make("i", { className: "thought", textContent: ` ‹${text}› ` }));
-    byId("answer").append(textOf(choice));
+    byId("answer").append(choiceText(choice));
     seen.finish = choice?.finish_reason ?? seen.finish;
-    seen.usage = part.usage ?? seen.usage;
-    seen.holdfast = part.holdfast ?? seen.holdfast;
-    seen.fingerprint = part.system_fingerprint ?? seen.fingerprint;
+    seen.usage = chunk.usage ?? seen.usage;
+    seen.holdfast = chunk.holdfast ?? seen.holdfast;
+    seen.fingerprint = chunk.system_fingerprint ?? seen.fingerprint;
   }
 
   #finish({ finish, usage, holdfast, fingerprint, thoughts }) {
@@ -99,8 +99,8 @@ export class Playground {
     byId("receipt").hidden = this.receipt === null;
   }
 
-  #complain(error) {
-    byId("problem").textContent = error instanceof Refused ? error.message : "The server cannot be reached.";
+  #showError(error) {
+    byId("problem").textContent = error instanceof ApiError ? error.message : "The server cannot be reached.";
     byId("problem").hidden = false;
   }
 

@@ -1,12 +1,12 @@
-// "Prove it": the same prompt and seed many times, deterministic and not, mixed, under random load; then the outputs side by side.
+// "Prove it": sends the same prompt and seed many times, deterministic and ordinary, under random load, and compares the outputs.
 
-import { Refused, logprobsOf, post, question, textOf } from "./ask.js";
+import { ApiError, choiceLogprobs, post, requestFor, choiceText } from "./client.js";
 import { firstDifference, group, judge } from "./compare.js";
 import { byId, make } from "./dom.js";
 import { makeLoad, pause } from "./load.js";
 import { settings } from "./playground.js";
 
-const WORKERS = 3; // of the six connections a browser opens: one listens, one makes load, one is left for the playground
+const WORKERS = 3; // a browser opens six connections; events, load and the playground need one each
 const SHOWN_GROUPS = 6;
 
 class Side {
@@ -28,24 +28,24 @@ class Side {
     const groups = group(this.outputs);
     const { outcome, sentence } = judge(this.outputs, this.deterministic);
     const done = this.outputs.length + this.problems.length === this.times;
-    this.verdict.textContent = done ? this.#sum(sentence) : `${this.outputs.length} of ${this.times} answered.`;
+    this.verdict.textContent = done ? this.#summarize(sentence) : `${this.outputs.length} of ${this.times} complete.`;
     if (done) this.verdict.dataset.outcome = this.outputs.length ? outcome : "none";
     this.tally.replaceChildren(...Array.from({ length: this.times }, (_, index) => this.#box(index, groups)));
     this.groups.replaceChildren(...groups.slice(0, SHOWN_GROUPS).map((one) => showGroup(one, groups[0])));
     if (groups.length > SHOWN_GROUPS) this.groups.append(make("p", { className: "note", textContent: `and ${groups.length - SHOWN_GROUPS} more` }));
   }
 
-  // How it stands when no more will come.
+  // The final result, also if the run was stopped.
   close() {
     this.times = this.outputs.length + this.problems.length;
     this.show();
   }
 
-  #sum(sentence) {
+  #summarize(sentence) {
     const modes = [...new Set(this.outputs.map((output) => output.mode))].filter((mode) => mode && mode !== "none");
     const how = this.deterministic && modes.length ? ` Mode: ${modes.join(", ")}.` : "";
-    const refused = this.problems.length ? ` ${this.problems.length} got no answer: ${this.problems[0]}` : "";
-    return `${sentence}${how}${refused}`;
+    const failed = this.problems.length ? ` ${this.problems.length} failed: ${this.problems[0]}` : "";
+    return `${sentence}${how}${failed}`;
   }
 
   #box(index, groups) {
@@ -57,16 +57,16 @@ class Side {
   }
 }
 
-// A text and how often it came; behind the first difference to the commonest one it is marked.
-function showGroup({ text, members }, commonest) {
-  const at = text === commonest.text ? -1 : firstDifference(commonest.text, text);
+// A text and its count. The first difference from the most frequent text is marked.
+function showGroup({ text, members }, mostFrequent) {
+  const at = text === mostFrequent.text ? -1 : firstDifference(mostFrequent.text, text);
   const body = make("p", { tabIndex: 0 });
   if (at < 0) body.append(text);
   else {
     const rest = [...text.slice(at)];
     body.append(
       make("span", { className: "shared", textContent: text.slice(0, at) }),
-      make("mark", { textContent: rest[0] ?? "∎", title: "the first difference" }),
+      make("mark", { textContent: rest[0] ?? "∎", title: "first difference" }),
       rest.slice(1).join(""));
   }
   return make("div", { className: "group" }, make("b", { textContent: `${members.length} ×` }), body);
@@ -83,26 +83,26 @@ export class Prove {
   async #run() {
     if (this.abort !== null) return;
     const times = Number.parseInt(byId("times").value, 10);
-    const asked = settings();
-    if (!asked.prompt || !byId("ask").reportValidity()) return;
-    const seed = asked.seed ?? Math.floor(Math.random() * 2 ** 31);
+    const form = settings();
+    if (!form.prompt || !byId("ask").reportValidity()) return;
+    const seed = form.seed ?? Math.floor(Math.random() * 2 ** 31);
     const sides = [new Side("Deterministic", true, times), new Side("Ordinary", false, times)];
     byId("sides").replaceChildren(...sides.map((side) => side.element));
     this.abort = new AbortController();
-    this.#busy(true, `Asking with seed ${seed}, under random load.`);
-    await this.#ask(sides, { ...asked, seed }, this.abort.signal);
+    this.#setBusy(true, `Running with seed ${seed}, under random load.`);
+    await this.#sendAll(sides, { ...form, seed }, this.abort.signal);
     const stopped = this.abort.signal.aborted;
     this.abort.abort(); // the load
     this.abort = null;
     for (const side of sides) side.close();
-    this.#busy(false, `${stopped ? "Stopped." : "Done."} Prompt, settings and seed ${seed} were the same everywhere.`);
+    this.#setBusy(false, `${stopped ? "Stopped." : "Done."} Prompt, settings and seed ${seed} were the same in every request.`);
   }
 
-  async #ask(sides, asked, signal) {
+  async #sendAll(sides, form, signal) {
     const jobs = shuffle(sides.flatMap((side) => Array.from({ length: side.times }, () => side)));
     const work = async () => {
       while (jobs.length && !signal.aborted) {
-        await this.#askOnce(jobs.pop(), asked, signal);
+        await this.#sendOne(jobs.pop(), form, signal);
         await pause(Math.random() * 80);
       }
     };
@@ -110,21 +110,21 @@ export class Prove {
     await Promise.all(Array.from({ length: WORKERS }, work));
   }
 
-  async #askOnce(side, asked, signal) {
-    const logprobs = asked.mode === "chat" ? { logprobs: true } : { logprobs: 0 };
-    const [path, body] = question({ ...asked, deterministic: side.deterministic, model: this.modelName(), ...logprobs });
+  async #sendOne(side, form, signal) {
+    const logprobs = form.mode === "chat" ? { logprobs: true } : { logprobs: 0 };
+    const [path, body] = requestFor({ ...form, deterministic: side.deterministic, model: this.modelName(), ...logprobs });
     try {
       const answer = await (await post(path, body, signal)).json();
       const choice = answer.choices[0];
-      side.outputs.push({ text: textOf(choice), logprobs: logprobsOf(choice), mode: answer.holdfast?.mode });
+      side.outputs.push({ text: choiceText(choice), logprobs: choiceLogprobs(choice), mode: answer.holdfast?.mode });
     } catch (error) {
       if (signal.aborted) return;
-      side.problems.push(error instanceof Refused ? error.message : "the server cannot be reached");
+      side.problems.push(error instanceof ApiError ? error.message : "the server cannot be reached");
     }
     side.show();
   }
 
-  #busy(on, note) {
+  #setBusy(on, note) {
     byId("prove-go").disabled = on;
     byId("prove-stop").disabled = !on;
     byId("prove-note").textContent = note;

@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it. The choice is kept in this browser.
+// Light, dark, or the system's theme. The choice is stored in this browser.
 
 const KEY = "holdfast-theme";
 const ORDER = ["system", "light", "dark"];
@@ -13,7 +13,7 @@ export function startTheme(button, onChange) {
   };
   button.addEventListener("click", () => {
     choice = ORDER[(ORDER.indexOf(choice) + 1) % ORDER.length];
-    try { localStorage.setItem(KEY, choice); } catch { /* it lasts as long as the page, then */ }
+    try { localStorage.setItem(KEY, choice); } catch { /* not stored: it lasts until the page is closed */ }
     apply();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onChange);

@@ -1,5 +1,5 @@
-// The passes of the last steps, one column a step, as high as they have rows. Fast passes are hatched, canonical ones solid,
-// certified ones have a cap, checks are outlined; rows that are only padding are pale.
+// The passes of the last steps, one column per step; the height shows the number of tokens. Fast passes are hatched, canonical
+// ones solid, certified ones have a cap, spot checks are outlined. Padding is pale.
 
 import { make, plural } from "./dom.js";
 
@@ -11,12 +11,12 @@ export class Timeline {
     this.canvas = canvas;
     this.note = note;
     this.steps = [];
-    this.chosen = null; // a step somebody points at
+    this.selected = null; // the step under the pointer
     this.context = canvas.getContext("2d");
-    canvas.addEventListener("pointermove", (event) => this.#choose(this.#columnAt(event)));
-    canvas.addEventListener("pointerleave", () => this.#choose(null));
-    canvas.addEventListener("blur", () => this.#choose(null));
-    canvas.addEventListener("keydown", (event) => this.#walk(event));
+    canvas.addEventListener("pointermove", (event) => this.#select(this.#columnAt(event)));
+    canvas.addEventListener("pointerleave", () => this.#select(null));
+    canvas.addEventListener("blur", () => this.#select(null));
+    canvas.addEventListener("keydown", (event) => this.#selectByKey(event));
     new ResizeObserver(() => this.#resize()).observe(canvas);
     this.readColours();
     this.#resize();
@@ -28,7 +28,7 @@ export class Timeline {
     if (this.steps.length > KEPT) this.steps.splice(0, this.steps.length - KEPT);
   }
 
-  // A theme's colours, as the canvas needs them.
+  // Resolves the theme's colours for the canvas.
   readColours() {
     const probe = document.body.appendChild(make("i", { hidden: true }));
     this.colours = {};
@@ -45,8 +45,8 @@ export class Timeline {
     context.clearRect(0, 0, width, height);
     const shown = this.steps.slice(-Math.floor((width - 2 * EDGE) / COLUMN));
     this.shown = shown;
-    const most = Math.max(16, ...shown.map((step) => step.passes.reduce((sum, one) => sum + Math.sqrt(one.padded), 0) ** 2));
-    const unit = (height - 2 * EDGE - 8) / Math.sqrt(most);
+    const maxHeight = Math.max(16, ...shown.map((step) => step.passes.reduce((sum, one) => sum + Math.sqrt(one.num_tokens_padded), 0) ** 2));
+    const unit = (height - 2 * EDGE - 8) / Math.sqrt(maxHeight);
     context.fillStyle = this.colours.line;
     context.fillRect(EDGE, height - EDGE, width - 2 * EDGE, 1);
     shown.forEach((step, index) => this.#drawStep(step, width - EDGE - (shown.length - index) * COLUMN, unit));
@@ -56,11 +56,11 @@ export class Timeline {
   #drawStep(step, x, unit) {
     let bottom = this.height - EDGE;
     for (const one of step.passes) {
-      const whole = Math.max(3, Math.sqrt(one.padded) * unit);
-      this.#drawPass(one, x, bottom, COLUMN - GAP, Math.max(2, whole * Math.sqrt(one.rows / one.padded)), whole);
+      const whole = Math.max(3, Math.sqrt(one.num_tokens_padded) * unit);
+      this.#drawPass(one, x, bottom, COLUMN - GAP, Math.max(2, whole * Math.sqrt(one.num_tokens / one.num_tokens_padded)), whole);
       bottom -= whole + 2;
     }
-    if (step === this.chosen) {
+    if (step === this.selected) {
       this.context.strokeStyle = this.colours.ink;
       this.context.strokeRect(x - 1.5, bottom - 0.5, COLUMN - GAP + 3, this.height - EDGE - bottom + 2);
     }
@@ -100,19 +100,19 @@ export class Timeline {
   }
 
   #describe() {
-    const step = this.chosen ?? this.steps.at(-1);
+    const step = this.selected ?? this.steps.at(-1);
     if (step === undefined) return;
     const passes = step.passes.map((one) => {
-      const kind = one.certified ? "certified" : one.kind;
-      const padding = one.padded > one.rows ? ` in a shape of ${one.padded}` : "";
-      return `${kind} pass, ${plural(one.rows, "row")}${padding} of ${plural(new Set(one.spans.map((span) => span[0])).size, "request")}`;
+      const kind = one.certified ? "certified" : one.kind === "check" ? "spot check" : one.kind;
+      const padding = one.num_tokens_padded > one.num_tokens ? ` padded to ${one.num_tokens_padded}` : "";
+      return `${kind} pass, ${plural(one.num_tokens, "token")}${padding} of ${plural(new Set(one.spans.map((span) => span[0])).size, "request")}`;
     });
     this.note.textContent = `Step ${step.step}, ${step.ms.toFixed(1)} ms: ${passes.join("; ")}.`;
   }
 
-  #choose(step) {
-    if (step === this.chosen) return;
-    this.chosen = step;
+  #select(step) {
+    if (step === this.selected) return;
+    this.selected = step;
     this.render();
   }
 
@@ -122,12 +122,12 @@ export class Timeline {
     return this.shown[index] ?? null;
   }
 
-  #walk(event) {
+  #selectByKey(event) {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (by === undefined || this.shown.length === 0) return;
     event.preventDefault();
-    const from = this.chosen === null ? this.shown.length : this.shown.indexOf(this.chosen);
-    this.#choose(this.shown[Math.min(Math.max(from + by, 0), this.shown.length - 1)]);
+    const from = this.selected === null ? this.shown.length : this.shown.indexOf(this.selected);
+    this.#select(this.shown[Math.min(Math.max(from + by, 0), this.shown.length - 1)]);
   }
 
   #resize() {

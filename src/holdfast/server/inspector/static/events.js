@@ -1,23 +1,23 @@
-// The engine's steps, as the server sends them. A page nobody looks at does not listen: its engine has nothing to tell.
+// Subscribes to the engine's steps. A hidden page unsubscribes, so that the engine does not trace for it.
 
-const QUIET_MS = 5000; // hidden for so long
+const PAUSE_MS = 5000; // after this time in the background; also the delay before a retry
 
-export function listen({ onSnapshot, onStep, onState }) {
+export function listen({ onSnapshot, onStep, onStatus }) {
   let source = null;
   let hiding = 0;
 
   function open() {
     if (source !== null) return;
-    onState("waiting");
+    onStatus("waiting");
     source = new EventSource("inspector/events");
-    source.addEventListener("open", () => onState("open"));
+    source.addEventListener("open", () => onStatus("open"));
     source.addEventListener("snapshot", (event) => onSnapshot(JSON.parse(event.data)));
     source.addEventListener("step", (event) => onStep(JSON.parse(event.data)));
     source.addEventListener("error", () => {
-      if (source.readyState !== EventSource.CLOSED) return onState("waiting"); // the browser tries again by itself
-      close(); // refused: as many pages watch as may
-      onState("lost");
-      setTimeout(() => { if (!document.hidden) open(); }, QUIET_MS);
+      if (source.readyState !== EventSource.CLOSED) return onStatus("waiting"); // the browser reconnects by itself
+      close(); // refused: too many pages are open
+      onStatus("lost");
+      setTimeout(() => { if (!document.hidden) open(); }, PAUSE_MS);
     });
   }
 
@@ -29,7 +29,7 @@ export function listen({ onSnapshot, onStep, onState }) {
   document.addEventListener("visibilitychange", () => {
     clearTimeout(hiding);
     if (!document.hidden) return open();
-    hiding = setTimeout(() => { close(); onState("paused"); }, QUIET_MS);
+    hiding = setTimeout(() => { close(); onStatus("paused"); }, PAUSE_MS);
   });
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) open(); });

@@ -1,15 +1,15 @@
-// Each running request as a card: a strip of its tokens beside its KV cache. What was rolled back stays for a moment, red, in
-// front of what was committed instead. A strip holds so many tokens and the page so many cards: the rest is counted.
+// Each running request is a card: a strip of its tokens next to its KV cache. Tokens that were rolled back stay red for a
+// moment, before the tokens that replaced them. Strips and the number of cards are limited; the rest is only counted.
 
 import { Cylinder } from "./cylinder.js";
 import { make, plural } from "./dom.js";
 
 const SHOWN = 200, CARDS = 16;
-const ROLLED_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
+const ROLLED_BACK_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
 
 const GLYPHS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 
-// A token as one can see it.
+// A token with its whitespace made visible.
 export function visible(text) {
   if (text === "") return "□";
   if (text === " ") return "␣";
@@ -23,10 +23,10 @@ class Strip {
     this.element = make("div", { className: "strip", tabIndex: 0 });
     this.earlier = make("span", { className: "earlier", hidden: true });
     this.element.append(this.earlier);
-    this.chips = []; // of the committed tokens, the first at position this.start
+    this.chips = []; // committed tokens, the first at position this.start
     this.start = 0;
     this.candidates = [];
-    this.follows = true; // the end, until somebody scrolls up
+    this.follows = true; // keeps the end in view until the user scrolls up
     this.element.addEventListener("scroll", () => {
       const { scrollHeight, scrollTop, clientHeight } = this.element;
       this.follows = scrollHeight - scrollTop - clientHeight < 24;
@@ -36,13 +36,13 @@ class Strip {
   show(request, isNew) {
     this.#dropCandidates();
     this.#commit(request, isNew);
-    if (request.rolled?.length) this.#rollBack(request);
+    if (request.rolled_back?.length) this.#rollBack(request);
     this.candidates = request.candidates.map((text) => chip(text, request.deterministic ? "candidate" : "ordinary"));
     this.element.append(...this.candidates);
     this.#shorten();
   }
 
-  settle() {
+  scrollToEnd() {
     if (this.follows) this.element.scrollTop = 1e6;
   }
 
@@ -53,16 +53,16 @@ class Strip {
 
   #commit(request, isNew) {
     let keep = request.from - this.start;
-    if (keep < 0 || keep > this.chips.length) { // what lies between was never told
+    if (keep < 0 || keep > this.chips.length) { // there is a gap before request.from
       for (const one of this.chips) one.remove();
       this.chips = [];
       this.start = request.from;
       keep = 0;
     }
     for (const one of this.chips.splice(keep)) one.remove();
-    const answered = request.deterministic ? "committed" : "ordinary";
+    const kind = request.deterministic ? "committed" : "ordinary";
     request.tokens.forEach((text, index) => {
-      const state = request.from + index < request.prompt ? "prompt" : answered;
+      const state = request.from + index < request.prompt ? "prompt" : kind;
       const one = chip(text, isNew ? state : `${state} fresh`);
       this.chips.push(one);
       this.element.append(one);
@@ -70,11 +70,11 @@ class Strip {
   }
 
   #rollBack(request) {
-    const behind = this.chips[request.rolled_from - this.start] ?? null;
-    for (const text of request.rolled.slice(-SHOWN)) {
-      const one = chip(text, "rolled");
-      this.element.insertBefore(one, behind);
-      setTimeout(() => one.remove(), ROLLED_MS);
+    const next = this.chips[request.rolled_back_from - this.start] ?? null;
+    for (const text of request.rolled_back.slice(-SHOWN)) {
+      const one = chip(text, "rolled-back");
+      this.element.insertBefore(one, next);
+      setTimeout(() => one.remove(), ROLLED_BACK_MS);
     }
   }
 
@@ -85,7 +85,7 @@ class Strip {
       this.start += surplus;
     }
     this.earlier.hidden = this.start === 0;
-    this.earlier.textContent = `… ${this.start} before`;
+    this.earlier.textContent = `… ${this.start} earlier`;
   }
 }
 
@@ -96,26 +96,26 @@ class Card {
     this.phase = make("span", { className: "phase" });
     this.facts = make("p", { className: "facts-line" });
     const title = `Request ${request.id}`;
-    const branch = request.answers === request.id ? "" : `answer ${request.id - request.answers + 1} of request ${request.answers}`;
+    const branch = request.first_id === request.id ? "" : `choice ${request.id - request.first_id + 1} of request ${request.first_id}`;
     this.strip.element.setAttribute("aria-label", `Tokens of request ${request.id}`);
     this.strip.element.setAttribute("role", "group");
     this.element = make("article", { className: request.deterministic ? "request deterministic" : "request" },
       make("header", {},
         make("h3", { textContent: title }),
-        make("span", { className: "way", textContent: request.deterministic ? "deterministic" : "ordinary" }),
+        make("span", { className: "mode", textContent: request.deterministic ? "deterministic" : "ordinary" }),
         make("span", { textContent: branch, hidden: branch === "" }),
         this.phase),
       this.cylinder.element, this.strip.element, this.facts);
     this.element.dataset.request = request.id;
-    this.accepted = this.rolled = 0;
+    this.accepted = this.rolledBack = 0;
   }
 
   show(request, before, pageSize) {
     this.accepted += request.accepted;
-    this.rolled += request.rolled?.length ?? 0;
+    this.rolledBack += request.rolled_back?.length ?? 0;
     this.strip.show(request, before === undefined);
     if (request.pages > 0 || before === undefined) this.cylinder.show(request, pageSize);
-    if (request.rolled?.length && before) this.cylinder.rollBack(request.rolled_from + request.rolled.length);
+    if (request.rolled_back?.length && before) this.cylinder.rollBack(request.rolled_back_from + request.rolled_back.length);
     this.phase.textContent = request.phase;
     this.facts.textContent = this.#describe(request);
   }
@@ -126,7 +126,7 @@ class Card {
     parts.push(`committed ${request.committed - request.prompt}`);
     if (request.deterministic) {
       parts.push(`canonical KV ${request.canonical}`);
-      if (this.accepted || this.rolled) parts.push(`${this.accepted} accepted`, `${this.rolled} rolled back`);
+      if (this.accepted || this.rolledBack) parts.push(`${this.accepted} accepted`, `${this.rolledBack} rolled back`);
     }
     if (request.candidates.length) parts.push(plural(request.candidates.length, "candidate"));
     return parts.join(" · ");
@@ -143,7 +143,7 @@ class Card {
   }
 }
 
-export class Strips {
+export class RequestCards {
   constructor(element, empty) {
     this.element = element;
     this.empty = empty;
@@ -152,42 +152,42 @@ export class Strips {
     element.after(this.more);
   }
 
-  // All requests anew.
-  reset(ledger) {
+  // Redraws all requests.
+  reset(state) {
     this.element.replaceChildren();
     this.cards.clear();
-    for (const request of ledger.requests.values()) this.#show(request, undefined, ledger);
+    for (const request of state.requests.values()) this.#show(request, undefined, state);
   }
 
-  update(changed, ended, ledger) {
-    for (const [request, before] of changed) this.#show(request, before, ledger);
+  update(changed, ended, state) {
+    for (const [request, before] of changed) this.#show(request, before, state);
     for (const [id, reason] of ended) this.#end(id, reason);
   }
 
-  // Once a frame, behind all updates of it.
-  settle(ledger) {
-    for (const card of this.cards.values()) card.strip.settle();
-    let unseen = 0;
-    for (const id of ledger.requests.keys()) if (!this.cards.has(id)) unseen += 1;
-    this.more.textContent = `and ${unseen} more`;
-    this.more.hidden = unseen === 0;
+  // Called once per frame, after all its updates.
+  finishFrame(state) {
+    for (const card of this.cards.values()) card.strip.scrollToEnd();
+    let numHidden = 0;
+    for (const id of state.requests.keys()) if (!this.cards.has(id)) numHidden += 1;
+    this.more.textContent = `and ${numHidden} more`;
+    this.more.hidden = numHidden === 0;
     this.#showEmpty();
   }
 
-  #show(request, before, ledger) {
+  #show(request, before, state) {
     let card = this.cards.get(request.id);
     if (card === undefined) {
       if (this.cards.size >= CARDS && !this.#evict()) return;
       card = new Card(request);
       this.cards.set(request.id, card);
       this.element.append(card.element);
-      request = ledger.requests.get(request.id); // with the tokens that were told while it had no card
+      request = state.requests.get(request.id); // includes the tokens that arrived while it had no card
       before = undefined;
     }
-    card.show(request, before, ledger.totals.page_size);
+    card.show(request, before, state.engine.page_size);
   }
 
-  // Room for one that runs, in place of one that ended.
+  // Removes the card of a request that has ended, to make room for a running one.
   #evict() {
     for (const [id, card] of this.cards) {
       if (card.hasEnded) {
