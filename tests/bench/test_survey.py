@@ -13,8 +13,8 @@ from holdfast.bench.determinism.survey_table import show_survey
 from holdfast.core.results import Stats
 from holdfast.errors import ConfigError, InvalidRequest
 
-WITH = Cell("greedy", "tiny", "library", "fp32")
-WITHOUT = Cell("greedy", "tiny", "library", "fp32", guarantee=False)
+WITH = Cell("greedy", "tiny", "torch", "fp32")
+WITHOUT = Cell("greedy", "tiny", "torch", "fp32", guarantee=False)
 QUIET = Loads(2, 0, lambda text: None)
 
 
@@ -65,7 +65,7 @@ def test_the_table_says_what_is_wrong() -> None:
     assert "up to 4 different outputs" in text
     good, text = shown(Finding(WITH, tally(2), "bad", "must be one"))
     assert not good
-    assert "greedy (tiny, library, fp32): must be one" in text
+    assert "greedy (tiny, torch, fp32): must be one" in text
 
 
 def test_without_a_compiler_its_cells_are_left_out(monkeypatch) -> None:
@@ -73,11 +73,11 @@ def test_without_a_compiler_its_cells_are_left_out(monkeypatch) -> None:
         raise ConfigError("there is no compiler")
 
     monkeypatch.setattr(survey, "tiny_engine", refuse)
-    found = list(survey._survey_tiny("compiled", "fp32", None, QUIET))
+    found = list(survey._survey_tiny("c", "fp32", None, QUIET))
     assert [one.verdict for one in found] == ["left out"]
     assert "there is no compiler" in shown(*found)[1]
     with pytest.raises(ConfigError):
-        list(survey._survey_tiny("library", "fp32", None, QUIET))
+        list(survey._survey_tiny("torch", "fp32", None, QUIET))
 
 
 def test_a_model_that_follows_no_form_leaves_those_cells_out(monkeypatch) -> None:
@@ -92,7 +92,7 @@ def test_a_model_that_follows_no_form_leaves_those_cells_out(monkeypatch) -> Non
 
     monkeypatch.setattr(survey, "find_features", few)
     monkeypatch.setattr(survey, "NUM_COMBINATIONS", 0)
-    found = list(survey._survey_tiny("library", "bf16", None, QUIET))
+    found = list(survey._survey_tiny("torch", "bf16", None, QUIET))
     assert [(one.cell.feature, one.verdict) for one in found] == [
         ("greedy", "good"),
         ("regex", "left out"),

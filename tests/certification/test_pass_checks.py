@@ -21,9 +21,7 @@ def bench() -> PassBench:
     from holdfast.bench.tiny import tiny_engine
 
     engine = tiny_engine(
-        EngineConfig(
-            dtype="fp32", determinism="off", kernels="compiled", kv_memory="2MiB", max_pass_tokens=128
-        )
+        EngineConfig(dtype="fp32", determinism="off", kernels="c", kv_memory="2MiB", max_pass_tokens=128)
     )
     runner: Any = engine.runner
     decoder, store = runner._decoder, runner._store
@@ -109,7 +107,7 @@ def test_torch_gemms_that_depend_on_the_batch_size_are_detected() -> None:
     from holdfast.worker.model_runner import ModelRunner
 
     config = tiny_config()
-    backend = open_backend(torch.float32, kernels="library", num_threads=apply_numeric_settings().threads)
+    backend = open_backend(torch.float32, kernels="torch", num_threads=apply_numeric_settings().threads)
     decoder = load_decoder(DummyCheckpoint(config, deviation=0.25), backend, torch.float32, 256)
     store = KVStore(64, config, backend)
     bench = PassBench(ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16)

@@ -48,12 +48,12 @@ def few_features(engine, prompt):
 def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, model, monkeypatch):
     if not survey.products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
-    monkeypatch.setattr(survey, "TINY", (("library", "fp32"),))
+    monkeypatch.setattr(survey, "TINY", (("torch", "fp32"),))
     monkeypatch.setattr(survey, "NUM_COMBINATIONS", 1)
     monkeypatch.setattr(survey, "find_features", few_features)
     result = holdfast("bench", "needle", model, "--runs", "2")
     assert result.exit_code == 0, result.stdout + result.stderr
-    rows = re.findall(r"(auto, verify|off) +(?:compiled|library) +(?:fp32|bf16) +(\d+) +(\d+)", result.stdout)
+    rows = re.findall(r"(auto, verify|off) +(?:c|torch) +(?:fp32|bf16) +(\d+) +(\d+)", result.stdout)
     assert [row[:2] for row in rows] == 8 * [("auto, verify", "2")] + [("off", "8")]
     assert all(int(row[2]) == 1 for row in rows[:8])
     assert int(rows[8][2]) > 1

@@ -12,17 +12,17 @@ from holdfast.bench.determinism.stress import ask, outcome_of
 
 
 def test_all_features_are_listed() -> None:
-    assert tuple(features("compiled", "fp32")) == FEATURES
+    assert tuple(features("c", "fp32")) == FEATURES
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "copied text"])
 def test_a_feature_changes_the_outcome(name: str) -> None:
-    one, feature = engine("compiled", "fp32"), features("compiled", "fp32")[name]
+    one, feature = engine("c", "fp32"), features("c", "fp32")[name]
     assert_does_something(feature, ask(one, feature.needle()), ask(one, feature.without()))
 
 
 def test_copied_text_is_looked_up_and_the_outcome_stays() -> None:
-    one, feature = engine("compiled", "fp32"), features("compiled", "fp32")["copied text"]
+    one, feature = engine("c", "fp32"), features("c", "fp32")["copied text"]
     given, without = ask(one, feature.needle()), ask(one, feature.without())
     assert given.stats.looked_up > without.stats.looked_up == 0
     assert given.stats.accepted > 0
@@ -30,7 +30,7 @@ def test_copied_text_is_looked_up_and_the_outcome_stays() -> None:
 
 
 def test_the_stop_text_begins_in_one_token_and_ends_in_another() -> None:
-    one, feature = engine("compiled", "fp32"), features("compiled", "fp32")["stop text"]
+    one, feature = engine("c", "fp32"), features("c", "fp32")["stop text"]
     stop = feature.needle().params.stop_strings[0]
     result = ask(one, feature.needle())
     assert result.finish_reason == "stop"
@@ -42,13 +42,13 @@ def test_the_stop_text_begins_in_one_token_and_ends_in_another() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_complete_form_ends_the_answer_however_many_tokens_it_should_have(name: str) -> None:
-    one, needle = engine("compiled", "fp32"), features("compiled", "fp32")[name].needle()
+    one, needle = engine("c", "fp32"), features("c", "fp32")[name].needle()
     longer = replace(needle, params=replace(needle.params, min_tokens=60))
     assert count_in_form(one, longer, ask(one, longer)) == 1 or name == "JSON object"
 
 
 def test_combinations_are_valid_and_hold_every_feature() -> None:
-    known = features("compiled", "fp32")
+    known = features("c", "fp32")
     drawn = combinations(known, 200)
     names = {name for feature in drawn for name in feature.name.split(" + ")}
     assert names == set(FEATURES) - {"scores only"}
@@ -57,7 +57,7 @@ def test_combinations_are_valid_and_hold_every_feature() -> None:
 
 
 def test_a_contradiction_is_never_drawn() -> None:
-    known = features("compiled", "fp32")
+    known = features("c", "fp32")
     pair = (known["JSON schema"], known["regex"], known["echo"])
     for seed in range(20):
         assert "echo" in combine(random.Random(seed), pair).name

@@ -53,7 +53,7 @@ def assert_true(engine: Engine, feature: Feature, needle: Needle, run: Run) -> N
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_lying_fast_pass_changes_nothing(name: str) -> None:
-    one, feature = engine("compiled", "fp32"), features("compiled", "fp32")[name]
+    one, feature = engine("c", "fp32"), features("c", "fp32")[name]
     needle = with_logprobs(feature.needle())
     run = run_in(one, haystack(one, "verify", needle), needle)
     assert_true(one, feature, needle, run)
@@ -63,7 +63,7 @@ def test_a_lying_fast_pass_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_lying_look_up_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, feature = engine("compiled", "fp32"), features("compiled", "fp32")[name]
+    one, feature = engine("c", "fp32"), features("c", "fp32")[name]
     needle = with_logprobs(feature.needle())
     truth = ask(one, needle)
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_a_lying_look_up_changes_nothing(name: str, monkeypatch: pytest.MonkeyPa
 def test_combinations_among_others_bear_all_lies_at_once(
     mode: DeterminismMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, known = engine("compiled", "fp32"), features("compiled", "fp32")
+    one, known = engine("c", "fp32"), features("c", "fp32")
     rolled_back = 0
     others = settings(known)
     for number, feature in enumerate(combinations(known, 20, seed=2)):
@@ -98,8 +98,8 @@ def test_combinations_among_others_bear_all_lies_at_once(
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_penalties_count_no_lie(mode: DeterminismMode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy, so each token must be the best of the reported ones once what was said before is charged for."""
-    one = engine("compiled", "bf16")
-    said = features("compiled", "bf16")["greedy"]
+    one = engine("c", "bf16")
+    said = features("c", "bf16")["greedy"]
     params = replace(
         said.needle().params, allowed_token_ids=range(40, 60), presence_penalty=0.7, frequency_penalty=0.9,
         logit_bias={45: 1.5}, logprobs=100, max_tokens=40,
@@ -130,7 +130,7 @@ def test_penalties_count_no_lie(mode: DeterminismMode, monkeypatch: pytest.Monke
 def test_where_no_token_is_left_no_lie_takes_its_place(
     mode: DeterminismMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = engine("compiled", "fp32")
+    one = engine("c", "fp32")
     (forbidden,) = one.tokenizer.encode("p")
     params = SamplingParams(
         max_tokens=16, temperature=0, deterministic=True, bad_token_ids=[forbidden],

@@ -10,7 +10,7 @@ from holdfast.bench.determinism.stress_load import Scale
 from holdfast.numerics.recipe import KernelBackend
 
 # how many cells, every feature and then combinations; and how many runs each
-CELLS: dict[KernelBackend, tuple[int, int]] = {"compiled": (40, 4), "library": (31, 2)}
+CELLS: dict[KernelBackend, tuple[int, int]] = {"c": (40, 4), "torch": (31, 2)}
 DTYPES = ("fp32", "bf16")
 
 
@@ -34,7 +34,7 @@ def test_each_cell_has_one_outcome(kernels: KernelBackend, dtype: str) -> None:
 def _tallies(kernels: KernelBackend, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, Tally]]:
     """Every feature, then combinations."""
     one, known = engine(kernels, dtype), features(kernels, dtype)
-    scale = Scale(max_neighbours=8, max_prompt=48, max_tokens=12) if kernels == "compiled" else SMALL
+    scale = Scale(max_neighbours=8, max_prompt=48, max_tokens=12) if kernels == "c" else SMALL
     asked = [*known.values(), *combinations(known, count - len(known), seed=len(dtype + kernels))]
     others = settings(known)
     for number, feature in enumerate(asked):
@@ -46,5 +46,5 @@ def _assert_something_happened(tallies: list[Tally]) -> None:
     """What was to leave no trace did take place."""
     for what in ("rolled_back", "preemptions", "cached_tokens", "looked_up"):
         assert sum(getattr(tally.stats, what) for tally in tallies) > 0, what
-    if engine("compiled", "fp32").scheduler.config.one_pass_suffices:
+    if engine("c", "fp32").scheduler.config.one_pass_suffices:
         assert sum(tally.num_checks for tally in tallies) > 0

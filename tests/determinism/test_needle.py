@@ -15,13 +15,13 @@ from holdfast.scheduler.policy import DeterminismMode
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("kernels", "num_runs"), [("compiled", 12), ("library", 8)])
+@pytest.mark.parametrize(("kernels", "num_runs"), [("c", 12), ("torch", 8)])
 def test_one_answer_in_any_load(
     kernels: KernelBackend, num_runs: int, dtype: str, temperature: float
 ) -> None:
     one = engine(kernels, dtype)
     assert one.limits.refusal is None
-    scale = LARGE if kernels == "compiled" else SMALL
+    scale = LARGE if kernels == "c" else SMALL
     tally = prick(one, plain(temperature), BOTH, num_runs, scale=scale)
     assert len(outcome(tally).choices[0].token_ids) == 24
     assert tally.num_runs == num_runs
@@ -31,7 +31,7 @@ def test_one_answer_in_any_load(
 @pytest.mark.parametrize("mode", BOTH)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_preemption_inside_the_answer_changes_nothing(temperature: float, mode: DeterminismMode) -> None:
-    one = engine("compiled", "fp32")
+    one = engine("c", "fp32")
     schedule = replace(one.scheduler.config, determinism=mode)
     growing = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
     crowd = tuple(Neighbour((number + 2,) * 12, growing, 0) for number in range(7))
@@ -44,7 +44,7 @@ def test_preemption_inside_the_answer_changes_nothing(temperature: float, mode: 
 def test_without_the_guarantee_the_needle_pricks() -> None:
     if not products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class from 1 to 16 rows: nothing can differ")
-    one = engine("library", "fp32")
+    one = engine("torch", "fp32")
     tally = prick(one, plain(0.0, deterministic=False), ("off",), 12, scale=SMALL)
     assert tally.num_distinct > 1
     assert len({each.choices[0].token_ids for each in tally.outcomes}) > 1  # not only logprobs: tokens

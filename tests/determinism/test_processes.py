@@ -27,7 +27,7 @@ def _prick(*arguments: str, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "library"])
+@pytest.mark.parametrize("kernels", ["c", "torch"])
 @pytest.mark.parametrize(
     "environment",
     [
@@ -42,14 +42,14 @@ def _prick(*arguments: str, **environment: str) -> list[str]:
     ids=lambda e: next(iter(e)),
 )
 def test_one_answer_in_a_process_of_its_own(kernels: str, environment: dict[str, str]) -> None:
-    lines = _prick(kernels, "usual" if kernels == "compiled" else "narrow", **environment)
+    lines = _prick(kernels, "usual" if kernels == "c" else "narrow", **environment)
     assert len(lines) == 10
     assert all(line.split()[1] == "1" for line in lines)
 
 
 def test_neither_a_restart_nor_other_limits_change_anything() -> None:
     """Fewer sequences, fewer pages, smaller chunks, no prefix cache; plain requests and combinations of features."""
-    here = digests("compiled")
+    here = digests("c")
     assert all(line.split()[1] == "1" for line in here)
-    assert _prick("compiled", "usual") == here
-    assert _prick("compiled", "tight") == here
+    assert _prick("c", "usual") == here
+    assert _prick("c", "tight") == here

@@ -12,7 +12,7 @@ from holdfast.bench.determinism.survey import products_disagree
 def test_numeric_differences_are_rolled_back_and_leave_no_trace() -> None:
     if not products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class from 1 to 16 rows: nothing can differ")
-    one = engine("library", "fp32")
+    one = engine("torch", "fp32")
     honest = replace(SMALL, lies=(0.0,))
     needle = replace(plain(0.0), speculation="off")
     tally = prick(one, needle, ("verify",), 16, seed=3, scale=honest)

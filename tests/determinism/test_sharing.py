@@ -23,13 +23,13 @@ def _passes(one: Engine, mode: DeterminismMode, streams: int) -> Counters:
 
 
 def test_canonical_passes_hold_rows_of_several_sequences() -> None:
-    one = engine("compiled", "bf16")
+    one = engine("c", "bf16")
     for mode in ("auto", "verify"):
         counters = _passes(one, mode, 8)
         assert counters.shared_canonical_passes > 0.5 * counters.canonical_passes
 
 
 def test_eight_streams_take_about_as_many_passes_as_one() -> None:
-    one = engine("compiled", "bf16")
+    one = engine("c", "bf16")
     assert _passes(one, "auto", 8).steps <= 1.2 * _passes(one, "auto", 1).steps
     assert _passes(one, "verify", 8).steps <= 2 * _passes(one, "verify", 1).steps

@@ -25,10 +25,10 @@ OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9
 SCALE = replace(SMALL, max_neighbours=3, max_prompt=24, max_tokens=5)
 # kernels, dtype, while answering; and how many runs
 CELLS: list[tuple[KernelBackend, str, bool, int]] = [
-    ("compiled", "fp32", True, 98),
-    ("compiled", "bf16", True, 40),
-    ("compiled", "fp32", False, 42),
-    ("library", "fp32", True, 4),
+    ("c", "fp32", True, 98),
+    ("c", "bf16", True, 40),
+    ("c", "fp32", False, 42),
+    ("torch", "fp32", True, 4),
 ]
 CROWDED = 8  # runs in each mode
 
@@ -45,12 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
     """Only ever restarted."""
-    return _open(folder, "compiled", "fp32")
+    return _open(folder, "c", "fp32")
 
 
 @cache
 def _open(folder: Path, kernels: KernelBackend, dtype: str) -> Engine:
-    if kernels == "compiled":
+    if kernels == "c":
         return open_thinker(folder, kernels, dtype=dtype)
     engine = open_thinker(folder, kernels, dtype=dtype, determinism="off")
     engine.limits = replace(engine.limits, refusal=None)  # not certified, so that all is verified
@@ -76,7 +76,7 @@ def test_one_answer_and_one_train_of_thought_in_any_load(
     for what in ("rolled_back", "cached_tokens", "guessed_right"):  # what left no trace took place
         assert sum(getattr(tally.stats, what) for tally in tallies) > 0, what
     assert all(tally.stats.guessed > tally.stats.guessed_right for tally in tallies)
-    assert any(tally.num_checks for tally in tallies) or kernels == "library"
+    assert any(tally.num_checks for tally in tallies) or kernels == "torch"
 
 
 @pytest.mark.parametrize("mode", BOTH)

@@ -44,8 +44,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         (1, True, "auto", "auto", "cuda:0"),
         (1, False, "auto", "auto", "cpu"),
         (0, True, "auto", "auto", "cpu"),
-        (1, True, "auto", "compiled", "cpu"),
-        (1, True, "auto", "library", "cpu"),
+        (1, True, "auto", "c", "cpu"),
+        (1, True, "auto", "torch", "cpu"),
         (1, True, "auto", "triton", "cuda:0"),
         (1, True, "cpu", "auto", "cpu"),
         (1, True, "cuda", "auto", "cuda:0"),
@@ -79,11 +79,17 @@ def test_a_device_nobody_knows(wanted: str) -> None:
         EngineConfig(device=wanted)
 
 
-def test_paths_go_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("old", "new"), [("compiled", "c"), ("library", "torch")])
+def test_deprecated_kernels_are_normalised_with_a_warning(old: Any, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"now called '{new}'"):
+        assert EngineConfig(kernels=old).kernels == new
+
+
+def test_kernels_must_match_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for path in ("compiled", "library"):
+    for kernels in ("c", "torch"):
         with pytest.raises(ConfigError, match="are for a CPU"):
-            open_backend(torch.float32, kernels=path, num_threads=1, device=GPU)  # type: ignore[arg-type]
+            open_backend(torch.float32, kernels=kernels, num_threads=1, device=GPU)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="interpreter"):
         open_backend(torch.float32, kernels="triton", num_threads=1)
     assert uses_triton("auto", GPU) and not uses_triton("auto", CPU)
@@ -256,7 +262,7 @@ def test_an_engine_on_interpreted_kernels_says_what_the_others_say(cache_dir: Pa
     assert page_size == 64
     assert recipe["path"] == "triton" and "300x32/" in recipe["products"]
     assert libraries["triton"] is not None
-    usual = interpreted("library", cache_dir)
+    usual = interpreted("torch", cache_dir)
     assert usual[0] == tokens  # in fp32 nothing is near enough to a tie
     assert "products" not in usual[3]
 

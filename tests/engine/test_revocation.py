@@ -69,7 +69,7 @@ def sound_certificate(kernels: KernelBackend) -> Certificate:
     return certificate
 
 
-@pytest.fixture(params=["compiled", "library"])
+@pytest.fixture(params=["c", "torch"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     save_certificate(sound_certificate(request.param))
     engine = open_engine(request.param)

@@ -17,7 +17,7 @@ from holdfast.numerics.select_backend import open_backend
 def make(**changes: object) -> tuple[DummyCheckpoint, Decoder, list[tuple[int, int]]]:
     checkpoint = DummyCheckpoint(tiny_config(**changes), deviation=0.25)
     told: list[tuple[int, int]] = []
-    backend = open_backend(torch.float32, kernels="library", num_threads=1)
+    backend = open_backend(torch.float32, kernels="torch", num_threads=1)
     decoder = load_decoder(checkpoint, backend, torch.float32, 64, lambda *at: told.append(at))
     return checkpoint, decoder, told
 
@@ -104,7 +104,7 @@ def test_the_body_is_not_for_who_looks_behind_the_last_layer() -> None:
 
 def test_with_backend_shares_the_weights() -> None:
     _, decoder, _ = make()
-    other = open_backend(torch.float32, kernels="library", num_threads=1)
+    other = open_backend(torch.float32, kernels="torch", num_threads=1)
     second = decoder.with_backend(other)
     assert second.backend is other
     assert decoder.backend is not other

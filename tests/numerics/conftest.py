@@ -34,7 +34,7 @@ TRITON = pytest.param(
         *((pytest.mark.gpu,) if HAS_CUDA else ()),
     ],
 )
-PATHS = ["compiled", "library", TRITON]
+PATHS = ["c", "torch", TRITON]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -112,12 +112,12 @@ def triton_ops(triton_path: str, dtype: torch.dtype) -> Backend:
 
 @pytest.fixture
 def compiled(dtype: torch.dtype) -> Backend:
-    return open_backend(dtype, kernels="compiled", num_threads=2)
+    return open_backend(dtype, kernels="c", num_threads=2)
 
 
 @pytest.fixture
 def compiled_one_thread(dtype: torch.dtype) -> Backend:
-    return open_backend(dtype, kernels="compiled", num_threads=1)
+    return open_backend(dtype, kernels="c", num_threads=1)
 
 
 @pytest.fixture

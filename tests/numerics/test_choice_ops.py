@@ -17,8 +17,8 @@ from holdfast.numerics.sampling import SamplingBatch
 
 @pytest.fixture(
     params=[
-        "compiled",
-        "library",
+        "c",
+        "torch",
         *([pytest.param("triton", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
     ]
 )

@@ -39,7 +39,7 @@ def test_without_a_compiler_the_library_takes_over(
     assert len(caplog.records) == 1
     assert "no-such-compiler" in caplog.text
     with pytest.raises(ConfigError, match="no C compiler"):
-        open_backend(torch.bfloat16, kernels="compiled", num_threads=1)
+        open_backend(torch.bfloat16, kernels="c", num_threads=1)
 
 
 def test_a_failed_build_says_why(
@@ -53,9 +53,9 @@ def test_a_failed_build_says_why(
     monkeypatch.setenv("CC", str(broken))
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match="this is why"):
-        open_backend(torch.float32, kernels="compiled", num_threads=1)
+        open_backend(torch.float32, kernels="c", num_threads=1)
     with caplog.at_level(logging.WARNING):
-        assert open_backend(torch.float32, num_threads=1).recipe.path == "library"
+        assert open_backend(torch.float32, num_threads=1).recipe.path == "torch"
 
 
 def test_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
@@ -82,7 +82,7 @@ def test_an_unwritable_cache_is_tolerated(
 def test_the_recipe_can_be_written_down() -> None:
     seen = set()
     for dtype in (torch.float32, torch.bfloat16):
-        for path in ("compiled", "library"):
+        for path in ("c", "torch"):
             recipe = open_backend(dtype, kernels=path, num_threads=1).recipe
             assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
             assert recipe == open_backend(dtype, kernels=path, num_threads=2).recipe

@@ -81,7 +81,7 @@ def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANC
 
 def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
     """Tokens, logprobs and raw logits of every prompt, as ordinary and as deterministic requests."""
-    pass_rows = 64 if kernels == "compiled" else 32
+    pass_rows = 64 if kernels == "c" else 32
     llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_tokens=pass_rows, max_num_seqs=8)
     greedy = [
         SamplingParams(

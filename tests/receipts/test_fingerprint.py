@@ -210,7 +210,7 @@ def test_another_dtype_is_named_with_what_it_brings(plain: Fingerprint, folder: 
 
 
 def test_other_kernels_are_named_field_by_field(folder: Path) -> None:
-    compiled, library = (fingerprint(folder, kernels=path) for path in ("compiled", "library"))
+    compiled, library = (fingerprint(folder, kernels=path) for path in ("c", "torch"))
     names = named(compiled, library)
     assert "recipe.path" in names
     assert "libraries.numpy" in names  # whose logarithms only the library path uses
@@ -292,7 +292,7 @@ def test_every_field_of_the_recipe_is_a_part(plain: Fingerprint) -> None:
 
 
 def test_versions_are_of_what_decides_bits() -> None:
-    recipe = open_backend(torch.float32, num_threads=1, kernels="library").recipe
+    recipe = open_backend(torch.float32, num_threads=1, kernels="torch").recipe
     assert set(library_parts(recipe)) == {
         *(
             "holdfast",

@@ -82,6 +82,11 @@ def test_another_format(format_: Any) -> None:
     assert "this version reads holdfast-receipt/1" in refused(changed("format", format_))
 
 
+@pytest.mark.parametrize(("old", "new"), [("compiled", "c"), ("library", "torch")])
+def test_kernels_of_older_receipts_are_normalised(old: str, new: str) -> None:
+    assert read_receipt(changed("engine.kernels", old)).engine.kernels == new
+
+
 @pytest.mark.parametrize("key", [key for key in GOOD if key != "format"])
 def test_every_part_is_needed_and_no_other_known(key: str) -> None:
     assert f"it lacks {key}" in refused(json.dumps({name: GOOD[name] for name in GOOD if name != key}))

@@ -117,7 +117,7 @@ def dark(browser: Any, folder: Path) -> None:
 
 
 def prove(browser: Any, folder: Path) -> None:
-    with serving(None, "--determinism", "verify", "--kernels", "library") as server:
+    with serving(None, "--determinism", "verify", "--kernels", "torch") as server:
         show_proof(visit(browser, server, **WIDE), folder / "inspector-prove.png")
 
 

@@ -19,7 +19,7 @@ PARTS = Fingerprint(
         "tokenizer": "1" * 64,
         "chat_template": None,
         "dtype": "float32",
-        "recipe": {"path": "library"},
+        "recipe": {"path": "torch"},
         "device": {"kind": "cpu", "name": "abacus", "instructions": "2" * 64},
         "settings": {
             "threads": 2,

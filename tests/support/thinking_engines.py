@@ -19,7 +19,7 @@ from holdfast.worker.thought_runner import ThoughtRunner
 Ids = tuple[int, ...]
 
 
-def open_thinker(folder: Path, kernels: KernelBackend = "compiled", **settings: Any) -> Engine:
+def open_thinker(folder: Path, kernels: KernelBackend = "c", **settings: Any) -> Engine:
     """Large enough for 32 requests; to be restarted under any schedule."""
     usual = {"dtype": "fp32", "max_num_seqs": 32, "max_pass_tokens": 128, "kv_memory": "8MiB"}
     return build(EngineConfig(model=str(folder), kernels=kernels, **{**usual, **settings}))

@@ -19,7 +19,7 @@ from support.thinking_engines import Ids
 from support.thinking_models import thinker_folder
 
 CHUNK, LONGEST = 8, 5
-PATHS = [("compiled", torch.float32), ("library", torch.float32), ("compiled", torch.bfloat16)]
+PATHS = [("c", torch.float32), ("torch", torch.float32), ("c", torch.bfloat16)]
 COUNTS = (1, 2, 5, 17, 30)
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return thinker_folder(tmp_path_factory.mktemp("blocks") / "model", chunk=CHUNK, max_thought=LONGEST)
 
 
-@pytest.fixture(scope="module", params=PATHS, ids=["compiled", "library", "compiled-bf16"])
+@pytest.fixture(scope="module", params=PATHS, ids=["c", "torch", "c-bf16"])
 def decoder(request: pytest.FixtureRequest, folder: Path) -> Decoder:
     path: KernelBackend
     path, dtype = request.param

@@ -65,7 +65,7 @@ def test_greedy_answers_and_thoughts_are_the_definitions(
     change_thinking(folder, while_answering=while_answering)
     truths = _truths(folder, chunk, while_answering=while_answering)
     prompts = _prompts(chunk)
-    paths: tuple[KernelBackend, ...] = ("compiled", "library")
+    paths: tuple[KernelBackend, ...] = ("c", "torch")
     for kernels in paths:
         engine = open_thinker(folder, kernels, determinism="off")
         params = greedy(MAX_TOKENS, deterministic=False, ignore_eos=False)

@@ -157,7 +157,7 @@ def test_guessed_thoughts_leave_the_bits_of_a_reading_chunk_by_chunk(
         assert quick.prefill_passes < slow.prefill_passes
 
 
-@pytest.mark.parametrize(("kernels", "mode"), [("compiled", "verify"), ("library", "verify")])
+@pytest.mark.parametrize(("kernels", "mode"), [("c", "verify"), ("torch", "verify")])
 def test_so_it_is_in_other_passes_and_on_other_paths(
     kernels: KernelBackend,
     mode: DeterminismMode,

@@ -17,8 +17,8 @@ NUM_PAGES = 24
 
 @pytest.fixture(
     scope="module",
-    params=[("compiled", torch.float32), ("library", torch.float32), ("compiled", torch.bfloat16)],
-    ids=["compiled", "library", "compiled-bf16"],
+    params=[("c", torch.float32), ("torch", torch.float32), ("c", torch.bfloat16)],
+    ids=["c", "torch", "c-bf16"],
 )
 def decoder(request: pytest.FixtureRequest, tiny_llama: Path) -> Decoder:
     path, dtype = request.param

@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(params=["compiled", "library"])
+@pytest.fixture(params=["c", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 

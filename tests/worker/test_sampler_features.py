@@ -28,7 +28,7 @@ def sample(backend: Backend, logits: Tensor, some: Sequence[LogitsSlice]) -> lis
     return sampler.sample(backend, logits, some, HostCopies(CPU)).read()
 
 
-@pytest.fixture(params=["compiled", "library"])
+@pytest.fixture(params=["c", "torch"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return open_backend(torch.float32, kernels=request.param, num_threads=apply_numeric_settings().threads)
 

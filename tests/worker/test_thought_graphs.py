@@ -20,7 +20,7 @@ from support.thinking_models import thinker_folder
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
     folder: Path = thinker_folder(tmp_path_factory.mktemp("graphs"))
     threads = apply_numeric_settings().threads
-    backend = open_backend(torch.float32, kernels="compiled", num_threads=threads)
+    backend = open_backend(torch.float32, kernels="c", num_threads=threads)
     decoder = load_decoder(open_checkpoint(folder), backend, torch.float32, max_len=64)
     config = read_thinking(folder, decoder.config)
     assert config is not None

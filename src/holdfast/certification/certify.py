@@ -258,5 +258,5 @@ def _fp32_backend(backend: Backend, settings: NumericSettings) -> Backend:
     recipe = backend.recipe
     if recipe.path == "triton" or recipe.dtype == "float32":
         return backend
-    kernels: KernelBackend = "compiled" if recipe.path == "compiled" else "library"
+    kernels: KernelBackend = "c" if recipe.path == "c" else "torch"
     return open_backend(torch.float32, kernels=kernels, num_threads=settings.threads)

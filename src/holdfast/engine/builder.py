@@ -218,14 +218,14 @@ def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | Non
 
 
 def _kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
-    """The path asked for, unless this model's heads are larger than the compiled one takes."""
-    if config.kernels == "library" or model.head_dim <= MAX_HEAD_DIM:
+    """The path asked for, unless this model's heads are larger than the C kernels take."""
+    if config.kernels == "torch" or model.head_dim <= MAX_HEAD_DIM:
         return config.kernels
-    reason = f"the compiled kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
-    if config.kernels == "compiled":
-        raise ConfigError(f"{reason}; use kernels auto or library")
-    _log.warning("using the slower library backend: %s", reason)
-    return "library"
+    reason = f"the C kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
+    if config.kernels == "c":
+        raise ConfigError(f"{reason}; use kernels auto or torch")
+    _log.warning("using the slower torch backend: %s", reason)
+    return "torch"
 
 
 def _max_len(config: EngineConfig, model: DecoderConfig) -> int:

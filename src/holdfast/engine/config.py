@@ -13,7 +13,7 @@ from typing import Literal
 
 from holdfast.core.options import accept_aliases, check_choices, option
 from holdfast.errors import ConfigError
-from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.recipe import DEPRECATED_KERNELS, KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 
 LoadFormat = Literal["auto", "dummy"]
@@ -85,7 +85,9 @@ class EngineConfig:
     )
     num_threads: int | None = _option(None, "Number of CPU threads.", unset="torch's default")
     kernels: KernelBackend = _option(
-        "auto", "On a CPU: compiled (our C kernels) or library (torch operations only). On a GPU: triton."
+        "auto",
+        "On a CPU: c (our C kernels) or torch (torch operations only). On a GPU: triton.",
+        old_values=DEPRECATED_KERNELS,
     )
     prefix_cache: bool = _option(True, "Reuse the KV pages of earlier prompts that begin alike.")
     speculation: Speculation = _option(

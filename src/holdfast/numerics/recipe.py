@@ -7,9 +7,11 @@ thread count (no operation depends on it) and no cache path.
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-KernelBackend = Literal["auto", "compiled", "library", "triton"]
+KernelBackend = Literal["auto", "c", "torch", "triton"]  # the values of the option `kernels`
+KERNEL_BACKENDS = get_args(KernelBackend)
+DEPRECATED_KERNELS = {"compiled": "c", "library": "torch"}  # former values, accepted for one release
 
 
 @dataclass(frozen=True)

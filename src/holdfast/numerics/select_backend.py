@@ -13,7 +13,7 @@ from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.kernels import load_kernels
 from holdfast.numerics.backends.torch.backend import TorchBackend
 from holdfast.numerics.ops import Backend
-from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.recipe import KERNEL_BACKENDS, KernelBackend
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +40,16 @@ def open_backend(
         raise ConfigError(f"no backend for {dtype}; use one of {', '.join(map(str, DTYPES))}")
     if num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
-    if kernels not in ("auto", "compiled", "library", "triton"):
-        raise ConfigError(f"unknown kernels {kernels!r}; use auto, compiled, library or triton")
+    if kernels not in KERNEL_BACKENDS:
+        raise ConfigError(f"unknown kernels {kernels!r}; use auto, c, torch or triton")
     if uses_triton(kernels, device):
         return _open_triton(dtype, device, vendor_gemm, split_k or {}, split_n or {})
-    if kernels == "library":
+    if kernels == "torch":
         return TorchBackend(dtype)
     try:
         library = load_kernels()
     except ConfigError as error:
-        if kernels == "compiled":
+        if kernels == "c":
             raise
         _log.warning("using the slower library backend: %s", error)
         return TorchBackend(dtype)
@@ -58,7 +58,7 @@ def open_backend(
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
     """Whether the backend is Triton's; raises where kernels and device do not go together."""
-    if device.type == "cuda" and kernels in ("compiled", "library"):
+    if device.type == "cuda" and kernels in ("c", "torch"):
         raise ConfigError(
             f"kernels {kernels} are for a CPU, and the device is {device}; use kernels auto or triton"
         )

@@ -76,7 +76,7 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, J
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
     """Versions of the code that decides prompts, logits and tokens, and a digest of our own. numpy's logarithms serve the
     library path only, triton's compiler the path named after it."""
-    of_path = {"library": ("numpy",), "triton": ("triton",)}
+    of_path = {"torch": ("numpy",), "triton": ("triton",)}
     names = ("tokenizers", "jinja2", "llguidance", *of_path.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {

@@ -18,6 +18,7 @@ from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams
 from holdfast.core.stop_rules import FinishReason
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.numerics.recipe import DEPRECATED_KERNELS, KERNEL_BACKENDS
 from holdfast.receipts.fingerprint import Fingerprint, digest_of
 from holdfast.receipts.receipt import (
     FORMAT,
@@ -215,11 +216,12 @@ def _fingerprint(value: object) -> Fingerprint:
 def _hints(value: object) -> EngineHints:
     hints = _object(value, "engine", tuple(one.name for one in fields(EngineHints)))
     model = hints["model"]
+    kernels = _one_of(hints["kernels"], "the engine's kernels", (*KERNEL_BACKENDS[1:], *DEPRECATED_KERNELS))
     return EngineHints(
         model=None if model is None else _text(model, "the engine's model", 4096),
         device=_text(hints["device"], "the engine's device", 32),
         dtype=_one_of(hints["dtype"], "the engine's dtype", ("bfloat16", "float16", "float32")),
-        kernels=_one_of(hints["kernels"], "the engine's kernels", ("compiled", "library", "triton")),
+        kernels=DEPRECATED_KERNELS.get(kernels, kernels),
         num_threads=_integer(hints["num_threads"], "the engine's num_threads", 1, _MAX_THREADS),
     )
 

@@ -18,7 +18,7 @@ _CUBLAS = re.compile(r"libcublasLt\.so")
 
 def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
     """Without a wish a GPU, where torch sees one and triton is installed, else the CPU, which kernels for it ask for too."""
-    if wanted == "cpu" or (wanted == "auto" and kernels in ("compiled", "library")):
+    if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
         return torch.device("cpu")
     if wanted == "auto":
         return _current_gpu() if torch.cuda.is_available() and has_triton() else torch.device("cpu")

@@ -29,10 +29,10 @@ Verdict = Literal["good", "bad", "left out"]
 
 PROMPT = "The tide went out and left the rocks bare, and on every rock"
 TINY: tuple[tuple[KernelBackend, str], ...] = (
-    ("compiled", "fp32"),
-    ("compiled", "bf16"),
-    ("library", "fp32"),
-    ("library", "bf16"),
+    ("c", "fp32"),
+    ("c", "bf16"),
+    ("torch", "fp32"),
+    ("torch", "bf16"),
 )
 NUM_COMBINATIONS = 6
 MIN_RUNS_OFF = 8  # few runs can miss a difference that is there
@@ -189,13 +189,13 @@ def _survey_tiny(
     try:
         engine = tiny_engine(config, twins=twins)
     except ConfigError as error:
-        if kernels != "compiled":
+        if kernels != "c":
             raise
         yield Finding(like, None, "left out", str(error))
         return
     ground = Ground(engine, like, _SCALE, loads)
     yield from ground.survey()
-    if kernels == "library" and twins:
+    if kernels == "torch" and twins:
         yield from ground.survey_off()
 
 

@@ -154,9 +154,9 @@ def _kernels() -> Finding:
     try:
         kernels = load_kernels()
     except ConfigError as error:
-        return Finding("kernels", f"library (torch operations), because {error}", "note")
+        return Finding("kernels", f"torch operations, because {error}", "note")
     variant = f"{kernels.variant}{' with amx' if kernels.has_amx else ''}"
-    return Finding("kernels", f"compiled, {variant}, by {kernels.built.compiler}", "good")
+    return Finding("kernels", f"c, {variant}, by {kernels.built.compiler}", "good")
 
 
 def _cache() -> Finding:

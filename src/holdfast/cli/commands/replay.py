@@ -13,6 +13,7 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.show import note
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest
+from holdfast.numerics.recipe import KernelBackend
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
@@ -64,7 +65,7 @@ def replay(
         typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
     ] = None,
     kernels: Annotated[
-        Literal["auto", "compiled", "library"] | None,
+        Literal["auto", "c", "torch", "compiled", "library"] | None,
         typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
     ] = None,
 ) -> None:
@@ -80,7 +81,7 @@ def replay(
         dtype=read.engine.dtype if dtype is None else dtype,
         determinism=determinism,
         num_threads=read.engine.num_threads if num_threads is None else num_threads,
-        kernels=kernels or cast(Literal["compiled", "library"], read.engine.kernels),
+        kernels=cast(KernelBackend, kernels or read.engine.kernels),
     )
     llm = o.open_llm(config)
     differences = fingerprint_of(llm).differences(read.fingerprint)

@@ -32,7 +32,7 @@ class CBackend:
         self._threads = num_threads
         self._code = _CODES[dtype]
         self.recipe = Recipe(
-            path="compiled",
+            path="c",
             rows=_REFERENCE_ROWS,
             k_slices=1,
             kv_block=_KV_BLOCK,

@@ -54,7 +54,7 @@ class TorchBackend:
         self.dtype = dtype
         self._native = multiplies_natively(dtype)
         self.recipe = Recipe(
-            path="library",
+            path="torch",
             rows=_REFERENCE_ROWS,
             k_slices=k_slices,
             kv_block=KV_BLOCK,
