@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from holdfast.bench.gpu import bench as gpu_bench
 from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
-from holdfast.bench.gpu.breakdown import Kernel, busy_ns, floor_ms, kind_of, times_by_kind
-from holdfast.bench.gpu.engines import open_twins
-from holdfast.bench.gpu.report import Report, Speed, SpeedRow
+from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
+from holdfast.bench.gpu.engines import open_engine_pair
+from holdfast.bench.gpu.report import GpuReport, SpeedRow, SpeedSection
 from holdfast.bench.gpu.settings import SECTIONS, GpuSettings, parse_numbers, parse_sections, settings_for
 from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY
 from holdfast.bench.gpu.table import show_report
-from holdfast.bench.gpu.timing import median_ms, require_all, run_once
+from holdfast.bench.gpu.timing import median_ms, require_complete, run_once
 from holdfast.bench.peers import GOALS, VLLM
 from holdfast.cli.main import app
 from holdfast.core.results import Choice, Result, Stats
@@ -32,17 +32,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(folder: Path) -> Report:
+def report(folder: Path) -> GpuReport:
     return GpuBench(TINY, folder, lambda text: None).run(SECTIONS)
 
 
-def test_every_section_runs(report: Report) -> None:
+def test_every_section_runs(report: GpuReport) -> None:
     assert not report.errors
     assert set(report.sections) == set(SECTIONS)
     assert report.is_good
 
 
-def test_speed_has_every_cell(report: Report) -> None:
+def test_speed_has_every_cell(report: GpuReport) -> None:
     speed = report.sections["speed"]
     for streams in TINY.streams:
         for variant in (AUTO, ORDINARY, OFF):
@@ -55,22 +55,22 @@ def test_speed_has_every_cell(report: Report) -> None:
     assert speed.prefill_tokens == TINY.prefill_streams * TINY.prompt_len
 
 
-def test_verified_answers_have_candidates(report: Report) -> None:
+def test_verified_answers_have_candidates(report: GpuReport) -> None:
     verified = report.sections["verify"].rows[0]
     assert verified.candidates > 0
 
 
-def test_the_needle_gives_one_answer_in_both_modes(report: Report) -> None:
-    needles = report.sections["needle"]
-    assert all(needles.one_answer.values())
-    assert {(one.mode, one.asked) for one in needles.pricks} == {
+def test_the_needle_gives_one_answer_in_both_modes(report: GpuReport) -> None:
+    stress = report.sections["stress"]
+    assert all(stress.one_answer.values())
+    assert {(one.mode, one.asked) for one in stress.rows} == {
         (mode, asked) for mode in ("auto", "verify", "off") for asked in ("greedy", "sampled")
     }
-    assert all(one.runs == TINY.needle_runs // 2 for one in needles.pricks if one.mode != "off")
-    assert all(one.runs >= 1 for one in needles.pricks)
+    assert all(one.runs == TINY.stress_runs // 2 for one in stress.rows if one.mode != "off")
+    assert all(one.runs >= 1 for one in stress.rows)
 
 
-def test_figures_are_kept_as_json(report: Report, folder: Path) -> None:
+def test_figures_are_kept_as_json(report: GpuReport, folder: Path) -> None:
     kept = json.loads((folder / REPORT_FILE).read_text())
     assert set(kept["sections"]) == set(SECTIONS)
     assert len(kept["sections"]["speed"]["rows"]) == len(TINY.streams) * 3
@@ -78,15 +78,15 @@ def test_figures_are_kept_as_json(report: Report, folder: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_tables_show_every_section(report: Report) -> None:
+def test_tables_show_every_section(report: GpuReport) -> None:
     console = Console(width=200, record=True)
     show_report(report, console)
     text = console.export_text()
-    for words in ("tok/s (tiny", "verify (tiny", "K-slices", "inside random loads", "a decode step"):
+    for words in ("tok/s (tiny", "verify (tiny", "split-K", "inside random loads", "a decode step"):
         assert words in text
 
 
-def test_plots_are_drawn(report: Report, tmp_path: Path) -> None:
+def test_plots_are_drawn(report: GpuReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from holdfast.bench.gpu.plot import plot_report
 
@@ -103,7 +103,7 @@ def test_a_section_that_fails_is_recorded_and_the_next_one_runs(
     def fail(*args: object) -> None:
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(gpu_bench, "open_twins", fail)
+    monkeypatch.setattr(gpu_bench, "open_engine_pair", fail)
     told: list[str] = []
     report = GpuBench(TINY, tmp_path, told.append).run(("speed", "certificate"))
     assert report.errors == {"speed": "RuntimeError: no device"}
@@ -114,27 +114,27 @@ def test_a_section_that_fails_is_recorded_and_the_next_one_runs(
 
 
 def test_a_section_whose_time_is_over_starts_nothing_new(tmp_path: Path) -> None:
-    report = GpuBench(replace(TINY, section_seconds=-1.0), None, lambda text: None).run(("speed", "needle"))
+    report = GpuBench(replace(TINY, section_seconds=-1.0), None, lambda text: None).run(("speed", "stress"))
     assert report.sections["speed"].cut_off
     assert report.sections["speed"].rows == []
-    assert report.sections["needle"].cut_off
-    assert report.sections["needle"].one_answer == {}  # nobody was asked
+    assert report.sections["stress"].cut_off
+    assert report.sections["stress"].one_answer == {}  # nobody was asked
 
 
 def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:
-    engine = open_twins("tiny", "fp32", "auto", 4, 400, 100).engine("auto", plain=False)
+    engine = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100).engine("auto", plain=False)
     timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
     assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
     assert 0 < timing.first_seconds <= timing.seconds
     short = Result((1,), (Choice("", (1, 2), "length"),), 0, "none", Stats())
     with pytest.raises(EngineStopped, match="2 tokens instead of 3"):
-        require_all([short], 3)
+        require_complete([short], 3)
     with pytest.raises(EngineStopped, match="out of memory"):
-        require_all([replace(short, error="out of memory")], 2)
+        require_complete([replace(short, error="out of memory")], 2)
 
 
 def test_twins_share_weights_and_pages() -> None:
-    twins = open_twins("tiny", "fp32", "auto", 4, 400, 100)
+    twins = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100)
     exact, plain = twins.exact.runner, twins.plain.runner
     assert exact._store is plain._store  # type: ignore[attr-defined]
     assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]
@@ -151,7 +151,12 @@ def test_step_times_leave_out_the_first_interval() -> None:
 
 
 def test_overlapping_kernels_are_busy_once() -> None:
-    kernels = [Kernel("a", 0, 10), Kernel("b", 5, 12), Kernel("c", 20, 21), Kernel("d", 6, 8)]
+    kernels = [
+        KernelEvent("a", 0, 10),
+        KernelEvent("b", 5, 12),
+        KernelEvent("c", 20, 21),
+        KernelEvent("d", 6, 8),
+    ]
     assert busy_ns(kernels) == 13
 
 
@@ -160,7 +165,7 @@ def test_the_longest_product_of_each_step_is_the_head() -> None:
     kernels, now = [], 0
     for _ in range(2):
         for name, length in step:
-            kernels.append(Kernel(name, now, now + length * 1_000_000))
+            kernels.append(KernelEvent(name, now, now + length * 1_000_000))
             now += length * 1_000_000
     assert times_by_kind(kernels, 2) == {"head": 9.0, "other": 3.0, "products": 2.0, "norms": 1.0}
 
@@ -201,7 +206,7 @@ def test_peers_and_goals_are_of_the_same_cells() -> None:
 
 
 def test_ratios_are_of_the_same_number_of_streams() -> None:
-    speed = Speed(
+    speed = SpeedSection(
         "tiny", "bf16", 8, 8, [SpeedRow(AUTO.name, 1, 90.0, None), SpeedRow(ORDINARY.name, 1, 100.0, None)]
     )
     assert speed.ratio(AUTO.name, ORDINARY.name, 1) == pytest.approx(0.9)
@@ -209,7 +214,7 @@ def test_ratios_are_of_the_same_number_of_streams() -> None:
 
 
 def test_sections_and_numbers_are_read() -> None:
-    assert parse_sections("needle, speed") == ("speed", "needle")
+    assert parse_sections("needle, speed") == ("speed", "stress")
     assert parse_sections(None) == SECTIONS
     with pytest.raises(ConfigError, match="no section"):
         parse_sections("speed,sped")

@@ -2,18 +2,18 @@
 
 import pytest
 
-from holdfast.bench.speed.ngram import BASE, VARIANTS, WITH, Cell, Report, _measure
+from holdfast.bench.speed.ngram import BASE, VARIANTS, WITH, NgramCell, NgramReport, _measure
 from holdfast.bench.tiny import tiny_engine
 from holdfast.engine.config import EngineConfig
 
 
-def cell(gain: float, copies: bool, same: bool = True) -> Cell:
+def cell(gain: float, copies: bool, same: bool = True) -> NgramCell:
     speed = {variant.name: 10.0 for variant in VARIANTS}
-    return Cell("a prompt", copies, 40, {**speed, WITH.name: 10.0 * gain}, 5, 3, same)
+    return NgramCell("a prompt", copies, 40, {**speed, WITH.name: 10.0 * gain}, 5, 3, same)
 
 
-def report(*cells: Cell) -> Report:
-    return Report("a machine", "a model", "bfloat16", 2, 1, list(cells))
+def report(*cells: NgramCell) -> NgramReport:
+    return NgramReport("a machine", "a model", "bfloat16", 2, 1, list(cells))
 
 
 def test_gains_are_geometric_means_over_the_prompts_of_a_kind() -> None:
@@ -31,7 +31,7 @@ def test_gains_are_geometric_means_over_the_prompts_of_a_kind() -> None:
         (cell(2.0, True), cell(0.9, False)),
     ],
 )
-def test_a_differing_bit_or_a_figure_not_reached_is_not_good(wrong: tuple[Cell, Cell]) -> None:
+def test_a_differing_bit_or_a_figure_not_reached_is_not_good(wrong: tuple[NgramCell, NgramCell]) -> None:
     assert not report(*wrong).is_good
 
 

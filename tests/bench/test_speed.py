@@ -2,15 +2,15 @@
 
 import pytest
 
-from holdfast.bench.speed.cpu import DECODE_PROMPT, PREFILL, STREAMS, VARIANTS, Bench, Report
+from holdfast.bench.speed.cpu import DECODE_PROMPT, PREFILL, STREAMS, VARIANTS, CpuBench, CpuSpeedReport
 from holdfast.errors import ConfigError
 
 
-class ScriptedBench(Bench):
+class ScriptedBench(CpuBench):
     """Times from a list instead of engines: (first token, all tokens) of every round."""
 
     def __init__(self, rounds: list[tuple[float, float]]) -> None:
-        self.report = Report("a machine", 2, "2.13", "tiny", "bfloat16", "bfloat16", 0, 11)
+        self.report = CpuSpeedReport("a machine", 2, "2.13", "tiny", "bfloat16", "bfloat16", 0, 11)
         self._num_tokens = 11
         self._best = {}
         self._rounds = rounds

@@ -1,11 +1,12 @@
 """`holdfast bench`: the wrappers call what they name, and a finding is an exit code."""
 
+import json
 import re
+from dataclasses import asdict
 
 import pytest
 
-from holdfast.bench.determinism import features, survey
-from holdfast.bench.determinism import stress as needle
+from holdfast.bench.determinism import features, matrix, stress
 from holdfast.bench.speed import cpu
 from holdfast.core.results import Stats
 
@@ -30,14 +31,14 @@ def wide(monkeypatch):
 
 @pytest.fixture
 def report(monkeypatch):
-    made = cpu.Report("a machine", 2, "2.13", "tiny", "bfloat16", "float32", 1, 8, SPEED, COST)
+    made = cpu.CpuSpeedReport("a machine", 2, "2.13", "tiny", "bfloat16", "float32", 1, 8, SPEED, COST)
     monkeypatch.setattr(cpu, "run", lambda *given: made)
     return made
 
 
-def tally(*counts):
-    answers = {needle.Outcome((number,), ()): count for number, count in enumerate(counts)}
-    return needle.Tally(answers, Stats(), sum(counts))
+def summary(*counts):
+    answers = {stress.ResultBits((number,), ()): count for number, count in enumerate(counts)}
+    return stress.StressSummary(answers, Stats(), sum(counts))
 
 
 def few_features(engine, prompt):
@@ -46,12 +47,12 @@ def few_features(engine, prompt):
 
 
 def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, model, monkeypatch):
-    if not survey.products_disagree():
+    if not matrix.products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
-    monkeypatch.setattr(survey, "TINY", (("torch", "fp32"),))
-    monkeypatch.setattr(survey, "NUM_COMBINATIONS", 1)
-    monkeypatch.setattr(survey, "find_features", few_features)
-    result = holdfast("bench", "needle", model, "--runs", "2")
+    monkeypatch.setattr(matrix, "TINY", (("torch", "fp32"),))
+    monkeypatch.setattr(matrix, "NUM_COMBINATIONS", 1)
+    monkeypatch.setattr(matrix, "find_features", few_features)
+    result = holdfast("bench", "determinism", model, "--runs", "2")
     assert result.exit_code == 0, result.stdout + result.stderr
     rows = re.findall(r"(auto, verify|off) +(?:c|torch) +(?:fp32|bf16) +(\d+) +(\d+)", result.stdout)
     assert [row[:2] for row in rows] == 8 * [("auto, verify", "2")] + [("off", "8")]
@@ -60,10 +61,10 @@ def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, 
 
 
 def test_several_answers_with_the_guarantee_exit_with_1(holdfast, model, monkeypatch):
-    monkeypatch.setattr(survey, "TINY", ())
-    monkeypatch.setattr(survey, "find_features", few_features)
-    monkeypatch.setattr(survey, "prick", lambda *given, **named: tally(3, 1))
-    result = holdfast("bench", "needle", model)
+    monkeypatch.setattr(matrix, "TINY", ())
+    monkeypatch.setattr(matrix, "find_features", few_features)
+    monkeypatch.setattr(matrix, "stress_test", lambda *given, **named: summary(3, 1))
+    result = holdfast("bench", "determinism", model)
     assert result.exit_code == 1
     assert "must be one" in result.stdout
 
@@ -82,7 +83,7 @@ def test_speed_and_ratios_are_shown(holdfast, model, report):
 def test_speed_is_kept_and_drawn(holdfast, model, report, tmp_path):
     result = holdfast("bench", "cpu", model, "--save", tmp_path / "a.json", "--plot", tmp_path / "a.png")
     assert result.exit_code == 0, result.stderr
-    assert cpu.load(tmp_path / "a.json") == report
+    assert json.loads((tmp_path / "a.json").read_text()) == asdict(report)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -29,27 +29,27 @@ def test_everything_is_the_same_after_real_rollbacks(llm):
 
 
 def test_the_first_candidate_is_a_lie_so_that_every_answer_has_its_rollback():
-    assert random.Random(demo.LIE_SEED).random() < demo.LIE_CHANCE
+    assert random.Random(demo.FAULT_SEED).random() < demo.FAULT_RATE
 
 
 def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):
     if llm.engine.certificate.subject["recipe"]["path"] != "c":
         pytest.skip("fast library passes may disagree by themselves; the compiled ones never do")
-    monkeypatch.setattr(demo.LyingProposer, "_tell", lambda self, samples: samples)
+    monkeypatch.setattr(demo.FaultyProposer, "_corrupt_samples", lambda self, samples: samples)
     good, shown = show(llm)
     assert not good
     assert "No rollback happened" in shown
 
 
 def test_it_sees_a_difference(llm, monkeypatch):
-    ask = demo._ask
+    ask = demo._run_in
     seeds = iter(range(100))
 
     def another_seed_each_time(engine, prompt_ids, load):
         monkeypatch.setattr(demo, "PARAMS", demo.replace(demo.PARAMS, seed=next(seeds)))
         return ask(engine, prompt_ids, load)
 
-    monkeypatch.setattr(demo, "_ask", another_seed_each_time)
+    monkeypatch.setattr(demo, "_run_in", another_seed_each_time)
     good, shown = show(llm)
     assert not good
     assert "DIFFERENT" in shown

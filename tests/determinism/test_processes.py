@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pricking import digests
+from stress_helpers import digests
 
-PROGRAM = Path(__file__).with_name("pricking.py")
+PROGRAM = Path(__file__).with_name("stress_helpers.py")
 
 
 def _prick(*arguments: str, **environment: str) -> list[str]:

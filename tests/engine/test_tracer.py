@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lying import lie_in_lookups
+from ngram_faults import inject_ngram_faults
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.bench.tiny import tiny_engine
@@ -118,7 +118,7 @@ def test_candidates_of_the_look_up_are_told(mode: str, monkeypatch: pytest.Monke
     asked = ((PROMPT, ORDINARY if mode == "off" else DETERMINISTIC), (PROMPT[:9], ORDINARY))
     truths = tuple(run(engine_in(mode), *asked).values())
     engine, watcher = engine_in(mode, speculation="ngram"), Watcher()
-    lie_in_lookups(monkeypatch, engine.limits.vocab_size, 0.2, truths=truths)
+    inject_ngram_faults(monkeypatch, engine.limits.vocab_size, 0.2, truths=truths)
     results = run(engine, *asked, watcher=watcher)
     check_told(watcher, results)
     assert any(watcher.accepted.values())

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from holdfast.bench.gpu.engines import the_device
+from holdfast.bench.gpu.engines import default_device
 from holdfast.bench.tiny import byte_tokenizer, tiny_config
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
@@ -39,9 +39,9 @@ def config_of(shape: str) -> DecoderConfig:
 def open_engine(shape: str = "tiny", **settings: Any) -> Engine:
     model = config_of(shape)
     defaults: dict[str, Any] = {"max_num_seqs": 32, "kv_memory": "256MiB", "max_model_len": 1024}
-    config = EngineConfig(device=the_device().type, **(defaults | settings))
+    config = EngineConfig(device=default_device().type, **(defaults | settings))
     deviation = 0.25 if model.hidden_size == 256 else 0.05
-    checkpoint = DummyCheckpoint(model, deviation=deviation, device=the_device())
+    checkpoint = DummyCheckpoint(model, deviation=deviation, device=default_device())
     return assemble(config, checkpoint, byte_tokenizer())
 
 

@@ -7,9 +7,9 @@ import pytest
 from engines import HAS_GPU, answers, eager, open_engine, outcome, prompt, scheduled
 
 from holdfast import SamplingParams
-from holdfast.bench.determinism.stress import prick
-from holdfast.bench.determinism.stress_load import Needle, Scale
-from holdfast.bench.gpu.engines import plain_twin
+from holdfast.bench.determinism.stress import stress_test
+from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
+from holdfast.bench.gpu.engines import open_plain_engine
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.engine import Engine
 from holdfast.worker.model_runner import ModelRunner
@@ -26,7 +26,7 @@ SAMPLED = SamplingParams(
     deterministic=True,
 )
 ORDINARY = SamplingParams(max_tokens=30, temperature=0.7, seed=3, ignore_eos=True)
-SCALE = Scale(max_neighbours=20, max_prompt=300, max_tokens=16, lies=(0.0, 0.1))
+SCALE = LoadScale(max_background=20, max_prompt_len=300, max_tokens=16, fault_rates=(0.0, 0.1))
 
 
 @pytest.fixture(scope="module", params=["tiny", "smollm2-135m", "qwen3-0.6b"] if HAS_GPU else ["tiny"])
@@ -36,7 +36,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> Engine:
-    return plain_twin(engine)
+    return open_plain_engine(engine)
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +55,11 @@ def test_the_certificate_vouches_for_passes_of_all_sizes(engine: Engine) -> None
 def test_one_answer_alone_and_under_load_certified_and_verified(
     engine: Engine, plain: Engine, params: SamplingParams
 ) -> None:
-    needle = Needle(prompt(90), params)
-    certified = prick(engine, needle, ("auto",), 8, scale=SCALE)
-    verified = prick(plain, needle, ("verify",), 8, scale=SCALE, seed=1)
+    needle = ProbeRequest(prompt(90), params)
+    certified = stress_test(engine, needle, ("auto",), 8, scale=SCALE)
+    verified = stress_test(plain, needle, ("verify",), 8, scale=SCALE, seed=1)
     assert certified.num_revocations == 0
-    assert certified.outcomes.keys() == verified.outcomes.keys()
+    assert certified.results.keys() == verified.results.keys()
     assert certified.num_distinct == 1
 
 

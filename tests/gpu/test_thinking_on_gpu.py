@@ -7,7 +7,7 @@ import pytest
 from engines import HAS_GPU, answers, outcome, prompt, scheduled
 
 from holdfast import SamplingParams
-from holdfast.bench.gpu.engines import the_device
+from holdfast.bench.gpu.engines import default_device
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
@@ -26,7 +26,7 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, logprobs=
 
 def _open(folder: Path, dtype: str) -> Engine:
     config = EngineConfig(
-        str(folder), device=the_device().type, dtype=dtype, max_num_seqs=16, kv_memory="64MiB"
+        str(folder), device=default_device().type, dtype=dtype, max_num_seqs=16, kv_memory="64MiB"
     )
     return build(config)
 

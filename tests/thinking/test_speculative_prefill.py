@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdfast.bench.determinism.stress import outcome_of
+from holdfast.bench.determinism.stress import result_bits
 from holdfast.core.results import Result, Stats
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
@@ -123,7 +123,7 @@ def compare(
 ) -> tuple[Stats, Stats, list[Result]]:
     guessing, seen = _read(engine, prompts, watch, MOST_GUESSES, **schedule)
     stepping, truth = _read(engine, prompts, watch, 0, **schedule)
-    assert [outcome_of(result) for result in guessing] == [outcome_of(result) for result in stepping]
+    assert [result_bits(result) for result in guessing] == [result_bits(result) for result in stepping]
     assert len(truth) == len(prompts)
     assert seen == truth
     quick, slow = _sum(guessing), _sum(stepping)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying import lie_in_lookups
+from ngram_faults import inject_ngram_faults
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.determinism.stress import Outcome, outcome_of
+from holdfast.bench.determinism.stress import ResultBits, result_bits
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.core.step_plan import Sampled
@@ -60,33 +60,33 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def truths(engine: Engine) -> list[Outcome]:
+def truths(engine: Engine) -> list[ResultBits]:
     """Each of the prompts alone, sampled, without a cache."""
     fresh = schedule(engine, prefix_cache=False, speculation="off")
     results = [ask_all(fresh, [prompt], SAMPLED)[0] for prompt in PROMPTS]
     thoughts = [thought for result in results for _, thought in thoughts_of(result)]
     assert any(thoughts) and not all(thoughts)
     assert all(result.determinism == "certified" for result in results)
-    return [outcome_of(result) for result in results]
+    return [result_bits(result) for result in results]
 
 
 def schedule(engine: Engine, num_pages: int | None = None, **changes: Any) -> Engine:
     return engine.restarted(replace(engine.scheduler.config, **changes), num_pages)
 
 
-def outcomes(results: list[Result]) -> list[Outcome]:
+def outcomes(results: list[Result]) -> list[ResultBits]:
     for result in results:
         stats = result.stats
         assert stats.candidates == stats.accepted + stats.rolled_back
         assert sum(len(one.token_ids) for one in result.choices) == stats.accepted + stats.canonical_tokens
         assert stats.guessed_right <= stats.guessed
-    return [outcome_of(result) for result in results]
+    return [result_bits(result) for result in results]
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [32, 40, 128])
 def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
-    engine: Engine, truths: list[Outcome], mode: DeterminismMode, rows: int
+    engine: Engine, truths: list[ResultBits], mode: DeterminismMode, rows: int
 ) -> None:
     one = schedule(engine, determinism=mode, max_pass_tokens=rows, spot_check_rate=1.0)
     others = [draw_prompt(random.Random(at), 5 * at + 1, 290) for at in range(8)]
@@ -100,7 +100,7 @@ def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_preemption_inside_a_chunk_and_on_its_edge(
-    engine: Engine, truths: list[Outcome], mode: DeterminismMode
+    engine: Engine, truths: list[ResultBits], mode: DeterminismMode
 ) -> None:
     places = set()
     for at, cut in product((0, 1, 4, 6), (1, 2, 3)):
@@ -135,7 +135,7 @@ def _push_out(engine: Engine, number: int) -> None:
 def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
     rng = random.Random(7)
     long = greedy(40)
-    truth = [outcome_of(ask_all(schedule(engine), [prompt], long)[0]) for prompt in PROMPTS[:3]]
+    truth = [result_bits(ask_all(schedule(engine), [prompt], long)[0]) for prompt in PROMPTS[:3]]
     preemptions = 0
     for at, expected in enumerate(truth):
         one = schedule(engine, num_pages=8, determinism=mode)
@@ -150,14 +150,14 @@ def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
 class ThoughtLiar(FaultyProposer):
     """Wrong about thoughts and about nothing else."""
 
-    def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+    def _corrupt_samples(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         return samples
 
 
 @pytest.mark.parametrize("liar", [FaultyProposer, ThoughtLiar])
 @pytest.mark.parametrize("chance", [0.6, 1.0])
 def test_lies_about_tokens_and_thoughts_are_rolled_back(
-    engine: Engine, truths: list[Outcome], liar: type[FaultyProposer], chance: float
+    engine: Engine, truths: list[ResultBits], liar: type[FaultyProposer], chance: float
 ) -> None:
     one = schedule(engine, determinism="verify", speculation="off")
     one.runner = liar(one.runner, one.limits.vocab_size, chance)
@@ -170,10 +170,10 @@ def test_lies_about_tokens_and_thoughts_are_rolled_back(
 
 
 def test_lying_look_ups_are_rolled_back(
-    engine: Engine, truths: list[Outcome], monkeypatch: pytest.MonkeyPatch
+    engine: Engine, truths: list[ResultBits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ask_all(schedule(engine), PROMPTS, SAMPLED)
-    lie_in_lookups(monkeypatch, engine.limits.vocab_size, 0.2, truths=known)
+    inject_ngram_faults(monkeypatch, engine.limits.vocab_size, 0.2, truths=known)
     for seed in range(3):
         results = ask_all(schedule(engine, max_pass_tokens=64 + 32 * seed), PROMPTS, SAMPLED)
         assert outcomes(results) == truths
@@ -279,7 +279,7 @@ def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_abort_leaves_a_beginning_and_disturbs_nobody(
-    engine: Engine, truths: list[Outcome], mode: DeterminismMode
+    engine: Engine, truths: list[ResultBits], mode: DeterminismMode
 ) -> None:
     for step in (1, 3, 6, 9):
         one = schedule(engine, determinism=mode, max_pass_tokens=32)
@@ -300,7 +300,7 @@ def test_an_abort_leaves_a_beginning_and_disturbs_nobody(
                 assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
                 assert choice.thoughts == whole.thoughts[: len(choice.thoughts)]
             else:
-                assert outcome_of(found[at]) == truth
+                assert result_bits(found[at]) == truth
 
 
 def _submit(engine: Engine, prompt: Ids, params: SamplingParams) -> int:
@@ -329,7 +329,7 @@ def test_without_thinking_it_is_the_backbone(engine: Engine, plain: Engine, mode
     assert engine.limits.max_thought > 0 == plain.limits.max_thought
 
 
-def _without_record(outcome: Outcome) -> Outcome:
+def _without_record(outcome: ResultBits) -> ResultBits:
     return replace(outcome, choices=tuple(replace(choice, recorded=None) for choice in outcome.choices))
 
 
@@ -356,12 +356,12 @@ def test_forced_thoughts_are_reported_and_change_what_follows(engine: Engine, mo
     assert other.stats.cached_tokens == 0
     same = {number: known for number, known in thoughts_of(usual) if number % 2}
     (again,) = ask_all(one, [prompt], replace(SAMPLED, forced_thoughts=same))
-    assert outcome_of(again).choices[0].logprob_bits == outcome_of(usual).choices[0].logprob_bits
+    assert result_bits(again).choices[0].logprob_bits == result_bits(usual).choices[0].logprob_bits
     assert thoughts_of(again) == thoughts_of(usual)
     silent = {number: () for number, _ in thoughts_of(usual)}
     (still,) = ask_all(one, [prompt], replace(SAMPLED, forced_thoughts=silent))
     (without,) = ask_all(one, [prompt], replace(SAMPLED, think=False))
-    assert outcome_of(still).choices[0].logprob_bits == outcome_of(without).choices[0].logprob_bits
+    assert result_bits(still).choices[0].logprob_bits == result_bits(without).choices[0].logprob_bits
     assert thoughts_of(still) == tuple(silent.items())
     (last,) = ask_all(one, [prompt], SAMPLED)  # nobody reads what was forced
-    assert outcome_of(last) == outcome_of(usual)
+    assert result_bits(last) == result_bits(usual)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.bench.determinism.stress import outcome_of
+from holdfast.bench.determinism.stress import result_bits
 from holdfast.core.results import Result
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
 from holdfast.engine.engine import Engine
@@ -57,7 +57,7 @@ def truths(sound: Engine) -> list[Result]:
 def test_sound_passes_pass(engine: Engine, truths: list[Result]) -> None:
     for _ in range(2):
         results = ask_all(engine, PROMPTS, PARAMS)
-        assert [outcome_of(result) for result in results] == [outcome_of(result) for result in truths]
+        assert [result_bits(result) for result in results] == [result_bits(result) for result in truths]
     assert engine.counters.spot_checks > 10
     assert engine.counters.revocations == 0
     assert any(thought for result in results for _, thought in thoughts_of(result))
@@ -89,10 +89,10 @@ def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:
             assert result.error.startswith("guarantee_lost")
             assert (result.finish_reason, result.determinism) == ("error", "none")
         elif result.determinism != "certified":
-            assert outcome_of(result) == outcome_of(truth)
+            assert result_bits(result) == result_bits(truth)
     assert engine.counters.revocations == 1
     later = ask_all(engine, PROMPTS, PARAMS)
-    assert [outcome_of(result) for result in later] == [outcome_of(result) for result in truths]
+    assert [result_bits(result) for result in later] == [result_bits(result) for result in truths]
     assert all(result.determinism == "verified" for result in later)
     return errors
 

@@ -1,1 +1,1 @@
-"""Measurements: speed against peers, the determinism needle, plots."""
+"""Benchmarks: speed on CPU and GPU, load on a server, determinism stress tests, a demo."""

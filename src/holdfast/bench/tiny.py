@@ -1,4 +1,4 @@
-"""A tiny random model with an engine around it, made in memory: small enough to try thousands of things on."""
+"""A tiny model with random weights, and an engine for it, without files: fast enough for thousands of runs."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from holdfast.models.dummy import DummyCheckpoint
 from holdfast.text.tokenizer import byte_tokenizer as byte_tokenizer
 
 VOCAB = 512
-EOS = 300  # behind the bytes: every byte can be said
+EOS = 300  # above the byte tokens, so that every byte can be generated
 
 
 def tiny_config(**changes: Any) -> DecoderConfig:
-    """A Llama of about 200 thousand weights, with a context of 1024."""
+    """A Llama with about 200 thousand parameters and a context of 1024 tokens."""
     return parse_config(
         {
             "architectures": ["LlamaForCausalLM"],
@@ -37,8 +37,11 @@ def tiny_config(**changes: Any) -> DecoderConfig:
     )
 
 
-def tiny_engine(config: EngineConfig, *, twins: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:
-    """An engine over random weights, large enough that tokens vary; `twins` makes every token a near tie."""
+def tiny_engine(config: EngineConfig, *, near_ties: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:
+    """An engine over random weights with a large deviation, so that tokens vary.
+
+    With near_ties every token has another one with nearly the same logit.
+    """
     model = tiny_config(eos_token_id=eos_id)
-    checkpoint = DummyCheckpoint(model, seed=seed, deviation=0.25, twins=twins)
+    checkpoint = DummyCheckpoint(model, seed=seed, deviation=0.25, twins=near_ties)
     return assemble(config, checkpoint, byte_tokenizer())

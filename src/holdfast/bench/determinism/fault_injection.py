@@ -1,7 +1,7 @@
-"""A runner whose fast passes lie: wrong candidates, so that the canonical pass has something to catch.
+"""Fault injection: a runner that corrupts the candidates of fast passes, so that verification has something to reject.
 
-Only candidates of deterministic requests are changed, and nothing but their token; in a model that thinks, what was thought
-behind their chunks, too. The engine knows nothing of it.
+Only candidates of deterministic requests are changed: their token id and, in a thinking model, the last token of a
+thought. Everything else passes through. The engine does not know about it.
 """
 
 import random
@@ -13,7 +13,10 @@ from holdfast.engine.engine import PlanRunner
 
 
 class FaultyProposer:
-    """Runs plans, and proposes another token with the given chance: any, one no grammar knows, or one of the ends."""
+    """Runs plans and replaces each candidate with the given probability.
+
+    The replacement is a random token, which a grammar may not allow, or one of `ends`: tokens that end an answer.
+    """
 
     def __init__(
         self, runner: PlanRunner, vocab_size: int, chance: float, *, seed: int = 0, ends: Sequence[int] = ()
@@ -23,30 +26,33 @@ class FaultyProposer:
         self._chance = chance
         self._rng = random.Random(seed)
         self._ends = tuple(ends)
-        self.num_lies = 0
+        self.num_faults = 0
 
     def run(self, plan: StepPlan) -> list[PassResult]:
-        return self._spoil(plan, self._runner.run(plan))
+        return self._corrupt(plan, self._runner.run(plan))
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Lies are told when the plan is read. A pass under way by then computed with the true token, and whatever it gives
-        behind a lie is dropped with it."""
-        read = self._runner.start(plan)
-        return lambda: self._spoil(plan, read())
+        """Start a plan. Faults are injected when its results are read.
 
-    def _spoil(self, plan: StepPlan, true: Sequence[PassResult]) -> list[PassResult]:
+        A pass that is in flight by then was computed from the true token. Its results after a fault are rejected
+        together with the fault.
+        """
+        read = self._runner.start(plan)
+        return lambda: self._corrupt(plan, read())
+
+    def _corrupt(self, plan: StepPlan, true: Sequence[PassResult]) -> list[PassResult]:
         results = list(true)
         for index, one in enumerate(plan.passes):
             if one.kind is PassKind.FAST:
                 samples = tuple(
-                    self._tell(given) if span.sampling.params.deterministic else given
+                    self._corrupt_samples(given) if span.sampling.params.deterministic else given
                     for span, given in zip(one.spans, results[index].samples, strict=True)
                 )
-                thoughts = self._think(one, results[index].thoughts)
+                thoughts = self._corrupt_thoughts(one, results[index].thoughts)
                 results[index] = replace(results[index], samples=samples, thoughts=thoughts)
         return results
 
-    def _think(
+    def _corrupt_thoughts(
         self, one: Pass, true: tuple[tuple[ThoughtIds, ...], ...]
     ) -> tuple[tuple[ThoughtIds, ...], ...]:
         if not true:
@@ -61,11 +67,13 @@ class FaultyProposer:
             for span, found in zip(one.spans, true, strict=True)
         )
 
-    def _tell(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        return tuple(self._lie(sample) if self._rng.random() < self._chance else sample for sample in samples)
+    def _corrupt_samples(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+        return tuple(
+            self._wrong(sample) if self._rng.random() < self._chance else sample for sample in samples
+        )
 
-    def _lie(self, sample: Sampled) -> Sampled:
-        self.num_lies += 1
+    def _wrong(self, sample: Sampled) -> Sampled:
+        self.num_faults += 1
         if self._ends and self._rng.random() < 0.25:
             token_id = self._rng.choice(self._ends)
             if token_id != sample.token_id:

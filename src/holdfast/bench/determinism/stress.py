@@ -1,29 +1,33 @@
-"""The needle: one request again and again among random others; how many different answers does it give?
+"""The determinism stress test: repeat one request inside random loads and count its distinct results.
 
-With the guarantee the answer must be one, to the bit of every logprob, whatever the load, the arrival order, aborts,
-preemption, chunk size, a warm or cold prefix cache, lies, and the same in `auto` and in `verify`. Without it, on plain
-library kernels, there must be several: a needle that never pricks proves nothing.
+A deterministic request must give one result, to the bit of every logprob, for any load, arrival order, aborts,
+preemption, chunk size, warm or cold prefix cache and injected faults, and the same one in `auto` and in `verify`. An
+ordinary request on library kernels must give several: otherwise the loads could not show a difference.
 """
 
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
-from holdfast.bench.determinism.stress_load import Needle, Scale, StressLoad, draw
+from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, StressLoad, draw_load
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.engine import Counters, Engine
 from holdfast.scheduler.policy import DeterminismMode
 
-_SEND_AHEAD = SamplingParams(max_tokens=1, temperature=0)
+_WARMUP = SamplingParams(max_tokens=1, temperature=0)
 
 
 @dataclass(frozen=True)
 class ChoiceBits:
-    """One answer. A deterministic one's logprobs are in its receipt, asked for or not: `recorded` is their digest."""
+    """One answer, to the bit.
+
+    recorded is the digest of the logprobs in the receipt; a deterministic answer has one whether or not logprobs were
+    requested.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -34,8 +38,8 @@ class ChoiceBits:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What must not differ: every answer, all that was thought, and the fp32 bits of every logprob that was asked for."""
+class ResultBits:
+    """What must not differ between runs: every answer, its thoughts, and the fp32 bits of every requested logprob."""
 
     choices: tuple[ChoiceBits, ...]
     prompt_bits: tuple[bytes, ...] = ()
@@ -43,18 +47,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Run:
-    """The needle once: its result, and what the engine around it did."""
+class StressRun:
+    """One run of the probe: its result, and the counters of the engine."""
 
     result: Result
     counters: Counters
 
 
 @dataclass
-class Tally:
-    """The distinct outcomes of many runs, and what happened in them."""
+class StressSummary:
+    """The distinct results of many runs, each with its number of runs, and the sums of what happened in them."""
 
-    outcomes: dict[Outcome, int]
+    results: dict[ResultBits, int]
     stats: Stats
     num_runs: int = 0
     num_checks: int = 0
@@ -62,11 +66,11 @@ class Tally:
 
     @property
     def num_distinct(self) -> int:
-        return len(self.outcomes)
+        return len(self.results)
 
-    def add(self, run: Run) -> None:
-        outcome = outcome_of(run.result)
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+    def add(self, run: StressRun) -> None:
+        bits = result_bits(run.result)
+        self.results[bits] = self.results.get(bits, 0) + 1
         self.num_runs += 1
         self.num_checks += run.counters.spot_checks
         self.num_revocations += run.counters.revocations
@@ -74,9 +78,10 @@ class Tally:
             setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(run.result.stats, one.name))
 
 
-def outcome_of(result: Result) -> Outcome:
+def result_bits(result: Result) -> ResultBits:
+    """What is compared of a result."""
     recorded = result.receipt["choices"] if result.receipt is not None else [None] * len(result.choices)
-    return Outcome(
+    return ResultBits(
         tuple(_choice_bits(choice, kept) for choice, kept in zip(result.choices, recorded, strict=True)),
         _bits([one for one in result.prompt_logprobs or () if one is not None]),
         result.error,
@@ -102,76 +107,77 @@ def _bits(logprobs: Sequence[TokenLogprob]) -> tuple[bytes, ...]:
     )
 
 
-def ask(engine: Engine, needle: Needle) -> Result:
-    """The needle alone, on a scheduler of its own."""
+def run_alone(engine: Engine, probe: ProbeRequest) -> Result:
+    """Run the probe without background requests, on a fresh scheduler."""
     schedule = engine.scheduler.config
-    schedule = replace(schedule, speculation=needle.speculation or schedule.speculation)
-    return run_in(engine, StressLoad((), 0, 0, schedule, engine.scheduler.pool.num_pages), needle).result
+    schedule = replace(schedule, speculation=probe.speculation or schedule.speculation)
+    return run_in_load(engine, StressLoad((), 0, 0, schedule, engine.scheduler.pool.num_pages), probe).result
 
 
-def run_in(engine: Engine, hay: StressLoad, needle: Needle) -> Run:
-    """The needle inside one haystack, on a scheduler of its own. Who still runs when it is answered is sent away."""
-    engine = engine.restarted(hay.schedule, hay.num_pages)
+def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> StressRun:
+    """Run the probe inside one load, on a fresh scheduler. Background requests are aborted once it is answered."""
+    engine = engine.restarted(load.schedule, load.num_pages)
     limits = engine.limits
-    if hay.lies:
-        ends = (*sorted(limits.eos_ids), *needle.params.stop_ids)
-        engine.runner = FaultyProposer(engine.runner, limits.vocab_size, hay.lies, ends=ends)
-    if hay.warm_len:
-        ahead = replace(_SEND_AHEAD, deterministic=needle.params.deterministic)
-        engine.submit(engine.prepare(needle.prompt[: hay.warm_len], ahead))
+    if load.fault_rate:
+        ends = (*sorted(limits.eos_ids), *probe.params.stop_ids)
+        engine.runner = FaultyProposer(engine.runner, limits.vocab_size, load.fault_rate, ends=ends)
+    if load.warmup_len:
+        warmup = replace(_WARMUP, deterministic=probe.params.deterministic)
+        engine.submit(engine.prepare(probe.prompt[: load.warmup_len], warmup))
         while engine.has_work:
             engine.step()
-    others: dict[int, int] = {}
-    wanted: int | None = None
+    background_ids: dict[int, int] = {}
+    probe_id: int | None = None
     result: Result | None = None
     step = 0
     while result is None or engine.has_work:
-        if step == hay.arrives:
-            wanted = _submit(engine, needle.prompt, needle.params)
-        _let_come_and_go(engine, hay, step, others, over=result is not None)
+        if step == load.arrival_step:
+            probe_id = submit(engine, probe.prompt, probe.params)
+        _update_background(engine, load, step, background_ids, over=result is not None)
         for update in engine.step():
-            if update.request_id == wanted and update.result is not None:
+            if update.request_id == probe_id and update.result is not None:
                 result = update.result
         step += 1
     engine.check()
     assert engine.scheduler.pool.num_held == 0, "a page leaked"
-    return Run(result, engine.counters)
+    return StressRun(result, engine.counters)
 
 
-def _let_come_and_go(engine: Engine, hay: StressLoad, step: int, ids: dict[int, int], *, over: bool) -> None:
-    """Neighbours that arrive or are sent away at this step; once it is over, all of them are."""
-    off = hay.schedule.determinism == "off"
-    for number, one in enumerate(hay.neighbours):
-        if one.arrives == step and not over:
+def _update_background(
+    engine: Engine, load: StressLoad, step: int, ids: dict[int, int], *, over: bool
+) -> None:
+    """Submit and abort the background requests of this step. Once the probe is answered, abort all of them."""
+    off = load.schedule.determinism == "off"
+    for number, one in enumerate(load.background):
+        if one.arrival_step == step and not over:
             params = replace(one.params, deterministic=False) if off else one.params
-            ids[number] = _submit(engine, one.prompt, params)
-        if (over or one.aborts == step) and number in ids:
+            ids[number] = submit(engine, one.prompt, params)
+        if (over or one.abort_step == step) and number in ids:
             engine.abort(ids.pop(number))
 
 
-def _submit(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> int:
+def submit(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> int:
+    """Prepare and queue a request. Returns its id."""
     request = engine.prepare(prompt, params)
     engine.submit(request)
     return request.request_id
 
 
-def prick(
+def stress_test(
     engine: Engine,
-    needle: Needle,
+    probe: ProbeRequest,
     modes: Sequence[DeterminismMode],
     num_runs: int,
     *,
     seed: int = 0,
-    scale: Scale | None = None,
+    scale: LoadScale | None = None,
     others: Sequence[SamplingParams] = (),
-    each: Callable[[int], None] | None = None,
-) -> Tally:
-    """Run the needle num_runs times, each in a haystack of its own, taking the modes in turn."""
-    tally = Tally({}, Stats())
+) -> StressSummary:
+    """Run the probe num_runs times, each time in a new random load, with the modes in turn."""
+    summary = StressSummary({}, Stats())
     for number in range(num_runs):
         rng = random.Random(seed * 1_000_003 + number)
         mode = modes[number % len(modes)]
-        tally.add(run_in(engine, draw(rng, engine, needle, mode, scale or Scale(), others), needle))
-        if each is not None:
-            each(number + 1)
-    return tally
+        load = draw_load(rng, engine, probe, mode, scale or LoadScale(), others)
+        summary.add(run_in_load(engine, load, probe))
+    return summary

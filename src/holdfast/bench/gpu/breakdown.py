@@ -1,7 +1,7 @@
-"""Where a decode step's time goes: kernels by kind, the host's gap, and the memory traffic that nobody can avoid.
+"""Where the time of a decode step goes: kernels by kind, host gaps, and the memory floor.
 
-The step is timed without a profiler, which would stretch the gaps; the kernels' own times come from one over some further
-steps. Busy is the union of all kernels, so that what overlaps counts once.
+The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a profile of some
+further steps. Busy time is the union of all kernels: time in which two of them overlap counts once.
 """
 
 import random
@@ -14,19 +14,20 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from holdfast.bench.gpu.engines import Twins, kv_bytes_per_token, shape_config, the_device
-from holdfast.bench.gpu.report import Breakdown, Desk, StepBreakdown
+from holdfast.bench.determinism.stress import submit
+from holdfast.bench.gpu.engines import EnginePair, default_device, kv_bytes_per_token, shape_config
+from holdfast.bench.gpu.report import BreakdownSection, SectionContext, StepBreakdown
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.bench.gpu.timing import draw_prompts, median_ms
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 
-BANDWIDTH = 4.3e12  # bytes a second of a copy on an H200
-_LONGEST = 16  # kernels named
+BANDWIDTH = 4.3e12  # bytes per second of a copy on an H200
+_NUM_LONGEST = 16  # kernels listed by name
 
 HEAD, PRODUCTS, OTHER = "head", "products", "other"
-# The first that matches; names are the library's, torch's and those of backend/triton.
+# The first match counts. Names are those of the GEMM library, torch and numerics/backends/triton.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("copies", re.compile(r"memcpy|memset", re.I)),
     (
@@ -53,8 +54,8 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One stretch of the device's time, in nanoseconds."""
+class KernelEvent:
+    """One kernel launch on the device; start and end are nanoseconds."""
 
     name: str
     start: int
@@ -65,8 +66,8 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), OTHER)
 
 
-def busy_ns(kernels: Iterable[Kernel]) -> int:
-    """The time at least one of them ran."""
+def busy_ns(kernels: Iterable[KernelEvent]) -> int:
+    """The time in which at least one kernel ran."""
     total, until = 0, 0
     for one in sorted(kernels, key=lambda kernel: kernel.start):
         total += max(0, one.end - max(one.start, until))
@@ -74,8 +75,8 @@ def busy_ns(kernels: Iterable[Kernel]) -> int:
     return total
 
 
-def times_by_kind(kernels: Sequence[Kernel], num_steps: int) -> dict[str, float]:
-    """Milliseconds a step. The longest product of every step is the head: no other has as many outputs."""
+def times_by_kind(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str, float]:
+    """Milliseconds per step. The longest product of each step is the head: it has the most output columns."""
     products = sorted(
         (one for one in kernels if kind_of(one.name) == PRODUCTS), key=lambda one: one.start - one.end
     )
@@ -87,51 +88,56 @@ def times_by_kind(kernels: Sequence[Kernel], num_steps: int) -> dict[str, float]
     return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
-def longest_kernels(kernels: Sequence[Kernel], num_steps: int) -> dict[str, dict[str, float]]:
-    """By name, those that take the most time together."""
+def longest_kernels(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str, dict[str, float]]:
+    """The kernels with the largest total time, by name."""
     found: dict[str, dict[str, float]] = {}
     for one in kernels:
         entry = found.setdefault(one.name[:120], {"ms": 0.0, "calls": 0.0})
         entry["ms"] += (one.end - one.start) / 1e6 / num_steps
         entry["calls"] += 1 / num_steps
-    return dict(sorted(found.items(), key=lambda item: -item[1]["ms"])[:_LONGEST])
+    return dict(sorted(found.items(), key=lambda item: -item[1]["ms"])[:_NUM_LONGEST])
 
 
 def floor_ms(config: DecoderConfig, streams: int, context: int, itemsize: int) -> float:
-    """Every weight of a step and every stored key and value read once. Of an embedding that is no head, a row is."""
+    """Read every weight and every stored key and value once, at copy bandwidth.
+
+    An embedding that is not tied to the head is not counted: a step reads one row of it per token.
+    """
     head = config.vocab_size * config.hidden_size
     read = config.num_parameters - (0 if config.tie_word_embeddings else head)
     kv = streams * context * kv_bytes_per_token(config, itemsize)
     return 1e3 * (read * itemsize + kv) / BANDWIDTH
 
 
-def run_breakdown(twins: Twins, model: str, settings: GpuSettings, desk: Desk) -> Breakdown:
-    """All deterministic, `auto`, at some numbers of streams."""
-    found = Breakdown(model, settings.dtype)
-    desk.report.sections["breakdown"] = found
+def run_breakdown(
+    pair: EnginePair, model: str, settings: GpuSettings, context: SectionContext
+) -> BreakdownSection:
+    """Deterministic requests in `auto`, at several numbers of streams."""
+    found = BreakdownSection(model, settings.dtype)
+    context.report.sections["breakdown"] = found
     for streams in settings.breakdown_streams:
-        if desk.is_late:
+        if context.is_over_time:
             found.cut_off = True
             break
-        step = _break_down(twins.engine("auto", plain=False), shape_config(model), streams, settings)
+        step = _break_down(pair.engine("auto", plain=False), shape_config(model), streams, settings)
         found.steps.append(step)
-        desk.tell(
-            f"{model}, N = {streams}: {step.step_ms:.2f} ms a step, busy {step.busy_ms:.2f} "
+        context.log(
+            f"{model}, N = {streams}: {step.step_ms:.2f} ms per step, busy {step.busy_ms:.2f} "
             f"({100 * step.busy_share:.0f} %), floor {step.floor_ms:.2f}"
         )
-        desk.save()
+        context.save()
     return found
 
 
 def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: GpuSettings) -> StepBreakdown:
     steps = settings.breakdown_steps
-    _start(engine, streams, settings, settings.breakdown_tokens)
+    _start_decoding(engine, streams, settings)
     step = median_ms(_step_ends(engine, steps + 2))
-    assert step is not None, "a few steps at least"
+    assert step is not None, "at least four steps are needed"
     kernels = _profile(engine, steps)
     context = settings.prompt_len + 2 * steps
     itemsize = 4 if settings.dtype == "fp32" else 2
-    _send_away(engine)
+    _abort_all(engine)
     busy = busy_ns(kernels) / 1e6 / steps
     return StepBreakdown(
         streams=streams,
@@ -147,15 +153,13 @@ def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: G
     )
 
 
-def _start(engine: Engine, streams: int, settings: GpuSettings, num_tokens: int) -> None:
-    """Requests that all decode."""
+def _start_decoding(engine: Engine, streams: int, settings: GpuSettings) -> None:
+    """Submit requests and step until each has its first token."""
     prompts = draw_prompts(random.Random(1), streams, settings.prompt_len, engine.limits.vocab_size)
-    params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=True)
-    waiting = set()
-    for prompt in prompts:
-        request = engine.prepare(prompt, params)
-        engine.submit(request)
-        waiting.add(request.request_id)
+    params = SamplingParams(
+        max_tokens=settings.breakdown_tokens, temperature=0, ignore_eos=True, deterministic=True
+    )
+    waiting = {submit(engine, prompt, params) for prompt in prompts}
     while waiting:
         waiting -= {update.request_id for update in engine.step() if update.delta.token_ids}
 
@@ -168,30 +172,30 @@ def _step_ends(engine: Engine, count: int) -> list[float]:
     return ends
 
 
-def _profile(engine: Engine, steps: int) -> list[Kernel]:
-    on_gpu = the_device().type == "cuda"
+def _profile(engine: Engine, steps: int) -> list[KernelEvent]:
+    on_gpu = default_device().type == "cuda"
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    _settle(on_gpu)
+    _synchronize(on_gpu)
     with profile(activities=[activity]) as profiler:
         for _ in range(steps):
             engine.step()
-        _settle(on_gpu)
+        _synchronize(on_gpu)
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     return [
-        Kernel(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
+        KernelEvent(event.name(), event.start_ns(), event.start_ns() + event.duration_ns())
         for event in profiler.profiler.kineto_results.events()
         if event.device_type() == wanted
     ]
 
 
-def _settle(on_gpu: bool) -> None:
+def _synchronize(on_gpu: bool) -> None:
     if on_gpu:
         torch.cuda.synchronize()
 
 
-def _send_away(engine: Engine) -> None:
-    for sequence in list(engine.scheduler.requests):
-        engine.abort(sequence.request_id)
+def _abort_all(engine: Engine) -> None:
+    for request in list(engine.scheduler.requests):
+        engine.abort(request.request_id)
     while engine.has_work:
         engine.step()

@@ -1,49 +1,49 @@
-"""Which products of which models are one bit class over all row totals, how K is cut for it, and what that costs.
+"""Which GEMMs of which models are one bit class over all batch sizes, their split-K, and its cost.
 
-Shapes only: random weights of each product's size, no model. The choice is the one an engine makes when it starts.
+No model is loaded: every GEMM has random weights of its shape. The choice is the one an engine makes at start-up.
 """
 
 import time
 
 import torch
 
-from holdfast.bench.gpu.engines import shape_config, the_device
-from holdfast.bench.gpu.report import Certificates, CertifiedProduct, Desk
+from holdfast.bench.gpu.engines import default_device, shape_config
+from holdfast.bench.gpu.report import CertificateSection, CertifiedProduct, SectionContext
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
 from holdfast.certification.gemm.multiply import library_multiply
 from holdfast.certification.gemm.recipes import GemmRecipe
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-REFERENCE_ROWS = 256
+REFERENCE_TOKENS = 256
 
 
-def run_certificate(settings: GpuSettings, desk: Desk) -> Certificates:
-    """Model after model, until the time is over."""
-    found = Certificates(len(settings.sizes), settings.dtype)
-    desk.report.sections["certificate"] = found
+def run_certificate(settings: GpuSettings, context: SectionContext) -> CertificateSection:
+    """All models, until the time of the section is over."""
+    found = CertificateSection(len(settings.sizes), settings.dtype)
+    context.report.sections["certificate"] = found
     for model in settings.certified_models:
-        if desk.is_late:
+        if context.is_over_time:
             found.cut_off = True
             break
         started = time.perf_counter()
-        choices = _ask(model, settings, started)
+        choices = _choose(model, settings, started)
         found.seconds[model] = time.perf_counter() - started
         found.products += [_product(model, choice) for choice in choices]
-        cut = ", ".join(f"{one.name} {one.split_k}" for one in choices)
-        desk.tell(f"{model}: slices {cut} ({found.seconds[model]:.1f} s)")
-        desk.save()
+        splits = ", ".join(f"{one.name} {one.split_k}" for one in choices)
+        context.log(f"{model}: split-K {splits} ({found.seconds[model]:.1f} s)")
+        context.save()
     return found
 
 
-def _ask(model: str, settings: GpuSettings, moment: float) -> tuple[GemmRecipe, ...]:
-    reference = min(REFERENCE_ROWS, max(settings.sizes))
+def _choose(model: str, settings: GpuSettings, moment: float) -> tuple[GemmRecipe, ...]:
+    reference = min(REFERENCE_TOKENS, max(settings.sizes))
     return search_recipes(
         model_gemm_shapes(shape_config(model)),
         library_multiply,
         dtype=_DTYPES[settings.dtype],
-        device=the_device(),
-        subject={"for": "bench", "moment": moment},  # never on disk: the search itself is measured
+        device=default_device(),
+        subject={"for": "bench", "moment": moment},  # a new key each time: a cached choice would measure nothing
         reference_tokens=reference,
         sizes=settings.sizes,
     )

@@ -1,7 +1,7 @@
-"""Engines over random weights of a named shape: one with the guarantee, and its twin with the library's plain products.
+"""Two engines over random weights of a named shape: one with the guarantee, one with the library's plain products.
 
-The twin has the same weights, the same KV store and the same tokenizer; only its fast passes multiply differently. The two
-never run at once.
+Both use the same weights, KV store and tokenizer; only the products of their fast passes differ. They never run at the
+same time.
 """
 
 from dataclasses import dataclass, replace
@@ -24,23 +24,23 @@ from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
-_PAGE_SPARE = 128  # positions of a request's last page, and of one more for a check
-_PASS_ROWS = {"cpu": 512, "cuda": 8192}
+_PAGE_SPARE = 128  # positions of a request's last page, and of one more page for a spot check
+_PASS_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)
-class Twins:
-    """`exact` makes its fast passes by the recipe, `plain` by whatever the library does."""
+class EnginePair:
+    """`exact` runs its fast passes by the recipe, `plain` with the library's own products."""
 
     exact: Engine
     plain: Engine
 
     def engine(self, mode: DeterminismMode, *, plain: bool) -> Engine:
-        """A fresh engine, nothing cached, nothing looked up."""
+        """A fresh engine without prefix cache and speculation."""
         source = self.plain if plain else self.exact
         schedule = replace(source.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
         engine = source.restarted(schedule)
-        engine.wants_receipt = lambda request_id: False  # as in a server that nobody asks for one
+        engine.wants_receipt = lambda request_id: False  # as a server without receipt requests
         return engine
 
 
@@ -48,7 +48,7 @@ def shape_config(name: str) -> DecoderConfig:
     return tiny_config() if name == TINY else published_config(name)
 
 
-def the_device() -> torch.device:
+def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -56,7 +56,7 @@ def kv_bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
 
 
-def open_twins(
+def open_engine_pair(
     shape: str,
     dtype: str,
     kernels: str,
@@ -64,9 +64,9 @@ def open_twins(
     num_positions: int,
     max_len: int,
     show: ShowProgress | None = None,
-) -> Twins:
-    """num_positions: how many the KV cache must hold at once, of all requests together."""
-    device = the_device()
+) -> EnginePair:
+    """Open both engines. num_positions is the capacity of the KV cache, over all requests."""
+    device = default_device()
     config = shape_config(shape)
     itemsize = 4 if dtype == "fp32" else 2
     positions = num_positions + (max_streams + 1) * _PAGE_SPARE + max_len
@@ -75,22 +75,22 @@ def open_twins(
         device=str(device.type),
         kernels=cast(KernelBackend, kernels),
         max_num_seqs=max_streams,
-        max_pass_tokens=_PASS_ROWS[device.type],
+        max_pass_tokens=_PASS_TOKENS[device.type],
         max_model_len=min(max_len, config.max_position_embeddings),
         kv_memory=positions * kv_bytes_per_token(config, itemsize),
         prefix_cache=False,
         speculation="off",
     )
     exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
-    return Twins(exact, plain_twin(exact, show))
+    return EnginePair(exact, open_plain_engine(exact, show))
 
 
-def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
-    """An engine on the same weights and KV whose fast passes are the library's own products."""
+def open_plain_engine(engine: Engine, show: ShowProgress | None = None) -> Engine:
+    """An engine on the same weights and KV cache whose fast passes use the library's own products."""
     runner = cast(ModelRunner, engine.runner)
     decoder, schedule = runner._decoder, engine.scheduler.config
     backend = decoder.backend
-    if backend.device.type == "cuda":  # elsewhere a fast pass is plain already
+    if backend.device.type == "cuda":  # on a CPU, fast passes are plain already
         backend = open_backend(
             decoder.dtype,
             kernels="triton",
@@ -102,12 +102,12 @@ def plain_twin(engine: Engine, show: ShowProgress | None = None) -> Engine:
                 for one in decoder.linears()
             },
         )
-    twin = engine.restarted(schedule)
+    plain_engine = engine.restarted(schedule)
     plain = ModelRunner(decoder.with_backend(backend), runner._store)
     canonical = [count * schedule.reference_tokens for count in (1, 2)]
     progress = None if show is None else (lambda done, total: show("Capturing plain graphs", done, total))
     plain.capture(
         padded_batch_sizes(schedule.max_pass_tokens), canonical, progress, max_len=engine.limits.max_model_len
     )
-    twin.runner = plain
-    return twin
+    plain_engine.runner = plain
+    return plain_engine

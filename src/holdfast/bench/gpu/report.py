@@ -1,18 +1,20 @@
-"""What `bench gpu` found, section by section, as plain data: written again whenever something is added, so that a run that is
-cut off leaves what it has.
+"""The report of `bench gpu`: a dataclass per section, and the context in which a section runs.
+
+The file is written after every measurement, so that an interrupted run keeps its figures.
 """
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from holdfast.bench.report import write_report
 
 
 @dataclass
 class SpeedRow:
-    """One variant at one number of streams: the best round, and the tok/s of all of them."""
+    """One variant at one number of streams. speed is tok/s of the best round; rounds holds all of them."""
 
     variant: str
     streams: int
@@ -25,8 +27,8 @@ class SpeedRow:
 
 
 @dataclass
-class Speed:
-    """One shape. prefill: tok/s from submission to the first tokens, by variant."""
+class SpeedSection:
+    """The speed of one model. prefill is tok/s until every request has its first token, by variant."""
 
     model: str
     dtype: str
@@ -47,7 +49,11 @@ class Speed:
 
 @dataclass
 class CertifiedProduct:
-    """One product of one model: the K-slices chosen, the bit classes of the plain call, times against it by rows."""
+    """One GEMM of one model.
+
+    slices is the split-K chosen, plain_classes the number of bit classes of the plain library call, cost the time
+    relative to the plain call by number of rows.
+    """
 
     model: str
     name: str
@@ -62,7 +68,7 @@ class CertifiedProduct:
 
 
 @dataclass
-class Certificates:
+class CertificateSection:
     sizes: int
     dtype: str
     products: list[CertifiedProduct] = field(default_factory=list)
@@ -71,8 +77,8 @@ class Certificates:
 
 
 @dataclass
-class Pricks:
-    """One needle in one mode: how many runs, how many different answers (with the bits of logprobs, and of tokens alone)."""
+class StressRow:
+    """One probe in one mode. distinct counts answers that differ in any bit, distinct_tokens those in tokens."""
 
     model: str
     mode: str
@@ -89,11 +95,9 @@ class Pricks:
 
 
 @dataclass
-class Needles:
-    pricks: list[Pricks] = field(default_factory=list)
-    one_answer: dict[str, bool] = field(
-        default_factory=dict
-    )  # by model: of each needle, over all guaranteed runs
+class StressSection:
+    rows: list[StressRow] = field(default_factory=list)
+    one_answer: dict[str, bool] = field(default_factory=dict)  # by model, over all runs with the guarantee
     notes: list[str] = field(default_factory=list)
     cut_off: bool = False
 
@@ -102,9 +106,9 @@ class Needles:
 class StepBreakdown:
     """A decode step at one number of streams, in milliseconds.
 
-    step_ms is timed without a profiler; busy_ms is how long some kernel ran, by_kind how long those of each kind did, and the
-    gap is what lies between. floor_ms is the least memory traffic of the step at the bandwidth of a copy. kernels holds the
-    longest, each with its time and how often it ran a step.
+    step_ms is measured without a profiler. busy_ms is the time in which at least one kernel ran, by_kind the time of
+    each kind of kernel, gap_ms the rest of the step. floor_ms is the time of the minimal memory traffic at copy
+    bandwidth. kernels holds the longest kernels, each with its time and its calls per step.
     """
 
     streams: int
@@ -120,7 +124,7 @@ class StepBreakdown:
 
 
 @dataclass
-class Breakdown:
+class BreakdownSection:
     model: str
     dtype: str
     steps: list[StepBreakdown] = field(default_factory=list)
@@ -128,8 +132,8 @@ class Breakdown:
 
 
 @dataclass
-class Report:
-    """Where it was measured, and what was found so far; errors by section."""
+class GpuReport:
+    """The machine and all sections measured so far. errors and seconds are by section."""
 
     machine: str
     torch: str
@@ -141,40 +145,37 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether every section ran and every guaranteed answer was one."""
-        needle = self.sections.get("needle")
-        return not self.errors and (needle is None or all(needle.one_answer.values()))
+        """Whether every section ran and the stress test found one answer to each probe."""
+        stress = self.sections.get("stress")
+        return not self.errors and (stress is None or all(stress.one_answer.values()))
 
 
-class Desk:
-    """Where a section tells, saves and asks how much time it has."""
+class SectionContext:
+    """What a section works with: the report, the log, and a clock that says when to stop."""
 
-    def __init__(self, report: Report, path: Path | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, report: GpuReport, path: Path | None, log: Callable[[str], None]) -> None:
         self.report = report
         self._path = path
-        self._tell = tell
+        self._log = log
         self._started = time.monotonic()
         self._deadline = float("inf")
 
-    def begin(self, seconds: float) -> None:
+    def restart_clock(self, seconds: float) -> None:
+        """For so many seconds from now, a section may start new measurements."""
         self._deadline = time.monotonic() + seconds
 
     @property
-    def is_late(self) -> bool:
+    def is_over_time(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def tell(self, text: str) -> None:
-        self._tell(f"[{time.monotonic() - self._started:7.1f} s] {text}")
+    def log(self, text: str) -> None:
+        self._log(f"[{time.monotonic() - self._started:7.1f} s] {text}")
 
-    def show_stage(self, what: str, done: int, total: int) -> None:
-        """Progress of loading: a line at the end of a stage."""
+    def log_stage(self, what: str, done: int, total: int) -> None:
+        """Progress of opening an engine: one line at the end of each stage."""
         if done == total:
-            self.tell(f"{what}: done")
+            self.log(f"{what}: done")
 
     def save(self) -> None:
-        """All there is, in one file, replaced at once."""
-        if self._path is None:
-            return
-        draft = self._path.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(self.report), indent=1) + "\n")
-        draft.replace(self._path)
+        if self._path is not None:
+            write_report(self.report, self._path)

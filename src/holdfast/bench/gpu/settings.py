@@ -1,25 +1,19 @@
-"""What `bench gpu` measures and how long it may take. The tiny one is the same in all but size, for a CPU and for tests."""
+"""What `bench gpu` measures and how long it may take. `tiny` runs all sections at a size for CPUs and tests."""
 
 from dataclasses import dataclass, replace
 
 from holdfast.errors import ConfigError
 
 TINY = "tiny"
-SECTIONS = (
-    "speed",
-    "verify",
-    "breakdown",
-    "small",
-    "certificate",
-    "needle",
-)  # those on one model side by side
+SECTIONS = ("speed", "verify", "breakdown", "small", "certificate", "stress")  # first those on the same model
+OLD_SECTIONS = {"needle": "stress"}  # accepted for one release
 
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """Lengths are tokens, streams are requests at once. The best of `rounds` counts, all of them are kept.
+    """Lengths are in tokens; streams are concurrent requests. Figures are those of the best of `rounds`.
 
-    A section that has taken `section_seconds` starts nothing new.
+    After `section_seconds` a section starts no new measurement.
     """
 
     model: str = "llama-3.1-8b"
@@ -44,10 +38,10 @@ class GpuSettings:
     verify_tokens: int = 1024
     breakdown_streams: tuple[int, ...] = (1, 32, 256)
     breakdown_steps: int = 24
-    needle_model: str | None = None
-    needle_shape: str = "qwen2.5-1.5b"
-    needle_runs: int = 300
-    needle_tokens: int = 64
+    stress_model: str | None = None
+    stress_shape: str = "qwen2.5-1.5b"
+    stress_runs: int = 300
+    stress_tokens: int = 64
     sizes: tuple[int, ...] = (*range(1, 513), 1024, 2048, 4096)
     section_seconds: float = 240.0
     kernels: str = "auto"
@@ -63,12 +57,12 @@ class GpuSettings:
 
     @property
     def breakdown_tokens(self) -> int:
-        """Of an answer that is still being decoded when all steps are timed and profiled."""
+        """Length of an answer that still decodes when all steps are timed and profiled."""
         return 4 * self.breakdown_steps + 8
 
     @property
     def num_positions(self) -> int:
-        """The most the KV cache must hold at once."""
+        """The positions the KV cache must hold at the same time."""
         streams = max(*self.streams, *self.small_streams, *self.breakdown_streams)
         decoded = max(self.num_tokens, self.breakdown_tokens)
         return max(
@@ -78,7 +72,7 @@ class GpuSettings:
 
 
 def settings_for(model: str | None) -> GpuSettings:
-    """Of a named shape; of the tiny model, everything tiny."""
+    """The settings for a named shape, or for the tiny model."""
     if model is None:
         return GpuSettings()
     if model != TINY:
@@ -99,33 +93,34 @@ def settings_for(model: str | None) -> GpuSettings:
         verify_tokens=12,
         breakdown_streams=(2,),
         breakdown_steps=4,
-        needle_shape=TINY,
-        needle_runs=6,
-        needle_tokens=8,
+        stress_shape=TINY,
+        stress_runs=6,
+        stress_tokens=8,
         sizes=(1, 2, 3, 8, 32, 64),
         section_seconds=60.0,
     )
 
 
 def parse_sections(only: str | None) -> tuple[str, ...]:
-    """Of "speed,needle": what is to be measured, in the order of `SECTIONS`."""
+    """Parse a list such as "speed,stress" into section names, in the order of `SECTIONS`."""
     if only is None:
         return SECTIONS
-    wanted = {name.strip() for name in only.split(",") if name.strip()}
-    unknown = wanted - set(SECTIONS)
-    if unknown or not wanted:
+    given = {name.strip() for name in only.split(",") if name.strip()}
+    chosen = {OLD_SECTIONS.get(name, name) for name in given}
+    unknown = chosen - set(SECTIONS)
+    if unknown or not chosen:
         raise ConfigError(
-            f"there is no section {', '.join(sorted(unknown)) or 'without a name'}; known are {', '.join(SECTIONS)}"
+            f"no section {', '.join(sorted(unknown)) or 'was named'}; the sections are {', '.join(SECTIONS)}"
         )
-    return tuple(name for name in SECTIONS if name in wanted)
+    return tuple(name for name in SECTIONS if name in chosen)
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Of "1,8,32"."""
+    """Parse a list such as "1,8,32"."""
     try:
         numbers = tuple(int(one) for one in text.split(","))
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        raise ConfigError(f"expected whole numbers such as 1,8,32, not {text!r}")
+        raise ConfigError(f"expected positive whole numbers such as 1,8,32, not {text!r}")
     return numbers

@@ -1,75 +1,77 @@
-"""Speed on a GPU: many requests at once over random weights, all variants in turn, round after round.
+"""Speed on a GPU: concurrent requests over random weights. All variants run in turn, round after round.
 
-deterministic, auto     every request with the guarantee, committed by certificate
-ordinary, auto          the same engine, nobody asks for the guarantee
-ordinary, off           the guarantee off, the library's plain products
-deterministic, verify   plain candidates, every one of them verified
+deterministic, auto     all requests deterministic, committed by certificate
+ordinary, auto          the same engine, no request deterministic
+ordinary, off           determinism off, the library's plain products
+deterministic, verify   every candidate is verified
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.bench.gpu.engines import Twins
-from holdfast.bench.gpu.report import Desk, Speed, SpeedRow
+from holdfast.bench.gpu.engines import EnginePair
+from holdfast.bench.gpu.report import SectionContext, SpeedRow, SpeedSection
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.bench.gpu.timing import Timing, draw_prompts, run_once
 from holdfast.scheduler.policy import DeterminismMode
 
 
 @dataclass(frozen=True)
-class Variant:
+class GpuVariant:
     """One way to run the same work."""
 
     name: str
     mode: DeterminismMode
     deterministic: bool
-    plain: bool = False  # fast passes by the library's own products
+    plain: bool = False  # fast passes use the library's own products
 
 
-AUTO = Variant("deterministic, auto", "auto", True)
-ORDINARY = Variant("ordinary, auto", "auto", False)
-OFF = Variant("ordinary, off", "off", False, plain=True)
-VERIFY = Variant("deterministic, verify", "verify", True)
-VERIFY_PLAIN = Variant("deterministic, verify, plain candidates", "verify", True, plain=True)
+AUTO = GpuVariant("deterministic, auto", "auto", True)
+ORDINARY = GpuVariant("ordinary, auto", "auto", False)
+OFF = GpuVariant("ordinary, off", "off", False, plain=True)
+VERIFY = GpuVariant("deterministic, verify", "verify", True)
+VERIFY_PLAIN = GpuVariant("deterministic, verify, plain candidates", "verify", True, plain=True)
 VARIANTS = (AUTO, ORDINARY, OFF)
 
 
 class SpeedBench:
-    """The cells of one shape."""
+    """Measures one section of one model."""
 
-    def __init__(self, twins: Twins, speed: Speed, settings: GpuSettings, desk: Desk) -> None:
-        self._twins = twins
+    def __init__(
+        self, pair: EnginePair, speed: SpeedSection, settings: GpuSettings, context: SectionContext
+    ) -> None:
+        self._pair = pair
         self._speed = speed
         self._settings = settings
-        self._desk = desk
+        self._context = context
         self._rng = random.Random(0)
 
-    def run(self, streams: Sequence[int], variants: Sequence[Variant]) -> None:
-        """Every variant at every number of streams, so many rounds in turn; the clock may end it."""
+    def run(self, streams: Sequence[int], variants: Sequence[GpuVariant]) -> None:
+        """Every variant at every number of streams, round after round, until the time is over."""
         for number in range(self._settings.rounds):
             for count in streams:
                 for variant in variants:
-                    if self._desk.is_late:
+                    if self._context.is_over_time:
                         self._speed.cut_off = True
                         return
                     self._run_cell(number, count, variant)
-                    self._desk.save()
+                    self._context.save()
 
-    def run_prefill(self, variants: Sequence[Variant]) -> None:
-        """Several prompts at once to their first tokens; the best round counts."""
+    def run_prefill(self, variants: Sequence[GpuVariant]) -> None:
+        """Several prompts at once, until each has its first token. The best round counts."""
         speed, streams = self._speed, self._settings.prefill_streams
         speed.prefill_tokens = streams * speed.prompt_len
-        for number in range(self._settings.rounds + 1):  # the first is to warm up
+        for number in range(self._settings.rounds + 1):  # the first one warms up
             for variant in variants:
                 timing = self._time(variant, streams, 1)
                 if number:
                     best = max(speed.prefill.get(variant.name, 0.0), timing.prefill_speed)
                     speed.prefill[variant.name] = best
-        self._desk.tell(f"{speed.model}: prefill {_figures(speed.prefill)} tok/s")
-        self._desk.save()
+        self._context.log(f"{speed.model}: prefill {_figures(speed.prefill)} tok/s")
+        self._context.save()
 
-    def _run_cell(self, number: int, streams: int, variant: Variant) -> None:
+    def _run_cell(self, number: int, streams: int, variant: GpuVariant) -> None:
         speed = self._speed
         if number == 0:
             self._time(variant, streams, self._settings.warm_tokens)
@@ -85,13 +87,13 @@ class SpeedBench:
         row.candidates += timing.candidates
         row.rolled_back += timing.rolled_back
         row.revocations += timing.revocations
-        step = f", {timing.step_ms:.2f} ms a step" if timing.step_ms is not None else ""
-        self._desk.tell(
+        step = f", {timing.step_ms:.2f} ms per step" if timing.step_ms is not None else ""
+        self._context.log(
             f"{speed.model}, round {number + 1}, N = {streams}, {variant.name}: {timing.speed:,.0f} tok/s{step}"
         )
 
-    def _time(self, variant: Variant, streams: int, num_tokens: int) -> Timing:
-        engine = self._twins.engine(variant.mode, plain=variant.plain)
+    def _time(self, variant: GpuVariant, streams: int, num_tokens: int) -> Timing:
+        engine = self._pair.engine(variant.mode, plain=variant.plain)
         vocab = engine.limits.vocab_size
         prompts = draw_prompts(self._rng, streams, self._speed.prompt_len, vocab)
         return run_once(engine, prompts, num_tokens, deterministic=variant.deterministic)
@@ -101,21 +103,23 @@ def _figures(by_variant: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:,.0f}" for name, value in by_variant.items())
 
 
-def run_speed(twins: Twins, model: str, settings: GpuSettings, desk: Desk, name: str) -> Speed:
-    """The main table: all streams, the three variants, and prefill."""
-    speed = Speed(model, settings.dtype, settings.prompt_len, settings.num_tokens)
-    desk.report.sections[name] = speed
-    bench = SpeedBench(twins, speed, settings, desk)
+def run_speed(
+    pair: EnginePair, model: str, settings: GpuSettings, context: SectionContext, name: str
+) -> SpeedSection:
+    """The sections `speed` and `small`: three variants at all numbers of streams, and prefill."""
+    speed = SpeedSection(model, settings.dtype, settings.prompt_len, settings.num_tokens)
+    context.report.sections[name] = speed
+    bench = SpeedBench(pair, speed, settings, context)
     bench.run_prefill(VARIANTS)
     bench.run(settings.streams if name == "speed" else settings.small_streams, VARIANTS)
     return speed
 
 
-def run_verify(twins: Twins, model: str, settings: GpuSettings, desk: Desk) -> Speed:
-    """Long prompts, long answers, all verified, beside the engines that verify nothing."""
-    speed = Speed(model, settings.dtype, settings.verify_prompt_len, settings.verify_tokens)
-    desk.report.sections["verify"] = speed
-    SpeedBench(twins, speed, settings, desk).run(
+def run_verify(pair: EnginePair, model: str, settings: GpuSettings, context: SectionContext) -> SpeedSection:
+    """The section `verify`: long prompts and answers, verified, against variants that verify nothing."""
+    speed = SpeedSection(model, settings.dtype, settings.verify_prompt_len, settings.verify_tokens)
+    context.report.sections["verify"] = speed
+    SpeedBench(pair, speed, settings, context).run(
         (settings.verify_streams,), (VERIFY, VERIFY_PLAIN, OFF, AUTO)
     )
     return speed

@@ -1,9 +1,8 @@
-"""The needle on a GPU: one greedy and one sampled request, again and again inside random loads, in `auto`, in `verify` and
-with the guarantee off.
+"""The determinism stress test on a GPU: a greedy and a sampled request, repeated inside random loads.
 
-`verify` and `off` run plain products, so that there is something to roll back. With the guarantee the answer must be one,
-over both modes, to the bit of every logprob; off, on a model whose plain products have several bit classes, there should be
-several.
+`auto` runs the certified products. `verify` and `off` run the library's plain products, so that there is something to
+roll back. With the guarantee, both modes must give one answer, to the bit of every logprob. With it off there should be
+several answers, if the model's plain products have several bit classes.
 """
 
 import random
@@ -12,89 +11,94 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from holdfast.bench.determinism.stress import Outcome, Tally, run_in
-from holdfast.bench.determinism.stress_load import Needle, Scale, draw
-from holdfast.bench.gpu.engines import Twins, open_twins, plain_twin
-from holdfast.bench.gpu.report import Desk, Needles, Pricks
+from holdfast.bench.determinism.stress import ResultBits, StressSummary, run_in_load
+from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, draw_load
+from holdfast.bench.gpu.engines import EnginePair, open_engine_pair, open_plain_engine
+from holdfast.bench.gpu.report import SectionContext, StressRow, StressSection
 from holdfast.bench.gpu.settings import TINY, GpuSettings
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 TEXT = "The tide went out and left the rocks bare, and on every rock the weed held fast; then"
 MODES: tuple[DeterminismMode, ...] = ("auto", "verify", "off")
-_SCALE = Scale(max_neighbours=31, max_prompt=700, max_tokens=24, lies=(0.0,))  # rollbacks are to be real ones
-_TINY_SCALE = Scale(max_neighbours=4, max_prompt=40, max_tokens=6, lies=(0.0,))
+# No injected faults: all rollbacks come from numerical differences.
+_SCALE = LoadScale(max_background=31, max_prompt_len=700, max_tokens=24, fault_rates=(0.0,))
+_TINY_SCALE = LoadScale(max_background=4, max_prompt_len=40, max_tokens=6, fault_rates=(0.0,))
 _MAX_LEN = 2048
 _POSITIONS = 64 * 1024
 
 
 @dataclass
-class Bout:
-    """One needle in one mode, as far as it came."""
+class StressCase:
+    """One probe in one mode, and its runs so far."""
 
     mode: DeterminismMode
     asked: str
-    needle: Needle
-    tally: Tally
+    probe: ProbeRequest
+    summary: StressSummary
 
-    def report(self, model: str) -> Pricks:
-        tally, stats = self.tally, self.tally.stats
-        return Pricks(
+    def row(self, model: str) -> StressRow:
+        summary, stats = self.summary, self.summary.stats
+        return StressRow(
             model=model,
             mode=self.mode,
             asked=self.asked,
             guarantee=self.mode != "off",
-            runs=tally.num_runs,
-            distinct=tally.num_distinct,
-            distinct_tokens=len({_tokens(outcome) for outcome in tally.outcomes}),
+            runs=summary.num_runs,
+            distinct=summary.num_distinct,
+            distinct_tokens=len({_tokens(bits) for bits in summary.results}),
             candidates=stats.candidates,
             rolled_back=stats.rolled_back,
             preemptions=stats.preemptions,
-            checks=tally.num_checks,
-            revocations=tally.num_revocations,
+            checks=summary.num_checks,
+            revocations=summary.num_revocations,
         )
 
 
-def _tokens(outcome: Outcome) -> tuple[tuple[int, ...], ...]:
-    return tuple(choice.token_ids for choice in outcome.choices)
+def _tokens(bits: ResultBits) -> tuple[tuple[int, ...], ...]:
+    return tuple(choice.token_ids for choice in bits.choices)
 
 
-def run_needle(settings: GpuSettings, desk: Desk) -> Needles:
-    """On real weights where some are given, and on random ones of a shape whose plain products differ."""
-    found = Needles()
-    desk.report.sections["needle"] = found
-    for name, twins in _subjects(settings, desk, found):
-        desk.begin(settings.section_seconds)  # opening an engine is not asking it
-        bouts = list(_bouts(twins, settings))
-        _prick(twins, bouts, settings, desk, found)
-        reports = [bout.report(name) for bout in bouts]
-        found.pricks += reports
-        if all(one.runs for one in reports):
-            found.one_answer[name] = _agree(bouts)
-        desk.tell(
-            f"{name}: " + ", ".join(f"{one.mode} {one.asked} {one.distinct} of {one.runs}" for one in reports)
+def run_stress(settings: GpuSettings, context: SectionContext) -> StressSection:
+    """Test real weights where they are given, then random weights of a shape whose plain products differ."""
+    found = StressSection()
+    context.report.sections["stress"] = found
+    for name, pair in _models(settings, context, found):
+        context.restart_clock(settings.section_seconds)  # the time to open an engine does not count
+        cases = list(_cases(pair, settings))
+        _run_cases(pair, cases, settings, context, found)
+        rows = [case.row(name) for case in cases]
+        found.rows += rows
+        if all(one.runs for one in rows):
+            found.one_answer[name] = _agree(cases)
+        context.log(
+            f"{name}: " + ", ".join(f"{one.mode} {one.asked} {one.distinct} of {one.runs}" for one in rows)
         )
-        desk.save()
+        context.save()
     return found
 
 
-def _subjects(settings: GpuSettings, desk: Desk, found: Needles) -> Iterator[tuple[str, Twins]]:
-    if settings.needle_model is not None:
-        yield Path(settings.needle_model).stem, _real_twins(settings.needle_model, settings, desk)
+def _models(
+    settings: GpuSettings, context: SectionContext, found: StressSection
+) -> Iterator[tuple[str, EnginePair]]:
+    if settings.stress_model is not None:
+        yield Path(settings.stress_model).stem, _open_real(settings.stress_model, settings, context)
     else:
-        found.notes.append("no real weights were given, so only random ones were asked")
-    dtype, kernels = settings.dtype, settings.kernels
-    shape = settings.needle_shape
-    positions = 4096 if shape == TINY else _POSITIONS
-    max_len = 1024 if shape == TINY else _MAX_LEN
-    yield f"{shape}, random", open_twins(shape, dtype, kernels, 64, positions, max_len, desk.show_stage)
+        found.notes.append("no real weights were given, so only random ones were tested")
+    shape = settings.stress_shape
+    num_positions, max_len = (4096, 1024) if shape == TINY else (_POSITIONS, _MAX_LEN)
+    pair = open_engine_pair(
+        shape, settings.dtype, settings.kernels, 64, num_positions, max_len, context.log_stage
+    )
+    yield f"{shape}, random", pair
 
 
-def _real_twins(model: str, settings: GpuSettings, desk: Desk) -> Twins:
+def _open_real(model: str, settings: GpuSettings, context: SectionContext) -> EnginePair:
     config = EngineConfig(
         model=model,
         dtype=settings.dtype,
@@ -103,16 +107,16 @@ def _real_twins(model: str, settings: GpuSettings, desk: Desk) -> Twins:
         max_model_len=_MAX_LEN,
         kv_memory="4GiB",
     )
-    exact = build(config, desk.show_stage)
-    return Twins(exact, plain_twin(exact, desk.show_stage))
+    exact = build(config, context.log_stage)
+    return EnginePair(exact, open_plain_engine(exact, context.log_stage))
 
 
-def _bouts(twins: Twins, settings: GpuSettings) -> Iterator[Bout]:
-    prompt = tuple(twins.exact.tokenizer.encode(TEXT))
+def _cases(pair: EnginePair, settings: GpuSettings) -> Iterator[StressCase]:
+    prompt = tuple(pair.exact.tokenizer.encode(TEXT))
     for mode in MODES:
         for asked, temperature in (("greedy", 0.0), ("sampled", 0.9)):
             params = SamplingParams(
-                max_tokens=settings.needle_tokens,
+                max_tokens=settings.stress_tokens,
                 temperature=temperature,
                 top_p=0.95 if temperature else 1.0,
                 seed=7,
@@ -120,38 +124,44 @@ def _bouts(twins: Twins, settings: GpuSettings) -> Iterator[Bout]:
                 logprobs=2,
                 deterministic=mode != "off",
             )
-            yield Bout(mode, asked, Needle(prompt, params), Tally({}, Stats()))
+            yield StressCase(mode, asked, ProbeRequest(prompt, params), StressSummary({}, Stats()))
 
 
-def _prick(twins: Twins, bouts: list[Bout], settings: GpuSettings, desk: Desk, found: Needles) -> None:
-    """Modes and needles in turn, each load once for all of them: a run that is cut off has asked all alike."""
+def _run_cases(
+    pair: EnginePair,
+    cases: list[StressCase],
+    settings: GpuSettings,
+    context: SectionContext,
+    found: StressSection,
+) -> None:
+    """Run every load for all cases before the next load: when the time ends early, all cases have as many runs."""
     scale = _TINY_SCALE if settings.model == TINY else _SCALE
-    num_loads = -(-settings.needle_runs // 2)  # each asks for a greedy and a sampled answer
+    num_loads = -(-settings.stress_runs // 2)  # each load runs a greedy and a sampled probe
     for number in range(num_loads):
-        if desk.is_late:
+        if context.is_over_time:
             found.cut_off = True
             found.notes.append(f"cut off after {number} of {num_loads} loads")
             return
-        for bout in bouts:
-            if bout.mode == "off" and 3 * number >= num_loads:
-                continue  # it need not be shown as often that nothing is promised
-            engine = twins.exact if bout.mode == "auto" else twins.plain
+        for case in cases:
+            if case.mode == "off" and 3 * number >= num_loads:
+                continue  # a third of the runs suffices to show several answers
+            engine = pair.exact if case.mode == "auto" else pair.plain
             rng = random.Random(number)
-            hay = draw(rng, engine, bout.needle, bout.mode, scale)
-            bout.tally.add(run_in(engine, hay, bout.needle))
+            load = draw_load(rng, engine, case.probe, case.mode, scale)
+            case.summary.add(run_in_load(engine, load, case.probe))
         if number % 25 == 24:
-            desk.tell(f"{number + 1} of {num_loads} loads")
+            context.log(f"{number + 1} of {num_loads} loads")
 
 
-def _agree(bouts: list[Bout]) -> bool:
-    """Whether each needle gave one answer over all modes that guarantee it."""
-    for asked in {bout.asked for bout in bouts}:
-        outcomes = {
-            outcome
-            for bout in bouts
-            if bout.asked == asked and bout.mode != "off"
-            for outcome in bout.tally.outcomes
+def _agree(cases: list[StressCase]) -> bool:
+    """Whether each probe gave one answer over all modes with the guarantee."""
+    for asked in {case.asked for case in cases}:
+        results = {
+            bits
+            for case in cases
+            if case.asked == asked and case.mode != "off"
+            for bits in case.summary.results
         }
-        if len(outcomes) != 1:
+        if len(results) != 1:
             return False
     return True

@@ -1,13 +1,17 @@
-"""The figures of `bench gpu` as tables, ours beside the peer's and beside what we want to reach."""
+"""The figures of `bench gpu` as tables, beside those of vLLM and our goals."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from holdfast.bench.gpu.report import Breakdown, Certificates, Needles, Report, Speed
+from holdfast.bench.gpu.report import (
+    BreakdownSection,
+    CertificateSection,
+    GpuReport,
+    SpeedSection,
+    StressSection,
+)
 from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY, VERIFY, VERIFY_PLAIN
 from holdfast.bench.peers import (
     GOAL_AUTO_RATIO,
@@ -18,36 +22,35 @@ from holdfast.bench.peers import (
     VLLM_PREFILL,
     peer_of,
 )
+from holdfast.bench.tables import make_table, open_console
 
 _NONE = "-"
 
 
-def show_report(report: Report, console: Console | None = None) -> None:
-    """All sections there are."""
-    if console is None:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 140  # a file has room for whole words
+def show_report(report: GpuReport, console: Console | None = None) -> None:
+    """All sections of the report."""
+    console = console or open_console(file_width=140)
     console.print(f"{report.machine}, torch {report.torch}, triton {report.triton}")
     show: Mapping[str, Callable[[Any, Console], None]] = {
         "speed": show_speed,
         "small": show_speed,
         "verify": show_verify,
         "certificate": show_certificate,
-        "needle": show_needle,
+        "stress": show_stress,
         "breakdown": show_breakdown,
     }
     for name, section in report.sections.items():
         show[name](section, console)
         if section.cut_off:
-            console.print(f"[yellow]{name}: cut off, the time was over[/]")
+            console.print(f"[yellow]{name}: cut off after section_seconds[/]")
     for name, error in report.errors.items():
         console.print(f"[red]{name}: {error}[/]", markup=True)
 
 
-def show_speed(speed: Speed, console: Console) -> None:
-    table = _table(
-        f"tok/s ({speed.model}, {speed.dtype}, {speed.prompt_len} in / {speed.num_tokens} out); in brackets ms a decode step",
+def show_speed(speed: SpeedSection, console: Console) -> None:
+    table = make_table(
+        f"tok/s ({speed.model}, {speed.dtype}, {speed.prompt_len} in / {speed.num_tokens} out); "
+        "in brackets ms per decode step",
         *("N", AUTO.name, ORDINARY.name, OFF.name, "auto / ordinary", "goal", SOURCE, "its batch-invariant"),
     )
     for streams in dict.fromkeys(row.streams for row in speed.rows):
@@ -68,11 +71,11 @@ def show_speed(speed: Speed, console: Console) -> None:
             f"; {SOURCE}: {peer_prefill:,.0f}; goal {GOAL_PREFILL:,.0f}" if peer_prefill is not None else ""
         )
         console.print(f"prefill of {speed.prefill_tokens} tokens, tok/s: {found}{beside}")
-    _tell_revocations(speed, console)
+    _show_revocations(speed, console)
 
 
-def show_verify(speed: Speed, console: Console) -> None:
-    table = _table(
+def show_verify(speed: SpeedSection, console: Console) -> None:
+    table = make_table(
         f"verify ({speed.model}, {speed.dtype}, {speed.prompt_len} in / {speed.num_tokens} out)",
         *("N", "variant", "tok/s", f"of {OFF.name}", "candidates", "rolled back", "rollback rate"),
     )
@@ -86,21 +89,21 @@ def show_verify(speed: Speed, console: Console) -> None:
             _rate(row.rolled_back, row.candidates) if verified else _NONE,
         )
     console.print(table)
-    _tell_revocations(speed, console)
+    _show_revocations(speed, console)
 
 
-def show_certificate(found: Certificates, console: Console) -> None:
+def show_certificate(found: CertificateSection, console: Console) -> None:
     rows = list(dict.fromkeys(rows for product in found.products for rows in product.cost))
-    table = _table(
-        f"products at {found.sizes} row totals, {found.dtype}; cost: time against the plain call at so many rows",
-        *("model", "product", "N x K", "K-slices", "certified", "classes, plain"),
+    table = make_table(
+        f"GEMMs at {found.sizes} batch sizes, {found.dtype}; cost: time relative to the plain call, by rows",
+        *("model", "GEMM", "N x K", "split-K", "certified", "classes, plain"),
         *(f"at {one}" for one in rows),
     )
     for product in found.products:
-        totals = f"{product.num_agreeing} of {product.num_tried}"
+        agreeing = f"{product.num_agreeing} of {product.num_tried}"
         table.add_row(
             *(product.model, product.name, f"{product.outputs} x {product.inputs}", str(product.slices)),
-            f"[green]{totals}[/]" if product.is_certified else f"[red]{totals}[/]",
+            f"[{'green' if product.is_certified else 'red'}]{agreeing}[/]",
             str(product.plain_classes),
             *(f"{product.cost[one]:.2f}" if one in product.cost else _NONE for one in rows),
         )
@@ -108,13 +111,13 @@ def show_certificate(found: Certificates, console: Console) -> None:
     console.print("seconds: " + ", ".join(f"{name} {took:.1f}" for name, took in found.seconds.items()))
 
 
-def show_needle(found: Needles, console: Console) -> None:
-    table = _table(
+def show_stress(found: StressSection, console: Console) -> None:
+    table = make_table(
         "one request inside random loads",
-        *("model", "mode", "asked", "runs", "distinct outputs", "distinct tokens", "rolled back", "rate"),
+        *("model", "mode", "request", "runs", "distinct outputs", "distinct tokens", "rolled back", "rate"),
         *("preempted", "checks", "revoked"),
     )
-    for one in found.pricks:
+    for one in found.rows:
         good = one.distinct == 1 if one.guarantee else True
         verified = one.mode == "verify"
         table.add_row(
@@ -133,9 +136,9 @@ def show_needle(found: Needles, console: Console) -> None:
         console.print(note, markup=False)
 
 
-def show_breakdown(found: Breakdown, console: Console) -> None:
+def show_breakdown(found: BreakdownSection, console: Console) -> None:
     kinds = list(dict.fromkeys(kind for step in found.steps for kind in step.by_kind))
-    table = _table(
+    table = make_table(
         f"a decode step, ms ({found.model}, {found.dtype}, all deterministic, auto)",
         *("N", "context", "step", "GPU busy", "busy share", "gap", "memory floor"),
         *kinds,
@@ -154,13 +157,13 @@ def show_breakdown(found: Breakdown, console: Console) -> None:
             console.print(f"  {entry['ms']:7.3f} ms, {entry['calls']:6.1f} calls: {name[:100]}", markup=False)
 
 
-def _tell_revocations(speed: Speed, console: Console) -> None:
+def _show_revocations(speed: SpeedSection, console: Console) -> None:
     revoked = sum(row.revocations for row in speed.rows)
     if revoked:
         console.print(f"[red]{revoked} certificates were revoked by spot checks[/]")
 
 
-def _cell(speed: Speed, variant: str, streams: int) -> str:
+def _cell(speed: SpeedSection, variant: str, streams: int) -> str:
     row = speed.row(variant, streams)
     return _pair(row.speed, row.step_ms) if row is not None else _NONE
 
@@ -177,10 +180,3 @@ def _ratio(ratio: float | None, goal: float) -> str:
 
 def _rate(part: int, whole: int) -> str:
     return f"{100 * part / whole:.3f} %" if whole else _NONE
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right")
-    return table

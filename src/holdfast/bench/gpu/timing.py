@@ -1,7 +1,7 @@
-"""One run of an engine over many requests at once, timed: from the first submission to the last token.
+"""Time one run of an engine over concurrent requests, from the first submission to the last token.
 
-Every request's tokens are counted, and there must be as many as were asked for. A decode step is the time between the ends of
-two steps while all requests decode: behind the last prompt, before the first end.
+Every request must generate exactly as many tokens as it asks for. The time of a decode step is the interval between the
+ends of two steps while all requests decode: after the last prefill and before the first request finishes.
 """
 
 import gc
@@ -20,7 +20,10 @@ from holdfast.errors import EngineStopped
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one run; first_seconds until every request has its first token. step_ms: median, if there were any."""
+    """One run. first_seconds is the time until every request has its first token.
+
+    step_ms is the median decode step, None if there were too few.
+    """
 
     seconds: float
     first_seconds: float
@@ -41,14 +44,14 @@ class Timing:
 
 
 def draw_prompts(rng: random.Random, count: int, length: int, vocab_size: int) -> list[list[int]]:
-    """Random tokens: no two prompts alike."""
+    """Prompts of random tokens."""
     return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(count)]
 
 
 def run_once(
     engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, *, deterministic: bool
 ) -> Timing:
-    """All prompts at once, greedy, to the last token. Raises if a request failed or gave too few tokens."""
+    """Run all prompts concurrently, greedy. Raises if a request fails or has too few tokens."""
     params = SamplingParams(
         max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=deterministic
     )
@@ -57,7 +60,7 @@ def run_once(
     results: dict[int, Result] = {}
     step_ends: list[float] = []
     gc.collect()
-    gc.freeze()  # as a server's engine does
+    gc.freeze()  # as the engine of a server does
     started = time.perf_counter()
     first = started
     for request in requests:
@@ -79,7 +82,7 @@ def run_once(
     while engine.has_work:
         engine.step()
     gc.unfreeze()
-    require_all(results.values(), num_tokens)
+    require_complete(results.values(), num_tokens)
     return Timing(
         seconds=seconds,
         first_seconds=first - started,
@@ -92,15 +95,15 @@ def run_once(
     )
 
 
-def require_all(results: Iterable[Result], num_tokens: int) -> None:
+def require_complete(results: Iterable[Result], num_tokens: int) -> None:
     for result in results:
         if result.error is not None:
             raise EngineStopped(f"a request of the benchmark failed: {result.error}")
         if len(result.token_ids) != num_tokens:
-            raise EngineStopped(f"a request gave {len(result.token_ids)} tokens instead of {num_tokens}")
+            raise EngineStopped(f"a request generated {len(result.token_ids)} tokens instead of {num_tokens}")
 
 
 def median_ms(ends: Sequence[float]) -> float | None:
-    """Of the intervals, the first left out: it may still hold the end of a prompt."""
+    """The median interval without the first one, which may contain the end of a prefill."""
     gaps = [1e3 * (later - earlier) for earlier, later in pairwise(ends[1:])]
     return statistics.median(gaps) if gaps else None

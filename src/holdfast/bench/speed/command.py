@@ -1,7 +1,7 @@
-"""What a user waits for and pays: seconds from `holdfast generate` to its first byte, and its peak resident memory.
+"""The cost of one `holdfast generate`: seconds to its first byte of output, and its peak resident memory.
 
-The real command line in processes of its own. A first one warms the disk and leaves the certificate in the cache; of the
-others the quickest counts for time and the largest for memory.
+The real command runs in its own processes. A first run warms the disk cache and stores the certificate. Of the others,
+the shortest time and the largest memory count.
 """
 
 import json
@@ -21,14 +21,14 @@ from holdfast.models.locate import locate
 KV_MEMORY = "256MiB"
 NUM_TRIES = 3
 ALLOWED_SECONDS = 4.0
-ALLOWED_BYTES = 600_000_000  # beside weights and KV budget
+ALLOWED_BYTES = 600_000_000  # in addition to weights and KV budget
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 
 @dataclass(frozen=True)
 class CommandCost:
-    """One command line, measured from outside. The KV budget is what it may use: pages count when they are written."""
+    """One command, measured from outside. The KV budget is an upper limit: a page is resident once it is written."""
 
     first_byte_seconds: float
     peak_resident_bytes: float
@@ -41,7 +41,7 @@ class CommandCost:
 
 
 def command_line(model: str | None, dtype: str, num_threads: int | None) -> list[str]:
-    """`holdfast generate`, with everything that must be the same in every try."""
+    """`holdfast generate` with fixed options."""
     command = [sys.executable, "-m", "holdfast", "generate", "Why is the sea salt?"]
     command += ["--max-tokens", "8", "--deterministic", "--seed", "7", "--kv-memory", KV_MEMORY]
     command += ["--dtype", dtype]
@@ -50,15 +50,15 @@ def command_line(model: str | None, dtype: str, num_threads: int | None) -> list
 
 
 def measure(
-    model: str | None, dtype: str, num_threads: int | None, tell: Callable[[str], None]
+    model: str | None, dtype: str, num_threads: int | None, log: Callable[[str], None]
 ) -> CommandCost:
-    """Start the command once to warm up and NUM_TRIES times to measure."""
+    """Run the command once to warm up and NUM_TRIES times to measure."""
     command = command_line(model, dtype, num_threads)
-    tell("holdfast generate: warming up")
+    log("holdfast generate: warming up")
     _launch(command)
     tries = []
     for number in range(NUM_TRIES):
-        tell(f"holdfast generate: {number + 1} of {NUM_TRIES}")
+        log(f"holdfast generate: {number + 1} of {NUM_TRIES}")
         tries.append(_launch(command))
     return CommandCost(
         first_byte_seconds=min(seconds for seconds, _ in tries),
@@ -69,18 +69,18 @@ def measure(
 
 
 def weights_bytes(checkpoint: Checkpoint, dtype: str) -> int:
-    """All weights in the dtype they are computed in; tied embeddings once."""
+    """The size of all weights in the dtype of the engine. Tied embeddings count once."""
     itemsize = torch_dtype(EngineConfig(dtype=dtype), checkpoint.config.torch_dtype).itemsize
     return itemsize * sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
 
 
 def _launch(command: list[str]) -> tuple[float, int]:
-    """Seconds to the first byte, and peak bytes."""
+    """Seconds to the first byte, and peak resident bytes."""
     launcher = [sys.executable, "-I", str(_LAUNCHER), *command]
     done = subprocess.run(launcher, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     if found["returncode"] != 0:
         raise EngineStopped(
-            f"the command to be measured failed with {found['returncode']}: {' '.join(command)}: {found['stderr']}"
+            f"the measured command failed with {found['returncode']}: {' '.join(command)}: {found['stderr']}"
         )
     return float(found["first_byte_seconds"]), int(found["peak_resident_bytes"])

@@ -1,15 +1,13 @@
 """Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
 
-All variants are measured in turn, round after round, and each time counts at its best: a machine that is busy for a moment
-slows one round, not one variant. Ratios of one run can be compared; times of different runs cannot.
+All variants are measured in turn, round after round, and the best time of each counts: other load on the machine slows
+one round, not one variant. Ratios within a run are comparable; times of different runs are not.
 """
 
-import json
 import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 import torch
 
@@ -33,24 +31,24 @@ DECODE_PROMPT = 32
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to run the same work. deterministic None means Hugging Face."""
+class CpuVariant:
+    """One way to run the same work. deterministic is None for Hugging Face."""
 
     name: str
     mode: DeterminismMode = "off"
     deterministic: bool | None = None
 
 
-HUGGING_FACE = Variant("Hugging Face")
-ORDINARY = Variant("ordinary", "off", False)
-AUTO = Variant("deterministic, auto", "auto", True)
-VERIFY = Variant("deterministic, verify", "verify", True)
+HUGGING_FACE = CpuVariant("Hugging Face")
+ORDINARY = CpuVariant("ordinary", "off", False)
+AUTO = CpuVariant("deterministic, auto", "auto", True)
+VERIFY = CpuVariant("deterministic, verify", "verify", True)
 VARIANTS = (HUGGING_FACE, ORDINARY, AUTO, VERIFY)
 
 
 @dataclass
-class Report:
-    """tok/s by variant and cell, and where it was measured; command holds the fields of `CommandCost`."""
+class CpuSpeedReport:
+    """tok/s by variant and cell. command holds the fields of `CommandCost`."""
 
     machine: str
     threads: int
@@ -67,8 +65,8 @@ class Report:
         return self.speed[variant][cell] / self.speed[over][cell]
 
 
-class Bench:
-    """One model in both engines."""
+class CpuBench:
+    """One model in Holdfast and in Hugging Face."""
 
     def __init__(
         self,
@@ -83,29 +81,29 @@ class Bench:
             dtype=dtype, num_threads=num_threads, max_num_seqs=max(STREAMS), kv_memory="512MiB"
         )
         self.engine: Engine = assemble(config, checkpoint, tokenizer)
-        wanted = torch_dtype(config, None)
-        # Where torch has no product of this dtype to speak of, fp32 is the fastest Hugging Face has.
-        peer = wanted if multiplies_natively(wanted) else torch.float32
+        dtype_used = torch_dtype(config, None)
+        # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
+        peer = dtype_used if multiplies_natively(dtype_used) else torch.float32
         self._num_tokens = num_tokens
-        self.report = Report(
+        self.report = CpuSpeedReport(
             machine=machine_name(),
             threads=torch.get_num_threads(),
             torch=torch.__version__,
             model=name,
-            dtype=str(wanted).removeprefix("torch."),
+            dtype=str(dtype_used).removeprefix("torch."),
             hugging_face_dtype=str(peer).removeprefix("torch."),
             rounds=0,
             num_tokens=num_tokens,
         )
         self._peer = HuggingFace(checkpoint, peer)
         self._rng = random.Random(0)
-        self._best: dict[tuple[Variant, int, int, int], float] = {}  # seconds
+        self._best: dict[tuple[CpuVariant, int, int, int], float] = {}  # seconds
 
-    def run(self, rounds: int, tell: Callable[[str], None]) -> Report:
-        """Every cell of every variant, so many times in turn."""
+    def run(self, rounds: int, log: Callable[[str], None]) -> CpuSpeedReport:
+        """Measure every cell of every variant, round after round."""
         for number in range(rounds):
             for variant in VARIANTS:
-                tell(f"round {number + 1} of {rounds}: {variant.name}")
+                log(f"round {number + 1} of {rounds}: {variant.name}")
                 self._time(variant, 1, PREFILL, 1)
                 for streams in STREAMS:
                     self._time(variant, streams, DECODE_PROMPT, 1)
@@ -117,10 +115,10 @@ class Bench:
             self.report.speed[variant.name] = cells
         return self.report
 
-    def _decode_speed(self, variant: Variant, streams: int) -> float:
-        """Decoded tokens a second: what the tokens behind the first take.
+    def _decode_speed(self, variant: CpuVariant, streams: int) -> float:
+        """Decoded tokens per second: the time of all tokens minus the time of the first one.
 
-        Best times are subtracted, not times of one round: a prefill that was slow once must not make decoding look fast.
+        Best times are subtracted, not times of one round: one slow prefill must not make decoding look fast.
         """
         first = self._best[variant, streams, DECODE_PROMPT, 1]
         whole = self._best[variant, streams, DECODE_PROMPT, self._num_tokens]
@@ -131,16 +129,16 @@ class Bench:
             )
         return streams * (self._num_tokens - 1) / (whole - first)
 
-    def _time(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> None:
+    def _time(self, variant: CpuVariant, streams: int, prompt_len: int, num_tokens: int) -> None:
         seconds = self._seconds(variant, streams, prompt_len, num_tokens)
         key = (variant, streams, prompt_len, num_tokens)
         self._best[key] = min(seconds, self._best.get(key, seconds))
 
-    def _seconds(self, variant: Variant, streams: int, prompt_len: int, num_tokens: int) -> float:
+    def _seconds(self, variant: CpuVariant, streams: int, prompt_len: int, num_tokens: int) -> float:
         prompts = [self._prompt(prompt_len) for _ in range(streams)]
         if variant.deterministic is None:
             return self._peer.seconds(prompts, num_tokens)
-        # No look-up: it is measured by itself, on text that repeats.
+        # No n-gram speculation: `bench ngram` measures it on text that repeats.
         schedule = replace(
             self.engine.scheduler.config, determinism=variant.mode, prefix_cache=False, speculation="off"
         )
@@ -166,21 +164,13 @@ def run(
     num_tokens: int,
     num_threads: int | None,
     dtype: str,
-    tell: Callable[[str], None],
-) -> Report:
-    """The whole benchmark on one model: the command line first, then both engines in this process."""
+    log: Callable[[str], None],
+) -> CpuSpeedReport:
+    """The whole benchmark on one model: first the command line, then both engines in this process."""
     located = locate(model)
-    cost = measure(model, dtype, num_threads, tell)
+    cost = measure(model, dtype, num_threads, log)
     checkpoint = open_checkpoint(located.path)
     tokenizer = open_tokenizer(checkpoint.path)
-    report = Bench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, tell)
+    report = CpuBench(checkpoint, tokenizer, located.name, num_threads, dtype, num_tokens).run(rounds, log)
     report.command = asdict(cost)
     return report
-
-
-def save(report: Report, path: Path) -> None:
-    path.write_text(json.dumps(asdict(report), indent=1) + "\n")
-
-
-def load(path: Path) -> Report:
-    return Report(**json.loads(path.read_text()))

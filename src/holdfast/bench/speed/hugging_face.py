@@ -1,4 +1,4 @@
-"""The peer in the same process: transformers' own generate, on the very weights Holdfast loaded."""
+"""Hugging Face generate in the same process, on the weights that Holdfast loaded."""
 
 import time
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from holdfast.models.checkpoint import Checkpoint
 
 
 class HuggingFace:
-    """A Llama of transformers filled from an open checkpoint."""
+    """A transformers Llama with the weights of an open checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         import transformers
 
         config = checkpoint.config
         assert config.family == "llama" and config.rope_scaling is None, (
-            "the comparison is made for plain Llama models"
+            "the comparison supports plain Llama models only"
         )
         described = transformers.LlamaConfig(
             vocab_size=config.vocab_size,
@@ -49,7 +49,7 @@ class HuggingFace:
         self._model = model.eval()
 
     def seconds(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
-        """How long one greedy batch takes; the prompts have one length."""
+        """The time of one greedy batch. All prompts have the same length."""
         ids = torch.tensor(prompts)
         started = time.perf_counter()
         with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""Starts a command and says, as JSON, when its first byte came and how much memory it held at most.
+"""Run a command and print, as JSON, the time to its first byte of output and its peak memory.
 
-A small process of its own, run by its path and importing nothing of Holdfast: Linux counts into a child's peak what its
-parent held when it was started, and the benchmark's own process holds two engines.
+This is a separate small program that imports nothing of Holdfast. On Linux, the peak memory of a child includes what its
+parent held at the fork, and the process of the benchmark holds two engines.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 
 
 def launch(command: list[str]) -> dict[str, float | str]:
-    """Run the command to its end. Its stderr is kept for the case that it fails."""
+    """Run the command to its end. stderr is returned for the case that it fails."""
     with tempfile.TemporaryFile() as stderr:
         started = time.perf_counter()
         child = subprocess.Popen(

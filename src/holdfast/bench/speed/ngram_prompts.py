@@ -1,4 +1,4 @@
-"""What the look-up is measured on: answers that repeat much of their prompt, and answers that repeat nothing."""
+"""Prompts of the n-gram benchmark: some whose answers copy much of the prompt, some whose answers do not."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""Structured answers under load: many JSON-schema requests among ordinary ones, again and again.
+"""Structured output under load: many JSON-schema requests among ordinary ones, several times.
 
-Every answer must conform to its schema and be the same each time. Beside that, what the masks cost: the time they take, and
-the speed of structured answers against the same number of tokens without a form.
+Every answer must conform to its schema and be the same each time. The cost of structured output is measured, too: the
+CPU time of a token mask, and tok/s with a schema against tok/s of as many tokens without one.
 """
 
 import json
@@ -14,6 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
+from holdfast.bench.determinism.stress import submit
+from holdfast.bench.tables import open_console
 from holdfast.core.grammar import Grammar
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
@@ -34,8 +36,8 @@ _TOPICS = (
 
 
 @dataclass(frozen=True)
-class Job:
-    """One structured request, and its schema to judge the answer by."""
+class SchemaRequest:
+    """One request, and the schema its answer must conform to."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -43,8 +45,8 @@ class Job:
 
 
 @dataclass
-class Report:
-    """What came of it. mask_us are the microseconds of CPU time one mask took."""
+class StructuredReport:
+    """All requests and repeats. mask_us holds the CPU time of each mask in microseconds; speeds are tok/s."""
 
     num_requests: int
     repeats: int
@@ -61,7 +63,7 @@ class Report:
 
 
 def draw_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    """A schema whose answers are short, whoever writes them."""
+    """A random schema whose answers are short, whatever the model."""
     kinds = ["string", "integer", "boolean", "enum", "array"] + (["object"] * 2 if depth < 2 else [])
     kind = "object" if depth == 0 else rng.choice(kinds)
     if kind == "string":
@@ -80,7 +82,7 @@ def draw_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value is what a schema drawn above asks for."""
+    """Whether a value conforms to a schema drawn by `draw_schema`."""
     if "enum" in schema:
         return value in schema["enum"]
     kind = schema["type"]
@@ -101,13 +103,13 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
         return isinstance(value, str) and len(value) <= schema["maxLength"]
     if kind == "boolean":
         return isinstance(value, bool)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and schema["minimum"] <= value <= schema["maximum"]
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and schema["minimum"] <= value <= schema["maximum"]
 
 
-def draw_jobs(engine: Engine, count: int, seed: int) -> list[Job]:
+def draw_requests(engine: Engine, count: int, seed: int) -> list[SchemaRequest]:
     rng = random.Random(seed)
-    jobs = []
+    requests = []
     for number in range(count):
         schema = draw_schema(rng)
         prompt = f"Describe {rng.choice(_TOPICS)} as JSON, number {number}:\n"
@@ -119,19 +121,19 @@ def draw_jobs(engine: Engine, count: int, seed: int) -> list[Job]:
             deterministic=True,
             structured=StructuredOutput(json_schema=schema),
         )
-        jobs.append(Job(tuple(engine.tokenizer.encode(prompt)), params, schema))
-    return jobs
+        requests.append(SchemaRequest(tuple(engine.tokenizer.encode(prompt)), params, schema))
+    return requests
 
 
 class TimedGrammars:
-    """Grammars that note what their masks cost."""
+    """A grammar compiler whose grammars measure the CPU time of their masks."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self.mask_us: list[float] = []
 
-    def compile(self, form: StructuredOutput) -> Grammar:
-        return _TimedGrammar(self._grammars.compile(form), self.mask_us)
+    def compile(self, structured: StructuredOutput) -> Grammar:
+        return _TimedGrammar(self._grammars.compile(structured), self.mask_us)
 
 
 class _TimedGrammar:
@@ -160,25 +162,28 @@ class _TimedGrammar:
 
 
 def run(
-    engine: Engine, num_requests: int, repeats: int, tell: Callable[[str], None], seed: int = 0
-) -> Report:
-    """All requests among ordinary ones, each time in another load and order."""
-    jobs = draw_jobs(engine, num_requests, seed)
+    engine: Engine, num_requests: int, repeats: int, log: Callable[[str], None], seed: int = 0
+) -> StructuredReport:
+    """Run all requests among ordinary ones, each time in another order and load."""
+    requests = draw_requests(engine, num_requests, seed)
     timed = TimedGrammars(engine.grammars)
-    answers: list[set[tuple[tuple[int, ...], str]]] = [set() for _ in jobs]
+    answers: list[set[tuple[tuple[int, ...], str]]] = [set() for _ in requests]
     num_invalid = num_tokens = 0
     for repeat in range(repeats):
-        tell(f"repeat {repeat + 1} of {repeats}")
+        log(f"repeat {repeat + 1} of {repeats}")
         engine = engine.restarted(engine.scheduler.config, grammars=timed)
-        for number, result in enumerate(_among_others(engine, jobs, random.Random(f"{seed} {repeat}"))):
+        rng = random.Random(f"{seed} {repeat}")
+        for number, result in enumerate(_run_among_others(engine, requests, rng)):
             choice = result.choices[0]
             answers[number].add((choice.token_ids, choice.text))
             num_tokens += len(choice.token_ids)
-            num_invalid += choice.finish_reason != "stop" or not _is_valid(choice.text, jobs[number].schema)
-    tell("the same number of tokens with a form and without")
+            num_invalid += choice.finish_reason != "stop" or not _is_valid(
+                choice.text, requests[number].schema
+            )
+    log("the same number of tokens with a schema and without")
     engine = engine.restarted(replace(engine.scheduler.config, speculation="off"))
-    speed, without = _speeds(engine, jobs[:8])
-    return Report(
+    speed, without = _speeds(engine, requests[:8])
+    return StructuredReport(
         num_requests, repeats, num_invalid, max(map(len, answers)), num_tokens, timed.mask_us, speed, without
     )
 
@@ -190,35 +195,33 @@ def _is_valid(text: str, schema: dict[str, Any]) -> bool:
         return False
 
 
-def _among_others(engine: Engine, jobs: Sequence[Job], rng: random.Random) -> list[Result]:
-    """The jobs' results. Ordinary requests come and go around them."""
-    waiting = list(range(len(jobs)))
+def _run_among_others(engine: Engine, requests: Sequence[SchemaRequest], rng: random.Random) -> list[Result]:
+    """The results of the requests. Ordinary requests arrive and end beside them."""
+    waiting = list(range(len(requests)))
     rng.shuffle(waiting)
     numbers: dict[int, int] = {}
     results: dict[int, Result] = {}
     while waiting or engine.has_work:
         for _ in range(min(len(waiting), rng.randint(0, 4))):
-            job = jobs[number := waiting.pop()]
-            request = engine.prepare(job.prompt, job.params)
-            engine.submit(request)
-            numbers[request.request_id] = number
+            one = requests[number := waiting.pop()]
+            numbers[submit(engine, one.prompt, one.params)] = number
         if waiting and rng.random() < 0.3:
             ids = [rng.randrange(3, 300) for _ in range(rng.randint(1, 60))]
-            engine.submit(engine.prepare(ids, SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=True)))
+            submit(engine, ids, SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=True))
         for update in engine.step():
             if update.result is not None and update.request_id in numbers:
                 results[numbers[update.request_id]] = update.result
-    return [results[number] for number in range(len(jobs))]
+    return [results[number] for number in range(len(requests))]
 
 
-def _speeds(engine: Engine, jobs: Sequence[Job]) -> tuple[float, float]:
-    """tok/s of a few structured answers at once, and of as many tokens without a form."""
-    structured = [(job.prompt, job.params) for job in jobs]
-    _timed(engine, structured)  # compiles the forms and warms the prefix cache
+def _speeds(engine: Engine, requests: Sequence[SchemaRequest]) -> tuple[float, float]:
+    """tok/s of a few concurrent structured answers, and of as many tokens without a schema."""
+    structured = [(one.prompt, one.params) for one in requests]
+    _timed(engine, structured)  # compiles the grammars and warms the prefix cache
     lengths, seconds = _timed(engine, structured)
     plain = [
-        (job.prompt, replace(job.params, structured=None, ignore_eos=True, max_tokens=length))
-        for job, length in zip(jobs, lengths, strict=True)
+        (one.prompt, replace(one.params, structured=None, ignore_eos=True, max_tokens=length))
+        for one, length in zip(requests, lengths, strict=True)
     ]
     _, without = _timed(engine, plain)
     return sum(lengths) / seconds, sum(lengths) / without
@@ -239,15 +242,15 @@ def _timed(
     return [lengths[request.request_id] for request in prepared], time.perf_counter() - started
 
 
-def show(report: Report, console: Console | None = None) -> None:
-    console = console or Console(highlight=False)
+def show(report: StructuredReport, console: Console | None = None) -> None:
+    console = console or open_console()
     masks = sorted(report.mask_us)
     ratio = report.speed / report.speed_without
     console.print(
         f"{report.num_requests} schemas, {report.repeats} times, {report.num_tokens} tokens: {report.num_invalid} invalid, "
-        f"at most {report.most_distinct} distinct answer{'s' * (report.most_distinct != 1)} a request"
+        f"at most {report.most_distinct} distinct answer{'s' * (report.most_distinct != 1)} per request"
     )
     console.print(
-        f"a mask: median {statistics.median(masks):.0f} µs, 99 % under {masks[len(masks) * 99 // 100]:.0f} µs; 8 streams: "
-        f"{report.speed:.1f} tok/s with a form, {report.speed_without:.1f} without ({ratio:.2f})"
+        f"mask: median {statistics.median(masks):.0f} µs, 99 % under {masks[len(masks) * 99 // 100]:.0f} µs; 8 streams: "
+        f"{report.speed:.1f} tok/s with a schema, {report.speed_without:.1f} without ({ratio:.2f})"
     )

@@ -1,5 +1,7 @@
-"""`holdfast bench`: measurements and the demonstration, each a thin call into `holdfast.bench`."""
+"""`holdfast bench`: benchmarks, determinism stress tests and the demo. Each command calls into `holdfast.bench`."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +18,16 @@ from holdfast.engine.config import EngineConfig
 
 _MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
 
-bench = typer.Typer(help="Measure speed, prick determinism, show it.", no_args_is_help=True)
+bench = typer.Typer(help="Benchmarks, determinism stress tests, a demo.", no_args_is_help=True)
 
 
 @bench.command()
 @grouped(only=("num_threads",))
 def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None:
-    """One deterministic prompt: alone, inside two loads, after forced rollbacks. Exits with 1 if a bit differs."""
+    """Answer one deterministic prompt alone, inside two loads and with forced rollbacks.
+
+    Exits with 1 if a bit differs.
+    """
     from holdfast.bench.determinism.demo import run
 
     raise typer.Exit(0 if run(o.open_llm(replace(engine, model=model))) else 1)
@@ -32,93 +37,112 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
 @grouped(only=("dtype", "num_threads"))
 def cpu(
     model: o.ModelArgument = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each variant takes its best round.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 3,
     num_tokens: Annotated[int, typer.Option(min=2, help="Tokens decoded by each stream.")] = 64,
     engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
 ) -> None:
-    """Speed beside Hugging Face generate: the same weights, in the same process; and what one command costs."""
+    """Measure speed against Hugging Face generate, on the same weights in the same process; and the cost of one command."""
+    from holdfast.bench.report import write_report
     from holdfast.bench.speed import cpu as speed
-    from holdfast.bench.speed.plot import plot_speed
-    from holdfast.bench.speed.table import show_speed
+    from holdfast.bench.speed.cpu_plot import plot_speed
+    from holdfast.bench.speed.cpu_table import show_speed
 
     require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
     require_folder(save, plot)
     report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note)
     show_speed(report)
     if save is not None:
-        speed.save(report, save)
+        write_report(report, save)
     if plot is not None:
         plot_speed(report, plot)
 
 
 @bench.command()
 @grouped(only=("dtype", "num_threads"))
-def lookup(
+def ngram(
     model: o.ModelArgument = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each variant takes its best round.")] = 3,
-    num_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 256,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; the best time counts.")] = 3,
+    num_tokens: Annotated[int, typer.Option(min=2, help="Maximum length of an answer.")] = 256,
     engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
 ) -> None:
-    """What the look-up in a request's own text is worth, on text that copies and on text that does not.
+    """Measure the gain of n-gram speculation, on text that copies its prompt and on text that does not.
 
-    Exits with 1 if a bit differs or the figures are not reached.
+    Exits with 1 if a bit differs or a gain is below its limit.
     """
-    from holdfast.bench.speed import ngram as guesses
+    from holdfast.bench.report import write_report
+    from holdfast.bench.speed import ngram as speed
     from holdfast.models.locate import locate
 
     require_folder(save)
     llm = o.open_llm(replace(engine, model=model))
-    report = guesses.run(llm, locate(model).name, rounds, num_tokens, note)
-    guesses.show(report)
+    report = speed.run(llm, locate(model).name, rounds, num_tokens, note)
+    speed.show(report)
     if save is not None:
-        guesses.save(report, save)
+        write_report(report, save)
     raise typer.Exit(0 if report.is_good else 1)
 
 
 @bench.command()
 @grouped(only=("dtype", "num_threads"))
-def forms(
+def structured(
     model: o.ModelArgument = None,
-    requests: Annotated[int, typer.Option(min=8, help="How many JSON schemas.")] = 200,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is asked.")] = 2,
+    requests: Annotated[int, typer.Option(min=8, help="Number of JSON schemas.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, help="Answers to each schema.")] = 2,
     engine: EngineConfig = _MEASURED,
 ) -> None:
-    """JSON-schema requests under the guarantee, among ordinary ones: all valid, one answer each, and what masks cost.
+    """Run deterministic JSON-schema requests among ordinary ones, and measure the cost of token masks.
 
-    Exits with 1 unless they are.
+    Exits with 1 if an answer does not conform to its schema or differs from an earlier one.
     """
-    from holdfast.bench.speed import structured as structured
+    from holdfast.bench.speed import structured as speed
 
     require_packages("llguidance", extra="structured")
     llm = o.open_llm(replace(engine, model=model))
-    report = structured.run(llm.engine, requests, repeats, note)
-    structured.show(report)
+    report = speed.run(llm.engine, requests, repeats, note)
+    speed.show(report)
     raise typer.Exit(0 if report.is_good else 1)
 
 
 @bench.command()
 @grouped(only=("dtype", "kernels", "num_threads"))
-def needle(
+def determinism(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of the random loads.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random loads.")] = 0,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Every feature inside random loads, on this model and on tiny ones, with the guarantee and without.
+    """Determinism stress test: every feature inside random loads, on this model and on tiny ones.
 
-    Exits with 1 unless all answers of a cell are one, and some without the guarantee several.
+    Exits with 1 unless every cell with the guarantee has one answer and some cell without it has several.
     """
-    from holdfast.bench.determinism.survey import Loads, survey
-    from holdfast.bench.determinism.survey_table import show_survey
+    from holdfast.bench.determinism.matrix import StressSettings, run_matrix
+    from holdfast.bench.determinism.matrix_table import show_matrix
     from holdfast.models.locate import locate
 
     llm = o.open_llm(replace(engine, model=model))
-    findings = list(survey(llm.engine, locate(model).name, engine.num_threads, Loads(runs, seed, note)))
-    raise typer.Exit(0 if show_survey(findings) else 1)
+    settings = StressSettings(runs, seed, note)
+    results = list(run_matrix(llm.engine, locate(model).name, engine.num_threads, settings))
+    raise typer.Exit(0 if show_matrix(results) else 1)
 
 
 bench.command()(gpu)
 bench.command()(serve)
+
+
+def _add_old_name(old: str, command: Callable[..., None]) -> None:
+    """Accept the old name of a command for one release."""
+
+    @functools.wraps(command)
+    def run(*args: object, **options: object) -> None:
+        note(f"`holdfast bench {old}` is deprecated; use `holdfast bench {command.__name__}`")
+        command(*args, **options)
+
+    bench.command(old, hidden=True)(run)
+
+
+_add_old_name("needle", determinism)
+_add_old_name("lookup", ngram)
+_add_old_name("forms", structured)

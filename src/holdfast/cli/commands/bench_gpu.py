@@ -1,4 +1,4 @@
-"""`holdfast bench gpu`: speed, determinism and its price on a GPU."""
+"""`holdfast bench gpu`: speed, determinism and its cost on a GPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,50 +16,65 @@ def gpu(
         typer.Option(
             "--model",
             "-m",
-            help="Shape of the random weights; llama-3.1-8b without one. tiny: all tiny, for a CPU.",
+            help="Shape of the random weights; default llama-3.1-8b. tiny: all sections tiny, for a CPU.",
         ),
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Sections: speed, verify, breakdown, small, certificate, needle; all without it."),
+        typer.Option(help="Sections: speed, verify, breakdown, small, certificate, stress; default all."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for bench-gpu.json, written again after every section, and plots."),
+        typer.Option(help="Folder for plots and bench-gpu.json, which is written after every section."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Each variant takes its best round.")] = None,
-    streams: Annotated[str | None, typer.Option(help="Requests at once, such as 1,8,32.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Number of rounds; the best time counts.")] = None,
+    streams: Annotated[str | None, typer.Option(help="Concurrent requests, such as 1,8,32.")] = None,
     num_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each answer.")] = None,
-    verify_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens of each verified answer.")] = None,
-    needle_model: Annotated[
-        str | None, typer.Option(help="Real weights for the needle: a .gguf file or folder.")
+    verify_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each answer in the section verify.")
     ] = None,
-    needle_shape: Annotated[str | None, typer.Option(help="Shape of random weights for the needle.")] = None,
-    needle_runs: Annotated[int | None, typer.Option(min=2, help="Random loads, in each mode.")] = None,
+    stress_model: Annotated[
+        str | None, typer.Option(help="Real weights for the stress test: a .gguf file or a folder.")
+    ] = None,
+    stress_shape: Annotated[
+        str | None, typer.Option(help="Shape of the random weights for the stress test.")
+    ] = None,
+    stress_runs: Annotated[
+        int | None, typer.Option(min=2, help="Random loads of the stress test, in each mode.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or fp32.")] = None,
     section_seconds: Annotated[
-        float | None, typer.Option(min=1, help="When a section starts nothing new.")
+        float | None, typer.Option(min=1, help="After so many seconds a section starts no new measurement.")
     ] = None,
+    needle_model: Annotated[str | None, typer.Option(hidden=True)] = None,
+    needle_shape: Annotated[str | None, typer.Option(hidden=True)] = None,
+    needle_runs: Annotated[int | None, typer.Option(min=2, hidden=True)] = None,
 ) -> None:
-    """Speed beside another engine's figures, the certificate of named shapes, the needle, and where a step's time goes.
+    """Measure speed beside vLLM's, certificates of named shapes, a determinism stress test, and where a step's time goes.
 
-    Random weights of a published shape. Exits with 1 if a section fails or a guaranteed answer differs.
+    The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic answer differs.
     """
     from holdfast.bench.gpu.bench import GpuBench
     from holdfast.bench.gpu.plot import plot_report
-    from holdfast.bench.gpu.settings import parse_numbers, parse_sections, settings_for
+    from holdfast.bench.gpu.settings import OLD_SECTIONS, parse_numbers, parse_sections, settings_for
     from holdfast.bench.gpu.table import show_report
 
     require_packages(*(("matplotlib",) if out is not None else ()))
     sections = parse_sections(only)
+    for old, new in OLD_SECTIONS.items():
+        if only is not None and old in only:
+            note(f"the section {old} is deprecated; use {new}")
+    for old_option, value in (("model", needle_model), ("shape", needle_shape), ("runs", needle_runs)):
+        if value is not None:
+            note(f"--needle-{old_option} is deprecated; use --stress-{old_option}")
     given: dict[str, Any] = {
         "rounds": rounds,
         "streams": parse_numbers(streams) if streams is not None else None,
         "num_tokens": num_tokens,
         "verify_tokens": verify_tokens,
-        "needle_model": needle_model,
-        "needle_shape": needle_shape,
-        "needle_runs": needle_runs,
+        "stress_model": stress_model or needle_model,
+        "stress_shape": stress_shape or needle_shape,
+        "stress_runs": stress_runs or needle_runs,
         "dtype": dtype,
         "section_seconds": section_seconds,
     }

@@ -8,8 +8,8 @@ from dataclasses import replace
 import jsonschema
 
 from holdfast.bench.determinism.features import Feature
-from holdfast.bench.determinism.stress import outcome_of
-from holdfast.bench.determinism.stress_load import Needle
+from holdfast.bench.determinism.stress import result_bits
+from holdfast.bench.determinism.stress_load import ProbeRequest
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import score_params
 from holdfast.core.step_plan import TokenLogprob
@@ -20,9 +20,9 @@ REPORTS = ("logprobs", "prompt logprobs", "echo")
 GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # what the features' grammar says
 
 
-def with_logprobs(needle: Needle) -> Needle:
+def with_logprobs(probe: ProbeRequest) -> ProbeRequest:
     """The same request; the chosen tokens' logprobs are asked for, too."""
-    return replace(needle, params=replace(needle.params, logprobs=needle.params.logprobs or 0))
+    return replace(probe, params=replace(probe.params, logprobs=probe.params.logprobs or 0))
 
 
 def assert_counts(result: Result) -> None:
@@ -34,7 +34,7 @@ def assert_counts(result: Result) -> None:
 
 def assert_does_something(feature: Feature, given: Result, without: Result) -> None:
     assert given.error is None
-    assert outcome_of(given) != outcome_of(without), feature.name
+    assert result_bits(given) != result_bits(without), feature.name
     if feature.name in REPORTS:  # what is reported does not decide what is said
         assert given.token_ids == without.token_ids
     if feature.name in ("n", "scores only"):
@@ -49,20 +49,20 @@ def num_tokens(result: Result) -> int:
     return sum(len(choice.token_ids) for choice in result.choices)
 
 
-def assert_scored_alike(engine: Engine, needle: Needle, result: Result) -> None:
+def assert_scored_alike(engine: Engine, probe: ProbeRequest, result: Result) -> None:
     """Every token's logprob has the bits it gets when the whole answer is given and only scored."""
     for choice in result.choices:
         if choice.token_ids:
             assert choice.logprobs is not None
-            assert _bits(choice.logprobs) == _bits(_score(engine, needle.prompt, choice.token_ids))
+            assert _bits(choice.logprobs) == _bits(_score(engine, probe.prompt, choice.token_ids))
 
 
-def count_in_form(engine: Engine, needle: Needle, result: Result) -> int:
+def count_conforming(engine: Engine, probe: ProbeRequest, result: Result) -> int:
     """How many choices came to the end of their form; all of those must have it."""
-    form, ends = needle.params.structured, engine.limits.eos_ids
+    form, ends = probe.params.structured, engine.limits.eos_ids
     if form is None:
         return 0
-    echoed = engine.tokenizer.decode(needle.prompt) if needle.params.echo else ""
+    echoed = engine.tokenizer.decode(probe.prompt) if probe.params.echo else ""
     complete = [choice for choice in result.choices if ends.intersection(choice.token_ids[-1:])]
     for choice in complete:
         assert choice.finish_reason == "stop"

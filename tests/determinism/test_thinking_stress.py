@@ -1,4 +1,4 @@
-"""The needle in a model that thinks: one answer and one train of thought, to the bit, in any load."""
+"""The probe in a model that thinks: one answer and one train of thought, to the bit, in any load."""
 
 import random
 import shutil
@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pricking import BOTH, SMALL, outcome
+from stress_helpers import BOTH, SMALL, outcome
 
-from holdfast.bench.determinism.stress import Tally, ask, outcome_of, prick, run_in
-from holdfast.bench.determinism.stress_load import Needle, Neighbour, StressLoad
+from holdfast.bench.determinism.stress import StressSummary, result_bits, run_alone, run_in_load, stress_test
+from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
 from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
@@ -22,7 +22,7 @@ from support.thinking_models import thinker_folder
 PROMPT = draw_prompt(random.Random(5), 37, 290)
 SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
 OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
-SCALE = replace(SMALL, max_neighbours=3, max_prompt=24, max_tokens=5)
+SCALE = replace(SMALL, max_background=3, max_prompt_len=24, max_tokens=5)
 # kernels, dtype, while answering; and how many runs
 CELLS: list[tuple[KernelBackend, str, bool, int]] = [
     ("c", "fp32", True, 98),
@@ -66,31 +66,33 @@ def test_one_answer_and_one_train_of_thought_in_any_load(
         folder = shutil.copytree(folder, tmp_path / "model")
         change_thinking(folder, while_answering=False)
     engine = _open(folder, kernels, dtype)
-    tallies = []
+    summaries = []
     for number, params in enumerate((SAMPLED, replace(SAMPLED, temperature=0, n=2, prompt_logprobs=1))):
-        needle = Needle(PROMPT, params)
-        tally = prick(engine, needle, BOTH, num_runs // 2, seed=number, scale=SCALE, others=OTHERS)
-        assert outcome(tally).error is None
-        _assert_thinks(outcome(tally).choices[0].thoughts, params, while_answering)
-        tallies.append(tally)
+        probe = ProbeRequest(PROMPT, params)
+        summary = stress_test(engine, probe, BOTH, num_runs // 2, seed=number, scale=SCALE, others=OTHERS)
+        assert outcome(summary).error is None
+        _assert_thinks(outcome(summary).choices[0].thoughts, params, while_answering)
+        summaries.append(summary)
     for what in ("rolled_back", "cached_tokens", "guessed_right"):  # what left no trace took place
-        assert sum(getattr(tally.stats, what) for tally in tallies) > 0, what
-    assert all(tally.stats.guessed > tally.stats.guessed_right for tally in tallies)
-    assert any(tally.num_checks for tally in tallies) or kernels == "torch"
+        assert sum(getattr(summary.stats, what) for summary in summaries) > 0, what
+    assert all(summary.stats.guessed > summary.stats.guessed_right for summary in summaries)
+    assert any(summary.num_checks for summary in summaries) or kernels == "torch"
 
 
 @pytest.mark.parametrize("mode", BOTH)
 def test_preemption_and_lies_together_change_nothing(engine: Engine, mode: DeterminismMode) -> None:
-    needle = Needle(PROMPT, SAMPLED)
-    tally = Tally({}, Stats())
+    probe = ProbeRequest(PROMPT, SAMPLED)
+    summary = StressSummary({}, Stats())
     growing = greedy(34, deterministic=False)
     for number in range(CROWDED):
-        crowd = tuple(Neighbour((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5))
+        crowd = tuple(BackgroundRequest((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5))
         how = replace(engine.scheduler.config, determinism=mode, max_guesses=(0, 3, 99)[number % 3])
-        hay = StressLoad(crowd, 2 + number % 3, 0, how, 10 + number % 4, lies=0.5 if number % 2 else 0.0)
-        tally.add(run_in(engine, hay, needle))
-    assert tally.stats.preemptions > 0
-    assert outcome(tally) == outcome_of(ask(engine, needle))
+        load = StressLoad(
+            crowd, 2 + number % 3, 0, how, 10 + number % 4, fault_rate=0.5 if number % 2 else 0.0
+        )
+        summary.add(run_in_load(engine, load, probe))
+    assert summary.stats.preemptions > 0
+    assert outcome(summary) == result_bits(run_alone(engine, probe))
 
 
 def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_answering: bool) -> None:
@@ -100,8 +102,8 @@ def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_a
 
 
 def test_another_thought_is_another_outcome(engine: Engine) -> None:
-    usual = ask(engine, Needle(PROMPT, SAMPLED))
+    usual = run_alone(engine, ProbeRequest(PROMPT, SAMPLED))
     last = usual.thoughts[-1]  # nothing is said behind it
     other = replace(usual, choices=(replace(usual.choices[0], thoughts=usual.thoughts[:-1]),))
     assert last.chunk == 11
-    assert outcome_of(other) != outcome_of(usual)
+    assert result_bits(other) != result_bits(usual)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from lying import lie_in_lookups
-from pricking import FEATURES, combinations, engine, features, settings
-from proof import assert_counts, assert_scored_alike, count_in_form, num_tokens, with_logprobs
+from ngram_faults import inject_ngram_faults
+from result_checks import assert_counts, assert_scored_alike, count_conforming, num_tokens, with_logprobs
+from stress_helpers import FEATURES, combinations, engine, features, settings
 
-from holdfast.bench.determinism.features import FORMS, Feature
-from holdfast.bench.determinism.stress import Run, ask, outcome_of, run_in
-from holdfast.bench.determinism.stress_load import Needle, Neighbour, StressLoad
+from holdfast.bench.determinism.features import STRUCTURED, Feature
+from holdfast.bench.determinism.stress import StressRun, result_bits, run_alone, run_in_load
+from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine
@@ -23,17 +23,17 @@ SPEAKING = [name for name in FEATURES if name != "scores only"]
 
 
 def haystack(
-    engine: Engine, mode: DeterminismMode, needle: Needle, others: Sequence[SamplingParams] = ()
+    engine: Engine, mode: DeterminismMode, probe: ProbeRequest, others: Sequence[SamplingParams] = ()
 ) -> StressLoad:
-    """The needle alone, or among others, every second of them deterministic, that begin like it."""
+    """The probe alone, or among others, every second of them deterministic, that begin like it."""
     schedule = replace(
         engine.scheduler.config, determinism=mode, speculation="ngram", spot_check_rate=1.0 if others else 0.0
     )
     neighbours = tuple(
-        Neighbour(
-            (*needle.prompt[: 3 + number], number + 9),
+        BackgroundRequest(
+            (*probe.prompt[: 3 + number], number + 9),
             replace(params, seed=number, deterministic=number % 2 == 0),
-            arrives=number,
+            arrival_step=number,
         )
         for number, params in enumerate(others)
     )
@@ -41,22 +41,22 @@ def haystack(
     return StressLoad(neighbours, 1, 0, schedule, engine.scheduler.pool.num_pages, lies)
 
 
-def assert_true(engine: Engine, feature: Feature, needle: Needle, run: Run) -> None:
+def assert_true(engine: Engine, feature: Feature, probe: ProbeRequest, run: StressRun) -> None:
     result = run.result
-    assert outcome_of(result) == outcome_of(ask(engine, needle)), feature.name
+    assert result_bits(result) == result_bits(run_alone(engine, probe)), feature.name
     assert run.counters.revocations == 0
     assert_counts(result)
-    assert_scored_alike(engine, needle, result)
-    num_complete = count_in_form(engine, needle, result)
-    assert num_complete == 1 or feature.name not in FORMS
+    assert_scored_alike(engine, probe, result)
+    num_complete = count_conforming(engine, probe, result)
+    assert num_complete == 1 or feature.name not in STRUCTURED
 
 
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_lying_fast_pass_changes_nothing(name: str) -> None:
     one, feature = engine("c", "fp32"), features("c", "fp32")[name]
-    needle = with_logprobs(feature.needle())
-    run = run_in(one, haystack(one, "verify", needle), needle)
-    assert_true(one, feature, needle, run)
+    probe = with_logprobs(feature.probe())
+    run = run_in_load(one, haystack(one, "verify", probe), probe)
+    assert_true(one, feature, probe, run)
     assert run.result.stats.rolled_back > 0
     assert run.result.determinism == "verified"
 
@@ -64,12 +64,12 @@ def test_a_lying_fast_pass_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_lying_look_up_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one, feature = engine("c", "fp32"), features("c", "fp32")[name]
-    needle = with_logprobs(feature.needle())
-    truth = ask(one, needle)
+    probe = with_logprobs(feature.probe())
+    truth = run_alone(one, probe)
     with monkeypatch.context() as patch:
-        lie_in_lookups(patch, one.limits.vocab_size, 0.3, truths=[truth])
-        run = run_in(one, haystack(one, "auto", needle), needle)
-    assert_true(one, feature, needle, run)
+        inject_ngram_faults(patch, one.limits.vocab_size, 0.3, truths=[truth])
+        run = run_in_load(one, haystack(one, "auto", probe), probe)
+    assert_true(one, feature, probe, run)
     stats = run.result.stats
     assert stats.rolled_back > 0
     assert stats.looked_up > 0
@@ -85,12 +85,12 @@ def test_combinations_among_others_bear_all_lies_at_once(
     rolled_back = 0
     others = settings(known)
     for number, feature in enumerate(combinations(known, 20, seed=2)):
-        needle = with_logprobs(feature.needle())
-        truth = ask(one, needle)
+        probe = with_logprobs(feature.probe())
+        truth = run_alone(one, probe)
         with monkeypatch.context() as patch:
-            lie_in_lookups(patch, one.limits.vocab_size, 0.2, truths=[truth], seed=number)
-            run = run_in(one, haystack(one, mode, needle, others[number : number + 5]), needle)
-        assert_true(one, feature, needle, run)
+            inject_ngram_faults(patch, one.limits.vocab_size, 0.2, truths=[truth], seed=number)
+            run = run_in_load(one, haystack(one, mode, probe, others[number : number + 5]), probe)
+        assert_true(one, feature, probe, run)
         rolled_back += run.result.stats.rolled_back
     assert rolled_back > 100
 
@@ -101,12 +101,12 @@ def test_penalties_count_no_lie(mode: DeterminismMode, monkeypatch: pytest.Monke
     one = engine("c", "bf16")
     said = features("c", "bf16")["greedy"]
     params = replace(
-        said.needle().params, allowed_token_ids=range(40, 60), presence_penalty=0.7, frequency_penalty=0.9,
+        said.probe().params, allowed_token_ids=range(40, 60), presence_penalty=0.7, frequency_penalty=0.9,
         logit_bias={45: 1.5}, logprobs=100, max_tokens=40,
     )  # fmt: skip
-    needle = Needle(said.prompt, params)
-    lie_in_lookups(monkeypatch, one.limits.vocab_size, 0.2, truths=[ask(one, needle)])
-    result = run_in(one, haystack(one, mode, needle), needle).result
+    probe = ProbeRequest(said.prompt, params)
+    inject_ngram_faults(monkeypatch, one.limits.vocab_size, 0.2, truths=[run_alone(one, probe)])
+    result = run_in_load(one, haystack(one, mode, probe), probe).result
     assert result.stats.rolled_back > 10
     assert result.stats.accepted > 10
     assert len(set(result.token_ids)) < len(result.token_ids) == 40
@@ -136,10 +136,10 @@ def test_where_no_token_is_left_no_lie_takes_its_place(
         max_tokens=16, temperature=0, deterministic=True, bad_token_ids=[forbidden],
         structured=StructuredOutput(choice=["kelp"]),
     )  # fmt: skip
-    needle = Needle((5, 6, 7), params)
-    lie_in_lookups(monkeypatch, one.limits.vocab_size, WRONG)
+    probe = ProbeRequest((5, 6, 7), params)
+    inject_ngram_faults(monkeypatch, one.limits.vocab_size, WRONG)
     for _ in range(5):
-        result = run_in(one, haystack(one, mode, needle), needle).result
+        result = run_in_load(one, haystack(one, mode, probe), probe).result
         assert (result.finish_reason, result.text) == ("error", "kel")
         assert "no token is left" in (result.error or "")
         assert num_tokens(result) == 3

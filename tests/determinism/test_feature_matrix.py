@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from pricking import BOTH, FEATURES, SMALL, combinations, engine, features, outcome, settings
+from stress_helpers import BOTH, FEATURES, SMALL, combinations, engine, features, outcome, settings
 
-from holdfast.bench.determinism.stress import Tally, prick
-from holdfast.bench.determinism.stress_load import Scale
+from holdfast.bench.determinism.stress import StressSummary, stress_test
+from holdfast.bench.determinism.stress_load import LoadScale
 from holdfast.numerics.recipe import KernelBackend
 
 # how many cells, every feature and then combinations; and how many runs each
@@ -23,28 +23,28 @@ def test_the_matrix_has_hundreds_of_runs() -> None:
 @pytest.mark.parametrize("kernels", CELLS)
 def test_each_cell_has_one_outcome(kernels: KernelBackend, dtype: str) -> None:
     count, num_runs = CELLS[kernels]
-    tallies = dict(_tallies(kernels, dtype, count, num_runs))
-    assert set(FEATURES) < set(tallies)
-    assert sum(tally.num_runs for tally in tallies.values()) == count * num_runs
-    for name, tally in tallies.items():
-        assert outcome(tally).error is None or name not in FEATURES, name
-    _assert_something_happened(list(tallies.values()))
+    summaries = dict(_tallies(kernels, dtype, count, num_runs))
+    assert set(FEATURES) < set(summaries)
+    assert sum(summary.num_runs for summary in summaries.values()) == count * num_runs
+    for name, summary in summaries.items():
+        assert outcome(summary).error is None or name not in FEATURES, name
+    _assert_something_happened(list(summaries.values()))
 
 
-def _tallies(kernels: KernelBackend, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, Tally]]:
+def _tallies(kernels: KernelBackend, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, StressSummary]]:
     """Every feature, then combinations."""
     one, known = engine(kernels, dtype), features(kernels, dtype)
-    scale = Scale(max_neighbours=8, max_prompt=48, max_tokens=12) if kernels == "c" else SMALL
+    scale = LoadScale(max_background=8, max_prompt_len=48, max_tokens=12) if kernels == "c" else SMALL
     asked = [*known.values(), *combinations(known, count - len(known), seed=len(dtype + kernels))]
     others = settings(known)
     for number, feature in enumerate(asked):
-        tally = prick(one, feature.needle(), BOTH, num_runs, seed=number, scale=scale, others=others)
-        yield (feature.name if number < len(known) else f"{number}: {feature.name}"), tally
+        summary = stress_test(one, feature.probe(), BOTH, num_runs, seed=number, scale=scale, others=others)
+        yield (feature.name if number < len(known) else f"{number}: {feature.name}"), summary
 
 
-def _assert_something_happened(tallies: list[Tally]) -> None:
+def _assert_something_happened(summaries: list[StressSummary]) -> None:
     """What was to leave no trace did take place."""
     for what in ("rolled_back", "preemptions", "cached_tokens", "looked_up"):
-        assert sum(getattr(tally.stats, what) for tally in tallies) > 0, what
+        assert sum(getattr(summary.stats, what) for summary in summaries) > 0, what
     if engine("c", "fp32").scheduler.config.one_pass_suffices:
-        assert sum(tally.num_checks for tally in tallies) > 0
+        assert sum(summary.num_checks for summary in summaries) > 0

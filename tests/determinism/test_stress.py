@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from pricking import BOTH, LARGE, SMALL, engine, outcome, plain
+from stress_helpers import BOTH, LARGE, SMALL, engine, outcome, plain
 
-from holdfast.bench.determinism.stress import ask, outcome_of, prick, run_in
-from holdfast.bench.determinism.stress_load import Neighbour, StressLoad
-from holdfast.bench.determinism.survey import products_disagree
+from holdfast.bench.determinism.matrix import products_disagree
+from holdfast.bench.determinism.stress import result_bits, run_alone, run_in_load, stress_test
+from holdfast.bench.determinism.stress_load import BackgroundRequest, StressLoad
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
@@ -22,10 +22,10 @@ def test_one_answer_in_any_load(
     one = engine(kernels, dtype)
     assert one.limits.refusal is None
     scale = LARGE if kernels == "c" else SMALL
-    tally = prick(one, plain(temperature), BOTH, num_runs, scale=scale)
-    assert len(outcome(tally).choices[0].token_ids) == 24
-    assert tally.num_runs == num_runs
-    assert tally.stats.candidates > 0  # verify had something to verify
+    summary = stress_test(one, plain(temperature), BOTH, num_runs, scale=scale)
+    assert len(outcome(summary).choices[0].token_ids) == 24
+    assert summary.num_runs == num_runs
+    assert summary.stats.candidates > 0  # verify had something to verify
 
 
 @pytest.mark.parametrize("mode", BOTH)
@@ -34,17 +34,17 @@ def test_preemption_inside_the_answer_changes_nothing(temperature: float, mode: 
     one = engine("c", "fp32")
     schedule = replace(one.scheduler.config, determinism=mode)
     growing = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    crowd = tuple(Neighbour((number + 2,) * 12, growing, 0) for number in range(7))
-    alone = ask(one, plain(temperature))
-    pushed = run_in(one, StressLoad(crowd, 2, 0, schedule, 17), plain(temperature)).result
+    crowd = tuple(BackgroundRequest((number + 2,) * 12, growing, 0) for number in range(7))
+    alone = run_alone(one, plain(temperature))
+    pushed = run_in_load(one, StressLoad(crowd, 2, 0, schedule, 17), plain(temperature)).result
     assert pushed.stats.preemptions > 0
-    assert outcome_of(pushed) == outcome_of(alone)
+    assert result_bits(pushed) == result_bits(alone)
 
 
 def test_without_the_guarantee_the_needle_pricks() -> None:
     if not products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class from 1 to 16 rows: nothing can differ")
     one = engine("torch", "fp32")
-    tally = prick(one, plain(0.0, deterministic=False), ("off",), 12, scale=SMALL)
-    assert tally.num_distinct > 1
-    assert len({each.choices[0].token_ids for each in tally.outcomes}) > 1  # not only logprobs: tokens
+    summary = stress_test(one, plain(0.0, deterministic=False), ("off",), 12, scale=SMALL)
+    assert summary.num_distinct > 1
+    assert len({each.choices[0].token_ids for each in summary.results}) > 1  # not only logprobs: tokens

@@ -1,6 +1,6 @@
 """Nothing is serialised: deterministic requests share their passes."""
 
-from pricking import PROMPT, engine
+from stress_helpers import PROMPT, engine
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Counters, Engine

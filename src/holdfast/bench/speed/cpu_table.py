@@ -1,0 +1,75 @@
+"""The CPU speed report as tables: tok/s, ratios, a note on dtypes, and the cost of a command."""
+
+from rich.console import Console
+
+from holdfast.bench.speed.command import ALLOWED_SECONDS, NUM_TRIES, CommandCost
+from holdfast.bench.speed.cpu import AUTO, HUGGING_FACE, ORDINARY, PREFILL, VERIFY, CpuSpeedReport
+from holdfast.bench.tables import make_table, open_console
+
+_COMPARED = (
+    (ORDINARY, HUGGING_FACE),
+    (AUTO, HUGGING_FACE),
+    (VERIFY, HUGGING_FACE),
+    (AUTO, ORDINARY),
+    (VERIFY, ORDINARY),
+)
+_MB = 1e6
+
+
+def _sharing(report: CpuSpeedReport) -> float | None:
+    """tok/s of 8 deterministic streams over that of one. It would be about 1 if they did not share passes."""
+    cells = report.speed.get(AUTO.name, {})
+    return cells["8"] / cells["1"] if "8" in cells and "1" in cells else None
+
+
+def _dtype_note(report: CpuSpeedReport) -> str | None:
+    """Why Hugging Face ran in another dtype than Holdfast, if it did."""
+    ours, theirs = report.dtype, report.hugging_face_dtype
+    if ours == theirs:
+        return None
+    return (
+        f"{HUGGING_FACE.name} ran in {theirs}, not in {ours}: this CPU has no {ours} instructions, and torch would "
+        f"emulate them. Holdfast ran in {ours}."
+    )
+
+
+def cell_name(cell: str) -> str:
+    return f"prefill {PREFILL}" if cell == "prefill" else f"{cell} stream{'s' * (cell != '1')}"
+
+
+def show_speed(report: CpuSpeedReport, console: Console | None = None) -> None:
+    console = console or open_console()
+    where = f"{report.machine}, {report.threads} threads, torch {report.torch}"
+    what = f"{report.model}, {report.dtype}, best of {report.rounds} rounds, {report.num_tokens} tokens per stream"
+    cells = list(next(iter(report.speed.values())))
+    headings = ("", *map(cell_name, cells))
+    speed = make_table(f"tok/s on {where}\n{what}", *headings)
+    for variant, measured in report.speed.items():
+        speed.add_row(variant, *(f"{measured[cell]:.1f}" for cell in cells))
+    console.print(speed)
+    ratios = make_table("ratios", *headings)
+    for variant, over in _COMPARED:
+        if variant.name in report.speed and over.name in report.speed:
+            label = f"{_short(variant.name)} / {_short(over.name)}"
+            ratios.add_row(label, *(f"{report.ratio(variant.name, over.name, cell):.2f}x" for cell in cells))
+    console.print(ratios)
+    if (shared := _sharing(report)) is not None:
+        console.print(f"8 deterministic streams / 1 deterministic stream, auto: {shared:.2f}x")
+    if (note := _dtype_note(report)) is not None:
+        console.print(note)
+    if report.command is not None:
+        console.print(_command_cost(CommandCost(**report.command)))
+
+
+def _command_cost(cost: CommandCost) -> str:
+    """Two lines: time and memory, each with its limit."""
+    return (
+        f"holdfast generate: first byte after {cost.first_byte_seconds:.2f} s, best of {NUM_TRIES}, certificate cached "
+        f"(at most {ALLOWED_SECONDS:.0f} s)\n"
+        f"peak resident memory: {cost.peak_resident_bytes / _MB:.0f} MB; weights {cost.weights_bytes / _MB:.0f} MB, "
+        f"KV budget {cost.kv_budget_bytes / _MB:.0f} MB (at most {cost.allowed_bytes / _MB:.0f} MB)"
+    )
+
+
+def _short(variant: str) -> str:
+    return variant.removeprefix("deterministic, ")
