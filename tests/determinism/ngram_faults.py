@@ -1,7 +1,7 @@
-"""Look-ups that lie: what a sequence is about to say, with any token at all put in here and there.
+"""Fault injection into the n-gram proposer: it proposes the true continuation with random tokens in between.
 
-Every sequence then proposes something, as if its look-up had never been wrong, so that windows stand and fall in `auto`,
-too. What is wrong is put in behind the grammar's own sieve: a window must bear candidates no grammar knows.
+Every request then proposes candidates, so that windows are accepted and rejected in `auto`, too. The faults are inserted
+after the grammar filter: verification must reject candidates that the grammar does not allow.
 """
 
 import random
@@ -14,13 +14,13 @@ from holdfast.core.results import Result
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.request_state import RequestState
 
-MOST = 8  # candidates at once
+MAX_CANDIDATES = 8
 
 
-def lie_in_lookups(
+def inject_ngram_faults(
     patch: pytest.MonkeyPatch, vocab_size: int, chance: float, *, truths: Sequence[Result] = (), seed: int = 0
 ) -> None:
-    """Candidates are those of the truths, where the request is one of theirs, or else any; each is wrong with this chance."""
+    """Propose the tokens of `truths` where the request is one of them, else random ones; each is wrong with this chance."""
     rng = random.Random(seed)
     look_up = RequestState.look_up
     known = {
@@ -29,10 +29,10 @@ def lie_in_lookups(
         for index, choice in enumerate(truth.choices)
     }
 
-    def look_up_and_lie(seq: RequestState, most: int) -> None:
+    def propose_with_faults(seq: RequestState, most: int) -> None:
         look_up(seq, most)
         start, request = seq.tokens.num_output, seq.request
-        room = min(most, rng.randint(1, MOST), request.params.max_tokens - start - 1)
+        room = min(most, rng.randint(1, MAX_CANDIDATES), request.params.max_tokens - start - 1)
         found = list(known.get((request.prompt_ids, request.seed), ())[start : start + max(0, room)])
         found = [rng.randrange(vocab_size) if rng.random() < chance else token_id for token_id in found]
         found += [rng.randrange(vocab_size) for _ in range(room - len(found))]
@@ -43,5 +43,5 @@ def lie_in_lookups(
         seq.stats.candidates += added
         seq.stats.looked_up += added
 
-    patch.setattr(RequestState, "look_up", look_up_and_lie)
+    patch.setattr(RequestState, "look_up", propose_with_faults)
     patch.setattr(NgramProposer, "chance", property(lambda lookup: 0.95))

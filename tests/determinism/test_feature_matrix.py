@@ -31,7 +31,9 @@ def test_each_cell_has_one_outcome(kernels: KernelBackend, dtype: str) -> None:
     _assert_something_happened(list(summaries.values()))
 
 
-def _tallies(kernels: KernelBackend, dtype: str, count: int, num_runs: int) -> Iterator[tuple[str, StressSummary]]:
+def _tallies(
+    kernels: KernelBackend, dtype: str, count: int, num_runs: int
+) -> Iterator[tuple[str, StressSummary]]:
     """Every feature, then combinations."""
     one, known = engine(kernels, dtype), features(kernels, dtype)
     scale = LoadScale(max_background=8, max_prompt_len=48, max_tokens=12) if kernels == "c" else SMALL

@@ -43,7 +43,10 @@ def _choose(model: str, settings: GpuSettings, moment: float) -> tuple[GemmRecip
         library_multiply,
         dtype=_DTYPES[settings.dtype],
         device=default_device(),
-        subject={"for": "bench", "moment": moment},  # a new key each time: a cached choice would measure nothing
+        subject={
+            "for": "bench",
+            "moment": moment,
+        },  # a new key each time: a cached choice would measure nothing
         reference_tokens=reference,
         sizes=settings.sizes,
     )

@@ -21,7 +21,6 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
 TEXT = "The tide went out and left the rocks bare, and on every rock the weed held fast; then"

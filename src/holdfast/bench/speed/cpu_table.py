@@ -44,8 +44,8 @@ def show_speed(report: CpuSpeedReport, console: Console | None = None) -> None:
     cells = list(next(iter(report.speed.values())))
     headings = ("", *map(cell_name, cells))
     speed = make_table(f"tok/s on {where}\n{what}", *headings)
-    for variant, measured in report.speed.items():
-        speed.add_row(variant, *(f"{measured[cell]:.1f}" for cell in cells))
+    for name, measured in report.speed.items():
+        speed.add_row(name, *(f"{measured[cell]:.1f}" for cell in cells))
     console.print(speed)
     ratios = make_table("ratios", *headings)
     for variant, over in _COMPARED:
