@@ -168,7 +168,7 @@ def test_the_other_forms(ask):
         (("--lark", "/no/such/file"), "the Lark grammar '/no/such/file' cannot be read: No such file"),
         (("--lark", "x" * 5000), "cannot be read: File name too long"),
         (("--json-schema", "/"), "cannot be read: Is a directory"),
-        (("--json-schema", "{"), "the JSON schema is no valid JSON"),
+        (("--json-schema", "{"), "the JSON schema is not valid JSON"),
         (("--json-schema", '{"type": "no such type"}'), "the JSON schema cannot be used"),
         (("--regex", "("), "cannot be used"),
         (("--lark", "begin: /a/"), "cannot be used"),

@@ -102,7 +102,7 @@ def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
             assert taken <= 2 * MAX_CHOICES, "the whole list was read"
             yield str(taken)
 
-    with pytest.raises(InvalidRequest, match=f"from 1 to {MAX_CHOICES} texts"):
+    with pytest.raises(InvalidRequest, match=f"1 to {MAX_CHOICES} strings"):
         StructuredOutput(choice=endless())
 
 

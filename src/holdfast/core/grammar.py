@@ -1,7 +1,7 @@
-"""A grammar as the scheduler and the runner know it: something that says which tokens may come next.
+"""The grammar of a structured output, as the scheduler and the worker use it: which tokens may come next.
 
-It stands behind the committed tokens of one answer and moves only when one is committed. Candidates are tried and taken
-back within one call, so rolling candidates back needs nothing.
+A grammar's state follows the committed tokens of one answer and changes only when a token is committed. Candidates are
+tried within one call and leave no state, so a rollback of candidates costs nothing.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ class Grammar(Protocol):
     """One answer's grammar."""
 
     def commit(self, token_id: int) -> None:
-        """One more committed token."""
+        """Append one committed token."""
         ...
 
     def restart(self) -> None:
-        """Back to the beginning of the answer."""
+        """Back to the first token of the answer."""
         ...
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of these may follow one another behind the committed tokens."""
+        """How many of these tokens are valid, one after another, after the committed tokens."""
         ...
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """Which tokens may come behind the committed tokens and the candidates, for the last num_masks of the
-        len(candidates) + 1 places: behind none of them, behind the first, and so on.
+        """Which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the committed tokens,
+        after the first candidate, and so on.
 
-        A mask is little-endian bits, bit i for token i. All zeros: nothing may come, and `problem` says why. None: the
-        candidates before this place are invalid already, so whatever comes will be dropped with them.
+        A mask is little-endian bits, bit i for token i. All zeros: no token is legal, and `problem` says why. None: a
+        candidate before this position is invalid, so whatever is sampled here will be dropped with it.
         """
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why the grammar cannot go on, or None."""
+        """Why no token may follow the committed ones, or None."""
         ...
 
 

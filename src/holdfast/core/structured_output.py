@@ -1,6 +1,7 @@
-"""What form an answer must have: a JSON schema, any JSON object, a regular expression, one of some texts, or a grammar.
+"""Structured output: what an answer must match. A JSON schema, any JSON object, a regular expression, one of several
+texts, or a Lark grammar.
 
-Only what can be said without a tokenizer is checked here. Whether the form can be compiled is for `Grammar`s to say.
+Only what needs no tokenizer is checked here. Compiling finds the rest (`structured.compiler`).
 """
 
 import json
@@ -34,7 +35,7 @@ class StructuredOutput:
         if len(given) != 1:
             names = ", ".join(one.name for one in fields(self))
             raise InvalidRequest(f"structured output needs exactly one of {names}; it has {len(given)}")
-        put = object.__setattr__  # frozen to everybody else
+        put = object.__setattr__  # the dataclass is frozen
         kind = given[0]
         if kind == "json_schema":
             put(self, "json_schema", _schema_text(self.json_schema))
@@ -44,7 +45,7 @@ class StructuredOutput:
         elif kind == "choice":
             put(self, "choice", _choices(self.choice))
         elif not isinstance(getattr(self, kind), str) or not getattr(self, kind):
-            raise InvalidRequest(f"{kind} must be a text that is not empty, not {getattr(self, kind)!r:.80}")
+            raise InvalidRequest(f"{kind} must be a non-empty string, not {getattr(self, kind)!r:.80}")
         if sum(map(len, self.texts)) > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(f"the {kind} is too large: more than {MAX_GRAMMAR_CHARS} characters")
 
@@ -60,7 +61,7 @@ class StructuredOutput:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The form as text: the schema, the expression, the grammar, or the choices; none for a JSON object."""
+        """The schema, the expression, the grammar, or the choices, as text; empty for a JSON object."""
         if self.choice is not None:
             return tuple(self.choice)
         text = self.json_schema or self.regex or self.lark
@@ -80,23 +81,23 @@ def _schema_text(schema: object) -> str:
     try:
         parsed = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the JSON schema is no valid JSON: {error}") from error
+        raise InvalidRequest(f"the JSON schema is not valid JSON: {error}") from error
     if not isinstance(parsed, dict | bool):
         raise InvalidRequest("a JSON schema is an object, true or false")
     return text
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _choices(value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise InvalidRequest("choice must be a list of texts")
+        raise InvalidRequest("choice must be a list of strings")
     choices = tuple(islice(value, MAX_CHOICES + 1))
     if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidRequest(f"choice needs from 1 to {MAX_CHOICES} texts")
+        raise InvalidRequest(f"choice needs 1 to {MAX_CHOICES} strings")
     for one in choices:
         if not isinstance(one, str) or not one:
-            raise InvalidRequest(f"every choice must be a non-empty text, not {one!r:.80}")
+            raise InvalidRequest(f"every choice must be a non-empty string, not {one!r:.80}")
     return choices

@@ -1,15 +1,15 @@
-"""The process a chat template runs in. It is run as a file, by `template_sandbox`, and imports no other part.
+"""The process a chat template runs in. `supervisor` runs this file, which imports no other part of Holdfast.
 
-Each message on stdin and stdout is eight bytes of length (big-endian) and a JSON object:
+Messages, framed as in `core.framing`, over the socket at stdin:
 
-    in   {"source": ..., "memory_bytes": ..., "cpu_seconds": ...}                    once, first
-    in   {"variables": {...}, "date": ..., "cpu_seconds": ..., "max_chars": ...}     for each rendering
-    out  {"text": ...} or {"error": ...}                                             one for each in, in order
+    set-up   {"source": ..., "memory_bytes": ..., "cpu_seconds": ...}
+    request  {"variables": {...}, "date": ..., "cpu_seconds": ..., "max_chars": ...}
+    answer   {"text": ...} or {"error": ...}
 
-The environment is the one transformers renders with, less whatever would make two renderings differ: there
-is no clock (`strftime_now` tells the date it was given) and no randomness (`random`, `lipsum`). What
-jinja2's sandbox does not bound, time and memory, the kernel bounds here: address space, CPU time for each
-rendering (the timer's signal ends the process), no files, no processes.
+The jinja2 environment is the one transformers renders with, without anything that would make two renderings differ:
+there is no clock (`strftime_now` gives the date of the request) and no randomness (`random`, `lipsum`). jinja2's sandbox
+bounds neither time nor memory, so the kernel does: address space, CPU time for each rendering (the timer's signal ends the
+process), no files, no processes.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # a system without limits: the parent's deadline is still kept
+except ImportError:  # a system without resource limits: only the supervisor's deadline holds
     resource = None  # type: ignore[assignment]
 
 if __name__ == "__main__":
-    sys.path[:0] = sys.argv[1:]  # where jinja2 and markupsafe lie; nothing else is importable
+    sys.path[:0] = sys.argv[1:]  # the folders of jinja2 and markupsafe; nothing else is importable
 
 import jinja2
 from jinja2 import nodes
@@ -41,11 +41,11 @@ _MAX_ERROR_CHARS = 500
 
 
 class OutputTooLongError(Exception):
-    """The rendering passed its limit."""
+    """The rendering is longer than `max_chars`."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it only opens a scope."""
+    """`{% generation %}` marks the assistant's text, for training; here it only opens a scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -78,7 +78,7 @@ def _check_name(name: str) -> None:
 
 
 class _PlainDict:
-    """`dict` without the type behind it."""
+    """`dict` as a function: a template does not get the type."""
 
     def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
         return dict(*args, **values)
@@ -108,7 +108,7 @@ def _refuse_random(*_: Any, **__: Any) -> None:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """A template ready to render, in the sandbox."""
+    """A template ready to render, in jinja2's sandbox."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -122,35 +122,35 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, request: dict[str, Any]) -> str:
-    """One rendering, cut off at its limit."""
+    """One rendering. Raises at `max_chars`."""
     date = datetime.fromisoformat(request["date"])
     variables = {"strftime_now": lambda layout: date.strftime(layout), **request["variables"]}
-    pieces: list[str] = []
+    chunks: list[str] = []
     num_chars = 0
-    for piece in template.generate(**variables):
-        num_chars += len(piece)
+    for chunk in template.generate(**variables):
+        num_chars += len(chunk)
         if num_chars > request["max_chars"]:
             raise OutputTooLongError
-        pieces.append(piece)
-    return "".join(pieces)
+        chunks.append(chunk)
+    return "".join(chunks)
 
 
 def explain(error: BaseException, request: dict[str, Any]) -> str:
-    """What went wrong, in a line."""
+    """The error as one line."""
     if isinstance(error, OutputTooLongError):
         return f"it wrote more than {request['max_chars']} characters"
     if isinstance(error, MemoryError):
         return "it asked for more memory than a template may have"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    words = str(error)[:_MAX_ERROR_CHARS]
+    text = str(error)[:_MAX_ERROR_CHARS]
     if isinstance(error, jinja2.TemplateSyntaxError):
-        return f"line {error.lineno}: {words}"
-    return words if type(error) is TemplateError else f"{type(error).__name__}: {words}"
+        return f"line {error.lineno}: {text}"
+    return text if type(error) is TemplateError else f"{type(error).__name__}: {text}"
 
 
 def attempt(work: Callable[[], Any], request: dict[str, Any]) -> dict[str, str]:
-    """The answer to one message; nothing a template does comes out as anything else."""
+    """The answer to one message. Every exception a template causes becomes an error."""
     try:
         return {"text": work()}
     except BaseException as error:
@@ -173,41 +173,35 @@ def _limit_process(memory_bytes: int) -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Ends the process when it has computed for so long; 0 takes the limit away."""
+    """End the process by SIGPROF after this CPU time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _read_exactly(count: int) -> bytes:
-    pieces = []
-    while count:
-        piece = os.read(0, min(count, 1 << 20))
-        if not piece:
-            sys.exit(0)  # the engine has gone
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
-
-
 def _receive() -> dict[str, Any]:
-    request: dict[str, Any] = json.loads(_read_exactly(int.from_bytes(_read_exactly(8), "big")))
+    """The next message, as `core.framing` frames it. Ends this process with its input."""
+    header = sys.stdin.buffer.read(4)
+    payload = sys.stdin.buffer.read(int.from_bytes(header, "little"))
+    if len(header) < 4:
+        sys.exit(0)
+    request: dict[str, Any] = json.loads(payload)
     return request
 
 
-def _send(answer: dict[str, str]) -> None:
+def _send(answer: dict[str, Any]) -> None:
     payload = json.dumps(answer).encode()
-    message = memoryview(len(payload).to_bytes(8, "big") + payload)
+    message = memoryview(len(payload).to_bytes(4, "little") + payload)
     while message:
-        message = message[os.write(1, message) :]
+        message = message[os.write(0, message) :]
 
 
 def serve() -> None:
-    """Compile one template, then render it until the engine goes."""
-    first = _receive()
-    _limit_process(first["memory_bytes"])
+    """Compile one template, then render it until the supervisor closes the socket."""
+    setup = _receive()
+    _limit_process(setup["memory_bytes"])
     template: list[jinja2.Template] = []
-    _limit_cpu(first["cpu_seconds"])
-    answer = attempt(lambda: template.append(compile_template(first["source"])), first)
+    _limit_cpu(setup["cpu_seconds"])
+    answer = attempt(lambda: template.append(compile_template(setup["source"])), setup)
     _limit_cpu(0)
     _send(answer)
     while template:

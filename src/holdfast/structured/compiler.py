@@ -1,8 +1,8 @@
-"""From the form a client asks for to the grammar of one answer.
+"""Compiles a structured output into the grammar of one answer.
 
-llguidance is imported with the first form and not before: everything else runs without it. A form is tried in a process of
-its own (`grammar_sandbox`), then compiled here, and kept for the answers that ask for it next. The invariant: a
-grammar that is handed out can be followed; whatever speaks against a form is said as an `InvalidRequest`.
+llguidance is imported with the first structured output: everything else runs without it. A grammar is tried in a worker
+process (`grammar_sandbox`), then compiled here, and cached for later requests. The invariant: a grammar that `compile`
+returns can be followed; anything wrong with a grammar is an `InvalidRequest`.
 """
 
 import threading
@@ -15,19 +15,19 @@ from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
-from holdfast.structured.spec import NOUNS, write_grammar
+from holdfast.structured.spec import KIND_NAMES, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
 from holdfast.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_MAX_FORMS = 64
-_MAX_FORM_BYTES = 512 << 20
+_MAX_CACHED = 64
+_MAX_CACHED_BYTES = 512 << 20
 
 
 class GrammarCompiler:
-    """Compiles forms for one model, from any thread. vocab_size is the number of logits the model gives."""
+    """Compiles grammars for one model, from any thread. `vocab_size` is the number of logits of the model."""
 
     def __init__(
         self,
@@ -41,73 +41,74 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._limits = limits
-        self._bench: _Bench | None = None
-        self._forms: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
-        self._forms_lock = threading.Lock()  # held for a moment
-        self._bench_lock = threading.Lock()  # held while a form is tried and compiled
+        self._backend: _Backend | None = None
+        self._cache: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._cache_lock = threading.Lock()  # held briefly
+        self._compile_lock = threading.Lock()  # held while a grammar is tried and compiled
 
-    def compile(self, form: StructuredOutput) -> MatcherGrammar:
-        """The grammar of one answer, at its beginning. Refuses what is wrong, too large or too slow."""
-        compiled = self._find(form)
+    def compile(self, structured: StructuredOutput) -> MatcherGrammar:
+        """The grammar of one answer, before its first token. Refuses what is wrong, too large or too slow."""
+        compiled = self._find(structured)
         if compiled is None:
-            with self._bench_lock:
-                compiled = self._find(form) or self._compile(form)
-        assert self._bench is not None
-        return MatcherGrammar(compiled, self._bench.vocabulary)
+            with self._compile_lock:
+                compiled = self._find(structured) or self._compile(structured)
+        assert self._backend is not None
+        return MatcherGrammar(compiled, self._backend.vocabulary)
 
     def close(self) -> None:
-        """End the process forms are tried in; a later form starts another."""
-        with self._bench_lock:
-            if self._bench is not None:
-                self._bench.sandbox.close()
+        """End the worker process; compiling another grammar starts a new one."""
+        with self._compile_lock:
+            if self._backend is not None:
+                self._backend.sandbox.close()
 
-    def _find(self, form: StructuredOutput) -> CompiledGrammar | None:
-        with self._forms_lock:
-            compiled = self._forms.get(form)
+    def _find(self, structured: StructuredOutput) -> CompiledGrammar | None:
+        with self._cache_lock:
+            compiled = self._cache.get(structured)
             if compiled is not None:
-                self._forms.move_to_end(form)
+                self._cache.move_to_end(structured)
             return compiled
 
-    def _compile(self, form: StructuredOutput) -> CompiledGrammar:
-        grammar = write_grammar(form)
-        bench = self._set_up()
-        is_lark = form.kind == "lark"
-        trial = bench.sandbox.try_form(grammar, is_lark=is_lark)
+    def _compile(self, structured: StructuredOutput) -> CompiledGrammar:
+        grammar = write_grammar(structured)
+        backend = self._open_backend()
+        is_lark = structured.kind == "lark"
+        trial = backend.sandbox.try_grammar(grammar, is_lark=is_lark)
         if trial.fault is not None:
-            raise InvalidRequest(f"the {NOUNS[form.kind]} cannot be used: {trial.fault}")
+            raise InvalidRequest(f"the {KIND_NAMES[structured.kind]} cannot be used: {trial.fault}")
         compiled = CompiledGrammar(
-            lambda: open_matcher(bench.trie, grammar, is_lark=is_lark), trial.num_bytes
+            lambda: open_matcher(backend.trie, grammar, is_lark=is_lark), trial.num_bytes
         )
         if compiled.fault is not None:
-            raise InvalidRequest(f"the {NOUNS[form.kind]} cannot be used: {compiled.fault}")
-        self._keep(form, compiled)
+            raise InvalidRequest(f"the {KIND_NAMES[structured.kind]} cannot be used: {compiled.fault}")
+        self._add(structured, compiled)
         return compiled
 
-    def _keep(self, form: StructuredOutput, compiled: CompiledGrammar) -> None:
-        with self._forms_lock:
-            self._forms[form] = compiled
-            total = sum(one.num_bytes for one in self._forms.values())
-            while len(self._forms) > _MAX_FORMS or (total > _MAX_FORM_BYTES and len(self._forms) > 1):
-                _, oldest = self._forms.popitem(last=False)
-                total -= oldest.num_bytes
+    def _add(self, structured: StructuredOutput, compiled: CompiledGrammar) -> None:
+        """Cache a grammar and evict the least recently used ones. The newest stays, however large."""
+        with self._cache_lock:
+            self._cache[structured] = compiled
+            num_bytes = sum(one.num_bytes for one in self._cache.values())
+            while len(self._cache) > _MAX_CACHED or (num_bytes > _MAX_CACHED_BYTES and len(self._cache) > 1):
+                _, oldest = self._cache.popitem(last=False)
+                num_bytes -= oldest.num_bytes
 
-    def _set_up(self) -> "_Bench":
-        if self._bench is None:
+    def _open_backend(self) -> "_Backend":
+        if self._backend is None:
             if find_spec("llguidance") is None:
                 raise InvalidRequest(
                     "structured output needs llguidance, which is not installed; "
                     "install it with: pip install 'holdfast[structured]'"
                 )
             vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-            self._bench = _Bench(vocabulary, self._limits)
-        return self._bench
+            self._backend = _Backend(vocabulary, self._limits)
+        return self._backend
 
 
-class _Bench:
-    """What compiling needs, made with the first form."""
+class _Backend:
+    """What compiling needs: made with the first grammar."""
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None) -> None:
         self.vocabulary = vocabulary
         self.sandbox = GrammarSandbox(vocabulary.texts, vocabulary.eos_ids, limits)
-        self.sandbox.warm()  # opens the vocabulary over there while it is opened here
+        self.sandbox.warm()  # the worker opens the vocabulary while this process does, too
         self.trie: LLTokenizer = open_trie(vocabulary.texts, sorted(vocabulary.eos_ids))

@@ -1,9 +1,14 @@
-"""What a grammar has found behind an answer's committed tokens, along the candidates that were tried last.
+"""The masks a grammar has computed after an answer's committed tokens, along the candidates tried last.
 
-A mask is a function of the tokens before it, so it is found once: fast passes ask behind one candidate more each time, and
-the window that judges them has every mask already. The invariant: what is known is of the committed tokens and `ids`.
-What was found behind a candidate that is not committed in the end is forgotten and counts for nothing, a failure and the
-time it took included.
+A mask is a function of the tokens before it, so it is computed once: each fast pass needs the mask after one candidate
+more, and the verification window finds all of them here.
+
+    committed tokens | ids[0]   ids[1]   ids[2]
+                     ^        ^        ^        ^
+    position         0        1        2        3        masks[p]: what may come at position p
+
+The invariant: every entry belongs to the committed tokens followed by `ids`. Entries after a candidate that is not
+committed in the end are dropped, a failure and its time included.
 """
 
 from collections.abc import Sequence
@@ -12,26 +17,26 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class MaskCache:
-    """masks and seconds are by place: behind none of the ids, behind the first, and so on. A failure is behind them all."""
+    """Masks, and the seconds each took, by position. `failure` says why nothing may come after all of `ids`."""
 
     ids: list[int] = field(default_factory=list)
     masks: dict[int, bytes] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)  # the candidate's taking included
+    seconds: dict[int, float] = field(default_factory=dict)  # the time to consume the candidate included
     failure: str | None = None
 
     def commit(self, token_id: int) -> float:
-        """One more committed token. Returns how long the place before it took."""
+        """Move past one more committed token. Returns the seconds its position took."""
         seconds = self.seconds.get(0, 0.0)
         if self.ids[:1] == [token_id]:
             self.ids.pop(0)
-            self.masks = {place - 1: mask for place, mask in self.masks.items() if place}
-            self.seconds = {place - 1: took for place, took in self.seconds.items() if place}
+            self.masks = {position - 1: mask for position, mask in self.masks.items() if position}
+            self.seconds = {position - 1: took for position, took in self.seconds.items() if position}
         else:
             self.ids, self.masks, self.seconds, self.failure = [], {}, {}, None
         return seconds
 
-    def turn_to(self, candidates: Sequence[int]) -> None:
-        """Forget what is not of these candidates, nor behind them."""
+    def switch_to(self, candidates: Sequence[int]) -> None:
+        """Drop the entries after the longest common prefix of `ids` and these candidates."""
         num_same = 0
         for known, other in zip(self.ids, candidates, strict=False):
             if known != other:
@@ -40,19 +45,19 @@ class MaskCache:
         if num_same == min(len(self.ids), len(candidates)):
             return
         self.ids, self.failure = self.ids[:num_same], None
-        self.masks = {place: mask for place, mask in self.masks.items() if place <= num_same}
-        self.seconds = {place: took for place, took in self.seconds.items() if place <= num_same}
+        self.masks = {position: mask for position, mask in self.masks.items() if position <= num_same}
+        self.seconds = {position: took for position, took in self.seconds.items() if position <= num_same}
 
     def fail(self, ids: Sequence[int], reason: str) -> None:
-        """Behind these, which are candidates turned to, nothing may come."""
-        place = len(ids)
+        """Nothing may come after `ids`, a prefix of the current candidates."""
+        end = len(ids)
         self.ids, self.failure = list(ids), reason
-        self.masks = {at: mask for at, mask in self.masks.items() if at < place}
-        self.seconds = {at: took for at, took in self.seconds.items() if at < place}
+        self.masks = {position: mask for position, mask in self.masks.items() if position < end}
+        self.seconds = {position: took for position, took in self.seconds.items() if position < end}
 
-    def has(self, place: int) -> bool:
-        """Whether there is nothing left to find there."""
-        return place in self.masks or (self.failure is not None and place >= len(self.ids))
+    def has(self, position: int) -> bool:
+        """Whether nothing is left to compute at this position."""
+        return position in self.masks or (self.failure is not None and position >= len(self.ids))
 
-    def fails_at(self, place: int) -> bool:
-        return self.failure is not None and place == len(self.ids)
+    def fails_at(self, position: int) -> bool:
+        return self.failure is not None and position == len(self.ids)

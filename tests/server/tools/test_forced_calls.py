@@ -21,7 +21,7 @@ from holdfast.server.tools.forced_calls import (
 )
 from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat, choose_format
 from holdfast.server.tools.tool_config import ToolConfig, parse_tools
-from support.grammar_walks import BENCHES, Bench, BenchMaker, byte_bench, needs_llguidance
+from support.grammar_walks import HARNESSES, GrammarHarness, HarnessFactory, byte_harness, needs_llguidance
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -70,7 +70,7 @@ def use_of(choice: str, *, parallel: bool = True) -> ToolConfig:
     return parse_tools(tools(), said, parallel)
 
 
-def walk(bench: Bench, form: StructuredOutput, seed: int) -> tuple[str, bool]:
+def walk(bench: GrammarHarness, form: StructuredOutput, seed: int) -> tuple[str, bool]:
     """A random answer, and whether it came to its end. It goes on as often as it ends where it may do either."""
     chance, ids = random.Random(seed), []
     grammar = bench.compiler.compile(form)
@@ -97,10 +97,10 @@ def check(reply: ParsedMessage, use: ToolConfig) -> None:
 
 
 @needs_llguidance
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("tool_format", FORMATS)
 @pytest.mark.parametrize("choice", ["required", "required, one", *PARAMETERS])
-def test_every_answer_is_valid_calls(make: BenchMaker, tool_format: ToolFormat, choice: str) -> None:
+def test_every_answer_is_valid_calls(make: HarnessFactory, tool_format: ToolFormat, choice: str) -> None:
     use = use_of(choice.removesuffix(", one"), parallel=choice == "required")
     form, num_calls, num_ended = forced_grammar(use, tool_format), [], 0
     for seed in range(16):
@@ -129,7 +129,7 @@ def test_every_answer_is_valid_calls(make: BenchMaker, tool_format: ToolFormat, 
 
 def allows(form: StructuredOutput, text: str) -> bool:
     """Whether all of this may be written and the answer may end there."""
-    bench = byte_bench()
+    bench = byte_harness()
     ids = [*bench.encode(text), min(bench.eos_ids)]
     return bench.compiler.compile(form).count_valid(ids) == len(ids)
 
@@ -216,7 +216,7 @@ def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
     sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]
     use = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_bench().compiler.compile(forced_grammar(use, HERMES))
+        byte_harness().compiler.compile(forced_grammar(use, HERMES))
     with pytest.raises(InvalidRequest, match=says):
         raise InvalidRequest(explain_refusal(str(refusal.value), use))
 
@@ -230,7 +230,7 @@ def test_tools_can_be_too_large_together() -> None:
     sent = [{"type": "function", "function": {"name": f"t{one}", "parameters": schema}} for one in range(128)]
     use = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_bench().compiler.compile(forced_grammar(use, HERMES))
+        byte_harness().compiler.compile(forced_grammar(use, HERMES))
     assert re.fullmatch(
         r"the parameters of tool 't\d+' cannot be forced: grammar size .* too big .*",
         explain_refusal(str(refusal.value), use),
@@ -242,7 +242,7 @@ def test_a_refusal_of_the_answer_s_form() -> None:
     use = use_of("auto")
     form = calls_or_json_grammar(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
     with pytest.raises(InvalidRequest) as refusal:
-        byte_bench().compiler.compile(form)
+        byte_harness().compiler.compile(form)
     assert (
         explain_refusal(str(refusal.value), use)
         == "the form of the answer cannot be used: Invalid type: text"
@@ -256,7 +256,7 @@ def test_as_many_tools_as_may_be() -> None:
     ]
     use = parse_tools(sent, "required")
     for tool_format in (HERMES, MISTRAL):
-        text, _ = walk(byte_bench(), forced_grammar(use, tool_format), 0)
+        text, _ = walk(byte_harness(), forced_grammar(use, tool_format), 0)
         assert read(text, tool_format, use).calls
 
 
@@ -270,7 +270,7 @@ def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> No
     either = calls_or_json_grammar(use, tool_format, answer)
     replies = []
     for seed in range(12):
-        text, ended = walk(byte_bench(), either, seed)
+        text, ended = walk(byte_harness(), either, seed)
         if ended:
             replies.append(parse_text(AutoToolParser(tool_format, PARAMETERS, IDS), text))
     for reply in replies:

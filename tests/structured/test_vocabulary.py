@@ -1,4 +1,4 @@
-"""What ids write: the same as the tokenizer says, for every kind of tokenizer, and nothing for what is no text."""
+"""The bytes of token ids: those of the tokenizer, for every kind of tokenizer, and none for ids that are not text."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.vocabulary import read_vocabulary
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from holdfast.text.tokenizer_data import TokenizerData
-from support.grammar_walks import BENCHES, BenchMaker, needs_llguidance
+from support.grammar_walks import HARNESSES, HarnessFactory, needs_llguidance
 from support.tiny import write_tokenizer
 
 
 def sentencepiece(*, drops_space: bool = True) -> Tokenizer:
-    """Byte fallback; a blank and a line break are tokens twice over."""
+    """Byte fallback; a space and a line break each have two tokens."""
     letters = [*"abcdefghijklmnopqrstuvwxyz{}:,0123456789é", "▁", '"', "▁{", '":', "\n", "▁▁"]
     tokens = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *letters]
     values = {
@@ -57,18 +57,18 @@ def check_texts(tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int]) 
             assert text == b""
         elif not text.startswith(b"\xff") and tokenizer.token_bytes(id_) != b"\xff":
             assert text == tokenizer.token_bytes(id_)
-        assert vocabulary.may_follow(id_) == (bool(text) or id_ in eos_ids)
+        assert vocabulary.is_known(id_) == (bool(text) or id_ in eos_ids)
 
 
 @needs_llguidance
-@pytest.mark.parametrize("make", BENCHES)
-def test_texts(make: BenchMaker) -> None:
-    bench = make()
-    check_texts(bench.tokenizer, bench.vocab_size, bench.eos_ids)
+@pytest.mark.parametrize("make", HARNESSES)
+def test_token_bytes_match_the_tokenizer(make: HarnessFactory) -> None:
+    harness = make()
+    check_texts(harness.tokenizer, harness.vocab_size, harness.eos_ids)
 
 
 @needs_llguidance
-def test_texts_of_other_tokenizers(tmp_path: Path) -> None:
+def test_token_bytes_of_other_tokenizers(tmp_path: Path) -> None:
     for tokenizer in (sentencepiece(), sentencepiece(drops_space=False), from_folder(tmp_path)):
         check_texts(tokenizer, 512, frozenset({2}))
         check_texts(tokenizer, 100, frozenset({2, 50, 400}) - {400})  # fewer logits than tokens
@@ -88,7 +88,7 @@ def test_json_over_other_tokenizers(kind: str, tmp_path: Path) -> None:
 
 
 @needs_llguidance
-def test_tokens_of_the_same_text_are_allowed_together() -> None:
+def test_tokens_with_equal_bytes_are_allowed_together() -> None:
     tokenizer = sentencepiece()
     compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset({2}))
     (mask,) = compiler.compile(StructuredOutput(choice=["\n"])).masks((), 1)
@@ -98,7 +98,7 @@ def test_tokens_of_the_same_text_are_allowed_together() -> None:
     compiler.close()
 
 
-def test_an_endless_token_is_left_out(tmp_path: Path) -> None:
+def test_overlong_token_is_excluded(tmp_path: Path) -> None:
     added = [{"content": "x" * 5000, "special": False}, {"content": "y" * 900, "special": False}]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer = from_folder(
@@ -109,13 +109,13 @@ def test_an_endless_token_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eos_ids", [frozenset(), frozenset({600}), frozenset({-1})])
-def test_an_answer_must_be_able_to_end(eos_ids: frozenset[int]) -> None:
-    with pytest.raises(InvalidRequest, match="ends the answer"):
+def test_vocabulary_without_eos_is_refused(eos_ids: frozenset[int]) -> None:
+    with pytest.raises(InvalidRequest, match="end-of-text token"):
         read_vocabulary(byte_tokenizer(), 512, eos_ids)
 
 
-def test_a_tokenizer_that_is_not_byte_wise_is_refused() -> None:
+def test_tokenizer_without_byte_tokens_is_refused() -> None:
     backend = Backend(WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
-    with pytest.raises(InvalidRequest, match="token by token"):
+    with pytest.raises(InvalidRequest, match="byte sequences"):
         read_vocabulary(Tokenizer(TokenizerData(backend, 3, lambda: b"")), 3, frozenset({0}))

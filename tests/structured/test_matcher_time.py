@@ -1,4 +1,4 @@
-"""How much work a grammar does, on a clock that its matcher moves: nothing twice, nothing in vain, and never without end."""
+"""How much work a grammar does, on a simulated clock that its matcher advances: nothing twice, and bounded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from holdfast.sandbox.grammar_worker import open_matcher
 from holdfast.structured import matcher as grammar_matcher
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import write_grammar
-from support.grammar_walks import Bench, byte_bench, needs_llguidance
+from support.grammar_walks import GrammarHarness, byte_harness, needs_llguidance
 
 pytestmark = needs_llguidance
 
@@ -22,7 +22,7 @@ AMBIGUOUS = 'start: s\ns: s s s | s s | "a"'
 
 @dataclass
 class Work:
-    """What was done, and how long it takes: seconds by the text before the place."""
+    """What was done, and the seconds it takes, by the text before the position."""
 
     mask_seconds: Callable[[str], float] = lambda text: 0.0
     take_seconds: Callable[[str], float] = lambda text: 0.0
@@ -38,17 +38,17 @@ class Work:
 
 
 class WorkingMatcher:
-    """A matcher that notes what it is asked, and moves the clock."""
+    """A matcher that logs its calls and advances the clock."""
 
-    def __init__(self, matcher: Any, work: Work, bench: Bench, ids: Sequence[int] = ()) -> None:
-        self._matcher, self._work, self._bench, self._ids = matcher, work, bench, list(ids)
+    def __init__(self, matcher: Any, work: Work, harness: GrammarHarness, ids: Sequence[int] = ()) -> None:
+        self._matcher, self._work, self._harness, self._ids = matcher, work, harness, list(ids)
 
     @property
     def _text(self) -> str:
-        return self._bench.tokenizer.decode(self._ids)
+        return self._harness.tokenizer.decode(self._ids)
 
     def deep_copy(self) -> "WorkingMatcher":
-        return WorkingMatcher(self._matcher.deep_copy(), self._work, self._bench, self._ids)
+        return WorkingMatcher(self._matcher.deep_copy(), self._work, self._harness, self._ids)
 
     def compute_bitmask(self) -> bytes:
         self._work.masks.append(self._text)
@@ -76,8 +76,8 @@ class WorkingMatcher:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return byte_bench()
+def harness() -> GrammarHarness:
+    return byte_harness()
 
 
 @pytest.fixture
@@ -88,37 +88,37 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
-def follow(bench: Bench, work: Work, **form: Any) -> MatcherGrammar:
-    text = write_grammar(StructuredOutput(**form))
+def follow(harness: GrammarHarness, work: Work, **spec: Any) -> MatcherGrammar:
+    text = write_grammar(StructuredOutput(**spec))
 
     def open_working() -> Any:
         work.num_opened += 1
-        return WorkingMatcher(open_matcher(bench.trie, text, is_lark="lark" in form), work, bench)
+        return WorkingMatcher(open_matcher(harness.trie, text, is_lark="lark" in spec), work, harness)
 
-    grammar = MatcherGrammar(CompiledGrammar(open_working), bench.vocabulary)
+    grammar = MatcherGrammar(CompiledGrammar(open_working), harness.vocabulary)
     work.forget()
     return grammar
 
 
-def test_no_place_is_computed_twice(bench: Bench, work: Work) -> None:
-    """Fast passes ask behind one candidate more each time, the window behind all of them, and all are committed."""
-    grammar = follow(bench, work, regex="[a-z]*")
-    ids = bench.encode("abcd")
+def test_no_position_is_computed_twice(harness: GrammarHarness, work: Work) -> None:
+    """Fast passes need the mask after one candidate more each time, the window all of them; all are committed."""
+    grammar = follow(harness, work, regex="[a-z]*")
+    ids = harness.encode("abcd")
     for count in range(len(ids)):
         grammar.masks(ids[:count], 1)
     rows = grammar.masks(ids, len(ids) + 1)
     assert all(rows) and work.masks == ["", "a", "ab", "abc", "abcd"]
-    for id_ in (*ids, *bench.encode("e")):
+    for id_ in (*ids, *harness.encode("e")):
         grammar.commit(id_)
     assert grammar.masks((), 1) == rows[-1:]
     assert work.taken == ["a", "ab", "abc", "abcd", "abcde"]
     assert work.masks[5:] == ["abcde"]
 
 
-def test_a_slow_place_behind_a_wrong_candidate_is_no_failure(bench: Bench, work: Work) -> None:
+def test_slow_position_after_rejected_candidate_is_no_failure(harness: GrammarHarness, work: Work) -> None:
     work.mask_seconds = lambda text: 9.0 if text == "c" else 0.0
-    grammar = follow(bench, work, choice=["ab", "cd"])
-    a, b, c, d = bench.encode("abcd")
+    grammar = follow(harness, work, choice=["ab", "cd"])
+    a, b, c, d = harness.encode("abcd")
     first, behind, last = grammar.masks([c, d], 3)
     assert first and any(first) and behind is not None and not any(behind) and last is None
     assert grammar.problem is None
@@ -139,13 +139,13 @@ def test_a_slow_place_behind_a_wrong_candidate_is_no_failure(bench: Bench, work:
 
 
 @pytest.mark.parametrize("kind", ["masks", "candidates", "committed"])
-def test_a_call_is_bounded(bench: Bench, work: Work, kind: str) -> None:
+def test_call_time_is_bounded(harness: GrammarHarness, work: Work, kind: str) -> None:
     if kind == "masks":
         work.mask_seconds = lambda text: 0.02
     else:
         work.take_seconds = lambda text: 0.02
-    grammar = follow(bench, work, regex="a*")
-    ids = bench.encode("a" * 100)
+    grammar = follow(harness, work, regex="a*")
+    ids = harness.encode("a" * 100)
     if kind == "committed":
         for id_ in ids:
             grammar.commit(id_)
@@ -154,23 +154,23 @@ def test_a_call_is_bounded(bench: Bench, work: Work, kind: str) -> None:
         return
     rows = grammar.masks(ids, len(ids) + 1)
     assert work.now < 0.6
-    assert grammar.problem is None  # behind the committed tokens
-    failed = next(place for place, row in enumerate(rows) if row is not None and not any(row))
+    assert grammar.problem is None  # of the committed tokens
+    failed = next(position for position, row in enumerate(rows) if row is not None and not any(row))
     assert set(rows[failed + 1 :]) == {None}
     for id_ in ids[:failed]:
         grammar.commit(id_)
     before = work.now
     assert grammar.masks(ids, len(ids) + 1) == [rows[failed], *[None] * len(ids)]
-    assert work.now == before  # it is known
+    assert work.now == before  # from the cache
     assert grammar.count_valid(ids) == 0
     assert "takes too long" in (grammar.problem or "")
 
 
-def test_an_answer_may_not_be_slow_for_ever(bench: Bench, work: Work) -> None:
-    """Somewhat slow places are fine, slow ones few: those that were committed count, others do not."""
+def test_slow_committed_positions_are_bounded_per_answer(harness: GrammarHarness, work: Work) -> None:
+    """Slow positions use up the answer's extra time. Only committed positions count."""
     work.mask_seconds = lambda text: 0.22 if len(text) % 10 == 9 else 0.02
-    grammar = follow(bench, work, regex="[ab]*")
-    a, b = bench.encode("ab")
+    grammar = follow(harness, work, regex="[ab]*")
+    a, b = harness.encode("ab")
     length = 0
     while length < 1000:
         (mask, *_) = grammar.masks([b], 2)
@@ -179,21 +179,21 @@ def test_an_answer_may_not_be_slow_for_ever(bench: Bench, work: Work) -> None:
             break
         grammar.commit(a)
         length += 1
-    assert length == 59  # the sixth slow place; an answer may have five
+    assert length == 59  # the sixth slow position; the extra time allows five
 
 
-def test_guesses_are_fewer_where_a_place_takes_long(bench: Bench, work: Work) -> None:
+def test_slow_positions_reduce_draft_tokens(harness: GrammarHarness, work: Work) -> None:
     work.mask_seconds = lambda text: 0.02
-    grammar = follow(bench, work, regex="a*")
-    ids = bench.encode("a" * 30)
+    grammar = follow(harness, work, regex="a*")
+    ids = harness.encode("a" * 30)
     assert grammar.count_valid(ids) == 30
     grammar.masks((), 1)
     assert grammar.count_valid(ids) == 2
 
 
-def test_what_the_text_is_the_cause_of_is_not_tried_again(bench: Bench, work: Work) -> None:
-    grammar = follow(bench, work, lark=AMBIGUOUS)
-    (a,) = bench.encode("a")
+def test_parser_failure_is_not_retried(harness: GrammarHarness, work: Work) -> None:
+    grammar = follow(harness, work, lark=AMBIGUOUS)
+    (a,) = harness.encode("a")
     while any(grammar.masks([a], 2)[0] or b"") and len(work.taken) < 300:
         grammar.commit(a)
     assert "items" in (grammar.problem or "")
@@ -201,13 +201,13 @@ def test_what_the_text_is_the_cause_of_is_not_tried_again(bench: Bench, work: Wo
     assert len(work.taken) == len({*work.taken})
 
 
-def test_a_full_lexer_is_followed_again_in_bounded_time(
-    bench: Bench, work: Work, monkeypatch: pytest.MonkeyPatch
+def test_replay_after_full_lexer_is_bounded(
+    harness: GrammarHarness, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(grammar_worker.PARSER_LIMITS, "max_lexer_states", 60)
     work.take_seconds = lambda text: 0.02
-    grammar = follow(bench, work, regex=".*[!-O].{20}x")
-    ids = bench.encode("!?a!b?!z!!!?!?!????!?!aaa!" * 4)
+    grammar = follow(harness, work, regex=".*[!-O].{20}x")
+    ids = harness.encode("!?a!b?!z!!!?!?!????!?!aaa!" * 4)
     for id_ in ids:
         before = work.now
         (mask,) = grammar.masks((), 1)
@@ -218,12 +218,12 @@ def test_a_full_lexer_is_followed_again_in_bounded_time(
     assert "states" in (grammar.problem or "")
 
 
-def test_an_ambiguous_grammar_gives_up_early(bench: Bench) -> None:
-    """By a limit that is a function of the text: every answer, on every machine, gets as far."""
-    (a,) = bench.encode("a")
+def test_ambiguous_grammar_fails_at_the_same_length(harness: GrammarHarness) -> None:
+    """The limit is a function of the text: every answer stops at the same length, on every machine."""
+    (a,) = harness.encode("a")
     lengths = set()
     for window in (1, 7):
-        grammar = bench.compile(lark=AMBIGUOUS)
+        grammar = harness.compile(lark=AMBIGUOUS)
         length = 0
         while any(grammar.masks([a] * window, window + 1)[0] or b"") and length < 300:
             grammar.commit(a)

@@ -1,4 +1,4 @@
-"""Forms that are wrong, unsupported, too large or too slow: refused with a reason, in bounded time, without harm."""
+"""Grammars that are wrong, unsupported, too large or too slow: refused with a reason, in bounded time, without harm."""
 
 import random
 import resource
@@ -11,7 +11,7 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits
 from holdfast.structured.compiler import GrammarCompiler
-from support.grammar_walks import BENCHES, BenchMaker, byte_bench, needs_llguidance
+from support.grammar_walks import HARNESSES, HarnessFactory, byte_harness, needs_llguidance
 
 pytestmark = needs_llguidance
 
@@ -42,7 +42,7 @@ def chain(count: int) -> str:
 LETTERS = "abcdefghijkl"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unclosed": ({"regex": "(a"}, "unclosed group"),
-    "look-ahead": ({"regex": "(?=a)a"}, "look-around"),
+    "look-drafts": ({"regex": "(?=a)a"}, "look-around"),
     "word boundary": ({"regex": r"\bfoo"}, "lookarounds"),
     "back-reference": ({"regex": r"(a)\1"}, "backreferences"),
     "backslash": ({"regex": "a\\"}, "lone backslash"),
@@ -100,7 +100,7 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
 FOR_WORDS = ("counts of counts", "complements", "ambiguous")
 HEAVY: dict[
     str, dict[str, Any]
-] = {  # legitimate, or at least harmless: they must work, and every step be quick
+] = {  # legitimate, or at least harmless: they must compile, and every step must be quick
     "long string": {"json_schema": {"type": "string", "maxLength": 10**9}},
     "long array": {"json_schema": {"type": "array", "maxItems": 10**9, "items": {"type": "integer"}}},
     "big enum": {"json_schema": {"enum": [f"v{index:05}" for index in range(15_000)]}},
@@ -120,7 +120,7 @@ HEAVY: dict[
 
 
 def cpu_seconds() -> float:
-    """Ours and that of the processes we waited for."""
+    """CPU time of this process and of the children it reaped."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -128,37 +128,37 @@ def cpu_seconds() -> float:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said(name: str) -> None:
-    form, reason = WRONG[name]
+def test_invalid_grammar_is_refused_with_reason(name: str) -> None:
+    spec, reason = WRONG[name]
     with pytest.raises(InvalidRequest) as raised:
-        byte_bench().compile(**form)
+        byte_harness().compile(**spec)
     message = str(raised.value)
     assert reason in message
     assert "\n" not in message and len(message) < 500
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("name", TOO_MUCH)
-def test_too_much_is_refused_in_bounded_time(make: BenchMaker, name: str) -> None:
-    bench = make()
-    if bench is byte_bench() and name in FOR_WORDS:
-        pytest.skip("few tokens make this one easy")
-    bench.compile(json_object=True)
+def test_too_large_grammar_is_refused_in_bounded_time(make: HarnessFactory, name: str) -> None:
+    harness = make()
+    if harness is byte_harness() and name in FOR_WORDS:
+        pytest.skip("easy with so few tokens")
+    harness.compile(json_object=True)
     before, started = cpu_seconds(), time.monotonic()
     with pytest.raises(InvalidRequest):
-        bench.compile(**TOO_MUCH[name])
-    assert cpu_seconds() - before < 1.0  # in this process; the other one is not waited for
+        harness.compile(**TOO_MUCH[name])
+    assert cpu_seconds() - before < 1.0  # in this process: the worker is not reaped
     assert time.monotonic() - started < 15.0
-    bench.compile(choice=[name])  # and the next form is none the worse
+    harness.compile(choice=[name])  # the next grammar is not affected
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("name", HEAVY)
-def test_heavy_forms_step_quickly(make: BenchMaker, name: str) -> None:
-    """Or give up: what cannot be followed says so."""
-    bench = make()
-    grammar = bench.compile(**HEAVY[name])
-    chance = random.Random(1)
+def test_heavy_grammars_step_quickly(make: HarnessFactory, name: str) -> None:
+    """Or stop with a `problem`."""
+    harness = make()
+    grammar = harness.compile(**HEAVY[name])
+    rng = random.Random(1)
     slowest = 0.0
     for _ in range(120):
         started = time.thread_time()
@@ -168,15 +168,15 @@ def test_heavy_forms_step_quickly(make: BenchMaker, name: str) -> None:
         if not any(mask):
             assert grammar.problem is not None
             break
-        token_id = bench.choose(int.from_bytes(mask, "little"), chance)
+        token_id = harness.choose(int.from_bytes(mask, "little"), rng)
         grammar.commit(token_id)
-        if token_id in bench.eos_ids:
+        if token_id in harness.eos_ids:
             break
     assert slowest < 1.0
 
 
 def language() -> str:
-    """Thirty kinds of statements, and expressions of eighteen levels."""
+    """A programming language: thirty kinds of statements, eighteen levels of expressions."""
     kinds = " | ".join(f'"k{index}" " " e0 ";" | "k{index}" "{{" statement* "}}"' for index in range(30))
     levels = [
         f'e{level}: e{level} "o{level}" e{level + 1} | e{level} "p{level}" e{level + 1} | e{level + 1}'
@@ -197,18 +197,18 @@ def language() -> str:
     ],
     ids=["right recursion", "left recursion", "arithmetic", "brackets", "language"],
 )
-@pytest.mark.parametrize("make", BENCHES)
-def test_sensible_recursion_goes_far(make: BenchMaker, lark: str, text: str) -> None:
-    bench = make()
-    grammar = bench.compile(lark=lark)
-    for id_ in bench.encode(text):
+@pytest.mark.parametrize("make", HARNESSES)
+def test_recursive_grammars_accept_long_texts(make: HarnessFactory, lark: str, text: str) -> None:
+    harness = make()
+    grammar = harness.compile(lark=lark)
+    for id_ in harness.encode(text):
         (mask,) = grammar.masks((), 1)
         assert mask is not None and mask[id_ // 8] >> id_ % 8 & 1, grammar.problem
         grammar.commit(id_)
 
 
 @pytest.mark.parametrize(
-    ("limits", "form"),
+    ("limits", "spec"),
     [
         (GrammarLimits(cpu_seconds=0.2), {"regex": "[a-z]?" * 40_000}),
         (
@@ -217,11 +217,11 @@ def test_sensible_recursion_goes_far(make: BenchMaker, lark: str, text: str) -> 
         ),
     ],
 )
-def test_limits_are_kept(limits: GrammarLimits, form: dict[str, Any]) -> None:
-    bench = byte_bench()
-    compiler = GrammarCompiler(bench.tokenizer, bench.vocab_size, bench.eos_ids, limits=limits)
+def test_worker_limits_are_enforced(limits: GrammarLimits, spec: dict[str, Any]) -> None:
+    harness = byte_harness()
+    compiler = GrammarCompiler(harness.tokenizer, harness.vocab_size, harness.eos_ids, limits=limits)
     compiler.compile(StructuredOutput(choice=["fine"]))
     with pytest.raises(InvalidRequest, match=r"more than 0\.2 seconds|more memory"):
-        compiler.compile(StructuredOutput(**form))
+        compiler.compile(StructuredOutput(**spec))
     compiler.compile(StructuredOutput(choice=["fine as well"]))
     compiler.close()

@@ -1,4 +1,4 @@
-"""One answer's grammar: masks behind candidates, garbage, the end, beginning again, and what to say when it cannot go on."""
+"""One answer's grammar: masks after candidates, invalid candidates, the end, restarts, and limits."""
 
 import json
 import random
@@ -16,19 +16,19 @@ from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import write_grammar
 from holdfast.structured.vocabulary import Vocabulary
 from support.grammar_walks import (
-    BENCHES,
     BYTE_EOS,
     BYTE_VOCAB,
-    Bench,
-    BenchMaker,
-    byte_bench,
+    HARNESSES,
+    GrammarHarness,
+    HarnessFactory,
+    byte_harness,
     choose_any,
     needs_llguidance,
 )
 
 pytestmark = needs_llguidance
 
-FORMS: list[dict[str, Any]] = [
+SPECS: list[dict[str, Any]] = [
     {"json_object": True},
     {
         "json_schema": {
@@ -46,79 +46,79 @@ EOS = min(BYTE_EOS)
 
 
 def draw(
-    bench: Bench, grammar: Any, chance: random.Random, max_len: int = 60
+    harness: GrammarHarness, grammar: Any, rng: random.Random, max_len: int = 60
 ) -> tuple[list[int], list[bytes]]:
     """A random answer and the mask before each of its tokens."""
     ids, masks = [], []
     for _ in range(max_len):
         (mask,) = grammar.masks((), 1)
         assert mask is not None
-        ids.append(bench.choose(int.from_bytes(mask, "little"), chance))
+        ids.append(harness.choose(int.from_bytes(mask, "little"), rng))
         masks.append(mask)
         grammar.commit(ids[-1])
-        if ids[-1] in bench.eos_ids:
+        if ids[-1] in harness.eos_ids:
             break
     return ids, masks
 
 
-@pytest.mark.parametrize("make", BENCHES)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
-def test_a_mask_is_a_function_of_the_tokens_alone(make: BenchMaker, form: dict[str, Any]) -> None:
-    """Committed one by one, tried as candidates amid other tries, begun again, or beside others: the same bits."""
-    bench = make()
-    chance = random.Random(11)
-    paths = [draw(bench, bench.compile_alone(**form), chance) for _ in range(3)]
+@pytest.mark.parametrize("make", HARNESSES)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: next(iter(spec)))
+def test_mask_depends_on_tokens_only(make: HarnessFactory, spec: dict[str, Any]) -> None:
+    """Committed one by one, tried as candidates among others, after a restart, or beside other answers: the same bits."""
+    harness = make()
+    rng = random.Random(11)
+    paths = [draw(harness, harness.compile_alone(**spec), rng) for _ in range(3)]
     for ids, masks in paths:
-        grammar = bench.compile(**form)
-        for place in range(len(ids)):
-            for others, _ in paths:  # anybody's tokens, and nonsense
-                tried = [*others[chance.randrange(len(others)) :][:5], chance.randrange(bench.vocab_size)]
-                chance.shuffle(tried)
-                grammar.masks(tried, chance.randrange(1, len(tried) + 2))
+        grammar = harness.compile(**spec)
+        for position in range(len(ids)):
+            for others, _ in paths:  # tokens of other answers, and invalid ones
+                tried = [*others[rng.randrange(len(others)) :][:5], rng.randrange(harness.vocab_size)]
+                rng.shuffle(tried)
+                grammar.masks(tried, rng.randrange(1, len(tried) + 2))
                 grammar.count_valid(tried)
-            ahead = ids[place : place + chance.randrange(8)]
-            if ahead and ahead[-1] in bench.eos_ids:
-                ahead.pop()
-            assert grammar.count_valid(ahead) == len(ahead)
-            num_masks = chance.randrange(1, len(ahead) + 2)
-            expected = [*masks[place:], None][: len(ahead) + 1][-num_masks:]
-            got = grammar.masks(ahead, num_masks)
+            drafts = ids[position : position + rng.randrange(8)]
+            if drafts and drafts[-1] in harness.eos_ids:
+                drafts.pop()
+            assert grammar.count_valid(drafts) == len(drafts)
+            num_masks = rng.randrange(1, len(drafts) + 2)
+            expected = [*masks[position:], None][: len(drafts) + 1][-num_masks:]
+            got = grammar.masks(drafts, num_masks)
             assert [mask for mask, other in zip(got, expected, strict=True) if other is not None] == [
                 mask for mask in expected if mask is not None
             ]
-            grammar.commit(ids[place])
+            grammar.commit(ids[position])
         grammar.restart()
         for id_, mask in zip(ids, masks, strict=True):
             assert grammar.masks((), 1) == [mask]
             grammar.commit(id_)
 
 
-@pytest.mark.parametrize("make", BENCHES)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
-def test_windows_grow_token_by_token(make: BenchMaker, form: dict[str, Any]) -> None:
-    """Fast passes ask behind one candidate more each time, a verify pass behind all of them, and some stand."""
-    bench = make()
-    chance = random.Random(12)
-    ids, masks = draw(bench, bench.compile_alone(**form), chance)
-    ids.pop()  # perhaps the end, which no candidate stands behind
-    grammar = bench.compile(**form)
-    place = 0
-    while place < len(ids):
-        window = ids[place : place + chance.randrange(1, 7)]
-        wrong = chance.randrange(len(window)) if chance.random() < 0.4 else len(window)
-        proposed = window[:wrong] + [chance.randrange(bench.vocab_size) for _ in window[wrong:]]
+@pytest.mark.parametrize("make", HARNESSES)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: next(iter(spec)))
+def test_growing_windows_give_the_same_masks(make: HarnessFactory, spec: dict[str, Any]) -> None:
+    """Fast passes need the mask after one candidate more each time, a window all of them; some candidates are accepted."""
+    harness = make()
+    rng = random.Random(12)
+    ids, masks = draw(harness, harness.compile_alone(**spec), rng)
+    ids.pop()  # perhaps eos, which no candidate follows
+    grammar = harness.compile(**spec)
+    position = 0
+    while position < len(ids):
+        window = ids[position : position + rng.randrange(1, 7)]
+        wrong = rng.randrange(len(window)) if rng.random() < 0.4 else len(window)
+        proposed = window[:wrong] + [rng.randrange(harness.vocab_size) for _ in window[wrong:]]
         for count in range(len(window) + 1):
             (mask,) = grammar.masks(proposed[:count], 1)
-            assert count > wrong or mask == masks[place + count]
+            assert count > wrong or mask == masks[position + count]
         rows = grammar.masks(proposed, len(proposed) + 1)
-        assert rows[: wrong + 1] == masks[place : place + wrong + 1]
-        for id_ in ids[place : place + wrong + 1]:  # what stands, and the token behind it
+        assert rows[: wrong + 1] == masks[position : position + wrong + 1]
+        for id_ in ids[position : position + wrong + 1]:  # the accepted candidates and the token after them
             grammar.commit(id_)
-        place += wrong + 1
+        position += wrong + 1
 
 
-def test_a_mask_does_not_remember_a_path_that_was_not_taken() -> None:
-    """What llguidance itself gets wrong behind a rollback: the lexer cannot tell "a" from "b" here, the parser can."""
+def test_mask_ignores_rejected_candidates() -> None:
+    """What llguidance itself gets wrong after a rollback: the lexer cannot tell "a" from "b" here, the parser can."""
     words = Vocabulary((b"", b"a", b"b", b"x", b"x1", b"x2", b"1", b"2"), frozenset({0}))
     trie = open_trie(words.texts, [0])
     text = write_grammar(StructuredOutput(lark='start: "a" "x" "1" | "b" "x" "2"'))
@@ -129,13 +129,13 @@ def test_a_mask_does_not_remember_a_path_that_was_not_taken() -> None:
     assert grammar.masks((), 1)[0] == bytes([0b10_1000, 0, 0, 0])
 
 
-def spell(bench: Bench, text: str) -> list[int]:
-    return bench.encode(text)
+def spell(harness: GrammarHarness, text: str) -> list[int]:
+    return harness.encode(text)
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return byte_bench()
+def harness() -> GrammarHarness:
+    return byte_harness()
 
 
 def bits(mask: bytes | None) -> set[int]:
@@ -144,9 +144,9 @@ def bits(mask: bytes | None) -> set[int]:
     return {id_ for id_ in range(8 * len(mask)) if mask[id_ // 8] >> id_ % 8 & 1}
 
 
-def test_rows_are_the_last_places(bench: Bench) -> None:
-    grammar = bench.compile(choice=["abc", "abd"])
-    a, b, c, d = spell(bench, "abcd")
+def test_masks_are_those_of_the_last_positions(harness: GrammarHarness) -> None:
+    grammar = harness.compile(choice=["abc", "abd"])
+    a, b, c, d = spell(harness, "abcd")
     rows = grammar.masks([a, b, c], 4)
     assert [bits(row) for row in rows] == [{a}, {b}, {c, d}, set(BYTE_EOS)]
     assert grammar.masks([a, b, c], 2) == rows[2:]
@@ -154,9 +154,9 @@ def test_rows_are_the_last_places(bench: Bench) -> None:
     assert grammar.masks((), 1) == rows[:1]
 
 
-def test_behind_an_invalid_candidate_there_is_no_mask(bench: Bench) -> None:
-    grammar = bench.compile(choice=["abc"])
-    a, b, _, z = spell(bench, "abcz")
+def test_no_mask_after_an_invalid_candidate(harness: GrammarHarness) -> None:
+    grammar = harness.compile(choice=["abc"])
+    a, b, _, z = spell(harness, "abcz")
     for wrong in (z, 257, BYTE_VOCAB - 1, BYTE_VOCAB, 1 << 40, -1, EOS):
         assert grammar.masks([a, wrong, b], 4)[2:] == [None, None]
         assert [bits(row) for row in grammar.masks([a, wrong, b], 4)[:2]] == [{a}, {b}]
@@ -166,9 +166,9 @@ def test_behind_an_invalid_candidate_there_is_no_mask(bench: Bench) -> None:
     assert grammar.count_valid([]) == 0
 
 
-def test_the_end(bench: Bench) -> None:
-    grammar = bench.compile(regex="ab?")
-    a, b = spell(bench, "ab")
+def test_eos_is_allowed_only_at_complete_text(harness: GrammarHarness) -> None:
+    grammar = harness.compile(regex="ab?")
+    a, b = spell(harness, "ab")
     assert grammar.count_valid([a, b, EOS]) == 3
     assert grammar.count_valid([a, EOS, b]) == 2
     assert grammar.count_valid([EOS]) == 0
@@ -176,7 +176,7 @@ def test_the_end(bench: Bench) -> None:
     assert bits(grammar.masks((), 1)[0]) == {b, *BYTE_EOS}
     assert grammar.count_valid([max(BYTE_EOS)]) == 1
     grammar.commit(b)
-    for _ in range(2):  # complete: asking does not change it
+    for _ in range(2):  # complete: a query does not change it
         assert bits(grammar.masks((), 1)[0]) == BYTE_EOS
         assert grammar.count_valid([EOS]) == 1
         assert grammar.count_valid([b]) == 0
@@ -190,15 +190,15 @@ def test_the_end(bench: Bench) -> None:
     assert bits(grammar.masks((), 1)[0]) == {a}
 
 
-def test_answers_do_not_touch_one_another(bench: Bench) -> None:
-    one, other = bench.compile(choice=["abc", "xyz"]), bench.compile(choice=["abc", "xyz"])
-    one.commit(spell(bench, "a")[0])
-    other.commit(spell(bench, "x")[0])
-    assert bits(one.masks((), 1)[0]) == set(spell(bench, "b"))
-    assert bits(other.masks((), 1)[0]) == set(spell(bench, "y"))
+def test_answers_of_one_grammar_are_independent(harness: GrammarHarness) -> None:
+    one, other = harness.compile(choice=["abc", "xyz"]), harness.compile(choice=["abc", "xyz"])
+    one.commit(spell(harness, "a")[0])
+    other.commit(spell(harness, "x")[0])
+    assert bits(one.masks((), 1)[0]) == set(spell(harness, "b"))
+    assert bits(other.masks((), 1)[0]) == set(spell(harness, "y"))
 
 
-def test_a_dead_end_says_so() -> None:
+def test_dead_end_sets_problem() -> None:
     """The vocabulary has no closing quote."""
     words = Vocabulary((b"", b'"', b"a", b"x"), frozenset({0}))
     trie = open_trie(words.texts, [0])
@@ -206,7 +206,7 @@ def test_a_dead_end_says_so() -> None:
     grammar = MatcherGrammar(CompiledGrammar(lambda: open_matcher(trie, text)), words)
     rows = grammar.masks([1, 2], 3)
     assert rows[2] == bytes(4)
-    assert grammar.problem is None  # behind the committed tokens it can go on
+    assert grammar.problem is None  # a token may follow the committed ones
     grammar.commit(1)
     assert grammar.problem is None
     grammar.commit(2)
@@ -218,66 +218,68 @@ def test_a_dead_end_says_so() -> None:
     assert grammar.masks((), 1) == [b"\1\0\0\0"]
 
 
-def test_a_full_lexer_is_made_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers share a lexer that has room for any one of them, but not for all. None of them can tell."""
-    form = {"regex": "(.*a.{20}|.*b.{19}|.*c.{18})x"}
-    letters = bench.encode("abc")
+def test_full_lexer_is_replaced(harness: GrammarHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers share a lexer that has room for any one of them, but not for all. No mask changes."""
+    spec = {"regex": "(.*a.{20}|.*b.{19}|.*c.{18})x"}
+    letters = harness.encode("abc")
     paths = [random.Random(seed).choices(letters, k=40) for seed in range(12)]
-    expected = [bench.compile_alone(**form).masks(path, 41) for path in paths]
+    expected = [harness.compile_alone(**spec).masks(path, 41) for path in paths]
     monkeypatch.setitem(grammar_worker.PARSER_LIMITS, "max_lexer_states", 100)
-    text = write_grammar(StructuredOutput(**form))
+    text = write_grammar(StructuredOutput(**spec))
     num_opened = 0
 
     def open_counted() -> Any:
         nonlocal num_opened
         num_opened += 1
-        return open_matcher(bench.trie, text)
+        return open_matcher(harness.trie, text)
 
     shared = CompiledGrammar(open_counted)
-    grammars = [MatcherGrammar(shared, bench.vocabulary) for _ in paths]
-    for place in range(40):
+    grammars = [MatcherGrammar(shared, harness.vocabulary) for _ in paths]
+    for position in range(40):
         for path, masks, grammar in zip(paths, expected, grammars, strict=True):
-            ahead = path[place : place + place % 4]
-            assert grammar.masks(ahead, 1) == [masks[place + len(ahead)]]
+            drafts = path[position : position + position % 4]
+            assert grammar.masks(drafts, 1) == [masks[position + len(drafts)]]
             assert grammar.problem is None
-            grammar.commit(path[place])
+            grammar.commit(path[position])
     assert num_opened > 1
 
 
-def too_many_states(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Grammar:
+def too_many_states(harness: GrammarHarness, monkeypatch: pytest.MonkeyPatch) -> Grammar:
     monkeypatch.setitem(grammar_worker.PARSER_LIMITS, "max_lexer_states", 30)
-    return bench.compile_alone(regex=".*[!-O].{20}x")
+    return harness.compile_alone(regex=".*[!-O].{20}x")
 
 
-def too_slow(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Grammar:
+def too_slow(harness: GrammarHarness, monkeypatch: pytest.MonkeyPatch) -> Grammar:
     monkeypatch.setattr(grammar_matcher, "_MAX_CALL_SECONDS", -1.0)
-    return bench.compile_alone(json_object=True)
+    return harness.compile_alone(json_object=True)
 
 
-def too_many_items(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Grammar:
-    """The mask allows the brace, and only taking it shows that there are too many ways to go on."""
+def too_many_items(harness: GrammarHarness, monkeypatch: pytest.MonkeyPatch) -> Grammar:
+    """The mask allows the brace; only consuming it shows that too many items follow."""
     monkeypatch.setitem(grammar_worker.PARSER_LIMITS, "max_items_in_row", 50)
     properties = {f"p{index}": {"type": "integer"} for index in range(100)}
-    return bench.compile_alone(json_schema={"type": "object", "properties": properties})
+    return harness.compile_alone(json_schema={"type": "object", "properties": properties})
 
 
 @pytest.mark.parametrize("make", [too_many_states, too_slow, too_many_items])
-def test_a_form_that_becomes_too_hard(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, make: Callable[[Bench, pytest.MonkeyPatch], Grammar]
+def test_exceeded_limit_sets_problem(
+    harness: GrammarHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[GrammarHarness, pytest.MonkeyPatch], Grammar],
 ) -> None:
-    grammar = make(bench, monkeypatch)
-    chance = random.Random(3)
+    grammar = make(harness, monkeypatch)
+    rng = random.Random(3)
     for _ in range(40):
         (mask,) = grammar.masks((), 1)
         assert mask is not None
         if not any(mask):
             break
         assert grammar.problem is None
-        token_id = choose_any(int.from_bytes(mask, "little"), chance)
-        ahead = grammar.masks([token_id], 1)
+        token_id = choose_any(int.from_bytes(mask, "little"), rng)
+        drafts = grammar.masks([token_id], 1)
         grammar.commit(token_id)
     else:
-        pytest.fail("it never became too hard")
+        pytest.fail("no limit was exceeded")
     assert grammar.problem is not None
     assert (
         "cannot be followed" in grammar.problem and "\n" not in grammar.problem and len(grammar.problem) < 400
@@ -285,4 +287,4 @@ def test_a_form_that_becomes_too_hard(
     assert json.dumps(grammar.problem)
     assert grammar.masks((), 1) == [mask]
     if make is not too_slow:
-        assert ahead == [mask]  # it was known as soon as the candidate was tried
+        assert drafts == [mask]  # known as soon as the candidate was tried

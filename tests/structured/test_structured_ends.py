@@ -1,4 +1,4 @@
-"""Where an answer with a form may end, and where not: the form, min_tokens, stop ids and lists together."""
+"""Where an answer with a grammar may end: the grammar, min_tokens, stop ids and banned tokens together."""
 
 from typing import Any
 
@@ -21,8 +21,10 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def answer(engine: Engine, regex: str, **settings: Any) -> Result:
-    form = StructuredOutput(regex=regex)
-    params = SamplingParams(temperature=0, max_tokens=8, deterministic=True, structured=form, **settings)
+    structured = StructuredOutput(regex=regex)
+    params = SamplingParams(
+        temperature=0, max_tokens=8, deterministic=True, structured=structured, **settings
+    )
     engine.submit(engine.prepare([1, 2, 3], params))
     found = [update.result for _ in range(50) if engine.has_work for update in engine.step()]
     (result,) = [result for result in found if result is not None]
@@ -34,14 +36,14 @@ def letter(engine: Engine, text: str) -> int:
     return token_id
 
 
-def test_lists_that_leave_only_the_end_waive_min_tokens(engine: Engine) -> None:
+def test_banned_tokens_that_leave_only_eos_waive_min_tokens(engine: Engine) -> None:
     for settings in ({"bad_token_ids": [letter(engine, "a")]}, {"bad_words": ["a"]}):
         result = answer(engine, "b(a*)", min_tokens=3, **settings)
         assert (result.text, result.finish_reason, result.error) == ("b", "stop", None)
     assert answer(engine, "b(a*)", min_tokens=3).text.startswith("baa")
 
 
-def test_a_stop_id_that_is_text_of_the_form_does_not_end_it_early(engine: Engine) -> None:
+def test_stop_id_within_the_grammar_does_not_waive_min_tokens(engine: Engine) -> None:
     result = answer(engine, "aaaa", min_tokens=3, stop_token_ids=[letter(engine, "a")])
     assert result.finish_reason == "error" and "no token is left" in (result.error or "")
     result = answer(engine, "bbba", min_tokens=4, stop_token_ids=[letter(engine, "b")])
@@ -50,6 +52,6 @@ def test_a_stop_id_that_is_text_of_the_form_does_not_end_it_early(engine: Engine
     assert result.finish_reason == "stop" and len(result.token_ids) >= 3
 
 
-def test_a_complete_form_waives_min_tokens(engine: Engine) -> None:
+def test_complete_grammar_waives_min_tokens(engine: Engine) -> None:
     result = answer(engine, "ab", min_tokens=6, stop_token_ids=[letter(engine, "c")])
     assert (result.text, result.finish_reason) == ("ab", "stop")

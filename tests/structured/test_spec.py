@@ -1,4 +1,4 @@
-"""Every kind of form, walked at random: the end is allowed exactly where the text is what was asked for."""
+"""Every kind of structured output, walked at random: the end is allowed exactly where the text matches."""
 
 import json
 import random
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.grammar_walks import BENCHES, BenchMaker, byte_bench, needs_llguidance
+from support.grammar_walks import HARNESSES, HarnessFactory, byte_harness, needs_llguidance
 
 pytestmark = needs_llguidance
 jsonschema = pytest.importorskip("jsonschema")
@@ -72,47 +72,47 @@ def is_json(text: str, schema: Any) -> bool:
     return True
 
 
-def walk_all(make: BenchMaker, form: dict[str, Any], is_complete: Any, num_walks: int = 8) -> None:
-    bench = make()
-    ended = 0
+def walk_all(make: HarnessFactory, spec: dict[str, Any], is_complete: Any, num_walks: int = 8) -> None:
+    harness = make()
+    num_complete = 0
     for seed in range(num_walks):
-        grammar = bench.compile(**form)
-        for text, bits in bench.walk(grammar, random.Random(seed)):
-            ends = {bool(bits >> id_ & 1) for id_ in bench.eos_ids}
+        grammar = harness.compile(**spec)
+        for text, bits in harness.walk(grammar, random.Random(seed)):
+            allows_eos = {bool(bits >> id_ & 1) for id_ in harness.eos_ids}
             in_character = text.endswith("\ufffd")
-            assert ends == {not in_character and is_complete(text)}, text
-            assert not bits & ~bench.written
-        ended += is_complete(text)
+            assert allows_eos == {not in_character and is_complete(text)}, text
+            assert not bits & ~harness.written
+        num_complete += is_complete(text)
         assert grammar.problem is None
-    assert ended >= num_walks // 2
+    assert num_complete >= num_walks // 2
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_json_schema(make: BenchMaker, name: str) -> None:
+def test_json_schema(make: HarnessFactory, name: str) -> None:
     schema = SCHEMAS[name]
     walk_all(make, {"json_schema": schema}, lambda text: is_json(text, schema))
 
 
-@pytest.mark.parametrize("make", BENCHES)
-def test_json_object(make: BenchMaker) -> None:
+@pytest.mark.parametrize("make", HARNESSES)
+def test_json_object(make: HarnessFactory) -> None:
     walk_all(make, {"json_object": True}, lambda text: is_json(text, {"type": "object"}))
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("regex", REGEXES)
-def test_regex(make: BenchMaker, regex: str) -> None:
+def test_regex(make: HarnessFactory, regex: str) -> None:
     walk_all(make, {"regex": regex}, lambda text: re.fullmatch(regex, text) is not None)
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("choices", CHOICES)
-def test_choice(make: BenchMaker, choices: tuple[str, ...]) -> None:
+def test_choice(make: HarnessFactory, choices: tuple[str, ...]) -> None:
     walk_all(make, {"choice": choices}, lambda text: text in choices)
 
 
-@pytest.mark.parametrize("make", BENCHES)
-def test_lark(make: BenchMaker) -> None:
+@pytest.mark.parametrize("make", HARNESSES)
+def test_lark(make: HarnessFactory) -> None:
     def is_sum(text: str) -> bool:
         previous = None
         while text != previous:  # innermost first
@@ -122,9 +122,9 @@ def test_lark(make: BenchMaker) -> None:
     walk_all(make, {"lark": ARITHMETIC}, is_sum)
 
 
-@pytest.mark.parametrize("make", BENCHES)
+@pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize(
-    ("form", "text"),
+    ("spec", "text"),
     [
         ({"json_object": True}, '{"a":1,"b":[true,null,"x"]}'),
         ({"json_object": True}, '{"a": 1.5e-3, "b": {"c": "日本 \\n"}}'),
@@ -136,12 +136,12 @@ def test_lark(make: BenchMaker) -> None:
         ({"regex": "a/b\\/c\nd"}, "a/b/c\nd"),
     ],
 )
-def test_what_is_asked_for_can_be_written(make: BenchMaker, form: dict[str, Any], text: str) -> None:
-    bench = make()
-    ids = [*bench.encode(text), min(bench.eos_ids)]
-    if set(ids[:-1]) & bench.tokenizer.special_ids:
-        ids = [id_ for part in text for id_ in bench.encode(part)] + ids[-1:]
-    grammar = bench.compile(**form)
+def test_matching_text_is_accepted(make: HarnessFactory, spec: dict[str, Any], text: str) -> None:
+    harness = make()
+    ids = [*harness.encode(text), min(harness.eos_ids)]
+    if set(ids[:-1]) & harness.tokenizer.special_ids:
+        ids = [id_ for part in text for id_ in harness.encode(part)] + ids[-1:]
+    grammar = harness.compile(**spec)
     assert grammar.count_valid(ids) == len(ids)
     for id_ in ids:
         (mask,) = grammar.masks((), 1)
@@ -153,11 +153,11 @@ def test_what_is_asked_for_can_be_written(make: BenchMaker, form: dict[str, Any]
     "text", [' {"a":1}', '{"a":   1}', '{"a":\n\n1}', '{"a":1} ', '{"a":1}{', "[]", '{"a":\n' + " " * 33]
 )
 def test_white_space_is_bounded(text: str) -> None:
-    bench = byte_bench()
-    assert bench.compile(json_object=True).count_valid(bench.encode(text)) < len(text)
+    harness = byte_harness()
+    assert harness.compile(json_object=True).count_valid(harness.encode(text)) < len(text)
 
 
-def test_a_schema_cannot_steer_the_compiler() -> None:
-    bench = byte_bench()
+def test_schema_cannot_set_llguidance_options() -> None:
+    harness = byte_harness()
     schema = {"type": "object", "x-guidance": {"whitespace_pattern": "[ ]+", "lenient": True}}
-    assert bench.compile(json_schema=schema).count_valid(bench.encode('{"a":   1}')) < 10
+    assert harness.compile(json_schema=schema).count_valid(harness.encode('{"a":   1}')) < 10

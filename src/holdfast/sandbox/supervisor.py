@@ -1,0 +1,197 @@
+"""A worker process for untrusted programs, and the only code that starts, asks and ends one.
+
+A worker is one Python file beside this module, run as a file: `python -I -S -B worker.py PATH...`, without environment
+variables, user packages and start-up hooks, and with nothing importable but the packages it needs. It talks over a
+socket at its stdin, in frames (`core.framing`) of JSON objects:
+
+    supervisor -> worker   set-up          once, first
+    worker -> supervisor   {} or an error  the set-up's answer
+    supervisor -> worker   request         any number of times
+    worker -> supervisor   answer          one for each request, in order
+
+The worker sets its own limits on memory and CPU time, because they depend on what it runs. The supervisor adds a
+deadline for every answer. After a timeout, a crash or an interrupted request the process is killed, so a late answer
+can never be read as the answer to another request; the next request starts a fresh process. The process ends with its
+supervisor, and, at the end of its input, with the process that started it.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.framing import MAX_FRAME_BYTES, ConnectionLost, FrameTooLong, pack_frame, read_frame
+
+_MAX_SETUP_BYTES = 4096
+
+
+class WorkerLost(Exception):
+    """The process ended, or was ended, before it answered. `signal` ended it, if one did."""
+
+    def __init__(self, reason: str, signal: int | None = None) -> None:
+        super().__init__(reason)
+        self.signal = signal
+
+
+class SetupLost(WorkerLost):
+    """The process was lost while it worked on its set-up."""
+
+
+class SetupRefused(Exception):
+    """The worker answered its set-up with an error."""
+
+
+class WorkerSupervisor:
+    """One worker process, started when needed. Any thread may ask; requests are answered one at a time."""
+
+    def __init__(
+        self,
+        worker: str,
+        packages: Sequence[str],
+        make_setup: Callable[[], Mapping[str, Any]],
+        *,
+        setup_seconds: float,
+    ) -> None:
+        """`worker` is a file beside this module, `packages` what it imports besides the standard library."""
+        self._packages = packages
+        self._make_setup = make_setup
+        self._setup_seconds = setup_seconds
+        self._lock = threading.Lock()
+        self._process = _Process(Path(__file__).with_name(worker))
+        self._is_set_up = False
+        weakref.finalize(self, self._process.end)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now, if one does."""
+        return self._process.pid
+
+    def warm(self) -> None:
+        """Start the process and send its set-up without waiting for the answer. Optional; never raises."""
+        with self._lock:
+            if not self._process.is_running():
+                try:
+                    self._start()
+                except (WorkerLost, OSError, ImportError):
+                    self._process.end()
+
+    def request(
+        self, message: Mapping[str, Any], *, seconds: float, max_bytes: int = MAX_FRAME_BYTES
+    ) -> dict[str, Any]:
+        """The worker's answer. Raises `WorkerLost`, `SetupRefused`, or, if no process can be started, `OSError`
+        or `ImportError`."""
+        with self._lock:
+            try:
+                if not self._process.is_running():
+                    self._start()
+                if not self._is_set_up:
+                    self._finish_setup()
+                deadline = time.monotonic() + seconds
+                self._process.send(message, deadline)
+                return self._process.receive(deadline, max_bytes)
+            except (
+                BaseException
+            ):  # an answer may be under way, which the next request must not read as its own
+                self._process.end()
+                raise
+
+    def close(self) -> None:
+        """End the process; a later request starts another."""
+        with self._lock:
+            self._process.end()
+
+    def _start(self) -> None:
+        self._is_set_up = False
+        self._process.start([_package_root(name) for name in self._packages])
+        self._process.send(self._make_setup(), time.monotonic() + self._setup_seconds)
+
+    def _finish_setup(self) -> None:
+        try:
+            answer = self._process.receive(time.monotonic() + self._setup_seconds, _MAX_SETUP_BYTES)
+        except WorkerLost as lost:
+            raise SetupLost(str(lost), lost.signal) from None
+        if "error" in answer:
+            raise SetupRefused(answer["error"])
+        self._is_set_up = True
+
+
+class _Process:
+    """The process and its socket. `end` is safe at any time, from the garbage collector too."""
+
+    def __init__(self, worker: Path) -> None:
+        self._worker = worker
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._owner_pid = os.getpid()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._popen is None else self._popen.pid
+
+    def is_running(self) -> bool:
+        """False in a fork of the process that started it: two processes cannot share one socket."""
+        return self._owner_pid == os.getpid() and self._popen is not None and self._popen.poll() is None
+
+    def start(self, paths: Sequence[str]) -> None:
+        self.end()
+        ours, theirs = socket.socketpair()
+        self._socket, self._owner_pid = ours, os.getpid()
+        # -I -S: no environment, no user packages, no start-up hooks; -B: writes no byte code
+        command = [sys.executable, "-I", "-S", "-B", str(self._worker), *dict.fromkeys(paths)]
+        quiet = subprocess.DEVNULL
+        with theirs:
+            self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
+
+    def end(self) -> None:
+        popen, self._popen = self._popen, None
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+        if popen is not None and self._owner_pid == os.getpid():
+            popen.kill()
+            popen.wait()
+
+    def send(self, message: Mapping[str, Any], deadline: float) -> None:
+        assert self._socket is not None
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            self._socket.sendall(pack_frame(json.dumps(message).encode()))
+        except TimeoutError:
+            raise WorkerLost("it took too long") from None
+        except ConnectionError:
+            pass  # the process has ended; `receive` says why
+
+    def receive(self, deadline: float, max_bytes: int) -> dict[str, Any]:
+        assert self._socket is not None
+        try:
+            answer: dict[str, Any] = json.loads(read_frame(self._socket, max_bytes, deadline=deadline))
+        except TimeoutError:
+            raise WorkerLost("it took too long") from None
+        except FrameTooLong:
+            raise WorkerLost("its answer is longer than allowed") from None
+        except ConnectionLost:
+            raise self._explain_end() from None
+        return answer
+
+    def _explain_end(self) -> WorkerLost:
+        assert self._popen is not None
+        status = self._popen.wait()
+        if status < 0:
+            return WorkerLost(f"its process was ended by signal {-status}", -status)
+        return WorkerLost(f"its process ended with exit status {status}")
+
+
+def _package_root(name: str) -> str:
+    """The folder to import a package from."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"{name} is not installed")
+    return str(Path(spec.origin).parents[1])

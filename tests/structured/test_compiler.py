@@ -1,0 +1,142 @@
+"""The grammar compiler: without llguidance, from many threads, its cache and its worker process."""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.core.structured_output import StructuredOutput
+from holdfast.errors import InvalidRequest
+from holdfast.sandbox.grammar_sandbox import GrammarSandbox
+from holdfast.structured import compiler as grammar_compiler
+from holdfast.structured.compiler import GrammarCompiler
+from holdfast.structured.spec import write_grammar
+from support.grammar_walks import BYTE_EOS, BYTE_VOCAB, byte_harness, needs_llguidance
+
+OUTPUT = StructuredOutput(choice=["yes", "no"])
+
+
+@pytest.fixture
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(byte_harness().tokenizer, BYTE_VOCAB, BYTE_EOS)
+
+
+def test_missing_llguidance_names_the_install_command(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(InvalidRequest, match=r"pip install 'holdfast\[structured\]'"):
+        compiler.compile(OUTPUT)
+    compiler.close()
+
+
+def test_engine_imports_without_llguidance() -> None:
+    code = "import sys; sys.modules['llguidance'] = None; import holdfast.structured.compiler, holdfast.engine.builder"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@needs_llguidance
+def test_llguidance_is_imported_with_the_first_grammar() -> None:
+    code = (
+        "import sys, holdfast.structured.compiler as made; from holdfast.bench.tiny import byte_tokenizer\n"
+        "compiler = made.GrammarCompiler(byte_tokenizer(), 300, frozenset({290}))\n"
+        "assert 'llguidance' not in sys.modules\n"
+        "compiler.compile(made.StructuredOutput(json_object=True))\n"
+        "assert 'llguidance' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_model_without_eos_is_refused() -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(InvalidRequest, match="end-of-text token"):
+        GrammarCompiler(byte_harness().tokenizer, BYTE_VOCAB, frozenset()).compile(OUTPUT)
+
+
+@needs_llguidance
+def test_compiled_grammars_are_cached_and_evicted(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    try_grammar = GrammarSandbox.try_grammar
+
+    def count(sandbox: GrammarSandbox, grammar: str, *, is_lark: bool) -> object:
+        tried.append(grammar)
+        return try_grammar(sandbox, grammar, is_lark=is_lark)
+
+    monkeypatch.setattr(GrammarSandbox, "try_grammar", count)
+    monkeypatch.setattr(grammar_compiler, "_MAX_CACHED", 2)
+    outputs = [StructuredOutput(choice=[text]) for text in "abc"]
+    for index in (0, 1, 0, 0, 2, 0, 1):  # 2 evicts 1, the least recently used
+        compiler.compile(outputs[index])
+    assert tried == [write_grammar(outputs[index]) for index in (0, 1, 2, 1)]
+    monkeypatch.setattr(grammar_compiler, "_MAX_CACHED_BYTES", 0)
+    compiler.compile(outputs[2])
+    compiler.compile(outputs[2])  # the newest stays, however large
+    assert len(tried) == 5
+    compiler.close()
+
+
+@needs_llguidance
+def test_threads_compile_concurrently(compiler: GrammarCompiler) -> None:
+    def work(seed: int) -> list[bytes | None]:
+        rng = random.Random(seed)
+        outputs = [StructuredOutput(regex=f"[a-z]{{1,{count}}}") for count in (3, 4, 5)]
+        masks = []
+        for _ in range(20):
+            grammar = compiler.compile(rng.choice(outputs))
+            grammar.commit(byte_harness().encode("a")[0])
+            masks += grammar.masks(byte_harness().encode("b"), 2)
+        return masks
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(work, range(16)))
+    assert results == [results[0]] * 16
+    compiler.close()
+
+
+@needs_llguidance
+def test_killed_worker_is_replaced(compiler: GrammarCompiler) -> None:
+    compiler.compile(OUTPUT)
+    backend = compiler._backend
+    assert backend is not None and backend.sandbox.pid is not None
+    lost = backend.sandbox.pid
+    os.kill(lost, signal.SIGKILL)
+    os.waitid(os.P_PID, lost, os.WEXITED | os.WNOWAIT)  # dead, and left for its parent to reap
+    compiler.compile(StructuredOutput(choice=["another"]))
+    assert backend.sandbox.pid not in (None, lost)
+    compiler.close()
+    compiler.close()
+    compiler.compile(StructuredOutput(choice=["and another"]))
+    compiler.close()
+
+
+@needs_llguidance
+def test_worker_ends_with_its_compiler(compiler: GrammarCompiler) -> None:
+    own = GrammarCompiler(byte_harness().tokenizer, BYTE_VOCAB, BYTE_EOS)
+    own.compile(OUTPUT)
+    assert own._backend is not None
+    pid = own._backend.sandbox.pid
+    assert pid is not None
+    os.kill(pid, 0)
+    del own
+    gc.collect()
+    with pytest.raises(ProcessLookupError):  # killed and reaped
+        os.kill(pid, 0)
+
+
+@needs_llguidance
+def test_worker_that_cannot_start_is_an_error(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(InvalidRequest, match="process it was tried in failed"):
+        compiler.compile(OUTPUT)
+    monkeypatch.undo()
+    compiler.compile(OUTPUT)
+    compiler.close()
