@@ -1,9 +1,9 @@
-"""What a client is told when something is wrong: a status, and OpenAI's nested error object. Never our insides.
+"""Errors as clients receive them: an HTTP status and OpenAI's nested error object. Internals are never exposed.
 
-400 invalid_request_error   a field, a prompt or a setting is wrong        404 not_found_error      no such route or model
-401 authentication_error    no key, or a wrong one                         413, 415                 too large, not JSON
-429 rate_limit_error        too many requests; Retry-After says when       500 server_error         a pass failed
-503 overloaded_error        not up yet, or going down                      504 timeout_error        it took too long
+400 invalid_request_error   a field or the prompt is invalid               404 not_found_error      no such route or model
+401 authentication_error    no API key, or a wrong one                     413, 415                 too large, not JSON
+429 rate_limit_error        too many requests; see Retry-After             500 server_error         a pass failed
+503 overloaded_error        starting or shutting down                      504 timeout_error        it took too long
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """Ends a request with this status and this message."""
+    """Ends a request with this status and message."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _writable(message)
-        self.param = None if param is None else _writable(param)
+        self.message = _escape_surrogates(message)
+        self.param = None if param is None else _escape_surrogates(param)
         self.code = code
         self.headers = dict(headers)
 
     def body(self) -> dict[str, Any]:
-        """The JSON a client gets."""
+        """The JSON body of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def said(self, message: str) -> "ApiError":
-        """The same error in other words."""
+    def with_message(self, message: str) -> "ApiError":
+        """The same error with another message."""
         return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
 
 
-def _writable(text: str) -> str:
-    """Messages quote what clients sent, and half of a surrogate pair cannot be sent back."""
+def _escape_surrogates(text: str) -> str:
+    """Messages quote input of clients; a lone surrogate in it cannot be encoded as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def to_api_error(error: HoldfastError) -> ApiError:
-    """An error of the engine's, as a client is told of it."""
+    """The client's view of an engine error."""
     message = str(error)
     if isinstance(error, PromptTooLong):
         return ApiError(400, message, code="context_length_exceeded")
@@ -77,26 +77,28 @@ def to_api_error(error: HoldfastError) -> ApiError:
         return ApiError(400, message, code="invalid_value")
     if isinstance(error, EngineStopped):
         return ApiError(
-            503, "the engine stopped; ask again", code="engine_stopped", headers={"Retry-After": "5"}
+            503,
+            "the engine stopped; send the request again",
+            code="engine_stopped",
+            headers={"Retry-After": "5"},
         )
     return internal_error()
 
 
 def failed_answer(reason: str) -> ApiError:
-    """An answer that ended in an error. What a pass raised is for the log, what the request itself did for the client."""
+    """The error of a request that failed while it ran. The message of a failed pass goes to the log only."""
     if reason.startswith("guarantee_lost"):
         return ApiError(
             500,
-            "the guarantee was lost: tokens that were sent already are not those of a verified pass; ask again",
+            "the determinism guarantee was lost: tokens that were already sent differ from the verified ones; "
+            "send the request again",
             code="guarantee_lost",
         )
     if reason.startswith("a pass failed"):
-        return ApiError(
-            500, "the answer could not be computed; the server's log says why", code="pass_failed"
-        )
+        return ApiError(500, "the completion could not be computed; see the server's log", code="pass_failed")
     return ApiError(400, reason, code="answer_impossible")
 
 
 def internal_error() -> ApiError:
-    """For what must not happen. The log says what it was."""
-    return ApiError(500, "something went wrong on the server; its log says what", code="internal_error")
+    """For a bug in the server. The log has the traceback."""
+    return ApiError(500, "internal server error; see the server's log", code="internal_error")

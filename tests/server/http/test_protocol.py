@@ -505,7 +505,7 @@ def test_ten_thousand_connections_come_and_go(toy: Toy) -> None:
                 batch.clear()
         assert server.ask(GET).status == 200
         wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
-        assert not server.protocol.unoccupied
+        assert not server.protocol.idle
 
 
 def test_nothing_is_left_of_a_connection(toy: Toy, server: Served) -> None:
@@ -514,4 +514,4 @@ def test_nothing_is_left_of_a_connection(toy: Toy, server: Served) -> None:
             wire.send(raw)
             if raw == GET:
                 wire.read()
-    wait_until(lambda: server.num_connections == 0 and not server.protocol.unoccupied)
+    wait_until(lambda: server.num_connections == 0 and not server.protocol.idle)

@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.middleware.body_limits import _MOST_AT_ONCE, BodyLimitMiddleware
+from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
 from support.asgi import ask, ok, scope_of
 from support.raw_http import Reply
@@ -180,16 +180,16 @@ def test_all_bodies_together_are_bounded_and_given_back() -> None:
         app = BodyLimitMiddleware(hold, ServerConfig(max_body_bytes=MOST))
         tasks = [
             asyncio.create_task(app(scope_of("POST", "/"), receive, no_send))
-            for _ in range(_MOST_AT_ONCE + 1)
+            for _ in range(_MAX_FULL_BODIES + 1)
         ]  # type: ignore[arg-type, var-annotated]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         may_end.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert len(done) == 1
         await app(scope_of("POST", "/"), receive, no_send)
-        assert app._num_held == 0
+        assert app._num_bytes == 0
         return ended
 
     *fine, refused = asyncio.run(run())
-    assert fine == [None] * _MOST_AT_ONCE
+    assert fine == [None] * _MAX_FULL_BODIES
     assert (refused.status, refused.code) == (503, "too_many_bodies")

@@ -77,7 +77,7 @@ async def _begin(
     try:
         await call.accepted()
     except ApiError as error:
-        raise error.said(prompt.plan.explain(error.message)) from None
+        raise error.with_message(prompt.plan.explain(error.message)) from None
     return ChatResponse(front, call, body, prompt)
 
 

@@ -1,1 +1,1 @@
-"""HTTP protocol limits, JSON bodies and event streams."""
+"""HTTP below the routes: connection limits, JSON request bodies, responses and client disconnects."""

@@ -1,8 +1,9 @@
-"""A request's JSON, read into a model: what comes out is valid, and whatever is wrong is said in OpenAI's words.
+"""Parses a request's JSON body into a pydantic model, or raises an `ApiError` in OpenAI's words.
 
-Bodies come from anybody, so their shape is bounded before anything is built from them: how deep, how many arrays and objects,
-how many values. Two values under one key, numbers that are not finite, halves of surrogate pairs and bytes that are not UTF-8
-are refused. Types are strict: "1" is no number and 1 is no boolean; an integer will do where a number is expected.
+Bodies are untrusted, so depth, number of arrays and objects, and number of values are bounded before anything is built
+from them. FastAPI's own body parsing has no such bounds and reports every error of a body. Duplicate keys, numbers that
+are not finite, lone surrogates and invalid UTF-8 are refused. Types are strict: "1" is no number and 1 is no boolean; an
+integer is accepted where a number is expected.
 """
 
 import asyncio
@@ -23,15 +24,15 @@ MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 14  # arrays and objects
 MAX_VALUES = 1 << 19
 MAX_KEYS = 1 << 14  # of one object
-_SMALL = 256 << 10  # bytes
-_PLAIN = 2048  # arrays, objects, values
+_MAX_INLINE_BYTES = 256 << 10  # larger bodies are parsed in a thread
+_MAX_INLINE_VALUES = 2048  # arrays, objects, values
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 
-class _FirstFaultOnly:
-    """Of an array's items, the first wrong one is told; half a million of them would cost a second and a gigabyte."""
+class _FailFast:
+    """Stop at an array's first invalid item; collecting half a million errors would cost a second and a gigabyte."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
@@ -39,23 +40,26 @@ class _FirstFaultOnly:
         return cast(CoreSchema, {**schema, "fail_fast": True})
 
 
-# How a model says "array".
-Many = Annotated[list[T], _FirstFaultOnly()]
+# A list field of a model.
+Many = Annotated[list[T], _FailFast()]
 
-# One thread: large bodies wait for each other, and nobody else waits for them.
+# One thread: large bodies wait for each other, and the event loop waits for none.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-json")
 
-# From one structural character to the next, over strings; none where the text ends, or a string does not. Possessive, and
-# matching wherever it is tried, so that no byte is looked at twice.
+# Match from one structural character to the next, skipping strings; the group is None at the end of the text or in an
+# unterminated string. Possessive quantifiers, and a match at every position, so that each byte is read once.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
 _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
 
 
 async def read_body(request: Request, model: type[M]) -> M:
-    """The request's body. What would hold up every stream for a millisecond or more is parsed beside the event loop."""
+    """The request's body. A body that takes a millisecond or more to parse is parsed in a thread."""
     raw = await request.body()
-    if len(raw) <= _SMALL and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _PLAIN:
+    if (
+        len(raw) <= _MAX_INLINE_BYTES
+        and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _MAX_INLINE_VALUES
+    ):
         return parse_body(raw, model)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
 
@@ -63,9 +67,9 @@ async def read_body(request: Request, model: type[M]) -> M:
 def parse_body(raw: bytes, model: type[M]) -> M:
     """The body as a model, or an `ApiError` 400."""
     if not raw.strip(b" \t\r\n"):
-        raise _refused("The request has no body: send a JSON object.")
-    _bound_nesting(raw)
-    _bound_values(raw)
+        raise _invalid_json("The request has no body; send a JSON object.")
+    _check_nesting(raw)
+    _check_num_values(raw)
     content = _decode(raw)
     if not isinstance(content, dict):
         raise wrong_type(None, ["an object"], content)
@@ -75,7 +79,7 @@ def parse_body(raw: bytes, model: type[M]) -> M:
         raise explain(error, content) from None
 
 
-def _bound_nesting(raw: bytes) -> None:
+def _check_nesting(raw: bytes) -> None:
     if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
         return
     depth = num_containers = 0
@@ -89,37 +93,37 @@ def _bound_nesting(raw: bytes) -> None:
         depth += 1
         num_containers += 1
         if depth > MAX_DEPTH:
-            raise _refused(f"The JSON is nested too deeply: at most {MAX_DEPTH} levels are allowed.")
+            raise _invalid_json(f"The JSON is nested too deeply: at most {MAX_DEPTH} levels are allowed.")
         if num_containers > MAX_CONTAINERS:
-            raise _refused(
-                f"The JSON holds too much: at most {MAX_CONTAINERS} arrays and objects are allowed."
+            raise _invalid_json(
+                f"The JSON is too large: at most {MAX_CONTAINERS} arrays and objects are allowed."
             )
 
 
-def _bound_values(raw: bytes) -> None:
+def _check_num_values(raw: bytes) -> None:
     if raw.count(b",") < MAX_VALUES:
         return
     for num_commas, match in enumerate(_COMMA.finditer(raw), 1):
         if match[1] is None:
             return
         if num_commas >= MAX_VALUES:
-            raise _refused(f"The JSON holds too much: at most {MAX_VALUES} values are allowed.")
+            raise _invalid_json(f"The JSON is too large: at most {MAX_VALUES} values are allowed.")
 
 
 def _decode(raw: bytes) -> Any:
-    """The plain content, looked at for what the model cannot see."""
+    """The decoded JSON, checked for what pydantic does not report: duplicate keys, numbers that are not finite."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refused(f"The body is not valid UTF-8: see byte {error.start}.") from None
+        raise _invalid_json(f"The body is not valid UTF-8, at byte {error.start}.") from None
     try:
         return json.loads(
             text, object_pairs_hook=_without_duplicates, parse_float=_finite, parse_constant=_refuse_constant
         )
     except json.JSONDecodeError as error:
-        raise _refused(f"The body is not valid JSON: {error}.") from None
+        raise _invalid_json(f"The body is not valid JSON: {error}.") from None
     except ValueError:
-        raise _refused("The body is not valid JSON: a number has too many digits.") from None
+        raise _invalid_json("The body is not valid JSON: a number has too many digits.") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -131,20 +135,20 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             400, f"Duplicate parameter: {name[:64]!r}.", param=name[:64], code="duplicate_parameter"
         )
     if len(content) > MAX_KEYS:
-        raise _refused(f"The JSON holds too much: at most {MAX_KEYS} keys in an object are allowed.")
+        raise _invalid_json(f"The JSON is too large: at most {MAX_KEYS} keys in an object are allowed.")
     return content
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise _refused("The body is not valid JSON: a number is too large.")
+        raise _invalid_json("The body is not valid JSON: a number is too large.")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _refused(f"The body is not valid JSON: {name} is not a JSON number.")
+    raise _invalid_json(f"The body is not valid JSON: {name} is not a JSON number.")
 
 
-def _refused(message: str) -> ApiError:
+def _invalid_json(message: str) -> ApiError:
     return ApiError(400, message, code="invalid_json")

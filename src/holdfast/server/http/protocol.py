@@ -1,14 +1,19 @@
-"""HTTP/1.1 as bytes: what uvicorn's protocol leaves open to a client that means harm, or means nothing at all.
+"""Limits on HTTP/1.1 connections that uvicorn does not have.
 
-uvicorn parses and answers; this bounds what a connection may cost. Headers come in time and within bounds. A connection has
-one request at a time: what comes before its answer is complete is not read, and the connection ends with that answer. Who
-does not take an answer is cut off. Connections are counted; where there are too many, one without a request makes
-room, the oldest first, or the newcomer is turned away.
+uvicorn parses requests and writes responses. It does not limit the time and size of headers, pipelined requests, the time
+a client takes to read its response, or idle connections. This subclass of uvicorn's protocol does:
 
-    connected -> headers -> body -> answer -> idle -> headers -> ...     from anywhere: hung up, nothing more is heard
-    |- header_timeout -|                      |- keep_alive_timeout       send_timeout: while an answer is not taken
+- Headers must arrive within `header_timeout` and within `MAX_HEADERS` and `MAX_HEADER_BYTES`.
+- A connection has one request at a time. Data that arrives before the response is complete is dropped, and the
+  connection closes after that response.
+- A client that does not read its response for `send_timeout` is disconnected.
+- Above `max_connections` the oldest connection without a request is closed, or else the new one is refused.
 
-What the headers may say is in `request_head`; the time a body may take is the business of `body`, which knows who reads it.
+    connected -> headers -> body -> response -> idle -> headers -> ...   from every state: closing, input is dropped
+    |- header_timeout -|            |- send_timeout  |- keep_alive_timeout
+
+`request_head` checks the headers' content. `middleware.body_limits` limits the time of a body, because only the reader of
+the body knows when it waits for it.
 """
 
 import asyncio
@@ -28,26 +33,29 @@ from holdfast.server.http.request_head import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     bad_request,
-    fault_of,
-    framing_of,
-    written,
+    body_framing,
+    encode_response,
+    find_head_error,
 )
 
-_LINGER_SECONDS = 2.0  # how long a client may go on sending after it was hung up on
+_LINGER_SECONDS = 2.0  # how long input is still read and dropped after the last response
 
 _NOT_HTTP = bad_request("it is not HTTP/1.1")
-_TOO_SLOW = ApiError(408, "The request's headers took too long.", code="header_timeout")
+_TOO_SLOW = ApiError(408, "The request's headers did not arrive in time.", code="header_timeout")
 _TOO_LARGE = ApiError(413, "The request's body is too large.", code="body_too_large")
 _TOO_MANY = ApiError(
-    503, "The server has too many connections.", code="too_many_connections", headers={"Retry-After": "5"}
+    503,
+    "The server has too many connections; retry later.",
+    code="too_many_connections",
+    headers={"Retry-After": "5"},
 )
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. uvicorn makes it, from the class that `make_protocol` gives it."""
+    """One connection. uvicorn creates it, from the class that `make_protocol` returns."""
 
     settings: ClassVar[ServerConfig]
-    unoccupied: ClassVar[dict["LimitedHttpProtocol", None]]  # connections without a request, the oldest first
+    idle: ClassVar[dict["LimitedHttpProtocol", None]]  # connections without a request, oldest first
 
     def __init__(
         self,
@@ -57,97 +65,100 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._ending: TimerHandle | None = None  # the headers are awaited, or the connection is being closed
-        self._stalling: TimerHandle | None = None  # there is more to send than the client takes
-        self._num_head_bytes = 0  # of headers that are not complete
-        self._num_body_bytes = 0  # as they came, with what frames them
+        self._close_timer: TimerHandle | None = (
+            None  # until the headers are complete, and again while closing
+        )
+        self._send_timer: TimerHandle | None = None  # while the client does not read
+        self._num_head_bytes = 0  # of incomplete headers
+        self._num_body_bytes = 0  # on the wire, including chunked framing
         self._is_in_body = False
-        self._is_deaf = False
-        self._framing_of_upgrade = b""  # how the body of a request that asks for an upgrade ends
-        self._refusal: ApiError | None = None  # why the parser was stopped
+        self._drops_input = False
+        self._upgrade_framing = b""  # framing headers of a request that asks for an upgrade
+        self._head_error: ApiError | None = None  # why the parser was stopped
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     # From the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.settings.max_connections and not self._make_room():
-            self._is_deaf = True
+        if len(self.connections) >= self.settings.max_connections and not self._evict_idle():
+            self._drops_input = True
             self.transport = transport
-            transport.write(written(_TOO_MANY, self.server_state.default_headers))
+            transport.write(encode_response(_TOO_MANY, self.server_state.default_headers))
             transport.close()
             return
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of the first byte that is not taken
-        self.unoccupied[self] = None
+        transport.set_write_buffer_limits(
+            high=0
+        )  # so that `pause_writing` is called for the first unsent byte
+        self.idle[self] = None
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.unoccupied.pop(self, None)
-        _stop(self._ending, self._stalling, self.timeout_keep_alive_task)
+        self.idle.pop(self, None)
+        _cancel(self._close_timer, self._send_timer, self.timeout_keep_alive_task)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._drops_input:
             return
         if self._is_in_body:
             self._num_body_bytes += len(data)
-            if self._num_body_bytes > 2 * self.settings.max_body_bytes + (
-                64 << 10
-            ):  # framing: tiny chunks, trailers
+            # Twice the limit and 64 KiB allow for the framing: tiny chunks, trailers.
+            if self._num_body_bytes > 2 * self.settings.max_body_bytes + (64 << 10):
                 self._refuse(_TOO_LARGE)
                 return
-        elif self._is_answering:
-            self._end_with_this_answer()
+        elif self._is_responding:
+            self._close_after_response()
             return
         else:
             self._unset_keepalive_if_required()
             self._await_headers()
         self._feed(data)
-        if self._ending is not None and not self._is_deaf:  # the headers are not complete yet
+        if self._close_timer is not None and not self._drops_input:  # the headers are not complete yet
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEADER_BYTES:
                 self._refuse(HEADERS_TOO_LARGE)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalling = self.loop.call_later(self.settings.send_timeout, self.transport.abort)
+        self._send_timer = self.loop.call_later(self.settings.send_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        _stop(self._stalling)
+        _cancel(self._send_timer)
 
     # From the parser
 
     def on_message_begin(self) -> None:
-        if self._is_answering:
-            self._end_with_this_answer()
-            raise _Stop
+        if self._is_responding:
+            self._close_after_response()
+            raise _StopParsing
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_body:  # a trailer must not become a header behind the back of whoever looked at them
+        if self._is_in_body:  # a trailer must not become a header after the headers were checked
             return
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
-            self._refusal = HEADERS_TOO_LARGE
-            raise _Stop
+            self._head_error = HEADERS_TOO_LARGE
+            raise _StopParsing
 
     def on_headers_complete(self) -> None:
-        self._refusal = fault_of(self.url, self.headers, self.parser.get_http_version())
-        if self._refusal is not None:
-            raise _Stop
-        _stop(self._ending)
-        self._ending = None
+        self._head_error = find_head_error(self.url, self.headers, self.parser.get_http_version())
+        if self._head_error is not None:
+            raise _StopParsing
+        _cancel(self._close_timer)
+        self._close_timer = None
         self._num_head_bytes = self._num_body_bytes = 0
         super().on_headers_complete()
         self._is_in_body = True
-        self.unoccupied.pop(self, None)
+        self.idle.pop(self, None)
         if self.parser.should_upgrade():
-            self._framing_of_upgrade = b"".join(
-                name + b": " + value for name, value in framing_of(self.headers)
+            self._upgrade_framing = b"".join(
+                name + b": " + value for name, value in body_framing(self.headers)
             )
 
     def on_body(self, body: bytes) -> None:
@@ -155,7 +166,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._framing_of_upgrade:
+        if not self._upgrade_framing:
             self._is_in_body = False
             super().on_message_complete()
 
@@ -163,77 +174,79 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             return
-        if self._is_in_body:  # the answer did not wait for the whole body; nobody will look at the rest
-            self._hang_up()
+        if self._is_in_body:  # the route did not read the whole body
+            self._close_gracefully()
         else:
-            self.unoccupied[self] = None
+            self.idle[self] = None
 
-    # Time
+    # Timeouts
 
     def _await_headers(self) -> None:
-        if self._ending is None:
-            self._ending = self.loop.call_later(self.settings.header_timeout, self._stop_awaiting_headers)
+        if self._close_timer is None:
+            self._close_timer = self.loop.call_later(
+                self.settings.header_timeout, self._stop_awaiting_headers
+            )
 
     def _stop_awaiting_headers(self) -> None:
         if self._num_head_bytes:
             self._refuse(_TOO_SLOW)
-        else:  # it never said a word
+        else:  # no byte arrived
             self.transport.abort()
 
-    # Ends
+    # Closing
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_NOT_HTTP)
 
     def _refuse(self, error: ApiError) -> None:
-        """Say what is wrong, if that can still be said, and hang up. A route that runs is told that its client left."""
-        if self._is_answering:
+        """Send an error response if none has started, then close. A running route sees a disconnect."""
+        if self._is_responding:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.abort()
                 return
-        self.transport.write(written(error, self.server_state.default_headers))
-        self._hang_up()
+        self.transport.write(encode_response(error, self.server_state.default_headers))
+        self._close_gracefully()
 
-    def _hang_up(self) -> None:
-        """What was written still goes out; what comes in is dropped for a while, or a reset could overtake the answer."""
-        self._is_deaf = True
-        self.unoccupied.pop(self, None)
+    def _close_gracefully(self) -> None:
+        """Flush the output, then close. Input is read and dropped meanwhile: a TCP reset could discard the response."""
+        self._drops_input = True
+        self.idle.pop(self, None)
         self._unset_keepalive_if_required()
-        _stop(self._ending)
-        self._ending = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        _cancel(self._close_timer)
+        self._close_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    def _end_with_this_answer(self) -> None:
-        self._is_deaf = True
+    def _close_after_response(self) -> None:
+        self._drops_input = True
         self.cycle.keep_alive = False
 
-    def _make_room(self) -> bool:
-        """Close the oldest connection that has no request and has taken its answer."""
-        for one in itertools.islice(self.unoccupied, 16):
+    def _evict_idle(self) -> bool:
+        """Close the oldest connection that has no request and no unsent output."""
+        for one in itertools.islice(self.idle, 16):
             if not one.transport.get_write_buffer_size():
-                self.unoccupied.pop(one)
+                self.idle.pop(one)
                 self.connections.discard(one)
                 one.transport.abort()
                 return True
         return False
 
-    # Bytes
+    # Parsing
 
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if not self._is_deaf:
-                self._refuse(self._refusal or _NOT_HTTP)
+            if not self._drops_input:
+                self._refuse(self._head_error or _NOT_HTTP)
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """We stay with HTTP/1.1. The parser has left the body to the new protocol, so another one reads it."""
-        framing, self._framing_of_upgrade = self._framing_of_upgrade, b""
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Ignore the upgrade. The parser leaves the body to the new protocol, so a second parser reads it."""
+        framing, self._upgrade_framing = self._upgrade_framing, b""
         if framing:
             self.cycle.keep_alive = False
             self.parser = httptools.HttpRequestParser(_BodyOnly(self))
@@ -243,28 +256,28 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def make_protocol(config: ServerConfig) -> type[LimitedHttpProtocol]:
-    """The class for `uvicorn.Config(http=...)`. One for each server: its connections share a count."""
+    """The class for `uvicorn.Config(http=...)`. Each server has its own class, whose connections are counted together."""
 
     class BoundProtocol(LimitedHttpProtocol):
         settings = config
-        unoccupied: ClassVar[dict[LimitedHttpProtocol, None]] = {}
+        idle: ClassVar[dict[LimitedHttpProtocol, None]] = {}
 
     return BoundProtocol
 
 
-class _Stop(Exception):
-    """Stops the parser; what to do about it has been noted."""
+class _StopParsing(Exception):
+    """Stops the parser; `_head_error` has the reason."""
 
 
 class _BodyOnly:
-    """What a parser that reads nothing but a body reports to."""
+    """The callbacks of a parser that reads only a body."""
 
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         self.on_body = protocol.on_body
         self.on_message_complete = protocol.on_message_complete
 
 
-def _stop(*timers: TimerHandle | None) -> None:
+def _cancel(*timers: TimerHandle | None) -> None:
     for timer in timers:
         if timer is not None:
             timer.cancel()

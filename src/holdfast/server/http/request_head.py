@@ -1,6 +1,7 @@
-"""What a request's head may say: bounded, for one host, and of one mind about where the body ends.
+"""Checks of a request's head beyond the HTTP parser: size, one Host header, unambiguous body framing.
 
-The parser refuses what is not HTTP. This refuses what is HTTP and which two readers could read in two ways.
+The parser rejects what is not HTTP. These checks reject valid HTTP that a proxy and this server could read differently,
+which is how request smuggling works.
 """
 
 import json
@@ -14,7 +15,7 @@ MAX_HEADERS = 100
 
 HEADERS_TOO_LARGE = ApiError(
     431,
-    f"The headers are too large: at most {MAX_HEADERS} of them and {MAX_HEADER_BYTES} bytes are allowed.",
+    f"The headers are too large: at most {MAX_HEADERS} headers and {MAX_HEADER_BYTES} bytes are allowed.",
     code="headers_too_large",
 )
 
@@ -22,36 +23,36 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def bad_request(why: str) -> ApiError:
-    return ApiError(400, f"This is not a request we can read: {why}.", code="bad_request")
+    return ApiError(400, f"The request is not valid: {why}.", code="bad_request")
 
 
-def framing_of(headers: Headers) -> Headers:
-    """What they say about where the body ends."""
+def body_framing(headers: Headers) -> Headers:
+    """The headers that say where the body ends."""
     return [one for one in headers if one[0] in (b"content-length", b"transfer-encoding")]
 
 
-def fault_of(url: bytes, headers: Headers, version: str) -> ApiError | None:
-    """What the parser lets through and we do not. Names are in lower case."""
+def find_head_error(url: bytes, headers: Headers, version: str) -> ApiError | None:
+    """The first problem that the parser accepts but this server does not. Header names are in lower case."""
     if version not in ("1.0", "1.1"):
-        return ApiError(505, "Only HTTP/1.1 is spoken here.", code="http_version_not_supported")
+        return ApiError(505, "Only HTTP/1.0 and HTTP/1.1 are supported.", code="http_version_not_supported")
     if len(url) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADER_BYTES:
         return HEADERS_TOO_LARGE
     num_hosts = sum(name == b"host" for name, _ in headers)
     if num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
-        return bad_request("it must have one Host header")
-    framing = framing_of(headers)
+        return bad_request("it must have exactly one Host header")
+    framing = body_framing(headers)
     if len(framing) > 1:
-        return bad_request("it says more than once where its body ends")
+        return bad_request("it has more than one Content-Length or Transfer-Encoding header")
     for name, value in framing:
         if name == b"content-length" and not value.isdigit():
             return bad_request("its Content-Length is not a number")
         if name == b"transfer-encoding" and (value.lower() != b"chunked" or version == "1.0"):
-            return bad_request("the only Transfer-Encoding is chunked, in HTTP/1.1")
+            return bad_request("the only supported Transfer-Encoding is chunked, in HTTP/1.1")
     return None
 
 
-def written(error: ApiError, default_headers: Headers) -> bytes:
-    """A whole answer, as it goes out where there is no application to give one."""
+def encode_response(error: ApiError, default_headers: Headers) -> bytes:
+    """A complete error response as bytes, for errors below the application."""
     body = json.dumps(error.body()).encode()
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
     lines += [name + b": " + value for name, value in default_headers]

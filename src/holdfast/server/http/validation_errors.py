@@ -1,7 +1,7 @@
-"""What is wrong with a body, in OpenAI's words: one fault, where it is, what was expected and what came instead.
+"""Turns a pydantic `ValidationError` into one error in OpenAI's words: which field, what was expected, what was sent.
 
-Of everything the model found, the fault of the first field is told; in a union, the one that lies deepest, since that is the
-form the client meant. Nothing longer than a line of the client's own text comes back.
+Of all errors, the first field's is reported. In a union it is the deepest one, because that is the variant the client
+meant. At most a line of the client's own text is quoted.
 """
 
 import json
@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from holdfast.server.errors import ApiError
 
 _MISSING = object()
-_LONGEST = 64  # characters of a name or a value that are repeated
+_MAX_QUOTED = 64  # characters of a name or value
 
 _EXPECTED = {
     "string_type": "a string",
@@ -43,13 +43,13 @@ _LENGTHS = {
 }
 
 
-class _Fault:
-    """One of the model's errors, and the place in the content it speaks of."""
+class _FieldError:
+    """One pydantic error and the value it is about."""
 
     def __init__(self, details: ErrorDetails, content: Any) -> None:
         self.kind = details["type"]
         self.context = details.get("ctx", {})
-        self.said = details["msg"]
+        self.message = details["msg"]
         self.value = content
         names: list[str] = []
         for part in details["loc"]:
@@ -58,31 +58,31 @@ class _Fault:
             elif self.kind == "missing" and part == details["loc"][-1]:
                 self.value = _MISSING
             else:
-                continue  # a member of a union, which the client knows nothing of
-            names.append(f"[{part}]" if isinstance(part, int) else f".{_cut(part)}")
+                continue  # the name of a union's variant, which clients do not know
+            names.append(f"[{part}]" if isinstance(part, int) else f".{_truncate(part)}")
         self.depth = len(names)
         self.top = names[0] if names else ""
         self.path = "".join(names).removeprefix(".")
 
 
-def explain(error: ValidationError, content: dict[str, Any]) -> ApiError:
-    """The one fault a client is told of."""
-    faults = [_Fault(one, content) for one in error.errors(include_url=False, include_input=False)]
-    first = [fault for fault in faults if fault.top == faults[0].top]
-    deepest = max(fault.depth for fault in first)
-    chosen = next(fault for fault in first if fault.depth == deepest)
-    here = [fault for fault in first if fault.path == chosen.path]
-    # Where one form of a union has the right type, the others' types say nothing.
-    told = next((fault for fault in here if fault.kind not in _EXPECTED), None)
-    if told is None:
+def explain(raised: ValidationError, content: dict[str, Any]) -> ApiError:
+    """The error that is reported to the client."""
+    errors = [_FieldError(one, content) for one in raised.errors(include_url=False, include_input=False)]
+    first = [error for error in errors if error.top == errors[0].top]
+    deepest = max(error.depth for error in first)
+    chosen = next(error for error in first if error.depth == deepest)
+    here = [error for error in first if error.path == chosen.path]
+    # If one variant of a union has the right type, type errors of the others are irrelevant.
+    reported = next((error for error in here if error.kind not in _EXPECTED), None)
+    if reported is None:
         return wrong_type(
-            chosen.path, list(dict.fromkeys(_EXPECTED[fault.kind] for fault in here)), chosen.value
+            chosen.path, list(dict.fromkeys(_EXPECTED[error.kind] for error in here)), chosen.value
         )
-    return _explain_one(told)
+    return _explain_one(reported)
 
 
 def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiError:
-    """None as path: the body itself."""
+    """An invalid type; `path` is None for the body itself."""
     where = "the body" if path is None else f"'{path}'"
     if len(expected) == 1:
         what = expected[0]
@@ -92,12 +92,12 @@ def wrong_type(path: str | None, expected: Sequence[str], value: Any) -> ApiErro
     return ApiError(400, message, param=path, code="invalid_type")
 
 
-def _explain_one(fault: _Fault) -> ApiError:
-    path, kind, context = fault.path, fault.kind, fault.context
+def _explain_one(error: _FieldError) -> ApiError:
+    path, kind, context = error.path, error.kind, error.context
     if kind == "json_invalid":
         why = str(context["error"])
-        if "hex escape" in why:  # the one thing only the model minds
-            why = f"half of a surrogate pair at {why.rpartition(' at ')[2]}"
+        if "hex escape" in why:  # only pydantic rejects it
+            why = f"a lone surrogate at {why.rpartition(' at ')[2]}"
         return ApiError(400, f"The body is not valid JSON: {why}.", code="invalid_json")
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{path}'.", param=path, code="unknown_parameter")
@@ -106,26 +106,26 @@ def _explain_one(fault: _Fault) -> ApiError:
         return ApiError(400, message, param=path, code="missing_required_parameter")
     if kind in _BOUNDS:
         what, sign, name = _BOUNDS[kind]
-        number = "integer" if isinstance(fault.value, int) else "decimal"
+        number = "integer" if isinstance(error.value, int) else "decimal"
         message = (
             f"Invalid '{path}': {number} {what} value. "
-            f"Expected a value {sign} {_shown(context[name])}, but got {_shown(fault.value)} instead."
+            f"Expected a value {sign} {_quote(context[name])}, but got {_quote(error.value)} instead."
         )
     elif kind in _LENGTHS:
         what, least_or_most, name = _LENGTHS[kind]
-        one = _kind_of(fault.value)
+        one = _kind_of(error.value)
         message = (
             f"Invalid '{path}': {one.split()[-1]} {what}. Expected {one} with {least_or_most} length {context[name]}, "
-            f"but got {one} with length {len(fault.value)} instead."
+            f"but got {one} with length {len(error.value)} instead."
         )
     elif kind in ("literal_error", "enum"):
         message = (
-            f"Invalid value for '{path}': {_shown(fault.value)}. Supported values are: {context['expected']}."
+            f"Invalid value for '{path}': {_quote(error.value)}. Supported values are: {context['expected']}."
         )
     elif kind == "value_error":
         message = f"Invalid '{path}': {context['error']}" if path else str(context["error"])
     else:
-        message = f"Invalid '{path}': {fault.said[:1].lower()}{fault.said[1:]}."
+        message = f"Invalid '{path}': {error.message[:1].lower()}{error.message[1:]}."
     return ApiError(400, message, param=path or None, code="invalid_value")
 
 
@@ -150,14 +150,16 @@ def _kind_of(value: Any) -> str:
     return "an object"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "..."
 
 
-def _shown(value: Any) -> str:
-    """A number or a string, as a client would write it."""
+def _quote(value: Any) -> str:
+    """A number or a string, as in JSON but truncated."""
     if isinstance(value, str):
-        return f"'{_cut(value)}'"
-    if isinstance(value, int) and value.bit_length() > 4 * _LONGEST:  # writing it out could take long
+        return f"'{_truncate(value)}'"
+    if (
+        isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED
+    ):  # converting it to decimal could take long
         return "a very large integer"
-    return _cut(f"{value:g}" if isinstance(value, float) else json.dumps(value))
+    return _truncate(f"{value:g}" if isinstance(value, float) else json.dumps(value))

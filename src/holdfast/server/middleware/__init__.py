@@ -1,1 +1,1 @@
-"""Everything between the socket and the routes: what a connection, a request and a body may be."""
+"""ASGI middleware between the HTTP protocol and the routes; `stack` has the order."""

@@ -1,6 +1,6 @@
-"""Every request leaves one line in the access log, however it ends. Routes add to it by `request.state.access`.
+"""The access log: one line for each request, written when it ends. It never contains a prompt, a completion or a key.
 
-Refusals that no route saw coming are counted here as well.
+Routes add fields through `request.state.access`. Errors that occur before a route runs are counted here.
 """
 
 import logging
@@ -11,21 +11,20 @@ from dataclasses import asdict, dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _log = logging.getLogger("holdfast.access")
-_LEFT = 499  # the client was gone before it was told anything; nobody gets this status
+CLIENT_DISCONNECTED = 499  # logged if the client left before the response started; never sent
 
 
 @dataclass
 class AccessLogEntry:
-    """What is known of a request; filled in as it becomes known, and what stays None is left out.
+    """The fields of one line. Fields that stay None are omitted.
 
-    route is the route's own pattern, or the path where there is none, without the query. mode is how the answer was made:
-    certified, verified or none.
+    route is the route's pattern, or the path without query if no route matched. mode is certified, verified or none.
     """
 
     route: str
     status: int = 0
     request_id: str | None = None
-    client: str | None = None  # the address alone
+    client: str | None = None  # its address
     deterministic: bool | None = None
     mode: str | None = None
     prompt_tokens: int | None = None
@@ -33,10 +32,10 @@ class AccessLogEntry:
     first_token_ms: float | None = None
     total_ms: float | None = None
     finish_reason: str | None = None
-    error: str | None = None  # its code
+    error: str | None = None  # its `code`
 
     def write(self) -> None:
-        """Log it; what went wrong on our side is a warning."""
+        """Write the line: a warning for a 5xx status, else info."""
         fields = asdict(self)
         for name in ("first_token_ms", "total_ms"):
             if fields[name] is not None:
@@ -46,7 +45,7 @@ class AccessLogEntry:
 
 
 class AccessLogMiddleware:
-    """Stands outside of whatever answers, so that it knows what the client was told."""
+    """Must be outside of every layer that responds, so that it sees the status that was sent."""
 
     def __init__(self, app: ASGIApp, refused: Callable[[str], None] = lambda code: None) -> None:
         self.app = app
@@ -59,21 +58,21 @@ class AccessLogMiddleware:
         began = time.monotonic()
         client = scope.get("client")
         access = AccessLogEntry(
-            scope["path"], _LEFT, scope["state"]["request_id"], client[0] if client else None
+            scope["path"], CLIENT_DISCONNECTED, scope["state"]["request_id"], client[0] if client else None
         )
         scope["state"]["access"] = access
 
-        async def send_noted(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             if message["type"] == "http.response.start":
                 access.status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, send_noted)
+            await self.app(scope, receive, send_and_note_status)
         finally:
             if "route" in scope:
                 access.route = scope["route"].path
             access.total_ms = 1e3 * (time.monotonic() - began)
             access.write()
-            if access.status >= 400 and access.deterministic is None:  # a call counts its own errors
+            if access.status >= 400 and access.deterministic is None:  # a `Call` counts its own errors
                 self._refused(access.error or str(access.status))

@@ -1,7 +1,8 @@
-"""Who may ask: whoever has one of the API keys. Only /health needs none.
+"""API keys. Every route but /health requires one, if any are configured.
 
-`Authorization: Bearer KEY` is what OpenAI's clients send. Basic with the key as password is what a browser asks its user for,
-so that the page can be opened; the user's name does not matter.
+OpenAI's clients send `Authorization: Bearer KEY`. A browser that opens the inspector page sends Basic with the key as
+password; the user name is ignored. Starlette's `AuthenticationMiddleware` only attaches a user to the request: each route
+would have to require one, and a new route without that would be open.
 """
 
 import base64
@@ -13,39 +14,39 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 
-_OPEN = frozenset({"/health"})
-_PAGE = "/inspector/"
+_PUBLIC = frozenset({"/health"})
+_INSPECTOR = "/inspector/"
 
 
 class ApiKeyMiddleware:
-    """Without keys in the settings, everybody passes."""
+    """Passes every request if no keys are configured."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
         self._keys = [key.encode("ascii") for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and self._keys and scope["path"] not in _PUBLIC:
             self._require_key(scope)
         await self.app(scope, receive, send)
 
     def _require_key(self, scope: Scope) -> None:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        is_page = scope["path"] == "/" or scope["path"].startswith(_PAGE)
+        is_page = scope["path"] == "/" or scope["path"].startswith(_INSPECTOR)
         challenge = {"WWW-Authenticate": 'Basic realm="holdfast"' if is_page else "Bearer"}
         if not given:
-            message = "You didn't provide an API key. Send it in an Authorization header: Bearer YOUR_KEY."
+            message = "You didn't provide an API key. Send it as Authorization: Bearer YOUR_KEY."
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
         if len(given) > 1 or not self._is_known(_key_of(given[0])):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
 
     def _is_known(self, key: bytes) -> bool:
-        """Takes as long for a key that is nearly right as for any other."""
+        """Compares in constant time."""
         return sum(hmac.compare_digest(key, one) for one in self._keys) > 0
 
 
 def _key_of(authorization: bytes) -> bytes:
-    """Empty, which no key is, where there is none in it."""
+    """The key in an Authorization header; empty, which is never valid, if it has none."""
     scheme, _, rest = authorization.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest.strip()

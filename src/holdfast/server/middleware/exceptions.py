@@ -1,7 +1,10 @@
-"""Whatever a request ends with, its client gets an answer in one shape, and never our insides.
+"""Turns every exception into an error response of one shape, without exposing internals.
 
-An `ApiError` is an answer. Anything else that is raised is our fault: the log gets all of it, the client a plain 500. If the
-answer has begun, nothing can be said any more: the connection ends before the answer does, which is an error to any client.
+An `ApiError` becomes its response. Any other exception is a bug: it is logged with its traceback and the client gets a
+500. If the response has started, it stays incomplete and the connection is closed, which every client reports as an error.
+
+Starlette's `ExceptionMiddleware` is inside of all other middleware and would not see errors that those raise; its
+`ServerErrorMiddleware` raises again after it has responded, so that uvicorn logs every error a second time.
 """
 
 import asyncio
@@ -19,11 +22,11 @@ from holdfast.server.errors import ApiError, internal_error
 from holdfast.server.http.responses import JSONResponse
 
 _log = logging.getLogger("holdfast.server")
-_LONGEST = 200  # characters of a path that are repeated
+_MAX_QUOTED = 200  # characters of a path
 
 
 class ExceptionMiddleware:
-    """Everything inside it may raise."""
+    """Layers outside of it must not raise."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -32,34 +35,36 @@ class ExceptionMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        has_begun = False
+        has_started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
+        async def send_and_note_start(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, watched)
+            await self.app(scope, receive, send_and_note_start)
             return
         except ClientDisconnect:
             return
         except ApiError as raised:
             error = raised
         except asyncio.CancelledError:  # the server is being shut down
-            if not has_begun:
-                await error_response(_GOING_DOWN)(scope, receive, send)
+            if not has_started:
+                await error_response(_SHUTTING_DOWN)(scope, receive, send)
             raise
         except Exception:
-            _log.exception("a request failed", extra={"request_id": scope["state"].get("request_id")})
+            _log.exception("request failed", extra={"request_id": scope["state"].get("request_id")})
             error = internal_error()
         if "access" in scope["state"]:
             scope["state"]["access"].error = error.code
-        if not has_begun:
+        if not has_started:
             await error_response(error)(scope, receive, send)
 
 
-_GOING_DOWN = ApiError(503, "The server is going down.", code="shutting_down", headers={"Retry-After": "5"})
+_SHUTTING_DOWN = ApiError(
+    503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
+)
 
 
 def error_response(error: ApiError) -> Response:
@@ -67,32 +72,32 @@ def error_response(error: ApiError) -> Response:
 
 
 def add_exception_handlers(app: FastAPI) -> None:
-    """Let what the framework itself refuses be answered like everything else."""
-    app.add_exception_handler(HTTPException, _answer_http_exception)
-    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    """Give errors of FastAPI and Starlette the same shape as all others."""
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
 
 
-async def _answer_http_exception(request: Request, raised: Exception) -> Response:
+async def _handle_http_exception(request: Request, raised: Exception) -> Response:
     assert isinstance(raised, HTTPException)
     path = str(request.scope.get("raw_path", b""), "ascii", "replace")
-    asked = f"{request.method} {path[:_LONGEST]}{'...' if len(path) > _LONGEST else ''}"
+    route = f"{request.method} {path[:_MAX_QUOTED]}{'...' if len(path) > _MAX_QUOTED else ''}"
     if raised.status_code == 404:
         error = ApiError(
-            404, f"Unknown request URL: {asked}. Please check the URL for typos.", code="unknown_url"
+            404, f"Unknown request URL: {route}. Please check the URL for typos.", code="unknown_url"
         )
     elif raised.status_code == 405:
         allowed = (raised.headers or {}).get("Allow", "another method")
-        message = f"Not allowed: {asked}. (HINT: Perhaps you meant to use {allowed}?)"
+        message = f"Not allowed: {route}. (HINT: Perhaps you meant to use {allowed}?)"
         error = ApiError(405, message, code="method_not_allowed", headers=raised.headers or {})
     else:
         error = ApiError(raised.status_code, "The request was refused.", headers=raised.headers or {})
     return error_response(error)
 
 
-async def _answer_validation_error(request: Request, raised: Exception) -> Response:
-    """Of a path or a query; bodies are read by `json_body`."""
+async def _handle_validation_error(request: Request, raised: Exception) -> Response:
+    """An invalid path or query parameter; bodies are parsed by `http.json_body`."""
     assert isinstance(raised, RequestValidationError)
     first: dict[str, Any] = raised.errors()[0]
-    param = str(first["loc"][-1])[:_LONGEST]
+    param = str(first["loc"][-1])[:_MAX_QUOTED]
     message = f"Invalid value for '{param}': {first['msg']}."
     return error_response(ApiError(400, message, param=param, code="invalid_value"))

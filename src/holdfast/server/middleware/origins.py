@@ -1,8 +1,13 @@
-"""Which web pages may ask: our own, and those of the origins in the settings. Programs send no Origin and are not meant here.
+"""Which web pages may send requests: the server's own, and those of the allowed origins. Programs send no Origin header.
 
-A page of another origin is refused outright: without that, any page a user looks at could use a server on the user's machine.
-A server without keys on a loopback address also looks at the name it was called by, since a page can have its own name
-point here (DNS rebinding): addresses and localhost are fine, other names only if an allowed origin has them.
+Requests from pages of other origins are refused. Otherwise any page the user opens could use a server on the user's
+machine. A server without API keys on a loopback address also checks the Host header, because a page can let its own host
+name resolve to this machine (DNS rebinding): IP addresses and localhost are accepted, other names only if an allowed
+origin has them.
+
+Starlette's middleware does not do this. `CORSMiddleware` only adds headers: a request from a disallowed origin still
+reaches the routes. It also echoes any Access-Control-Request-Headers, and its preflight errors are plain text.
+`TrustedHostMiddleware` compares with a list of names and cannot accept every IP address.
 """
 
 import ipaddress
@@ -16,24 +21,24 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import error_response
 
-_METHODS = "GET, HEAD, POST, OPTIONS"
-_HEADERS = "authorization, content-type, x-request-id"
-_EXPOSED = "x-request-id, retry-after"
+_ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
+_ALLOWED_HEADERS = "authorization, content-type, x-request-id"
+_EXPOSED_HEADERS = "x-request-id, retry-after"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}(?: *, *[A-Za-z0-9_-]{1,64}){0,63}")
 _PORTS = {"http": 80, "https": 443}
-_PLACE = r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
-_HOST = re.compile(_PLACE)
-_ORIGIN = re.compile(r"(?P<scheme>https?)://" + _PLACE)
+_HOST_AND_PORT = r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+_HOST = re.compile(_HOST_AND_PORT)
+_ORIGIN = re.compile(r"(?P<scheme>https?)://" + _HOST_AND_PORT)
 
 
 class OriginMiddleware:
-    """Answers preflights itself, and puts what a browser looks for on answers to allowed origins."""
+    """Refuses other origins and hosts, answers preflights, and adds CORS headers for allowed origins."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
         self._allowed = {origin.lower().rstrip("/") for origin in config.allowed_origins}
-        self._is_open = "*" in self._allowed
-        self._names = _names_of(config)
+        self._allows_all = "*" in self._allowed
+        self._host_names = _host_names(config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,65 +46,72 @@ class OriginMiddleware:
             return
         headers = Headers(scope=scope)
         origins = headers.getlist("origin")
-        if not self._is_known_name(headers.get("host", "")):
-            await error_response(_STRANGE_NAME)(scope, receive, send)
-        elif not origins or (len(origins) == 1 and _is_same(origins[0], headers.get("host", ""))):
+        if not self._is_known_host(headers.get("host", "")):
+            await error_response(_UNKNOWN_HOST)(scope, receive, send)
+        elif not origins or (len(origins) == 1 and _is_same_origin(origins[0], headers.get("host", ""))):
             await self.app(scope, receive, send)
         elif len(origins) > 1 or not self._is_allowed(origins[0]):
-            await error_response(_FOREIGN)(scope, receive, send)
+            await error_response(_OTHER_ORIGIN)(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await Response(status_code=204, headers=self._preflight(origins[0], headers))(
                 scope, receive, send
             )
         else:
-            await self.app(scope, receive, self._marked(origins[0], send))
+            await self.app(scope, receive, self._with_cors_headers(origins[0], send))
 
     def _is_allowed(self, origin: str) -> bool:
-        return self._is_open or origin.lower() in self._allowed
+        return self._allows_all or origin.lower() in self._allowed
 
-    def _is_known_name(self, host: str) -> bool:
-        """An empty set of names: any will do."""
-        if not host or self._is_open or not self._names:
+    def _is_known_host(self, host: str) -> bool:
+        """Without a set of names every host is accepted."""
+        if not host or self._allows_all or not self._host_names:
             return True
-        name = _name_in(host)
-        return name is not None and (name in self._names or name.endswith(".localhost") or _is_address(name))
+        name = _host_name(host)
+        return name is not None and (
+            name in self._host_names or name.endswith(".localhost") or _is_address(name)
+        )
 
-    def _marks(self, origin: str) -> dict[str, str]:
-        return {"Access-Control-Allow-Origin": "*" if self._is_open else origin, "Vary": "Origin"}
+    def _cors_headers(self, origin: str) -> dict[str, str]:
+        return {"Access-Control-Allow-Origin": "*" if self._allows_all else origin, "Vary": "Origin"}
 
     def _preflight(self, origin: str, headers: Headers) -> dict[str, str]:
-        wanted = headers.get("access-control-request-headers", "")
+        requested = headers.get("access-control-request-headers", "")
         return {
-            **self._marks(origin),
-            "Access-Control-Allow-Methods": _METHODS,
-            "Access-Control-Allow-Headers": wanted if _HEADER_NAMES.fullmatch(wanted) else _HEADERS,
+            **self._cors_headers(origin),
+            "Access-Control-Allow-Methods": _ALLOWED_METHODS,
+            "Access-Control-Allow-Headers": requested
+            if _HEADER_NAMES.fullmatch(requested)
+            else _ALLOWED_HEADERS,
             "Access-Control-Max-Age": "600",
-            **_PRIVATE.get(headers.get("access-control-request-private-network", ""), {}),
+            **_PRIVATE_NETWORK.get(headers.get("access-control-request-private-network", ""), {}),
         }
 
-    def _marked(self, origin: str, send: Send) -> Send:
-        async def send_marked(message: Message) -> None:
+    def _with_cors_headers(self, origin: str, send: Send) -> Send:
+        async def send_with_cors_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(self._marks(origin))
-                headers["Access-Control-Expose-Headers"] = _EXPOSED
+                headers.update(self._cors_headers(origin))
+                headers["Access-Control-Expose-Headers"] = _EXPOSED_HEADERS
             await send(message)
 
-        return send_marked
+        return send_with_cors_headers
 
 
-_PRIVATE = {"true": {"Access-Control-Allow-Private-Network": "true"}}
-_FOREIGN = ApiError(
-    403, "Pages of this origin may not use this server; see --allowed-origin.", code="origin_not_allowed"
-)
-_STRANGE_NAME = ApiError(
+_PRIVATE_NETWORK = {"true": {"Access-Control-Allow-Private-Network": "true"}}
+_OTHER_ORIGIN = ApiError(
     403,
-    "This server does not go by that name. Use its address or localhost, or name it in an --allowed-origin.",
+    "Web pages of this origin may not use this server; start it with --allowed-origin to permit them.",
+    code="origin_not_allowed",
+)
+_UNKNOWN_HOST = ApiError(
+    403,
+    "The Host header is not a name of this server. Use its IP address or localhost, or start it with an "
+    "--allowed-origin of that name.",
     code="host_not_allowed",
 )
 
 
-def _names_of(config: ServerConfig) -> frozenset[str]:
+def _host_names(config: ServerConfig) -> frozenset[str]:
     if config.api_keys or not _is_loopback(config.host):
         return frozenset()
     origins = (_ORIGIN.fullmatch(origin.lower().rstrip("/")) for origin in config.allowed_origins)
@@ -118,8 +130,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_same(origin: str, host: str) -> bool:
-    """Whether a page of this origin came from the server that is called this. A usual port may go without saying."""
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Whether an origin is the one that the Host header names. The scheme's default port may be omitted."""
     theirs, ours = _ORIGIN.fullmatch(origin.lower()), _HOST.fullmatch(host.lower())
     if theirs is None or ours is None:
         return False
@@ -127,7 +139,7 @@ def _is_same(origin: str, host: str) -> bool:
     return theirs["name"] == ours["name"] and int(theirs["port"] or port) == int(ours["port"] or port)
 
 
-def _name_in(host: str) -> str | None:
-    """A host without its port; None for what no browser would send."""
+def _host_name(host: str) -> str | None:
+    """A host without its port; None if it is malformed."""
     match = _HOST.fullmatch(host.lower())
     return None if match is None else match["name"].strip("[]")

@@ -1,7 +1,7 @@
-"""What every answer carries: the request's id, and that nobody should keep it or guess what it is.
+"""Headers of every response: X-Request-Id, no caching, no content sniffing.
 
-The id is the client's own if it can be shown anywhere without harm, else a new one. It is `scope["state"]["request_id"]`,
-and whatever is logged meanwhile belongs to it.
+The request id is the client's own X-Request-Id if it is safe to print, else a new one. It is stored as
+`scope["state"]["request_id"]`, and log records of the request contain it.
 """
 
 import re
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.telemetry.logs import current_request_id
 
-_GOOD_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
+_SAFE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
 
 
 class ResponseHeadersMiddleware:
@@ -45,6 +45,6 @@ class ResponseHeadersMiddleware:
 
 def _request_id(scope: Scope) -> str:
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
-    if len(given) == 1 and _GOOD_ID.fullmatch(given[0]):
+    if len(given) == 1 and _SAFE_ID.fullmatch(given[0]):
         return str(given[0], "ascii")
     return uuid.uuid4().hex

@@ -1,14 +1,15 @@
-"""What stands between the socket and the routes, from the outside in.
+"""The middleware in front of the routes, outermost first. The order matters: each layer relies on the others.
 
-    ResponseHeadersMiddleware   every answer has the request's id, even a refusal
-    AccessLogMiddleware        the access log says what the client was told
-    OriginMiddleware         a browser must be able to read refusals, so it stands outside of them
-    ExceptionMiddleware      whatever is raised inside becomes an answer
-    ApiKeyMiddleware            who may not ask costs nothing more
-    HeadRequestMiddleware    routes know of GET only
-    BodyLimitMiddleware          right in front of whoever reads them
+    ResponseHeadersMiddleware   every response has the request id, also an error
+    AccessLogMiddleware         logs the status that was sent
+    OriginMiddleware            adds CORS headers also to errors, so that a browser can read them
+    ExceptionMiddleware         turns exceptions of all layers inside into responses
+    ApiKeyMiddleware            refuses unauthorized requests before any further work
+    HeadRequestMiddleware       answers HEAD through GET routes
+    BodyLimitMiddleware         limits the body while a route reads it
 
-The order is the point: each relies on those around it.
+All are pure ASGI: Starlette's `BaseHTTPMiddleware` would run each request in another task, connected by a memory stream, once
+for each layer. Each module says what Starlette's own middleware lacks.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from holdfast.server.middleware.response_headers import ResponseHeadersMiddlewar
 def add_middleware(
     app: FastAPI, config: ServerConfig, refused: Callable[[str], None] = lambda code: None
 ) -> None:
-    """Put all of it in front of the app's routes. refused hears the code of whatever is refused before a route answers."""
+    """Install the middleware. `refused` is called with the code of each error that occurs before a route runs."""
     app.user_middleware[:] = [
         Middleware(ResponseHeadersMiddleware),
         Middleware(AccessLogMiddleware, refused),
@@ -41,11 +42,14 @@ def add_middleware(
         Middleware(BodyLimitMiddleware, config),
     ]
     add_exception_handlers(app)
-    app.router.redirect_slashes = False  # a route has one URL, and no answer is made from a Host header
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
 
 
 class HeadRequestMiddleware:
-    """Routes see a GET whose client leaves once it has the headers."""
+    """Answers HEAD with the headers of GET. The route sees a client that disconnects after the headers.
+
+    FastAPI's routes, unlike Starlette's, do not accept HEAD.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -54,12 +58,12 @@ class HeadRequestMiddleware:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        is_answered = False
+        is_sent = False
 
         async def send_headers(message: Message) -> None:
-            nonlocal is_answered
+            nonlocal is_sent
             if message["type"] == "http.response.start":
-                is_answered = True
+                is_sent = True
                 await send(message)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise ClientDisconnect
@@ -67,5 +71,5 @@ class HeadRequestMiddleware:
         try:
             await self.app({**scope, "method": "GET"}, receive, send_headers)
         except ClientDisconnect:
-            if not is_answered:
+            if not is_sent:
                 raise
