@@ -236,9 +236,7 @@ def _bits(result: Any, deterministic: bool) -> dict[str, Any]:
     return {
         "deterministic": deterministic,
         "error": result.error,
-        "prompt_logprobs": [
-            None if one is None else _logprob(one) for one in result.prompt_logprobs or ()
-        ],
+        "prompt_logprobs": [None if one is None else _logprob(one) for one in result.prompt_logprobs or ()],
         "choices": [
             {
                 "token_ids": list(choice.token_ids),

@@ -12,7 +12,7 @@ from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
-from holdfast.thinking.blocks import Blocks, load_blocks
+from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking
 from holdfast.thinking.reference import Reference, open_reference
 from support.thinking_engines import Ids
@@ -37,7 +37,7 @@ def decoder(request: pytest.FixtureRequest, folder: Path) -> Decoder:
 
 
 @pytest.fixture
-def blocks(folder: Path, decoder: Decoder) -> Blocks:
+def blocks(folder: Path, decoder: Decoder) -> ThoughtBlocks:
     """With nothing kept of earlier thoughts."""
     config = read_thinking(folder, decoder.config)
     assert config is not None
@@ -60,7 +60,7 @@ def _thoughts(count: int) -> list[Ids]:
 
 
 @torch.inference_mode()
-def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: Blocks, decoder: Decoder) -> None:
+def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: ThoughtBlocks, decoder: Decoder) -> None:
     rows = _rows(decoder, COUNTS[-1])
     alone = [blocks.think(each[None], canonical=True)[0] for each in rows]
     for count in COUNTS:
@@ -75,8 +75,8 @@ def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: Blocks, decoder: D
 
 
 @torch.inference_mode()
-def test_a_state_has_the_bits_it_has_alone(blocks: Blocks) -> None:
-    blocks._most_kept = 0  # each is computed again
+def test_a_state_has_the_bits_it_has_alone(blocks: ThoughtBlocks) -> None:
+    blocks._max_states = 0  # each is computed again
     thoughts = _thoughts(COUNTS[-1])
     alone = torch.cat([blocks.compress([thought]) for thought in thoughts])
     for count in COUNTS:
@@ -85,9 +85,9 @@ def test_a_state_has_the_bits_it_has_alone(blocks: Blocks) -> None:
 
 
 @torch.inference_mode()
-def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: Blocks) -> None:
-    assert blocks._most_kept == (64 << 20) // (CHUNK * 32 * blocks._scale.element_size())
-    blocks._most_kept = 3
+def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: ThoughtBlocks) -> None:
+    assert blocks._max_states == (64 << 20) // (CHUNK * 32 * blocks._scale.element_size())
+    blocks._max_states = 3
     thoughts = _thoughts(6)
     first = blocks.compress(thoughts)
     assert list(blocks._states) == thoughts[-3:]
@@ -98,7 +98,7 @@ def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: Bloc
 
 
 @torch.inference_mode()
-def test_they_are_the_definitions(blocks: Blocks, decoder: Decoder, definition: Reference) -> None:
+def test_they_are_the_definitions(blocks: ThoughtBlocks, decoder: Decoder, definition: Reference) -> None:
     if decoder.dtype != torch.float32:
         pytest.skip("the definition is in fp32")
     assert definition.thinking is not None

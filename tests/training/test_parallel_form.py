@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from holdfast.thinking.reference import Reading, Reference
+from holdfast.thinking.reference import Reference, ReferenceState
 from holdfast.training.batch import Batch
 from holdfast.training.evaluate import answer
 from holdfast.training.loss import Weights, compute_loss, count_tokens
@@ -30,7 +30,7 @@ def _batch(seed: int = 0, num_texts: int = 5, num_chunks: int = 4, longest: int 
     return Batch(ids, rng.integers(2, num_tokens), num_tokens, np.where(complete[:, :, None], thoughts, -1))
 
 
-def _read(reference: Reference, batch: Batch, row: int) -> Reading:
+def _read(reference: Reference, batch: Batch, row: int) -> ReferenceState:
     gold = [tuple(int(id_) for id_ in each if id_ >= 0) for each in batch.thoughts[row]]
     return reference.read(reference.start(), batch.token_ids[row, : batch.num_tokens[row]].tolist(), gold)
 

@@ -9,7 +9,7 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.decoder import load_decoder
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
-from holdfast.thinking.blocks import Blocks, load_blocks
+from holdfast.thinking.blocks import ThoughtBlocks, load_blocks
 from holdfast.thinking.config import read_thinking
 from holdfast.worker.thought_graphs import ThoughtGraphs
 from support.fake_recorder import FakeRecorder
@@ -17,7 +17,7 @@ from support.thinking_models import thinker_folder
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> ThoughtBlocks:
     folder: Path = thinker_folder(tmp_path_factory.mktemp("graphs"))
     threads = apply_numeric_settings().threads
     backend = open_backend(torch.float32, kernels="c", num_threads=threads)
@@ -28,7 +28,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Blocks:
 
 
 @torch.inference_mode()
-def test_what_is_thought_is_what_the_blocks_think(blocks: Blocks) -> None:
+def test_what_is_thought_is_what_the_blocks_think(blocks: ThoughtBlocks) -> None:
     generator = torch.Generator().manual_seed(4)
     rows = torch.randn(601, 32, generator=generator) * torch.linspace(0.1, 20, 601)[:, None]
     recorder = FakeRecorder()

@@ -1,10 +1,11 @@
-"""T and C as the engine runs them: many chunks at once, by the backend of the backbone.
+"""T and C as the engine runs them: batched over many chunks, on the backbone's backend.
 
-Each chunk is a little sequence of its own, in scratch pages: T reads the chunk's rows and writes its thought token by token,
-C reads a thought and gives the next chunk's state. What is only read leaves its keys and values and goes no further. What
-they compute is `reference.py`'s; in canonical form, which every operation has for any number of rows, a chunk's bits do not
-depend on the chunks beside it. C is always canonical, and what it made of a thought is kept: the same thought comes again
-and again.
+Each chunk is a short sequence of its own, in scratch pages. T reads the chunk's hidden states and
+decodes its thought token by token. C reads a thought and returns the next chunk's state. Tokens that
+are needed only as context write K and V and skip the rest of the layer.
+
+`reference.py` defines what is computed. In canonical form a chunk's bits do not depend on the other
+chunks of the batch. C always runs in canonical form, so its states are cached by thought.
 """
 
 from collections import OrderedDict
@@ -25,133 +26,141 @@ from holdfast.numerics.layer import LayerWeights, write_kv
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.weights import ThinkingTensors, read_thinking_weights
 
-MOST_CHUNKS = 128  # thought about at once
-_KEPT_BYTES = 64 << 20  # of states
+MAX_CHUNKS = 128  # chunks in one batch of T or C
+_STATE_CACHE_BYTES = 64 << 20
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Block:
-    """One layer with the norm before it; the norm behind it is the layer's own `next_norm`."""
+class ThoughtBlock:
+    """One layer and the norm before it. The norm after it is the layer's own `next_norm`."""
 
     first_norm: Tensor
     layer: LayerWeights
 
 
-class Blocks:
+class ThoughtBlocks:
     """T and C of one model."""
 
     def __init__(
-        self, decoder: Decoder, config: ThinkingConfig, t: Block, c: Block, queries: Tensor, scale: Tensor
+        self,
+        decoder: Decoder,
+        config: ThinkingConfig,
+        t: ThoughtBlock,
+        c: ThoughtBlock,
+        queries: Tensor,
+        scale: Tensor,
     ) -> None:
         self.config = config
         self._decoder = decoder
         self._t, self._c = t, c
         self._queries, self._scale = queries, scale  # [c, hidden], [hidden]
         self._start = self._ids([config.start_id])
-        self._together: dict[tuple[int, int, int], ForwardBatch] = {}
+        self._uniform: dict[tuple[int, int, int], ForwardBatch] = {}
         self._states: OrderedDict[ThoughtIds, Tensor] = OrderedDict()
         backend, model = decoder.backend, decoder.config
-        self._most_kept = max(MOST_CHUNKS, _KEPT_BYTES // (queries.numel() * queries.element_size()))
-        self._num_pages = -(-config.longest // backend.page_size)  # of a little sequence
+        self._max_states = max(MAX_CHUNKS, _STATE_CACHE_BYTES // (queries.numel() * queries.element_size()))
+        self._num_pages = -(-config.longest // backend.page_size)  # per chunk
         self._kv = backend.new_kv_layer(
-            MOST_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
+            MAX_CHUNKS * self._num_pages, model.num_kv_heads, model.head_dim
         )  # scratch
 
-    def think(self, rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
-        """T over the rows of n chunks, [n, c, hidden]."""
+    def think(self, hidden: Tensor, *, canonical: bool) -> list[ThoughtIds]:
+        """Run T on n chunks' hidden states, [n, c, hidden]. Returns a thought per chunk."""
         return [
             thought
-            for some in torch.split(rows, MOST_CHUNKS)
-            for thought in (self._think(some, canonical) if len(some) else ())
+            for part in torch.split(hidden, MAX_CHUNKS)
+            for thought in (self._think(part, canonical) if len(part) else ())
         ]
 
     def compress(self, thoughts: Sequence[ThoughtIds]) -> Tensor:
-        """C over thoughts none of which is trivial: their states, [n, c, hidden]."""
+        """Run C on non-trivial thoughts. Returns their states, [n, c, hidden]."""
         missing = [thought for thought in dict.fromkeys(thoughts) if thought not in self._states]
-        for start in range(0, len(missing), MOST_CHUNKS):
-            some = missing[start : start + MOST_CHUNKS]
-            self._states.update(zip(some, self._compress(some), strict=True))
+        for start in range(0, len(missing), MAX_CHUNKS):
+            part = missing[start : start + MAX_CHUNKS]
+            self._states.update(zip(part, self._compress(part), strict=True))
         for thought in thoughts:
             self._states.move_to_end(thought)
         states = torch.stack([self._states[thought] for thought in thoughts])
-        while len(self._states) > self._most_kept:
+        while len(self._states) > self._max_states:
             self._states.popitem(last=False)
         return states
 
-    def say_first(self, rows: Tensor, *, canonical: bool) -> Tensor:
-        """T's first token behind each of n chunks, int64 [n]; rows [n, c, hidden]."""
-        n, c, hidden = rows.shape
-        self._remember(self._t, rows.view(n * c, hidden), self._all(n, 0, c), canonical)
-        return self.say_next(self._start.repeat(n), 0, canonical=canonical)
+    def first_token(self, hidden: Tensor, *, canonical: bool) -> Tensor:
+        """The first token of each of n thoughts, int64 [n]; hidden [n, c, hidden]."""
+        n, c, width = hidden.shape
+        self._write_kv(self._t, hidden.view(n * c, width), self._uniform_batch(n, 0, c), canonical)
+        return self.next_token(self._start.repeat(n), 0, canonical=canonical)
 
-    def say_next(
+    def next_token(
         self, token_ids: Tensor, count: int, *, canonical: bool, which: Sequence[int] | None = None
     ) -> Tensor:
-        """T's token behind the count-th, token_ids [n], the start being the 0th; which of the chunks these are, if not the
-        first n."""
+        """The next token of n thoughts whose `count`-th tokens are token_ids [n]; the 0th is the start token.
+
+        `which` are the chunks they belong to, if not the first n.
+        """
         n, start = len(token_ids), self.config.chunk + count
         if which is None:
-            rows = self._all(n, start, 1)
+            batch = self._uniform_batch(n, start, 1)
         else:
-            rows = self._rows(np.array(which), np.full(n, start), np.ones(n, np.int64))
-        return self._say(self._run(self._t, self._decoder.embed(token_ids), rows, canonical), canonical)
+            batch = self._batch(np.array(which), np.full(n, start), np.ones(n, np.int64))
+        return self._greedy(self._run(self._t, self._decoder.embed(token_ids), batch, canonical), canonical)
 
-    def _think(self, rows: Tensor, canonical: bool) -> list[ThoughtIds]:
-        thoughts: list[list[int]] = [[] for _ in rows]
-        open_ones = list(range(len(rows)))
-        ids: list[int] = self.say_first(rows, canonical=canonical).tolist()
+    def _think(self, hidden: Tensor, canonical: bool) -> list[ThoughtIds]:
+        thoughts: list[list[int]] = [[] for _ in hidden]
+        active = list(range(len(hidden)))
+        ids: list[int] = self.first_token(hidden, canonical=canonical).tolist()
         for count in range(1, self.config.max_thought + 1):
-            said = zip(open_ones, ids, strict=True)
-            going = [(which, token_id) for which, token_id in said if token_id != self.config.end_id]
-            for which, token_id in going:
+            sampled = zip(active, ids, strict=True)
+            unfinished = [(which, token_id) for which, token_id in sampled if token_id != self.config.end_id]
+            for which, token_id in unfinished:
                 thoughts[which].append(token_id)
-            if not going or count == self.config.max_thought:
+            if not unfinished or count == self.config.max_thought:
                 break
-            open_ones, ids = [which for which, _ in going], [token_id for _, token_id in going]
-            ids = self.say_next(self._ids(ids), count, canonical=canonical, which=open_ones).tolist()
+            active, ids = [which for which, _ in unfinished], [token_id for _, token_id in unfinished]
+            ids = self.next_token(self._ids(ids), count, canonical=canonical, which=active).tolist()
         return [tuple(thought) for thought in thoughts]
 
-    def _say(self, behind: Tensor, canonical: bool) -> Tensor:
-        """The token each row gives, the rows being as the head takes them."""
-        return self._decoder.backend.sample_greedy(self._decoder.logits(behind, canonical=canonical))[0]
+    def _greedy(self, normed: Tensor, canonical: bool) -> Tensor:
+        """The greedy token of each normed hidden state [n, hidden]."""
+        return self._decoder.backend.sample_greedy(self._decoder.logits(normed, canonical=canonical))[0]
 
     def _compress(self, thoughts: Sequence[ThoughtIds]) -> list[Tensor]:
-        """Their states, [c, hidden] each."""
+        """Run C. Returns the states, [c, hidden] each."""
         n, c = len(thoughts), self.config.chunk
         which, lengths = np.arange(n), np.array([len(thought) for thought in thoughts])
         tokens = self._decoder.embed(self._ids(list(chain.from_iterable(thoughts))))
-        self._remember(self._c, tokens, self._rows(which, np.zeros(n, np.int64), lengths), canonical=True)
+        self._write_kv(self._c, tokens, self._batch(which, np.zeros(n, np.int64), lengths), canonical=True)
         queries = self._queries.repeat(n, 1)
-        made = self._run(self._c, queries, self._rows(which, lengths, np.full(n, c)), canonical=True)
+        made = self._run(self._c, queries, self._batch(which, lengths, np.full(n, c)), canonical=True)
         return [state * self._scale for state in made.view(n, c, -1)]
 
-    def _remember(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> None:
-        """These rows as a block's later rows see them. What comes of them behind the block is nobody's business."""
+    def _write_kv(self, block: ThoughtBlock, residual: Tensor, batch: ForwardBatch, canonical: bool) -> None:
+        """Write K and V of tokens that are needed only as context; skip the rest of the layer."""
         decoder, ops = self._decoder, self._decoder.backend
-        shape, at = decoder.layer_shape, decoder.rope_at(rows.positions)
+        shape, at = decoder.layer_shape, decoder.rope_at(batch.positions)
         x = ops.rms_norm(residual, block.first_norm, shape.eps)
-        write_kv(ops, x, block.layer, shape, self._kv, rows, at, canonical=canonical)
+        write_kv(ops, x, block.layer, shape, self._kv, batch, at, canonical=canonical)
 
-    def _run(self, block: Block, residual: Tensor, rows: ForwardBatch, canonical: bool) -> Tensor:
-        """These rows through a block, normed by what stands behind it."""
+    def _run(self, block: ThoughtBlock, residual: Tensor, batch: ForwardBatch, canonical: bool) -> Tensor:
+        """Run tokens through a block and the norm after it."""
         decoder, ops = self._decoder, self._decoder.backend
         residual = residual.contiguous()
         x = ops.rms_norm(residual, block.first_norm, decoder.layer_shape.eps)
-        at = decoder.rope_at(rows.positions)
-        ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, rows, at, canonical=canonical)
+        at = decoder.rope_at(batch.positions)
+        ops.layer(residual, x, block.layer, decoder.layer_shape, self._kv, batch, at, canonical=canonical)
         return x
 
-    def _all(self, n: int, start: int, length: int) -> ForwardBatch:
-        """So many rows of each of the first n little sequences, from the same position on; made once and kept."""
+    def _uniform_batch(self, n: int, start: int, length: int) -> ForwardBatch:
+        """`length` tokens of each of the first n chunks' sequences, from position `start`; cached."""
         key = (n, start, length)
-        if key not in self._together:
-            self._together[key] = self._rows(np.arange(n), np.full(n, start), np.full(n, length))
-        return self._together[key]
+        if key not in self._uniform:
+            self._uniform[key] = self._batch(np.arange(n), np.full(n, start), np.full(n, length))
+        return self._uniform[key]
 
-    def _rows(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
-        """So many rows of each of these little sequences, from these positions on."""
+    def _batch(self, which: Ints, starts: Ints, lengths: Ints) -> ForwardBatch:
+        """lengths[i] tokens of the sequence of chunk which[i], from position starts[i]."""
         backend = self._decoder.backend
         size, device = backend.page_size, backend.device
         bounds = np.concatenate(([0], np.cumsum(lengths)))
@@ -172,7 +181,7 @@ class Blocks:
         )
 
     def _tiles(self, bounds: Ints) -> NDArray[np.int32] | None:
-        """Short tiles for paths that attend in such, as in `ForwardBatch`."""
+        """Short attention tiles, for backends that use them (see `ForwardBatch`)."""
         config = self._decoder.config
         tokens = self._decoder.backend.tile_tokens(1, config.num_heads // config.num_kv_heads)
         if not tokens:
@@ -188,14 +197,14 @@ class Blocks:
         return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.backend.device)
 
 
-def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> Blocks:
-    """T and C from a model's folder, rounded to the decoder's dtype and packed as its weights are."""
+def load_blocks(folder: Path, config: ThinkingConfig, decoder: Decoder) -> ThoughtBlocks:
+    """Load T and C from a model folder, in the decoder's dtype and weight layout."""
     held = ThinkingTensors(read_thinking_weights(folder, config, decoder.config))
     loader = WeightLoader(held, decoder.backend, decoder.dtype)
     blocks = []
     for name in ("t", "c"):
         norm = loader.tensor(f"{name}.layer.input_layernorm.weight")
         layer = loader.layer(f"{name}.layer.", loader.tensor(f"{name}.norm.weight"), window=None)
-        blocks.append(Block(norm, layer))
+        blocks.append(ThoughtBlock(norm, layer))
     t, c = blocks
-    return Blocks(decoder, config, t, c, loader.tensor("c.queries"), loader.tensor("c.scale"))
+    return ThoughtBlocks(decoder, config, t, c, loader.tensor("c.queries"), loader.tensor("c.scale"))

@@ -1,7 +1,7 @@
-"""What makes a model folder a thinking one: `thinking.json`, and which tensors `thinking.safetensors` holds.
+"""The files that make a model folder a thinking one: `thinking.json` and `thinking.safetensors`.
 
-A folder without them is a plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1, whatever lies
-there: prompt, answer, or both. See `holdfast.thinking.reference` for what is computed.
+A folder without them is a plain model. Chunk k covers the absolute positions k c .. (k + 1) c - 1 of
+prompt and answer. `holdfast.thinking.reference` defines what is computed.
 """
 
 import json
@@ -25,13 +25,13 @@ class ThinkingConfig:
     """How a model thinks.
 
     chunk            c: tokens in a chunk, and vectors in a state
-    l_in             the state is added to the residual stream behind the first l_in layers
-    l_out            T reads the residual stream behind the first l_out layers
-    max_thought      the most tokens of a thought, its end not counted
-    start_id         whose embedding stands between the chunk's rows and the thought in T's sequence
-    end_id           which T writes behind a thought; alone it is the trivial thought
-    while_answering  whether a chunk that holds answer tokens is thought about, too; if not, only a chunk that lies
-                     whole in the prompt is
+    l_in             the state is added to the residual stream after the first l_in layers
+    l_out            T reads the residual stream after the first l_out layers
+    max_thought      maximum number of tokens of a thought, without its end token
+    start_id         token whose embedding separates the chunk's hidden states from the thought in T's input
+    end_id           token with which T ends a thought; alone it is the trivial thought
+    while_answering  whether chunks with answer tokens are thought about; if not, only chunks that lie
+                     completely in the prompt are
     """
 
     chunk: int
@@ -44,11 +44,11 @@ class ThinkingConfig:
 
     @property
     def longest(self) -> int:
-        """Positions of the little sequences T and C see, at most."""
+        """Maximum length of T's and C's own sequences."""
         return self.chunk + 1 + self.max_thought
 
     def fits(self, decoder: DecoderConfig) -> "ThinkingConfig":
-        """Itself, or an error that says what of the decoder it does not fit."""
+        """Return self, or raise an error that names the field that does not fit the decoder."""
         for key, value, low, high in (
             ("chunk", self.chunk, 1, MAX_CHUNK),
             ("l_in", self.l_in, 1, decoder.num_layers),
@@ -69,7 +69,9 @@ def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None
     """The folder's thinking configuration, checked against its decoder's; None for a plain model."""
     if not is_thinking(folder):
         if folder.joinpath(WEIGHTS_FILE).is_file():
-            raise BadWeights(f"{folder} holds a {WEIGHTS_FILE} but no {CONFIG_FILE} that says how it is used")
+            raise BadWeights(
+                f"{folder} holds a {WEIGHTS_FILE} but no {CONFIG_FILE}, which says how to use it"
+            )
         return None
     if not folder.joinpath(WEIGHTS_FILE).is_file():
         raise BadWeights(f"{folder} holds a {CONFIG_FILE} but no {WEIGHTS_FILE}: the model cannot think")
@@ -77,9 +79,9 @@ def read_thinking(folder: Path, decoder: DecoderConfig) -> ThinkingConfig | None
 
 
 def parse_thinking(fields: Fields, decoder: DecoderConfig) -> ThinkingConfig:
-    """What thinking.json says. Every key must be there, and none may be unknown: a guess would change answers."""
+    """Parse thinking.json. Every key is required and unknown keys are refused: a default could change answers."""
     if fields.get("format") != FORMAT or isinstance(fields["format"], bool):
-        raise refuse("format", fields.get("format"), f"{FORMAT}, the only {CONFIG_FILE} Holdfast knows")
+        raise refuse("format", fields.get("format"), f"{FORMAT}, the only supported version of {CONFIG_FILE}")
     unknown = sorted(set(fields) - set(_KEYS))
     if unknown:
         raise refuse(unknown[0], fields[unknown[0]], f"no such key in {CONFIG_FILE}")

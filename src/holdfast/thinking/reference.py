@@ -1,22 +1,24 @@
-"""The definition of a thinking model: slow, plain, one chunk after the other, one thought token after the other.
+"""The definition of a thinking model: slow and plain, one token at a time.
 
-    chunk k's tokens ── embed ── layers 0 .. l_in-1 ──(+ S_k)── layers l_in .. l_out-1 ──┬── the rest ── norm ── head
+    chunk k's tokens ── embed ── layers 0 .. l_in-1 ──(+ S_k)── layers l_in .. l_out-1 ──┬── other layers ── norm ── head
                                                                                         H_k
     T:  [H_k (c rows), emb(start), emb(z_1), emb(z_2) ..] ── layer ── norm ── the backbone's head ── z_1 z_2 .. end
     C:  [emb(z_1) .. emb(z_n), c queries]                 ── layer ── last c rows ── norm ── * scale ── S_k+1
 
 Training and serving are tested against this file. What it fixes:
 
-- S_0 is zero, and so is S behind a trivial thought (n = 0: C is not run) and behind a chunk that is not thought about.
-- A thought is written when its chunk is complete; its state is for the next chunk, row j for position (k+1) c + j.
-- T's and C's layers have the backbone's shape, rope and scale, positions 0, 1, 2 .. of their own little sequence, and
-  see all of it up to themselves: a sliding window of the backbone does not hold there.
-- T's rows are the residual stream as it is, un-normed; embeddings are the backbone's, unscaled.
-- A thought token is the highest logit, of equal ones the lowest id. After max_thought tokens the thought ends without
-  an end having been written. `end` is no part of what C reads.
+- S_0 is zero. S is zero too after a trivial thought (n = 0: C does not run) and after a chunk that
+  is not thought about.
+- A thought is written when its chunk is complete. Its state is for the next chunk: row j is added
+  at position (k+1) c + j.
+- T's and C's layers have the backbone's shape, rope and scale. They attend causally over their own
+  short sequence, positions 0, 1, 2 ..; a sliding window of the backbone does not apply.
+- T reads the residual stream without a norm; embeddings are the backbone's, unscaled.
+- Thought tokens are greedy, ties go to the lowest id. After max_thought tokens the thought ends
+  without an end token. C does not read the end token.
 
-Weights are a dict under the checkpoint's names (the decoder's and thinking.safetensors'), all of one dtype; everything
-here can be differentiated, so that training's gradients can be compared with those of the definition.
+Weights are a dict under the checkpoint's names (decoder and thinking.safetensors), in one dtype.
+Everything here is differentiable, so that training's gradients can be compared with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,22 +38,22 @@ from holdfast.thinking.weights import read_thinking_weights
 
 
 @dataclass
-class Reading:
-    """A sequence as far as it was read. Lists have an entry a token or a chunk that was thought about."""
+class ReferenceState:
+    """The state after reading some tokens. Lists have one entry per token or per complete chunk."""
 
-    keys: list[Tensor]  # a layer: [positions, kv heads, D]
+    keys: list[Tensor]  # per layer: [positions, kv heads, D]
     values: list[Tensor]
-    state: Tensor | None = None  # of the open chunk, [c, hidden]; None: zero
-    rows: list[Tensor] = field(default_factory=list)  # H of the open chunk
-    logits: list[Tensor] = field(default_factory=list)  # a token: [vocab]
-    thoughts: list[tuple[int, ...]] = field(default_factory=list)  # a complete chunk
+    state: Tensor | None = None  # of the current chunk, [c, hidden]; None: zero
+    hidden: list[Tensor] = field(default_factory=list)  # H of the current chunk
+    logits: list[Tensor] = field(default_factory=list)  # per token: [vocab]
+    thoughts: list[tuple[int, ...]] = field(default_factory=list)  # per complete chunk
     thought_logits: list[Tensor | None] = field(
         default_factory=list
-    )  # a complete chunk: [tokens + end, vocab]
+    )  # per complete chunk: [tokens + end, vocab]
 
 
 class Reference:
-    """One thinking model; without a thinking configuration, a plain one."""
+    """A thinking model, or a plain one if there is no thinking configuration."""
 
     def __init__(
         self, config: DecoderConfig, thinking: ThinkingConfig | None, weights: Mapping[str, Tensor]
@@ -65,30 +67,30 @@ class Reference:
         device = self._head.device
         self._cos, self._sin = (each.to(device) for each in rope_tables(*rope_frequencies(config), max_len))
 
-    def start(self) -> Reading:
+    def start(self) -> ReferenceState:
         empty = self._head.new_zeros(0, self.config.num_kv_heads, self.config.head_dim)
-        return Reading([empty] * self.config.num_layers, [empty] * self.config.num_layers)
+        return ReferenceState([empty] * self.config.num_layers, [empty] * self.config.num_layers)
 
     def read(
         self,
-        reading: Reading,
+        reading: ReferenceState,
         ids: Sequence[int],
         gold: Sequence[Sequence[int]] | None = None,
         *,
         prompt: bool = True,
-    ) -> Reading:
-        """Read on, token by token. With `gold` thoughts, a chunk each, these are taken instead of T's own."""
+    ) -> ReferenceState:
+        """Read more tokens. `gold`, one thought per chunk, replaces T's own thoughts."""
         for token_id in ids:
             self._read_token(reading, token_id)
-            if self.thinking is not None and len(reading.rows) == self.thinking.chunk:
+            if self.thinking is not None and len(reading.hidden) == self.thinking.chunk:
                 chunk = len(reading.thoughts)
                 thinks = prompt or self.thinking.while_answering
                 forced = None if gold is None else tuple(gold[chunk])
                 self._close_chunk(reading, self.thinking, thinks, forced)
         return reading
 
-    def generate(self, prompt_ids: Sequence[int], max_tokens: int) -> tuple[list[int], Reading]:
-        """The greedy answer, its stop token included, and the reading with its thoughts."""
+    def generate(self, prompt_ids: Sequence[int], max_tokens: int) -> tuple[list[int], ReferenceState]:
+        """The greedy answer including its stop token, and the final state."""
         reading = self.read(self.start(), prompt_ids)
         answer: list[int] = []
         while len(answer) < max_tokens:
@@ -98,7 +100,7 @@ class Reference:
             self.read(reading, answer[-1:], prompt=False)
         return answer, reading
 
-    def _read_token(self, reading: Reading, token_id: int) -> None:
+    def _read_token(self, reading: ReferenceState, token_id: int) -> None:
         position = len(reading.logits)
         x = self._embed([token_id])  # [1, hidden]
         for index in range(self.config.num_layers):
@@ -111,24 +113,24 @@ class Reference:
                 if index + 1 == self.thinking.l_in and reading.state is not None:
                     x = x + reading.state[position % self.thinking.chunk]
                 if index + 1 == self.thinking.l_out:
-                    reading.rows.append(x)
+                    reading.hidden.append(x)
         reading.logits.append(self._logits(x, "model.norm.weight")[0])
 
     def _close_chunk(
-        self, reading: Reading, thinking: ThinkingConfig, thinks: bool, gold: tuple[int, ...] | None
+        self, reading: ReferenceState, thinking: ThinkingConfig, thinks: bool, gold: tuple[int, ...] | None
     ) -> None:
-        rows = torch.cat(reading.rows)  # [c, hidden]
-        reading.rows = []
-        thought, logits = self.think(rows, thinking, gold) if thinks else ((), None)
+        hidden = torch.cat(reading.hidden)  # [c, hidden]
+        reading.hidden = []
+        thought, logits = self.think(hidden, thinking, gold) if thinks else ((), None)
         reading.thoughts.append(thought)
         reading.thought_logits.append(logits)
         reading.state = self.compress(thought) if thought else None
 
     def think(
-        self, rows: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None
+        self, hidden: Tensor, thinking: ThinkingConfig, gold: tuple[int, ...] | None = None
     ) -> tuple[tuple[int, ...], Tensor]:
-        """T over H [c, hidden]: the thought without its end, and the logits of each of its tokens, the end's behind."""
-        x = torch.cat((rows, self._embed([thinking.start_id])))  # [c + 1, hidden]
+        """Run T on H [c, hidden]. Returns the thought without its end token, and the logits of every token and the end."""
+        x = torch.cat((hidden, self._embed([thinking.start_id])))  # [c + 1, hidden]
         thought: list[int] = []
         logits: list[Tensor] = []
         while True:
@@ -147,7 +149,7 @@ class Reference:
         return tuple(thought), torch.stack(logits)
 
     def compress(self, thought: Sequence[int]) -> Tensor:
-        """C over a thought that is not trivial: the next chunk's state, [c, hidden]."""
+        """Run C on a non-trivial thought. Returns the next chunk's state, [c, hidden]."""
         queries = self._weights["c.queries"]  # [c, hidden]
         y = self._whole_layer("c.layer.", torch.cat((self._embed(thought), queries)))[-len(queries) :]
         return self._norm(y, "c.norm.weight") * self._weights["c.scale"]
@@ -162,14 +164,14 @@ class Reference:
         return _rms_norm(x, self._weights[name], self.config.rms_norm_eps)
 
     def _whole_layer(self, prefix: str, x: Tensor) -> Tensor:
-        """A layer over a sequence of its own."""
+        """Run a layer over a complete sequence."""
         empty = self.start().keys[0]
         return self._layer(prefix, x, 0, empty, empty, None)[0]
 
     def _layer(
         self, prefix: str, x: Tensor, position: int, keys: Tensor, values: Tensor, window: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows [n, hidden] at `position` and on, behind what keys and values hold: the rows, all keys, all values."""
+        """Run a layer on tokens [n, hidden] from `position` on. Returns hidden states, all keys, all values."""
         heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         n, at = len(x), slice(position, position + len(x))
         normed = self._norm(x, f"{prefix}input_layernorm.weight")
@@ -193,7 +195,7 @@ class Reference:
 
 
 def open_reference(folder: Path) -> Reference:
-    """The model in a folder, thinking or plain, in fp32."""
+    """Open the model in a folder, thinking or plain, in fp32."""
     checkpoint = open_checkpoint(folder)
     weights = {name: checkpoint.tensor(name) for name in checkpoint.names()}
     thinking = read_thinking(folder, checkpoint.config)
@@ -212,7 +214,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None) -> Tensor:
-    """q [n, heads, D] at `position` and on, keys and values [positions, kv heads, D] -> [n, heads, D]."""
+    """q [n, heads, D] from `position` on, keys and values [positions, kv heads, D] -> [n, heads, D]."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("nhd,phd->hnp", q, keys) * q.shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""The tensors of `thinking.safetensors`: read whole, checked against what the configurations say."""
+"""The tensors of `thinking.safetensors`, checked against the configuration."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from holdfast.thinking.config import WEIGHTS_FILE, ThinkingConfig, thinking_tens
 
 
 def read_thinking_weights(folder: Path, config: ThinkingConfig, decoder: DecoderConfig) -> dict[str, Tensor]:
-    """Exactly the tensors T and C consist of, as stored, on the CPU."""
+    """The tensors of T and C, as stored, on the CPU."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -24,14 +24,14 @@ def read_thinking_weights(folder: Path, config: ThinkingConfig, decoder: Decoder
     try:
         held: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadWeights(f"{path.name} is not a whole safetensors file: {error}") from error
+        raise BadWeights(f"{path.name} is not a complete safetensors file: {error}") from error
     expected = thinking_tensors(config, decoder)
     require_tensors(expected, lambda name: tuple(held[name].shape) if name in held else None, str(path))
     return {name: held[name] for name in expected}
 
 
 class ThinkingTensors:
-    """The tensors T and C consist of, for a loader to take."""
+    """The tensors of T and C, in the interface of a checkpoint."""
 
     def __init__(self, held: Mapping[str, Tensor]) -> None:
         self._held = held
@@ -49,7 +49,7 @@ class ThinkingTensors:
 def thinking_parts(
     folder: Path, config: ThinkingConfig, decoder: DecoderConfig
 ) -> dict[str, int | bool | str]:
-    """All that decides what a model thinks: its configuration, and a digest of T's and C's tensors."""
+    """The fingerprint's parts for thinking: the configuration and a digest of T's and C's tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(read_thinking_weights(folder, config, decoder).items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

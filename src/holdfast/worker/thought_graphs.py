@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from holdfast.core.step_plan import ThoughtIds
-from holdfast.thinking.blocks import MOST_CHUNKS, Blocks
+from holdfast.thinking.blocks import MAX_CHUNKS, ThoughtBlocks
 from holdfast.worker.cuda_graphs import Recorder, Work, no_collection
 
-_SIZES = (1, 2, 4, 8, 16, 32, 64, MOST_CHUNKS)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, MAX_CHUNKS)
 _MOST_TOKENS = 8
 
 
 class ThoughtGraphs:
     """T of one model over what it reads of every slot, rows [slots + 1, hidden]; the last is nobody's."""
 
-    def __init__(self, blocks: Blocks, rows: Tensor, recorder: Recorder) -> None:
+    def __init__(self, blocks: ThoughtBlocks, rows: Tensor, recorder: Recorder) -> None:
         config = blocks.config
         self._blocks, self._rows, self._config = blocks, rows, config
         most, device = _SIZES[-1], rows.device
@@ -66,9 +66,9 @@ class ThoughtGraphs:
 
         def work() -> None:
             if count:
-                found = self._blocks.say_next(self._said[count - 1, :size], count, canonical=canonical)
+                found = self._blocks.next_token(self._said[count - 1, :size], count, canonical=canonical)
             else:
-                found = self._blocks.say_first(self._rows[self._slots[:size]], canonical=canonical)
+                found = self._blocks.first_token(self._rows[self._slots[:size]], canonical=canonical)
             said.copy_(found)
 
         return work

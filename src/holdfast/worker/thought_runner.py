@@ -23,7 +23,7 @@ from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.backends.cpu_pages import untouched_zeros
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.thinking.blocks import Blocks
+from holdfast.thinking.blocks import ThoughtBlocks
 from holdfast.worker.cuda_graphs import Recorder
 from holdfast.worker.input_batch import InputBatch, Ints
 from holdfast.worker.thought_graphs import ThoughtGraphs
@@ -42,7 +42,7 @@ class _Chunk:
 class ThoughtRunner:
     """T, C and their states, over the slots of a KV store."""
 
-    def __init__(self, decoder: Decoder, blocks: Blocks, num_pages: int) -> None:
+    def __init__(self, decoder: Decoder, blocks: ThoughtBlocks, num_pages: int) -> None:
         self._decoder = decoder
         self._blocks = blocks
         self._config = blocks.config
