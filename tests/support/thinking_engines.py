@@ -1,4 +1,4 @@
-"""Engines over tiny models that think, what they are asked, and what of their answers must not differ."""
+"""Engines over tiny thinking models, their prompts, and the parts of an answer that must not differ."""
 
 import json
 import random
@@ -32,13 +32,13 @@ def thinker_of(engine: Engine) -> ThoughtRunner:
 
 
 def change_thinking(folder: Path, **changes: object) -> None:
-    """Other settings in thinking.json; the weights stay."""
+    """Change settings in thinking.json and keep the weights."""
     path = folder / CONFIG_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
 
 
 def draw_prompt(rng: random.Random, length: int, vocab_size: int) -> Ids:
-    """Any tokens; sometimes a few of them over and over."""
+    """Random tokens, sometimes a repeated n-gram."""
     period = rng.choice([length, length, min(length, 3)])
     pattern = [rng.randrange(3, vocab_size) for _ in range(period)]
     return tuple(pattern[at % period] for at in range(length))
@@ -50,7 +50,7 @@ def greedy(max_tokens: int = 12, **changes: Any) -> SamplingParams:
 
 
 def answer(engine: Engine, requests: Iterable[Request]) -> list[Result]:
-    """All at once, in order; behind it nothing is left."""
+    """Run all prompts at once; check afterwards that nothing is left."""
     ids = []
     for request in requests:
         engine.submit(request)

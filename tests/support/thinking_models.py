@@ -39,7 +39,7 @@ def thinking_config(**changes: object) -> ThinkingConfig:
 def tiny_thinker(
     family: str = "llama", thinking: ThinkingConfig | None = None, *, seed: int = 3, **fields: object
 ) -> ThinkingModel:
-    """Norms and scales are random too, so that none can be forgotten."""
+    """Norms and scales are random too, so that a forgotten one shows."""
     sizes = _sizes(family)
     model = fresh_model(parse_config({**sizes, **fields}), thinking or thinking_config(), 128, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def _sizes(family: str) -> dict[str, Any]:
 
 
 def named_weights(model: ThinkingModel) -> dict[str, Tensor]:
-    """Copies that can be differentiated, as the checkpoint names them."""
+    """Differentiable copies, by checkpoint name."""
     return {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
 
 
@@ -81,7 +81,7 @@ def thinker_folder(
     sizes: Mapping[str, int] | None = None,
     **thinking: object,
 ) -> Path:
-    """A tiny random model that thinks, as the engine opens it; about half of its chunks have the trivial thought.
+    """A tiny random thinking model on disk; about half of its chunks have the trivial thought.
 
     T's first token is some favourites of its own: the most frequent one is made the end of a thought.
     """

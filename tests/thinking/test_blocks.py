@@ -1,4 +1,4 @@
-"""T and C over many chunks at once: what the definition gives, and for each chunk the bits it has alone."""
+"""T and C batched over chunks: equal to the reference, and each chunk has the bits it has alone."""
 
 import random
 from pathlib import Path
@@ -38,7 +38,7 @@ def decoder(request: pytest.FixtureRequest, folder: Path) -> Decoder:
 
 @pytest.fixture
 def blocks(folder: Path, decoder: Decoder) -> ThoughtBlocks:
-    """With nothing kept of earlier thoughts."""
+    """With an empty state cache."""
     config = read_thinking(folder, decoder.config)
     assert config is not None
     return load_blocks(folder, config, decoder)
@@ -60,14 +60,14 @@ def _thoughts(count: int) -> list[Ids]:
 
 
 @torch.inference_mode()
-def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: ThoughtBlocks, decoder: Decoder) -> None:
+def test_chunk_has_same_thought_alone_and_in_batch(blocks: ThoughtBlocks, decoder: Decoder) -> None:
     rows = _rows(decoder, COUNTS[-1])
     alone = [blocks.think(each[None], canonical=True)[0] for each in rows]
     for count in COUNTS:
         assert blocks.think(rows[:count], canonical=True) == alone[:count]
     shuffled = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()
     assert blocks.think(rows[shuffled], canonical=True) == [alone[at] for at in shuffled]
-    many = _rows(decoder, 140)  # thought about in two parts
+    many = _rows(decoder, 140)  # two batches
     found = blocks.think(many, canonical=True)
     assert found[128:] == blocks.think(many[128:], canonical=True)
     assert len({len(thought) for thought in found}) > 1
@@ -75,8 +75,8 @@ def test_a_chunk_is_thought_about_as_if_it_were_alone(blocks: ThoughtBlocks, dec
 
 
 @torch.inference_mode()
-def test_a_state_has_the_bits_it_has_alone(blocks: ThoughtBlocks) -> None:
-    blocks._max_states = 0  # each is computed again
+def test_state_has_same_bits_alone_and_in_batch(blocks: ThoughtBlocks) -> None:
+    blocks._max_states = 0  # disables the state cache
     thoughts = _thoughts(COUNTS[-1])
     alone = torch.cat([blocks.compress([thought]) for thought in thoughts])
     for count in COUNTS:
@@ -85,7 +85,7 @@ def test_a_state_has_the_bits_it_has_alone(blocks: ThoughtBlocks) -> None:
 
 
 @torch.inference_mode()
-def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: ThoughtBlocks) -> None:
+def test_state_cache_is_bounded_and_exact(blocks: ThoughtBlocks) -> None:
     assert blocks._max_states == (64 << 20) // (CHUNK * 32 * blocks._scale.element_size())
     blocks._max_states = 3
     thoughts = _thoughts(6)
@@ -98,7 +98,7 @@ def test_what_is_kept_is_what_was_computed_and_no_more_than_so_many(blocks: Thou
 
 
 @torch.inference_mode()
-def test_they_are_the_definitions(blocks: ThoughtBlocks, decoder: Decoder, definition: Reference) -> None:
+def test_blocks_equal_reference(blocks: ThoughtBlocks, decoder: Decoder, definition: Reference) -> None:
     if decoder.dtype != torch.float32:
         pytest.skip("the definition is in fp32")
     assert definition.thinking is not None

@@ -1,4 +1,4 @@
-"""The small model that comes with Holdfast: it answers the example, thinks where it should, and keeps count far beyond."""
+"""The built-in model `coin`: it answers the documented example, thinks where it should, and generalises in length."""
 
 import random
 
@@ -18,7 +18,7 @@ def coin() -> LLM:
 
 
 def _tale(rng: random.Random, events: int) -> tuple[str, str]:
-    """A text of so many events, and how it ends."""
+    """A parity text with `count` events and its answer."""
     is_heads = rng.random() < 0.5
     told = [f"A coin's state is {'heads' if is_heads else 'tails'}."]
     for _ in range(events):
@@ -29,7 +29,7 @@ def _tale(rng: random.Random, events: int) -> tuple[str, str]:
 
 
 def _sum(rng: random.Random, events: int) -> tuple[str, str]:
-    """Three variables of one digit, changed so many times, and the value of one of them."""
+    """A text with three one-digit variables, and the value of one of them."""
     names = sorted(rng.sample("abcdkmnpxyz", 3))
     values = {name: rng.randint(0, 9) for name in names}
     told = ["Let " + ", ".join(f"{name} = {value}" for name, value in values.items()) + "."]
@@ -50,7 +50,7 @@ def _sum(rng: random.Random, events: int) -> tuple[str, str]:
     return " ".join([*told, f"What is the value of {asked}? A:"]), f"{values[asked]}."
 
 
-def test_it_is_small_and_whole() -> None:
+def test_coin_is_small_and_complete() -> None:
     found = locate(COIN)
     assert (found.name, found.source) == (COIN, "builtin")
     files = {path.name: path.stat().st_size for path in found.path.iterdir()}
@@ -60,7 +60,7 @@ def test_it_is_small_and_whole() -> None:
     )
 
 
-def test_the_example(coin: LLM) -> None:
+def test_coin_answers_the_documented_example(coin: LLM) -> None:
     result = coin.generate([SEED], PARAMS)[0]
     assert (result.text.strip(), result.determinism) == ("heads.", "certified")
     assert [thought.chunk for thought in result.thoughts] == list(range(len(result.thoughts)))
@@ -71,21 +71,21 @@ def test_the_example(coin: LLM) -> None:
     assert [place // 4 for place in flips] == list(spoken)
 
 
-def test_it_keeps_count_beyond_what_it_was_trained_on(coin: LLM) -> None:
+def test_coin_parity_generalises_beyond_training_length(coin: LLM) -> None:
     rng = random.Random(5)
     tales = [_tale(rng, events) for events in (5, 20, 40, 60, 80, 100) for _ in range(2)]
     results = coin.generate([text for text, _ in tales], PARAMS)
     assert [result.text.strip() for result in results] == [end for _, end in tales]
 
 
-def test_it_keeps_three_variables_apart(coin: LLM) -> None:
+def test_coin_tracks_three_variables(coin: LLM) -> None:
     rng = random.Random(7)
     sums = [_sum(rng, events) for events in (1, 5, 20, 40, 60) for _ in range(2)]
     results = coin.generate([text for text, _ in sums], PARAMS)
     assert [result.text.strip() for result in results] == [end for _, end in sums]
 
 
-def test_it_works_a_change_out(coin: LLM) -> None:
+def test_coin_thinks_a_variable_change(coin: LLM) -> None:
     text = "Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of a? A:"
     result = coin.generate([text], PARAMS)[0]
     assert result.text.strip() == "8."
@@ -93,7 +93,7 @@ def test_it_works_a_change_out(coin: LLM) -> None:
     assert spoken == ["a 3 b 5 c 2", "3 + 5 a 8 b 5 c 2", "2 - 1 c 1 a 8 b 5"]
 
 
-def test_its_thoughts_carry_it(coin: LLM) -> None:
+def test_coin_fails_without_thoughts(coin: LLM) -> None:
     rng = random.Random(6)
     text, end = _tale(rng, 30)
     result = coin.generate([text], PARAMS)[0]

@@ -1,4 +1,4 @@
-"""The engine says and thinks what the definition does, token by token, for every family, chunk and path."""
+"""Engine answers and thoughts equal the reference, for every family, chunk length and backend."""
 
 import random
 from functools import cache
@@ -58,9 +58,7 @@ def _truths(folder: Path, chunk: int, *, while_answering: bool) -> list[tuple[Id
 
 
 @pytest.mark.parametrize("while_answering", [True, False])
-def test_greedy_answers_and_thoughts_are_the_definitions(
-    model: tuple[Path, int], while_answering: bool
-) -> None:
+def test_engine_answers_and_thoughts_equal_reference(model: tuple[Path, int], while_answering: bool) -> None:
     folder, chunk = model
     change_thinking(folder, while_answering=while_answering)
     truths = _truths(folder, chunk, while_answering=while_answering)
@@ -80,7 +78,7 @@ def test_greedy_answers_and_thoughts_are_the_definitions(
         )
 
 
-def test_the_thought_behind_the_last_token_of_a_prompt_comes_before_the_first_token(
+def test_thought_after_prompt_precedes_first_token(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = thinker_folder(tmp_path_factory.mktemp("edge") / "model", chunk=4)

@@ -1,4 +1,4 @@
-"""The definition itself: it is the plain model where nothing is thought, and obeys its own rules where something is."""
+"""The reference itself: it equals the plain model where nothing is thought, and follows its rules elsewhere."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def _reference(model: ThinkingModel) -> Reference:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_without_thoughts_it_is_the_plain_model(family: str) -> None:
+def test_reference_without_thoughts_equals_plain_model(family: str) -> None:
     changes = {"sliding_window": 5} if family == "mistral" else {}
     model = tiny_model(family, hidden_size=64, intermediate_size=96, head_dim=16, **changes)
     config = parse_config(model.config.to_dict())
@@ -28,7 +28,7 @@ def test_without_thoughts_it_is_the_plain_model(family: str) -> None:
     torch.testing.assert_close(torch.stack(reading.logits), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_a_trivial_thought_changes_nothing() -> None:
+def test_trivial_thought_changes_nothing() -> None:
     model = tiny_thinker()
     thinking = _reference(model)
     plain = Reference(model.config, None, {n: t.detach() for n, t in named_weights(model).items()})
@@ -37,7 +37,7 @@ def test_a_trivial_thought_changes_nothing() -> None:
     assert told.thoughts == [(), ()]
 
 
-def test_a_thought_is_read_in_the_next_chunk_and_not_before() -> None:
+def test_thought_affects_next_chunk_only() -> None:
     reference = _reference(tiny_thinker())
     quiet = reference.read(reference.start(), PROMPT, gold=[(), ()])
     told = reference.read(reference.start(), PROMPT, gold=[(6, 7), ()])
@@ -53,7 +53,7 @@ def test_thoughts_are_bounded_and_repeatable() -> None:
     assert all(len(each) <= 3 and END not in each for each in once.thoughts)
 
 
-def test_answers_are_thought_about_only_if_so_trained() -> None:
+def test_answer_chunks_are_thought_about_only_while_answering() -> None:
     for while_answering in (True, False):
         model = tiny_thinker(thinking=thinking_config(while_answering=while_answering))
         _, reading = _reference(model).generate(PROMPT, 8)

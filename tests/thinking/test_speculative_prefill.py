@@ -1,4 +1,4 @@
-"""A prompt read with guessed thoughts is the prompt read chunk by chunk, to the last bit of every slot, in fewer passes."""
+"""Speculative prefill of a thinking model equals reading chunk by chunk, bit for bit in every KV slot, in fewer passes."""
 
 import random
 from collections.abc import Callable
@@ -133,7 +133,7 @@ def compare(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_guessed_thoughts_leave_the_bits_of_a_reading_chunk_by_chunk(
+def test_speculative_prefill_equals_chunk_by_chunk(
     kind: str, folders: dict[str, Path], watched: Callable[[Engine], Watched]
 ) -> None:
     engine = open_thinker(folders[kind])
@@ -158,7 +158,7 @@ def test_guessed_thoughts_leave_the_bits_of_a_reading_chunk_by_chunk(
 
 
 @pytest.mark.parametrize(("kernels", "mode"), [("c", "verify"), ("torch", "verify")])
-def test_so_it_is_in_other_passes_and_on_other_paths(
+def test_speculative_prefill_equals_chunk_by_chunk_on_other_backends(
     kernels: KernelBackend,
     mode: DeterminismMode,
     folders: dict[str, Path],

@@ -1,4 +1,4 @@
-"""A deterministic answer of a model that thinks: the same tokens, logprob bits and thoughts, whatever happens around it."""
+"""Deterministic answers of a thinking model: tokens, logprob bits and thoughts do not depend on other requests."""
 
 import random
 import shutil
@@ -46,13 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """Only ever restarted."""
+    """Shared by all tests; each restarts it."""
     return open_thinker(folder)
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """The backbone alone."""
+    """The plain backbone."""
     bare = tmp_path_factory.mktemp("plain") / "model"
     ignored = shutil.ignore_patterns(CONFIG_FILE, WEIGHTS_FILE)
     shutil.copytree(folder, bare, ignore=ignored)
@@ -61,7 +61,7 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(scope="module")
 def truths(engine: Engine) -> list[ResultBits]:
-    """Each of the prompts alone, sampled, without a cache."""
+    """Each prompt alone, sampled, without a prefix cache."""
     fresh = schedule(engine, prefix_cache=False, speculation="off")
     results = [ask_all(fresh, [prompt], SAMPLED)[0] for prompt in PROMPTS]
     thoughts = [thought for result in results for _, thought in thoughts_of(result)]
@@ -85,7 +85,7 @@ def outcomes(results: list[Result]) -> list[ResultBits]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [32, 40, 128])
-def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
+def test_thinking_answer_is_invariant_to_load_cache_and_chunking(
     engine: Engine, truths: list[ResultBits], mode: DeterminismMode, rows: int
 ) -> None:
     one = schedule(engine, determinism=mode, max_pass_tokens=rows, spot_check_rate=1.0)
@@ -99,7 +99,7 @@ def test_in_load_with_a_cold_and_a_warm_cache_and_in_other_passes(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_preemption_inside_a_chunk_and_on_its_edge(
+def test_preemption_inside_and_at_end_of_chunk(
     engine: Engine, truths: list[ResultBits], mode: DeterminismMode
 ) -> None:
     places = set()
@@ -121,7 +121,7 @@ def test_preemption_inside_a_chunk_and_on_its_edge(
 
 
 def _push_out(engine: Engine, number: int) -> None:
-    """As when pages are short."""
+    """Preempt as a page shortage would."""
     roster = engine.scheduler._queue
     seq = roster.running[number]
     roster.free_lane(roster.remove(seq))
@@ -132,7 +132,7 @@ def _push_out(engine: Engine, number: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
+def test_thinking_answer_is_invariant_to_page_shortage(engine: Engine, mode: DeterminismMode) -> None:
     rng = random.Random(7)
     long = greedy(40)
     truth = [result_bits(ask_all(schedule(engine), [prompt], long)[0]) for prompt in PROMPTS[:3]]
@@ -147,29 +147,29 @@ def test_pages_that_are_short(engine: Engine, mode: DeterminismMode) -> None:
     assert preemptions > 0
 
 
-class ThoughtLiar(FaultyProposer):
-    """Wrong about thoughts and about nothing else."""
+class FaultyThoughts(FaultyProposer):
+    """Injects wrong thoughts and nothing else."""
 
     def _corrupt_samples(self, samples: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
         return samples
 
 
-@pytest.mark.parametrize("liar", [FaultyProposer, ThoughtLiar])
+@pytest.mark.parametrize("proposer", [FaultyProposer, FaultyThoughts])
 @pytest.mark.parametrize("chance", [0.6, 1.0])
-def test_lies_about_tokens_and_thoughts_are_rolled_back(
+def test_injected_wrong_tokens_and_thoughts_are_rolled_back(
     engine: Engine, truths: list[ResultBits], liar: type[FaultyProposer], chance: float
 ) -> None:
     one = schedule(engine, determinism="verify", speculation="off")
-    one.runner = liar(one.runner, one.limits.vocab_size, chance)
+    one.runner = proposer(one.runner, one.limits.vocab_size, chance)
     results = ask_all(one, PROMPTS, SAMPLED)
     assert outcomes(results) == truths
     assert sum(result.stats.rolled_back for result in results) > 0
-    if liar is ThoughtLiar:  # windows that cross an edge are cut there
+    if proposer is FaultyThoughts:  # windows that cross a chunk boundary are shortened
         guessed = sum(result.stats.guessed for result in results)
         assert sum(result.stats.guessed_right for result in results) < guessed
 
 
-def test_lying_look_ups_are_rolled_back(
+def test_injected_wrong_ngram_candidates_are_rolled_back(
     engine: Engine, truths: list[ResultBits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ask_all(schedule(engine), PROMPTS, SAMPLED)
@@ -182,7 +182,7 @@ def test_lying_look_ups_are_rolled_back(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_several_answers_and_their_seeds(engine: Engine, mode: DeterminismMode) -> None:
+def test_thinking_choices_follow_their_seeds(engine: Engine, mode: DeterminismMode) -> None:
     several = replace(SAMPLED, n=3)
     alone = [
         outcomes(ask_all(schedule(engine, prefix_cache=False), [prompt], several))[0] for prompt in PROMPTS
@@ -195,7 +195,9 @@ def test_several_answers_and_their_seeds(engine: Engine, mode: DeterminismMode) 
 
 
 @pytest.mark.parametrize("while_answering", [True, False])
-def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, while_answering: bool) -> None:
+def test_thinking_score_equals_generation_logprobs(
+    folder: Path, tmp_path: Path, while_answering: bool
+) -> None:
     mine = tmp_path / "model"
     shutil.copytree(folder, mine)
     change_thinking(mine, while_answering=while_answering)
@@ -223,7 +225,7 @@ def test_scores_are_the_logprobs_of_generation(folder: Path, tmp_path: Path, whi
 
 
 @pytest.mark.parametrize("how", [{"think": False}, {"forced_thoughts": {0: (7,), 2: ()}}], ids=str)
-def test_scores_without_thoughts_or_with_forced_ones_are_the_logprobs_of_generation(
+def test_score_with_think_off_or_forced_thoughts_equals_generation(
     engine: Engine, how: dict[str, Any]
 ) -> None:
     given = ask_all(schedule(engine), PROMPTS, replace(SAMPLED, **how))
@@ -245,7 +247,7 @@ def test_scores_without_thoughts_or_with_forced_ones_are_the_logprobs_of_generat
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: DeterminismMode) -> None:
+def test_prompt_logprobs_across_chunks_equal_scores(engine: Engine, mode: DeterminismMode) -> None:
     prompts = PROMPTS[1:]
     one = schedule(engine, determinism=mode)
     scored = answer(
@@ -262,7 +264,7 @@ def test_prompt_logprobs_across_edges_are_those_of_scores(engine: Engine, mode: 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
+def test_thinking_answer_with_grammar(engine: Engine, mode: DeterminismMode) -> None:
     form = replace(
         SAMPLED,
         structured=StructuredOutput(regex=r"(heads|tails)( (heads|tails)){3,6}"),
@@ -278,7 +280,7 @@ def test_an_answer_with_a_form(engine: Engine, mode: DeterminismMode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_abort_leaves_a_beginning_and_disturbs_nobody(
+def test_abort_keeps_prefix_and_other_answers(
     engine: Engine, truths: list[ResultBits], mode: DeterminismMode
 ) -> None:
     for step in (1, 3, 6, 9):
@@ -313,7 +315,7 @@ def _submit(engine: Engine, prompt: Ids, params: SamplingParams) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_without_thinking_it_is_the_backbone(engine: Engine, plain: Engine, mode: DeterminismMode) -> None:
+def test_think_off_equals_backbone(engine: Engine, plain: Engine, mode: DeterminismMode) -> None:
     params = replace(SAMPLED, prompt_logprobs=1)
     bare = [
         _without_record(one) for one in outcomes(ask_all(schedule(plain, determinism=mode), PROMPTS, params))
@@ -334,7 +336,7 @@ def _without_record(outcome: ResultBits) -> ResultBits:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_who_does_not_think_shares_no_pages_with_who_does(engine: Engine, first: bool) -> None:
+def test_think_off_requests_share_no_pages_with_thinking_ones(engine: Engine, first: bool) -> None:
     one = schedule(engine)
     prompt = PROMPTS[-1]
     ask_all(one, [prompt], replace(SAMPLED, think=first))
@@ -345,7 +347,7 @@ def test_who_does_not_think_shares_no_pages_with_who_does(engine: Engine, first:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_forced_thoughts_are_reported_and_change_what_follows(engine: Engine, mode: DeterminismMode) -> None:
+def test_forced_thoughts_are_reported_and_change_the_answer(engine: Engine, mode: DeterminismMode) -> None:
     one, prompt = schedule(engine, determinism=mode), PROMPTS[-1]
     (usual,) = ask_all(one, [prompt], SAMPLED)
     chunk, thought = next(pair for pair in thoughts_of(usual) if pair[1])

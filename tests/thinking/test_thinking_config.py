@@ -1,4 +1,4 @@
-"""thinking.json and thinking.safetensors: what is written is read, and what is wrong is said."""
+"""thinking.json and thinking.safetensors: round trip and refusal of bad files."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def _save_blocks(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_thinking_config_round_trips(tmp_path: Path) -> None:
     write_thinking(tmp_path, thinking_config())
     tensors = _save_blocks(tmp_path)
     assert read_thinking(tmp_path, DECODER) == thinking_config()
@@ -51,11 +51,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert all(torch.equal(held[name], tensors[name]) for name in tensors)
 
 
-def test_a_folder_without_the_files_is_a_plain_model(tmp_path: Path) -> None:
+def test_folder_without_thinking_files_is_plain(tmp_path: Path) -> None:
     assert read_thinking(tmp_path, DECODER) is None
 
 
-def test_the_blocks_are_named_like_the_backbone() -> None:
+def test_block_tensors_are_named_like_backbone_layers() -> None:
     model = tiny_thinker("qwen3")
     expected = thinking_tensors(thinking_config(), model.config)
     own = {n: tuple(p.shape) for n, p in model.named_parameters() if n.startswith(("t.", "c."))}
@@ -82,18 +82,18 @@ def test_the_blocks_are_named_like_the_backbone() -> None:
         ("surprise", 1),
     ],
 )
-def test_a_bad_value_is_named(key: str, value: object) -> None:
+def test_bad_thinking_config_value_is_named(key: str, value: object) -> None:
     with pytest.raises(UnsupportedModel, match=key if key != "l_in" or value != 3 else "l_out"):
         parse_thinking({**FIELDS, key: value}, DECODER)
 
 
 @pytest.mark.parametrize("key", FIELDS)
-def test_every_key_is_needed(key: str) -> None:
+def test_every_thinking_config_key_is_required(key: str) -> None:
     with pytest.raises(UnsupportedModel, match=key):
         parse_thinking({name: value for name, value in FIELDS.items() if name != key}, DECODER)
 
 
-def test_half_a_thinking_folder_is_refused(tmp_path: Path) -> None:
+def test_incomplete_thinking_folder_is_refused(tmp_path: Path) -> None:
     write_thinking(tmp_path, thinking_config())
     with pytest.raises(BadWeights, match=WEIGHTS_FILE):
         read_thinking(tmp_path, DECODER)
@@ -103,14 +103,14 @@ def test_half_a_thinking_folder_is_refused(tmp_path: Path) -> None:
         read_thinking(tmp_path, DECODER)
 
 
-def test_a_broken_json_is_an_error(tmp_path: Path) -> None:
+def test_broken_thinking_json_is_refused(tmp_path: Path) -> None:
     _save_blocks(tmp_path)
     tmp_path.joinpath(CONFIG_FILE).write_text("{")
     with pytest.raises(ModelError, match=CONFIG_FILE):
         read_thinking(tmp_path, DECODER)
 
 
-def test_missing_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
+def test_missing_and_misshaped_thinking_tensors_are_named(tmp_path: Path) -> None:
     tensors = _save_blocks(tmp_path)
     tensors.pop("c.scale")
     tensors["c.queries"] = torch.zeros(5, 32)
@@ -119,7 +119,7 @@ def test_missing_and_misshaped_tensors_are_named(tmp_path: Path) -> None:
         read_thinking_weights(tmp_path, thinking_config(), DECODER)
 
 
-def test_a_cut_off_file_is_an_error(tmp_path: Path) -> None:
+def test_truncated_thinking_weights_are_refused(tmp_path: Path) -> None:
     tmp_path.joinpath(WEIGHTS_FILE).write_bytes(b"\x10\x00\x00")
     with pytest.raises(BadWeights, match=WEIGHTS_FILE):
         read_thinking_weights(tmp_path, thinking_config(), DECODER)

@@ -1,4 +1,4 @@
-"""Thoughts as they are told and kept: texts of ids the tokenizer does not know, receipts, replay, bad requests."""
+"""Thoughts in results, receipts and replay; invalid thoughts in receipts and requests."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(folder), dtype="fp32", max_num_seqs=4)
 
 
-def test_a_thought_may_have_ids_the_tokenizer_does_not_know(llm: LLM) -> None:
+def test_thought_text_handles_unknown_token_ids(llm: LLM) -> None:
     known = llm.engine.tokenizer.vocab_size
     assert known < _TOO_MANY
     results = llm.generate([PROMPT[at:] for at in range(12)], PARAMS)
@@ -34,7 +34,7 @@ def test_a_thought_may_have_ids_the_tokenizer_does_not_know(llm: LLM) -> None:
     assert forced.thoughts[1].text == llm.engine.tokenizer.decode([70]).strip()
 
 
-def test_a_receipt_holds_what_was_thought_and_replay_compares_it(llm: LLM) -> None:
+def test_receipt_holds_thoughts_and_replay_compares_them(llm: LLM) -> None:
     (result,) = llm.generate([PROMPT], PARAMS)
     receipt = parse_receipt(json.loads(json.dumps(result.receipt)))
     (choice,) = receipt.choices
@@ -54,7 +54,7 @@ def test_a_receipt_holds_what_was_thought_and_replay_compares_it(llm: LLM) -> No
 
 
 @pytest.mark.parametrize("thoughts", [3, [[1]], [[1, 2]], [[1, [2]], [1, [3]]], [[-1, [2]]], [[0, [-5]]]])
-def test_a_receipt_with_senseless_thoughts_is_refused(llm: LLM, thoughts: object) -> None:
+def test_receipt_with_invalid_thoughts_is_refused(llm: LLM, thoughts: object) -> None:
     (result,) = llm.generate([PROMPT], PARAMS)
     assert result.receipt is not None
     broken = json.loads(json.dumps(result.receipt))
@@ -63,7 +63,7 @@ def test_a_receipt_with_senseless_thoughts_is_refused(llm: LLM, thoughts: object
         parse_receipt(broken)
 
 
-def test_thoughts_that_cannot_be_are_refused(llm: LLM) -> None:
+def test_invalid_forced_thoughts_are_refused(llm: LLM) -> None:
     end = llm.engine.limits.thought_end
     for forced, message in (
         ({0: (end,)}, "which ends a thought"),

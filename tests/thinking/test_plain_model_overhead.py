@@ -1,4 +1,4 @@
-"""A plain model has nothing of what thinking needs: no tensors, nothing between its layers, nothing in its spans."""
+"""A plain model has no thinking overhead: no tensors, no hooks between layers, nothing in its spans."""
 
 import random
 from pathlib import Path
@@ -25,7 +25,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **settings: object) -> None:
         raise AssertionError("a plain model thinks")
 
@@ -56,7 +56,7 @@ def test_a_plain_model_pays_nothing(plain: Path, monkeypatch: pytest.MonkeyPatch
         assert result.stats.guessed == result.stats.guessed_right == 0
 
 
-def test_its_pages_are_as_small_as_before(plain: Path) -> None:
+def test_plain_model_pages_hold_no_states(plain: Path) -> None:
     engine = open_thinker(plain, determinism="off")
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
     size = engine.scheduler.pool.page_size

@@ -1,4 +1,4 @@
-"""The watch over a certificate, where the model thinks: sound passes are found sound, whatever is wrong is found out."""
+"""Spot checks of a thinking model: correct passes are accepted, every injected fault is found."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ PARAMS = greedy(24)
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Only ever restarted. What T reads is what the last layer gives: no key is made of it."""
+    """Shared by all tests; each restarts it. T reads the last layer's output, of which no key is made."""
     folder: Path = thinker_folder(tmp_path_factory.mktemp("watched") / "model", chunk=4)
     change_thinking(folder, l_out=3)
     return open_thinker(folder, spot_check_rate=1.0)
@@ -54,7 +54,7 @@ def truths(sound: Engine) -> list[Result]:
     return ask_all(fresh, PROMPTS, PARAMS)
 
 
-def test_sound_passes_pass(engine: Engine, truths: list[Result]) -> None:
+def test_spot_checks_accept_correct_thinking_passes(engine: Engine, truths: list[Result]) -> None:
     for _ in range(2):
         results = ask_all(engine, PROMPTS, PARAMS)
         assert [result_bits(result) for result in results] == [result_bits(result) for result in truths]
@@ -64,7 +64,7 @@ def test_sound_passes_pass(engine: Engine, truths: list[Result]) -> None:
 
 
 class WrongLayer:
-    """A backend whose fast form of one layer is off; of the last one only what T reads, not what is said."""
+    """A backend whose fast form of one layer is wrong; in the last layer only what T reads is wrong, not the logits."""
 
     def __init__(self, backend: Any, wrong: Any, *, only_rows: bool) -> None:
         self._backend, self._wrong, self._only_rows = backend, wrong, only_rows
@@ -81,7 +81,7 @@ class WrongLayer:
 
 
 def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:
-    """Every answer that is not certified is the truth's, or says that the guarantee was lost."""
+    """Every answer that is not certified equals the expected one or reports a lost guarantee."""
     errors = []
     for result, truth in zip(ask_all(engine, PROMPTS, PARAMS), truths, strict=True):
         errors.append(result.error)
@@ -98,7 +98,7 @@ def finish_or_lose(engine: Engine, truths: list[Result]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_wrong_layer_is_found_out(engine: Engine, truths: list[Result], which: int) -> None:
+def test_spot_check_finds_wrong_layer(engine: Engine, truths: list[Result], which: int) -> None:
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
     decoder.backend = WrongLayer(decoder.backend, decoder.layers[which], only_rows=which == 2)
     errors = finish_or_lose(engine, truths)
@@ -107,10 +107,10 @@ def test_a_wrong_layer_is_found_out(engine: Engine, truths: list[Result], which:
     assert ("thought about at position" in engine.revocation) == (which == 2)
 
 
-def test_a_wrong_thought_is_found_out(
+def test_spot_check_finds_wrong_thought(
     engine: Engine, truths: list[Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Certified passes think something else, and nothing else is wrong."""
+    """Certified passes give a wrong thought, and nothing else is wrong."""
     thinker = thinker_of(engine)
     finish, think = thinker.finish, thinker._blocks.think
 
@@ -142,10 +142,10 @@ SPOIL: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("what", SPOIL)
-def test_one_bit_of_what_lies_beside_the_pages(
+def test_spot_check_finds_one_wrong_bit_in_states(
     engine: Engine, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spoiled behind the pass that gave it, before the check that looks at it."""
+    """Corrupted after the pass that wrote it and before its check."""
     thinker, run = thinker_of(engine), engine.runner.run
     spoiled = []
 
