@@ -157,7 +157,7 @@ class FaultyThoughts(FaultyProposer):
 @pytest.mark.parametrize("proposer", [FaultyProposer, FaultyThoughts])
 @pytest.mark.parametrize("chance", [0.6, 1.0])
 def test_injected_wrong_tokens_and_thoughts_are_rolled_back(
-    engine: Engine, truths: list[ResultBits], liar: type[FaultyProposer], chance: float
+    engine: Engine, truths: list[ResultBits], proposer: type[FaultyProposer], chance: float
 ) -> None:
     one = schedule(engine, determinism="verify", speculation="off")
     one.runner = proposer(one.runner, one.limits.vocab_size, chance)
