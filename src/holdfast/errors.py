@@ -1,30 +1,40 @@
 """Every error Holdfast raises on purpose, in one tree.
 
-    HoldfastError
-    ├── RequestError            this request cannot be served; every other one goes on
-    │   ├── InvalidRequest      a setting or a prompt is wrong
-    │   ├── PromptTooLong       prompt and answer do not fit the model or the KV budget
-    │   ├── TemplateError       the chat template failed, or did what it must not
-    │   └── DeterminismRefused  the guarantee was asked for and cannot be given
-    ├── ModelError              the model cannot be loaded
-    │   ├── ModelNotFound       there is no such model
-    │   ├── UnsupportedModel    the model asks for something Holdfast does not do
-    │   └── BadWeights          a weight file is missing, cut off, or not what it says
-    ├── ConfigError             the engine cannot be started with these settings
-    ├── EngineStopped           the engine is shut down, or a pass failed beneath the request
-    └── ServerError             a server that was asked over HTTP cannot be reached, or says no
+    HoldfastError               internal_error
+    ├── RequestError            invalid_value            this request cannot be served; all others go on
+    │   ├── InvalidRequest      invalid_value            a setting or a prompt is wrong
+    │   ├── PromptTooLong       context_length_exceeded  prompt and answer do not fit the model or the KV budget
+    │   ├── TemplateError       chat_template_failed     the chat template failed, or did something it must not do
+    │   └── DeterminismRefused  determinism_refused      the request is deterministic and the engine cannot be
+    ├── AnswerFailed            answer_failed            an accepted request ended in an error
+    │   ├── PassFailed          pass_failed              a pass raised while the request was in it
+    │   ├── GuaranteeLost       guarantee_lost           tokens already sent are not those of a verified pass
+    │   └── NoTokenAllowed      answer_impossible        the request's own constraints leave no token to sample
+    ├── ModelError              model_error              the model cannot be loaded
+    │   ├── ModelNotFound       model_not_found          there is no such model
+    │   ├── UnsupportedModel    unsupported_model        the model needs something Holdfast does not support
+    │   └── BadWeights          bad_weights              a weight file is missing, truncated or malformed
+    ├── ConfigError             invalid_config           the engine cannot be started with these settings
+    ├── EngineStopped           engine_stopped           the engine is shut down, or failed while the request ran
+    └── ServerError             server_error             an HTTP server cannot be reached, or refused the request
+
+Each class has a `code`. An error crosses a process boundary as its code and its message; `make_error` rebuilds it.
 
 A message says what was wrong, what was expected and what to do. A broken invariant is none of these: it is an
-`AssertionError`, because it is our fault.
+`AssertionError`, because it is a bug.
 """
 
 
 class HoldfastError(Exception):
-    """Anything Holdfast raises on purpose."""
+    """Any error Holdfast raises on purpose."""
+
+    code = "internal_error"
 
 
 class RequestError(HoldfastError):
     """One request cannot be served."""
+
+    code = "invalid_value"
 
 
 class InvalidRequest(RequestError):
@@ -34,38 +44,94 @@ class InvalidRequest(RequestError):
 class PromptTooLong(RequestError):
     """Prompt and answer do not fit the model's context or the KV budget."""
 
+    code = "context_length_exceeded"
+
 
 class TemplateError(RequestError):
-    """The chat template failed, or did what it must not."""
+    """The chat template failed, or did something it must not do."""
+
+    code = "chat_template_failed"
 
 
 class DeterminismRefused(RequestError):
-    """The guarantee was asked for and cannot be given."""
+    """A deterministic answer was requested and the engine cannot guarantee one."""
+
+    code = "determinism_refused"
+
+
+class AnswerFailed(HoldfastError):
+    """An accepted request ended in an error. `Result.error_code` is the code of a subclass; nothing raises these."""
+
+    code = "answer_failed"
+
+
+class PassFailed(AnswerFailed):
+    """A pass raised while the request was in it."""
+
+    code = "pass_failed"
+
+
+class GuaranteeLost(AnswerFailed):
+    """Tokens, logprobs or thoughts that were already sent are not those of a verified pass."""
+
+    code = "guarantee_lost"
+
+
+class NoTokenAllowed(AnswerFailed):
+    """The request's own constraints (grammar, allowed and forbidden tokens) leave no token to sample."""
+
+    code = "answer_impossible"
 
 
 class ModelError(HoldfastError):
     """The model cannot be loaded."""
 
+    code = "model_error"
+
 
 class ModelNotFound(ModelError):
     """There is no such model."""
 
+    code = "model_not_found"
+
 
 class UnsupportedModel(ModelError):
-    """The model asks for something Holdfast does not do."""
+    """The model needs something Holdfast does not support."""
+
+    code = "unsupported_model"
 
 
 class BadWeights(ModelError):
-    """A weight file is missing, cut off, or not what it says it is."""
+    """A weight file is missing, truncated or malformed."""
+
+    code = "bad_weights"
 
 
 class ConfigError(HoldfastError):
     """The engine cannot be started with these settings."""
 
+    code = "invalid_config"
+
 
 class EngineStopped(HoldfastError):
-    """The engine is shut down, or failed beneath the request."""
+    """The engine is shut down, or failed while the request ran."""
+
+    code = "engine_stopped"
 
 
 class ServerError(HoldfastError):
-    """A server that was asked over HTTP cannot be reached, or says no."""
+    """An HTTP server cannot be reached, or refused the request."""
+
+    code = "server_error"
+
+
+def make_error(code: str, message: str) -> HoldfastError:
+    """The error with this code; a plain `HoldfastError` for an unknown one."""
+    return _BY_CODE.get(code, HoldfastError)(message)
+
+
+def _subclasses(kind: type[HoldfastError]) -> list[type[HoldfastError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in _subclasses(child))]
+
+
+_BY_CODE = {kind.code: kind for kind in _subclasses(HoldfastError)}

@@ -83,7 +83,7 @@ def _has_form(text: str, form: StructuredOutput) -> bool:
 
 def _score(engine: Engine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[TokenLogprob]:
     engine = engine.restarted(engine.scheduler.config)
-    engine.submit(engine.prepare_score(prompt, answer, score_params(deterministic=True)))
+    engine.submit(engine.prepare(prompt, score_params(deterministic=True), completion=answer))
     results = []
     while engine.has_work:
         results += [update.result for update in engine.step() if update.result is not None]

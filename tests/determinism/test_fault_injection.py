@@ -44,7 +44,7 @@ def haystack(
 def assert_true(engine: Engine, feature: Feature, probe: ProbeRequest, run: StressRun) -> None:
     result = run.result
     assert result_bits(result) == result_bits(run_alone(engine, probe)), feature.name
-    assert run.counters.revocations == 0
+    assert run.counters.num_revocations == 0
     assert_counts(result)
     assert_scored_alike(engine, probe, result)
     num_complete = count_conforming(engine, probe, result)

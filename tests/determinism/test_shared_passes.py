@@ -3,11 +3,12 @@
 from stress_helpers import PROMPT, engine
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.engine import Counters, Engine
+from holdfast.engine.engine import Engine
+from holdfast.engine.status import EngineCounters
 from holdfast.scheduler.policy import DeterminismMode
 
 
-def _passes(one: Engine, mode: DeterminismMode, streams: int) -> Counters:
+def _passes(one: Engine, mode: DeterminismMode, streams: int) -> EngineCounters:
     config = one.scheduler.config
     fresh = one.restarted(
         type(config)(32, 512, config.reference_tokens, mode, config.certified_sizes, prefix_cache=False)
@@ -26,7 +27,7 @@ def test_canonical_passes_hold_rows_of_several_sequences() -> None:
     one = engine("c", "bf16")
     for mode in ("auto", "verify"):
         counters = _passes(one, mode, 8)
-        assert counters.shared_canonical_passes > 0.5 * counters.canonical_passes
+        assert counters.num_shared_canonical_passes > 0.5 * counters.num_canonical_passes
 
 
 def test_eight_streams_take_about_as_many_passes_as_one() -> None:

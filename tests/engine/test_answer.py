@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from holdfast.core.events import RequestEnded
 from holdfast.core.request import Request
-from holdfast.core.results import Result, Stats
+from holdfast.core.results import Delta, Result, Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
-from holdfast.engine.output import Answer, Delta
+from holdfast.engine.output import ChoiceOutput
 from holdfast.text.detokenizer import Detokenizer
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 from support.tiny import EOS, write_tokenizer
@@ -23,12 +23,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return open_tokenizer(folder)
 
 
-def make(tokenizer: Tokenizer, **params: object) -> Answer:
+def make(tokenizer: Tokenizer, **params: object) -> ChoiceOutput:
     request = Request(1, (5,), SamplingParams(**params), 0, frozenset({EOS}))  # type: ignore[arg-type]
-    return Answer(request, Detokenizer(tokenizer, request.prompt_ids))
+    return ChoiceOutput(request, Detokenizer(tokenizer, request.prompt_ids))
 
 
-def feed(answer: Answer, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:
+def feed(answer: ChoiceOutput, token_ids: list[int], sizes: list[int]) -> tuple[list[Delta], bool]:
     """Commit tokens in groups of these sizes, until a stop string is complete."""
     deltas, at = [], 0
     for size in [*sizes, len(token_ids)]:
@@ -36,14 +36,14 @@ def feed(answer: Answer, token_ids: list[int], sizes: list[int]) -> tuple[list[D
         for token_id in token_ids[at : at + size]:
             group.append(Sampled(token_id, TokenLogprob(token_id, -0.5)))
             if answer.push(token_id):
-                return [*deltas, answer.take(group)], True
+                return [*deltas, answer.add_samples(group)], True
         at += size
         if group:
-            deltas.append(answer.take(group))
+            deltas.append(answer.add_samples(group))
     return deltas, False
 
 
-def end(answer: Answer, reason: FinishReason = "length") -> tuple[Delta, Result]:
+def end(answer: ChoiceOutput, reason: FinishReason = "length") -> tuple[Delta, Result]:
     return answer.finish(RequestEnded(1, reason, "none", Stats()))
 
 
@@ -105,7 +105,7 @@ def test_the_stop_token_gives_no_text_and_ignored_eos_neither(tokenizer: Tokeniz
         answer = make(tokenizer, ignore_eos=ignore, stop_token_ids=[70])
         assert not answer.push(EOS)
         assert not answer.push(70)
-        answer.take([Sampled(EOS), Sampled(70)])
+        answer.add_samples([Sampled(EOS), Sampled(70)])
         _, result = end(answer, "stop")
         assert (result.text, result.token_ids) == ("", (EOS, 70))
 
@@ -113,8 +113,8 @@ def test_the_stop_token_gives_no_text_and_ignored_eos_neither(tokenizer: Tokeniz
 def test_logprobs_are_there_if_asked_for(tokenizer: Tokenizer) -> None:
     asked, plain = make(tokenizer, logprobs=0), make(tokenizer)
     sampled = [Sampled(9, TokenLogprob(9, -0.25))]
-    assert asked.take(sampled).logprobs == (TokenLogprob(9, -0.25),)
-    assert plain.take([Sampled(9)]).logprobs is None
+    assert asked.add_samples(sampled).logprobs == (TokenLogprob(9, -0.25),)
+    assert plain.add_samples([Sampled(9)]).logprobs is None
     assert end(asked)[1].logprobs == (TokenLogprob(9, -0.25),)
     assert end(plain)[1].logprobs is None
 
@@ -142,7 +142,7 @@ def test_tokens_become_text_when_it_is_shown_unless_a_stop_string_must_be_looked
     for token_id in ids:
         assert not answer.push(token_id)
     assert read == (ids if stops else [])
-    delta = answer.take([Sampled(token_id) for token_id in ids])
+    delta = answer.add_samples([Sampled(token_id) for token_id in ids])
     assert read == ids and delta.text == "one two"
     assert not answer.push(ids[0])
     _, choice = end(answer)

@@ -155,9 +155,9 @@ def test_stats_add_up(llm: LLM) -> None:
 
 
 def test_ordinary_and_deterministic_requests_share_canonical_passes(auto_llm: LLM) -> None:
-    before = auto_llm.engine.counters.shared_canonical_passes
+    before = auto_llm.engine.counters.num_shared_canonical_passes
     auto_llm.generate(PROMPTS, [settings(), settings(deterministic=False), settings()])
-    assert auto_llm.engine.counters.shared_canonical_passes > before
+    assert auto_llm.engine.counters.num_shared_canonical_passes > before
 
 
 def test_stop_strings_cut_text_not_tokens(llm: LLM) -> None:
@@ -342,9 +342,9 @@ def test_ahead_of_the_device_it_is_the_same_answer(auto_llm: LLM, mode: str) -> 
     assert isinstance(runner, Deferred)
     assert runner.num_unknown > 0
     if mode == "auto":
-        assert runner.num_ahead == runner.num_started - 1 == engine.counters.steps - 1
+        assert runner.num_ahead == runner.num_started - 1 == engine.counters.num_steps - 1
     else:
-        assert runner.num_waits == engine.counters.canonical_passes, "one wait a window"
+        assert runner.num_waits == engine.counters.num_canonical_passes, "one wait a window"
         assert len(runner.passes) >= 2 * runner.num_waits - 1
 
 
@@ -417,7 +417,7 @@ def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> No
     assert sum(len(one.rolled_back_ids) for one in told) == result.stats.rolled_back
     assert sum(one.accepted for one in told) == result.stats.accepted
     assert (result.stats.rolled_back > 0) == (mode == "verify")
-    assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.steps + 1))
+    assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.num_steps + 1))
 
 
 def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None:
@@ -427,7 +427,7 @@ def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None
     result = llm.generate(PROMPTS[:1], settings(deterministic=False))[0]
     assert (result.determinism, len(result.token_ids)) == ("none", 20)
     assert llm.engine.certificate is None
-    assert llm.engine.counters.canonical_passes == 0
+    assert llm.engine.counters.num_canonical_passes == 0
 
 
 def test_progress_is_shown_in_order(

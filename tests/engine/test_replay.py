@@ -48,7 +48,7 @@ def test_several_answers_scores_and_echo(auto_llm: LLM, verify_llm: LLM) -> None
 
 def test_a_score_can_be_replayed(auto_llm: LLM, verify_llm: LLM) -> None:
     engine = auto_llm.engine
-    request = engine.prepare_score(PROMPT, " jumps over the lazy dog", score_params(deterministic=True))
+    request = engine.prepare(PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog")
     (result,) = auto_llm._answer([request])
     assert result.receipt is not None
     receipt = parse_receipt(result.receipt)
@@ -274,7 +274,9 @@ def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
 
 
 def score_of(llm: LLM) -> dict[str, Any]:
-    request = llm.engine.prepare_score(PROMPT, " jumps over the lazy dog", score_params(deterministic=True))
+    request = llm.engine.prepare(
+        PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog"
+    )
     (result,) = llm._answer([request])
     assert result.receipt is not None
     return result.receipt

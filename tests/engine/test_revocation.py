@@ -105,7 +105,7 @@ def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wr
 ) -> None:
     (truth,) = answer(engine, PROMPT)
     assert truth.determinism == "certified"
-    assert engine.counters.spot_checks >= 1 and engine.counters.revocations == 0
+    assert engine.counters.num_spot_checks >= 1 and engine.counters.num_revocations == 0
     certificate = engine.certificate
     assert certificate is not None
     save_certificate(certificate)
@@ -115,12 +115,12 @@ def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wr
     with caplog.at_level(logging.ERROR):
         (hit,) = answer(engine, PROMPT)
     # 16 rows of each 64 are checked; the first check comes before the answer is over
-    assert engine.counters.revocations == 1
+    assert engine.counters.num_revocations == 1
     assert engine.revocation is not None and "position" in engine.revocation
     assert engine.certificate is None and load_certificate(certificate.key) is None
     assert "revoked" in caplog.text
     if hit.error is not None:
-        assert hit.error.startswith("guarantee_lost")
+        assert hit.error_code == "guarantee_lost"
         assert (hit.finish_reason, hit.determinism) == ("error", "none")
     else:
         assert outcome(hit) == outcome(truth)
@@ -128,7 +128,7 @@ def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wr
         assert later.determinism == "verified"
         if later.prompt_token_ids == PROMPT:
             assert outcome(later) == outcome(truth)
-    assert engine.counters.revocations == 1
+    assert engine.counters.num_revocations == 1
 
 
 def test_no_page_written_before_survives(engine: Engine) -> None:
@@ -166,14 +166,14 @@ def test_a_request_whose_sent_tokens_were_right_goes_on(engine: Engine) -> None:
             if update.request_id == request.request_id:
                 tokens += update.delta.token_ids
                 result = update.result or result
-    assert engine.counters.revocations == 1
+    assert engine.counters.num_revocations == 1
     assert result is not None
     if result.error is None:
         assert result.determinism == "verified"
         assert tuple(tokens) == truth.token_ids  # nothing was sent twice
         assert outcome(result) == outcome(truth)
     else:
-        assert result.error.startswith("guarantee_lost")
+        assert result.error_code == "guarantee_lost"
     stats = result.stats
     assert stats.candidates == stats.accepted + stats.rolled_back
 
@@ -182,10 +182,10 @@ def test_a_sound_certificate_passes_every_check(engine: Engine) -> None:
     engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=1.0))
     params = replace(PARAMS, n=2, temperature=0.8, seed=1)
     results = answer(engine, PROMPT, PROMPT[:17], PROMPT[3:9], params=params)
-    assert engine.counters.revocations == 0
+    assert engine.counters.num_revocations == 0
     # every row of every answer, but for what the prefix cache spared: the last token of an answer has none
     rows = sum(2 * (len(one.prompt_token_ids) + 59) - one.stats.cached_tokens for one in results)
-    assert engine.counters.spot_checked_rows == rows
+    assert engine.counters.num_spot_checked_tokens == rows
 
 
 @pytest.mark.parametrize("was_wrong", [True, False])
@@ -221,7 +221,7 @@ def test_an_answer_that_ended_before_its_siblings_is_confirmed_or_lost_with_them
     for index, choice in enumerate(result.choices):
         assert tuple(deltas[index]) == choice.token_ids  # nothing twice, nothing missing
     if was_wrong:
-        assert result.error is not None and result.error.startswith("guarantee_lost")
+        assert result.error_code == "guarantee_lost"
         assert (result.determinism, result.receipt) == ("none", None)
     else:
         assert result.determinism == "verified"
@@ -241,7 +241,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_engine(
     engine = engine.restarted(engine.scheduler.config)
     monkeypatch.setattr(Path, "unlink", refuse)
     answer(engine, PROMPT)
-    assert engine.counters.revocations == 1 and engine.certificate is None
+    assert engine.counters.num_revocations == 1 and engine.certificate is None
     assert outcome(answer(engine, PROMPT)[0]) == outcome(truth)
 
 

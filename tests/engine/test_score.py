@@ -83,7 +83,7 @@ def test_nothing_to_score_is_said(llm: LLM, pair: tuple[Any, Any]) -> None:
 )
 def test_a_score_generates_nothing(llm: LLM, params: SamplingParams) -> None:
     with pytest.raises(InvalidRequest, match="without generating"):
-        llm.engine.prepare_score([5], [6], params)
+        llm.engine.prepare([5], params, completion=[6])
 
 
 def test_what_does_not_fit_is_said(llm: LLM) -> None:

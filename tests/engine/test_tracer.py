@@ -176,12 +176,12 @@ def test_passes_are_told_as_they_were_planned() -> None:
     run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), watcher=watcher)
     passes = [one for trace in watcher.traces for one in trace.passes]
     kinds = [one.kind for one in passes]
-    assert kinds.count("fast") == engine.counters.fast_passes > 0
-    assert kinds.count("canonical") == engine.counters.canonical_passes > 0
-    assert sum(one.num_tokens_padded for one in passes) == engine.counters.rows
+    assert kinds.count("fast") == engine.counters.num_fast_passes > 0
+    assert kinds.count("canonical") == engine.counters.num_canonical_passes > 0
+    assert sum(one.num_tokens_padded for one in passes) == engine.counters.num_padded_tokens
     assert all(one.num_tokens == sum(rows for _, _, rows in one.spans) for one in passes)
     steps = [trace for trace in watcher.traces if trace.passes]
-    assert [trace.step for trace in steps] == list(range(1, engine.counters.steps + 1))
+    assert [trace.step for trace in steps] == list(range(1, engine.counters.num_steps + 1))
     assert all(trace.milliseconds > 0 for trace in steps)
 
 
@@ -191,7 +191,7 @@ def test_certified_passes_are_marked() -> None:
         pytest.skip("nothing is certified on this machine")
     run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
     certified = sum(one.certified for trace in watcher.traces for one in trace.passes)
-    assert certified == engine.counters.certified_passes > 0
+    assert certified == engine.counters.num_certified_passes > 0
 
 
 def test_pages_and_lengths_are_those_of_the_engine() -> None:
@@ -263,7 +263,7 @@ def test_a_pass_that_fails_ends_its_requests() -> None:
 
     class Breaking:
         def run(self, plan: StepPlan) -> Any:
-            if engine.counters.steps == 4:
+            if engine.counters.num_steps == 4:
                 raise RuntimeError("broken")
             return runner.run(plan)
 

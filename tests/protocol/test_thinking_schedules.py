@@ -233,7 +233,7 @@ def test_a_wrong_certificate_is_found_out_by_its_thoughts_too(
     played = play(replace(thinking, world=world, forgets_from=since if only_thoughts else None))
     mismatches = [check for check in played.checks if check.mismatch is not None]
     assert len(mismatches) == (not played.scheduler.config.certified_sizes)
-    lost = [each for each in played.ended.values() if (each.error or "").startswith("guarantee_lost")]
+    lost = [each for each in played.ended.values() if each.error_code == "guarantee_lost"]
     assert bool(mismatches) == bool(played.runner.num_mismatches or lost)
     for client, request in played.requests:
         ended = played.ended[request.request_id]
@@ -242,7 +242,7 @@ def test_a_wrong_certificate_is_found_out_by_its_thoughts_too(
         if ended.determinism == "none" and ended.reason == "abort":
             assert mismatches  # given up before what it had been sent was confirmed; it says so
         elif ended.determinism == "none":  # lost: by a check, or because thoughts came out otherwise
-            assert ended.reason == "error" and (ended.error or "").startswith("guarantee_lost")
+            assert ended.reason == "error" and ended.error_code == "guarantee_lost"
             assert mismatches
         else:
             check_answer(played, client, request)
@@ -266,7 +266,7 @@ def test_a_guarantee_found_lost_revokes_the_certificate_without_a_check() -> Non
     for since in range(60):
         played = play(ThinkingWorld(world, forgets_from=since))
         lost = [each for each in played.ended.values() if each.reason == "error"]
-        assert all((each.error or "").startswith("guarantee_lost") for each in lost)
+        assert all(each.error_code == "guarantee_lost" for each in lost)
         assert [check.num_tokens for check in played.checks] == [0] * bool(lost)
         assert bool(played.scheduler.config.certified_sizes) == (not lost)
         num_lost += len(lost)

@@ -32,7 +32,7 @@ async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncItera
 
 async def text_of(call: Call) -> str:
     await call.accepted()
-    return "".join([piece.text async for _, piece in call.pieces() if piece is not None])
+    return "".join([delta.text async for _, delta in call.deltas() if delta is not None])
 
 
 def test_an_answer_outlives_its_engine() -> None:
@@ -40,10 +40,10 @@ def test_an_answer_outlives_its_engine() -> None:
         async with calling() as (call, link):
             await call.submit([Prompt.ANSWER], PARAMS)
             await call.accepted()
-            while not call.outcomes:
+            while not call.results:
                 await asyncio.sleep(0.01)
             link.kill()
-            await link.ended()
+            await link.wait_ended()
             assert await text_of(call) == "yes" and await call.fingerprint() == "abc"
 
     run(work)
@@ -55,7 +55,7 @@ def test_an_engine_that_dies_is_told_as_503(moment: str) -> None:
         async with calling("nameless") as (call, link):
             if moment == "before":
                 link.kill()
-                await link.ended()
+                await link.wait_ended()
                 with pytest.raises(ApiError) as told:
                     await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":

@@ -1,4 +1,4 @@
-"""Links to an engine process that has no model (`fake_engine`), for tests of the front's side of the channel."""
+"""Links to an engine process that has no model (`fake_engine`), for tests of the frontend's side of the connection."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ import psutil
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
-from holdfast.server.ipc.engine_link import EngineLink, Listener
+from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
 from holdfast.server.ipc.response_stream import ResponseStream
 from support.fake_engine import Prompt
 from support.serving import HERE
@@ -22,17 +22,12 @@ def command(start: str = "ready") -> tuple[str, ...]:
     return sys.executable, str(HERE / "fake_engine.py"), start
 
 
-def listener(**told: Callable[..., None]) -> Listener:
-    def ignore(*_: Any) -> None:
-        pass
-
-    return Listener(**{name: told.get(name, ignore) for name in ("progress", "traced", "status")})
-
-
 @asynccontextmanager
-async def linked(start: str = "ready", **told: Callable[..., None]) -> AsyncIterator[EngineLink]:
+async def linked(start: str = "ready", **callbacks: Callable[..., None]) -> AsyncIterator[EngineLink]:
     """A link, ended afterwards; its process must be gone then."""
-    link = await EngineLink.start(EngineConfig(), listener(**told), ("text", "info"), command(start))
+    link = await EngineLink.start(
+        EngineConfig(), EngineCallbacks(**callbacks), ("text", "info"), command(start)
+    )
     try:
         async with asyncio.timeout(PATIENCE):
             await link.settled.wait()
@@ -43,13 +38,13 @@ async def linked(start: str = "ready", **told: Callable[..., None]) -> AsyncIter
 
 
 async def ask(link: EngineLink, prompt: Prompt) -> ResponseStream:
-    """A ticket that is over."""
-    bell = asyncio.Event()
-    ticket = link.submit(bell, [prompt], SamplingParams())
-    while not ticket.is_over:
-        await bell.wait()
-        bell.clear()
-    return ticket
+    """Submit a prompt and wait until its stream is over."""
+    updated = asyncio.Event()
+    stream = link.submit(updated, [prompt], SamplingParams())
+    while not stream.is_over:
+        await updated.wait()
+        updated.clear()
+    return stream
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

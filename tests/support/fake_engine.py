@@ -14,10 +14,11 @@ import sys
 import time
 from enum import IntEnum
 
-from holdfast.core.results import Stats
+from holdfast.core.framing import ConnectionLost
+from holdfast.core.results import Delta, RequestOutput, Result, Stats
+from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_status import EngineStatus
 
 SEED = 7
 FLOOD_CHARS = 1 << 18
@@ -51,21 +52,25 @@ class Prompt(IntEnum):
     FLOOD = 13  # large ones
 
 
-def answer(number: int) -> list[m.FromEngine]:
-    """All that is said of a request that is answered with "yes"."""
-    piece = m.Piece(number, 0, "yes", (5,), None, "stop")
-    outcome = m.RequestResult(number, SEED, "none", Stats(), None, None, None)
-    return [m.Accepted(number, SEED), m.StepOutput((m.Begun(number, 0.0),), (piece,), (outcome,))]
+def answer(request_id: int) -> list[m.FromEngine]:
+    """All messages about a request that is answered with "yes"."""
+    delta = Delta("yes", (5,), finish_reason="stop")
+    result = Result((), (), SEED, "none", Stats())
+    started = (m.Started(request_id, 0.0),)
+    return [
+        m.Accepted(request_id, SEED),
+        m.StepOutput(started, (RequestOutput(request_id, delta, result),)),
+    ]
 
 
-def respond(link: socket.socket, number: int, prompt: Prompt) -> None:
-    said = frames.encode(answer(number))
+def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
+    said = frames.encode(answer(request_id))
     if prompt is Prompt.ANSWER:
         link.sendall(said)
     elif prompt is Prompt.ANSWER_TWICE:
-        link.sendall(b"".join(frames.encode([one, one]) for one in answer(number)))
+        link.sendall(b"".join(frames.encode([one, one]) for one in answer(request_id)))
     elif prompt is Prompt.REFUSE:
-        link.sendall(frames.encode([m.Refused(number, "PromptTooLong", "too long")]))
+        link.sendall(frames.encode([m.Refused(request_id, "context_length_exceeded", "too long")]))
     elif prompt is Prompt.GARBAGE:
         link.sendall((5).to_bytes(4, "little") + b"\xc1bad\xff")
     elif prompt is Prompt.WRONG_TYPE:
@@ -85,10 +90,8 @@ def respond(link: socket.socket, number: int, prompt: Prompt) -> None:
         link.sendall(frames.encode([status(0)]))
 
 
-def status(num_running: int) -> m.Status:
-    return m.Status(
-        EngineStatus(running=num_running, waiting=0, pages_used=num_running, pages_cached=0, num_pages=100)
-    )
+def status(num_running: int) -> m.StatusReport:
+    return m.StatusReport(EngineStatus(num_running, 0, num_running, 0, 100, EngineCounters()))
 
 
 class Streams:
@@ -100,18 +103,18 @@ class Streams:
         self._ending = False
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_ending", True))
 
-    def begin(self, number: int, prompt: Prompt) -> None:
-        self.texts[number] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
-        self._link.sendall(frames.encode([m.Accepted(number, SEED)]))
+    def begin(self, request_id: int, prompt: Prompt) -> None:
+        self.texts[request_id] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
+        self._link.sendall(frames.encode([m.Accepted(request_id, SEED)]))
 
     def say_more(self) -> None:
         ending, self._ending = self._ending, False
-        for number, text in self.texts.items():
+        for request_id, text in self.texts.items():
             if ending:
-                self._link.sendall(frames.encode([answer(number)[1]]))
+                self._link.sendall(frames.encode([answer(request_id)[1]]))
             else:
-                piece = m.Piece(number, 0, text, (5,), None, None)
-                self._link.sendall(frames.encode([m.StepOutput((), (piece,), ())]))
+                output = RequestOutput(request_id, Delta(text, (5,)))
+                self._link.sendall(frames.encode([m.StepOutput((), (output,))]))
         if ending:
             self.texts.clear()
 
@@ -138,7 +141,7 @@ def main() -> None:
     streams = Streams(link)
     named = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "nameless" else []
     link.sendall(frames.encode([READY, *named]))
-    with contextlib.suppress(frames.ConnectionLost):
+    with contextlib.suppress(ConnectionLost):
         while True:
             wait = _TICK_SECONDS if streams.texts else None
             if not select.select([link], [], [], wait)[0]:
@@ -148,12 +151,12 @@ def main() -> None:
             if isinstance(message, m.Submit):
                 prompt = Prompt(message.prompt_ids[0])
                 if prompt in (Prompt.STREAM, Prompt.FLOOD):
-                    streams.begin(message.number, prompt)
+                    streams.begin(message.request_id, prompt)
                 else:
-                    respond(link, message.number, prompt)
+                    respond(link, message.request_id, prompt)
             elif isinstance(message, m.Abort):
-                streams.texts.pop(message.number, None)
-            elif isinstance(message, m.AskStatus):
+                streams.texts.pop(message.request_id, None)
+            elif isinstance(message, m.GetStatus):
                 link.sendall(frames.encode([status(len(streams.texts))]))
             elif isinstance(message, m.Stop):
                 return

@@ -19,10 +19,11 @@ from typing import Any
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.core.step_plan import PassResult, StepPlan
-from holdfast.engine.builder import ShowProgress, build
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine, PlanRunner
-from holdfast.server.ipc.engine_process import leave_signals_to_the_front, serve
+from holdfast.engine.status import ShowProgress
+from holdfast.server.ipc.engine_process import ignore_signals, serve
 
 
 class OddRunner:
@@ -63,5 +64,5 @@ def build_odd(config: EngineConfig, show: ShowProgress) -> Engine:
 
 
 if __name__ == "__main__":
-    leave_signals_to_the_front()
+    ignore_signals()
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1])), build_odd))

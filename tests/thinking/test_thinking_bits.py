@@ -95,7 +95,7 @@ def test_thinking_answer_is_invariant_to_load_cache_and_chunking(
         results = answer(one, [*noise, *(one.prepare(prompt, SAMPLED) for prompt in PROMPTS)])[len(noise) :]
         assert outcomes(results) == truths
         assert any(result.stats.cached_tokens for result in results) is warm
-    assert one.counters.revocations == 0
+    assert one.counters.num_revocations == 0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -209,7 +209,7 @@ def test_thinking_score_equals_generation_logprobs(
             scored = answer(
                 one,
                 [
-                    one.prepare_score(prompt, result.token_ids, score_params(deterministic=True))
+                    one.prepare(prompt, score_params(deterministic=True), completion=result.token_ids)
                     for prompt, result in zip(PROMPTS, given, strict=True)
                 ],
             )
@@ -233,7 +233,7 @@ def test_score_with_think_off_or_forced_thoughts_equals_generation(
 
     def scores(**how: Any) -> list[list[float]]:
         requests = [
-            one.prepare_score(prompt, result.token_ids, score_params(deterministic=True, **how))
+            one.prepare(prompt, score_params(deterministic=True, **how), completion=result.token_ids)
             for prompt, result in zip(PROMPTS, given, strict=True)
         ]
         return [
@@ -252,7 +252,10 @@ def test_prompt_logprobs_across_chunks_equal_scores(engine: Engine, mode: Determ
     one = schedule(engine, determinism=mode)
     scored = answer(
         one,
-        [one.prepare_score(prompt[:1], prompt[1:], score_params(deterministic=True)) for prompt in prompts],
+        [
+            one.prepare(prompt[:1], score_params(deterministic=True), completion=prompt[1:])
+            for prompt in prompts
+        ],
     )
     expected = [[each.logprob for each in result.prompt_logprobs or () if each] for result in scored]
     for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):

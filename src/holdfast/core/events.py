@@ -48,6 +48,7 @@ class RequestEnded:
     determinism: Determinism
     stats: Stats
     error: str | None = None
+    error_code: str | None = None  # of a class in `holdfast.errors`
 
 
 Event = TokensCommitted | PromptScored | ThoughtsCommitted | CertificateChecked | RequestEnded

@@ -27,7 +27,8 @@ class Request:
     score_from is the first position whose own token's logprob is asked for, if any; leader the request whose prompt this one
     shares, so that it can wait for its pages; bad_words are token sequences that may not be completed; echo_text is what the
     answer's text begins with; grammars has one for each answer, which moves with it, if they are to have a form. read_len
-    says how many of the prompt's tokens are read, if not all: those behind are an answer to be scored.
+    says how many of the prompt's tokens are read, if not all: those behind are an answer to be scored. want_receipt: whether
+    the result shall have a receipt.
     """
 
     request_id: int
@@ -41,6 +42,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()
     echo_text: str = ""
     read_len: int | None = None
+    want_receipt: bool = True
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -1,12 +1,14 @@
 """What a client gets back."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 Determinism = Literal["certified", "verified", "none"]
+_WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 
 
 @dataclass(slots=True)
@@ -35,6 +37,16 @@ class Stats:
     guessed_right: int = 0
 
 
+def sum_stats(stats: Sequence[Stats]) -> Stats:
+    """The sum of each field."""
+    return Stats(**{each.name: sum(getattr(one, each.name) for one in stats) for each in fields(Stats)})
+
+
+def weakest(modes: Iterable[Determinism]) -> Determinism:
+    """The guarantee that holds for several answers together: the weakest of theirs."""
+    return min(modes, key=_WEAKEST_FIRST.index, default="none")
+
+
 @dataclass(frozen=True)
 class Thought:
     """What a thinking model wrote behind a chunk, whose last token stands at position. A trivial thought has no text."""
@@ -60,6 +72,7 @@ class Choice:
 class Result:
     """One request's outcome. The fields of choices[0] can be read on the result itself.
 
+    error says why an answer ended in an error, error_code is the code of its class in `holdfast.errors`.
     prompt_logprobs, if asked for, has one entry a prompt token; the first has nothing before it and so no logprob.
     stats are of all choices together, determinism is the weakest of theirs.
     """
@@ -72,6 +85,7 @@ class Result:
     receipt: dict[str, Any] | None = None
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    error_code: str | None = None
 
     @property
     def text(self) -> str:
@@ -92,3 +106,32 @@ class Result:
     @property
     def thoughts(self) -> tuple[Thought, ...]:
         return self.choices[0].thoughts
+
+
+class Delta(NamedTuple):
+    """What one choice gained since its last delta.
+
+    Tokens may come without text, and text later than its tokens. Thoughts come before the tokens
+    they led to. The last delta of a choice has its finish_reason. A named tuple, because a server
+    sends thousands a second between its processes, and msgspec encodes tuples ten times as fast as
+    dataclasses.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index
+    finish_reason: FinishReason | None = None
+    thoughts: tuple[Thought, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.token_ids or self.text or self.thoughts or self.finish_reason)
+
+
+class RequestOutput(NamedTuple):
+    """What one step gave one request: a delta of one of its choices (which may be empty), and at the end its result."""
+
+    request_id: int
+    delta: Delta
+    result: Result | None = None

@@ -1,7 +1,7 @@
-"""An engine behind a thread of its own, for whoever cannot wait: submit, iterate over what comes, cancel.
+"""An engine in a thread of its own: submit a request, iterate over its deltas, cancel it.
 
-The thread owns the engine; everybody else talks to it through one inbox. A handle receives its request's updates
-through an unbounded queue, so a slow reader never stalls the loop.
+The thread owns the engine; other threads reach it through commands. A handle receives its request's outputs through an
+unbounded queue, so a slow reader never stalls the engine.
 """
 
 import asyncio
@@ -12,97 +12,94 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from holdfast.core.request import Request
-from holdfast.core.results import Result
+from holdfast.core.results import Delta, RequestOutput, Result
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.engine.engine import Engine, Update
+from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
-from holdfast.engine.output import Delta
+from holdfast.engine.input_processor import Prompt
 from holdfast.errors import EngineStopped, HoldfastError
 from holdfast.numerics.settings import pin_threads
 
 _log = logging.getLogger(__name__)
 
-News = Update | HoldfastError
-
 
 class RequestHandle:
-    """One running request. Iterate it, plainly or asynchronously, for deltas; then read `result`."""
+    """One running request. Iterate over it, plainly or asynchronously, for deltas; then read `result`."""
 
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
         self.request_id = request.request_id
         self.seed = request.seed
         self.result: Result | None = None
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._outputs: queue.SimpleQueue[RequestOutput | HoldfastError] = queue.SimpleQueue()
         self._cancel = cancel
-        self._wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._async_reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._lock = threading.Lock()
 
     def cancel(self) -> None:
-        """End the request at the next step; its pages are free from then on."""
+        """End the request at the next step and free its pages."""
         self._cancel(self.request_id)
 
     def __iter__(self) -> Iterator[Delta]:
         while self.result is None:
-            delta = self._read(self._news.get())
-            if delta is not None:
+            delta = self._read(self._outputs.get())
+            if not delta.is_empty:
                 yield delta
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        wake = asyncio.Event()
+        ready = asyncio.Event()
         with self._lock:
-            self._wake = (asyncio.get_running_loop(), wake)
+            self._async_reader = (asyncio.get_running_loop(), ready)
         while self.result is None:
             try:
-                news = self._news.get_nowait()
+                output = self._outputs.get_nowait()
             except queue.Empty:
-                await wake.wait()
-                wake.clear()
+                await ready.wait()
+                ready.clear()
                 continue
-            delta = self._read(news)
-            if delta is not None:
+            delta = self._read(output)
+            if not delta.is_empty:
                 yield delta
 
     def wait(self) -> Result:
-        """The result, when it is there."""
+        """Wait for the result."""
         for _ in self:
             pass
         assert self.result is not None
         return self.result
 
-    def put(self, news: News) -> None:
+    def put(self, output: RequestOutput | HoldfastError) -> None:
         """Called by the engine's thread."""
-        self._news.put(news)
+        self._outputs.put(output)
         with self._lock:
-            if self._wake is not None:
-                loop, wake = self._wake
-                with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(wake.set)
+            if self._async_reader is not None:
+                loop, ready = self._async_reader
+                with contextlib.suppress(RuntimeError):  # the reader's event loop is closed
+                    loop.call_soon_threadsafe(ready.set)
 
-    def _read(self, news: News) -> Delta | None:
-        if isinstance(news, HoldfastError):
-            self._news.put(news)  # whoever asks again hears it again
-            raise news
-        self.result = news.result
-        delta = news.delta
-        return delta if delta.token_ids or delta.text or delta.thoughts or delta.finish_reason else None
+    def _read(self, output: RequestOutput | HoldfastError) -> Delta:
+        if isinstance(output, HoldfastError):
+            self._outputs.put(output)  # a second reader gets it, too
+            raise output
+        self.result = output.result
+        return output.delta
 
 
 class AsyncEngine:
-    """Runs an engine's loop in a thread until closed."""
+    """Runs an engine in a thread until closed."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._worker = EngineThread(engine, self._deliver)
         self._handles: dict[int, RequestHandle] = {}
-        self._submitting = threading.Lock()
+        self._submit_lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._loop, name="holdfast-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holdfast-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> RequestHandle:
-        """Queue a request. A bad one raises here and never reaches the loop."""
-        request = self.engine.prepare(prompt, params)  # may take a while: a form has to be compiled
-        with self._submitting:
+    def submit(self, prompt: Prompt, params: SamplingParams) -> RequestHandle:
+        """Queue a request. An invalid one raises here and never reaches the engine."""
+        request = self.engine.prepare(prompt, params)  # may take long: a grammar has to be compiled
+        with self._submit_lock:
             if self._closed:
                 raise EngineStopped("the engine is shut down")
             handle = self._handles[request.request_id] = RequestHandle(request, self._cancel)
@@ -110,8 +107,8 @@ class AsyncEngine:
         return handle
 
     def close(self) -> None:
-        """Stop the loop; requests still running end with `EngineStopped`."""
-        with self._submitting:
+        """Stop the thread. Requests that still run end with `EngineStopped`."""
+        with self._submit_lock:
             if self._closed:
                 return
             self._closed = True
@@ -133,23 +130,23 @@ class AsyncEngine:
         except HoldfastError as error:
             self._handles.pop(request.request_id).put(error)
 
-    def _loop(self) -> None:
+    def _run(self) -> None:
         pin_threads()
         try:
             self._worker.run()
         except BaseException:
-            _log.exception("the engine's loop died")
+            _log.exception("the engine's thread died")
             raise
         finally:
-            with self._submitting:  # whoever was submitted by now hears of it, even from the inbox
+            with self._submit_lock:  # tell every submitted request, also those not started yet
                 self._closed = True
                 for handle in self._handles.values():
                     handle.put(EngineStopped("the engine is shut down"))
                 self._handles.clear()
 
-    def _deliver(self, updates: Sequence[Update]) -> None:
-        for update in updates:
-            handle = self._handles[update.request_id]
-            if update.result is not None:
-                del self._handles[update.request_id]
-            handle.put(update)
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            handle = self._handles[output.request_id]
+            if output.result is not None:
+                del self._handles[output.request_id]
+            handle.put(output)

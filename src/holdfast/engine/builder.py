@@ -21,7 +21,8 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.dummy_model import dummy_tokenizer, open_dummy
 from holdfast.engine.engine import Engine
-from holdfast.engine.input_processor import Limits
+from holdfast.engine.input_processor import RequestLimits
+from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
@@ -51,8 +52,6 @@ from holdfast.worker.thought_runner import ThoughtRunner
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _REFERENCE_PASSES = 2  # a canonical pass in a captured graph has at most so many reference passes
-
-ShowProgress = Callable[[str, int, int], None]  # (what, done, in all)
 
 
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
@@ -133,7 +132,7 @@ def assemble(
     if certificate is not None:
         schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, backend, limits))
     scheduler = Scheduler(schedule, PagePool(num_pages, backend.page_size))
-    asked = Limits(
+    asked = RequestLimits(
         vocab_size=model.vocab_size,
         max_model_len=max_len,
         eos_ids=eos_ids,

@@ -1,13 +1,10 @@
-"""The loop of an engine that serves others: commands come through one inbox, what each step gave goes out at once.
-
-Whoever calls `run` lends it a thread, and from then on that thread owns the engine. Everybody else posts commands, which
-run between two steps.
-"""
+"""The loop that steps an engine in one thread. Other threads post commands, which run between two steps."""
 
 import queue
 from collections.abc import Callable, Sequence
 
-from holdfast.engine.engine import Engine, Update
+from holdfast.core.results import RequestOutput
+from holdfast.engine.engine import Engine
 
 _IDLE_CHECK_SECONDS = 5.0
 
@@ -15,34 +12,37 @@ Command = Callable[[], None]
 
 
 class EngineThread:
-    """Steps an engine while there is work, and waits while there is none."""
+    """Steps an engine while it has work, and waits for commands while it has none.
 
-    def __init__(self, engine: Engine, deliver: Callable[[Sequence[Update]], None]) -> None:
+    The thread that calls `run` owns the engine from then on. `deliver` gets the outputs of each step.
+    """
+
+    def __init__(self, engine: Engine, deliver: Callable[[Sequence[RequestOutput]], None]) -> None:
         self.engine = engine
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
 
     def post(self, command: Command) -> None:
-        """Run this between two steps. From any thread."""
-        self._inbox.put(command)
+        """Run a command between two steps. Any thread may call it."""
+        self._commands.put(command)
 
     def stop(self) -> None:
-        """End the loop once what was posted before is done. From any thread."""
-        self._inbox.put(None)
+        """End the loop after the commands posted so far. Any thread may call it."""
+        self._commands.put(None)
 
     def run(self) -> None:
-        """Until stopped. Whatever a command or a broken invariant raises ends it."""
-        while self._read_inbox():
+        """Run until stopped. An exception in a command or a broken invariant ends it."""
+        while self._run_commands():
             self._deliver(self.engine.step())
 
-    def _read_inbox(self) -> bool:
-        """Do what was asked since the last step; wait when there is nothing else to do. False: stop."""
+    def _run_commands(self) -> bool:
+        """Run the commands posted since the last step; wait for one while the engine is idle. False: stop."""
         while True:
             try:
                 if self.engine.has_work:
-                    command = self._inbox.get_nowait()
+                    command = self._commands.get_nowait()
                 else:
-                    command = self._inbox.get(timeout=_IDLE_CHECK_SECONDS)
+                    command = self._commands.get(timeout=_IDLE_CHECK_SECONDS)
             except queue.Empty:
                 if self.engine.has_work:
                     return True

@@ -1,4 +1,4 @@
-"""The offline `LLM`: prompts in, results out, in prompt order."""
+"""`LLM`: offline inference. Prompts in, results out, in the order of the prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from holdfast.core.options import takes_fields_of
 from holdfast.core.request import Request
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
-from holdfast.engine.builder import ShowProgress, build
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.input_processor import Prompt
+from holdfast.engine.status import ShowProgress
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.text.chat_template import ChatTemplate
-
-Prompt = str | Sequence[int]
 
 
 class LLM:
@@ -44,8 +44,10 @@ class LLM:
         self,
         prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        want_receipts: bool = True,
     ) -> list[Result]:
-        """Answer every prompt; one result a prompt, in order. Text is taken raw, token ids as they are.
+        """Answer every prompt: one result for each, in order. Text is tokenised without a chat template.
 
         A wrong prompt or setting raises before anything runs.
         """
@@ -54,7 +56,10 @@ class LLM:
         batch = [prompts] if isinstance(prompts, str) else list(prompts)
         each = _params_for(batch, params)
         return self._answer(
-            [self.engine.prepare(prompt, one) for prompt, one in zip(batch, each, strict=True)]
+            [
+                self.engine.prepare(prompt, one, want_receipt=want_receipts)
+                for prompt, one in zip(batch, each, strict=True)
+            ]
         )
 
     def score(
@@ -66,11 +71,11 @@ class LLM:
         think: bool = True,
         forced_thoughts: ForcedThoughts = (),
     ) -> list[float]:
-        """The logprob of each token of a completion behind a prompt; one a token.
+        """The logprob of each token of a completion after a prompt.
 
-        They are the very bits that were reported when the completion was generated deterministically, by a model that thinks
-        with the same think and forced_thoughts. Each may be text or token ids; a text completion is tokenised alone, without
-        special tokens.
+        They are the bits that were reported when the completion was generated deterministically (by a model that thinks:
+        with the same think and forced_thoughts). Each may be text or token ids; a text completion is tokenised alone,
+        without special tokens.
         """
         pairs = [(prompt, completion)]
         return self.score_batch(
@@ -85,10 +90,13 @@ class LLM:
         think: bool = True,
         forced_thoughts: ForcedThoughts = (),
     ) -> list[list[float]]:
-        """`score` of many prompts and completions at once, in order."""
+        """`score` for many pairs of prompt and completion in one batch, in order."""
         _require_list("pairs", pairs)
         params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
-        requests = [self.engine.prepare_score(prompt, completion, params) for prompt, completion in pairs]
+        requests = [
+            self.engine.prepare(prompt, params, completion=completion, want_receipt=False)
+            for prompt, completion in pairs
+        ]
         results = self._answer(requests)
         for result in results:
             if result.error is not None:
@@ -98,11 +106,11 @@ class LLM:
         ]
 
     def _answer(self, requests: Sequence[Request]) -> list[Result]:
-        for number, request in enumerate(requests):
+        for index, request in enumerate(requests):
             try:
                 self.engine.submit(request)
             except BaseException:
-                for earlier in requests[:number]:
+                for earlier in requests[:index]:
                     self.engine.abort(earlier.request_id)
                 raise
         results = self._run({request.request_id for request in requests})
@@ -120,15 +128,16 @@ class LLM:
         return self.engine.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
 
     def _run(self, wanted: set[int]) -> dict[int, Result]:
+        """Step until these requests have ended, and then the spot checks that are due."""
         results: dict[int, Result] = {}
         try:
             while wanted - results.keys():
-                for update in self.engine.step():
-                    if update.result is not None:
-                        results[update.request_id] = update.result
+                for output in self.engine.step():
+                    if output.result is not None:
+                        results[output.request_id] = output.result
             while self.engine.has_work and not self.engine.has_requests:
                 self.engine.step()
-        except BaseException:  # an interrupt must not leave requests behind
+        except BaseException:  # an interrupt must not leave requests running
             for request_id in wanted - results.keys():
                 self.engine.abort(request_id)
             raise

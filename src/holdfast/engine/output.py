@@ -1,37 +1,22 @@
-"""One answer as it grows: committed tokens become text, stop strings end it, and a client sees each piece once.
+"""The output of one choice: committed tokens become text, stop strings end it, and each piece of text is shown once.
 
-Text that may be the beginning of a stop string is held back until it cannot be one any more. An echoed prompt comes before
-it and is never searched. Where there are no stop strings nobody needs the text before it is shown: tokens wait for that, and
-a device whose next pass is planned first does not wait for text.
+Text that may be the start of a stop string is held back until it cannot be one any more. An echoed prompt comes before
+the text and is not searched for stop strings. Without stop strings the scheduler does not need the text, so tokens are
+detokenised only when a delta is made: on a GPU that is after the next plan was started.
 """
 
 from collections.abc import Sequence
 
 from holdfast.core.events import RequestEnded
-from holdfast.core.record_class import record_class
 from holdfast.core.request import Request
-from holdfast.core.results import Choice, Thought
+from holdfast.core.results import Choice, Delta, Thought
 from holdfast.core.step_plan import Sampled, TokenLogprob
-from holdfast.core.stop_rules import FinishReason, find_stop, held_back_len
+from holdfast.core.stop_rules import find_stop, held_back_len
 from holdfast.text.detokenizer import Detokenizer
 
 
-@record_class
-class Delta:
-    """What came since the last delta of this choice. Tokens may come without text, and text later than its tokens; thoughts
-    come before the tokens they led to.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    index: int = 0
-    finish_reason: FinishReason | None = None  # with the last delta of a choice
-    thoughts: tuple[Thought, ...] = ()
-
-
-class Answer:
-    """Watches a request's committed tokens (it is the scheduler's `AnswerText`) and turns them into deltas and a choice."""
+class ChoiceOutput:
+    """Receives a choice's committed tokens (as the scheduler's `AnswerText`) and makes deltas and a `Choice` of them."""
 
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self.request = request
@@ -41,44 +26,43 @@ class Answer:
         self._stop_ids = eos_ids | frozenset(request.params.stop_ids)
         self._wants_logprobs = request.params.logprobs is not None
         self._text = ""
-        self._shown = 0
-        self._cut = False
+        self._shown_len = 0  # characters of the text that were in a delta
+        self._is_stopped = False  # by a stop string; the text ends before it
         self._num_pushed = 0
-        self._unread: list[int] = []  # tokens that are no text yet
+        self._pending_ids: list[int] = []  # not detokenised yet
         self._token_ids: list[int] = []
-        self._echo = request.echo_text  # not shown yet
+        self._echo = request.echo_text  # until it is shown
         self._thoughts: list[Thought] = []
-        self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, asked for or not
+        self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, requested or not
 
     def push(self, token_id: int) -> bool:
-        """One committed token; true if a stop string is complete. The stop token itself gives no text."""
+        """Take one committed token. True if a stop string is now complete. A stop token has no text."""
         self._num_pushed += 1
         if token_id in self._stop_ids:
             return False
         if self._stops:
-            return self._grow(self._detokenizer.push(token_id))
-        self._unread.append(token_id)
+            return self._append(self._detokenizer.push(token_id))
+        self._pending_ids.append(token_id)
         return False
 
-    def _read(self) -> None:
-        """Make text of the tokens that wait for it."""
-        self._text += "".join([self._detokenizer.push(token_id) for token_id in self._unread])
-        self._unread.clear()
+    def _detokenize(self) -> None:
+        self._text += "".join([self._detokenizer.push(token_id) for token_id in self._pending_ids])
+        self._pending_ids.clear()
 
-    def _grow(self, piece: str) -> bool:
-        """Take on text; a stop string that ends before the answer may end is text like any other."""
-        searched = len(self._text)
-        self._text += piece
+    def _append(self, text: str) -> bool:
+        """Add text and search it for stop strings. True if it has one. One before min_tokens is text like any other."""
+        searched_len = len(self._text)
+        self._text += text
         may_end = self._num_pushed >= self.request.params.min_tokens
-        at = find_stop(self._text, searched, self._stops) if piece and may_end else None
+        at = find_stop(self._text, searched_len, self._stops) if text and may_end else None
         if at is None:
             return False
         self._text = self._text[:at]
-        self._cut = True
+        self._is_stopped = True
         return True
 
-    def take(self, samples: Sequence[Sampled]) -> Delta:
-        """The committed samples, and the text that may be shown by now."""
+    def add_samples(self, samples: Sequence[Sampled]) -> Delta:
+        """The delta of newly committed samples, with the text that may be shown by now."""
         if len(samples) == 1:  # nearly always
             token_ids: tuple[int, ...] = (samples[0].token_id,)
             first = samples[0].logprob
@@ -88,40 +72,40 @@ class Answer:
             logprobs = tuple([sample.logprob for sample in samples if sample.logprob is not None])
         self._token_ids += token_ids
         self.logprobs += logprobs
-        self._read()
-        hidden = held_back_len(self._text, self._stops) if self._stops and not self._cut else 0
+        self._detokenize()
+        hidden_len = held_back_len(self._text, self._stops) if self._stops and not self._is_stopped else 0
         return Delta(
-            self._show(len(self._text) - hidden),
+            self._show(len(self._text) - hidden_len),
             token_ids,
             logprobs if self._wants_logprobs else None,
             self.request.index,
         )
 
-    def take_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
-        """What was thought behind further chunks."""
+    def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
+        """The delta of newly committed thoughts."""
         self._thoughts += thoughts
-        return Delta("", (), index=self.request.index, thoughts=tuple(thoughts))
+        return Delta(index=self.request.index, thoughts=tuple(thoughts))
 
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
-        """The last text and the whole answer."""
-        self._read()
-        if not self._cut:
-            self._grow(self._detokenizer.flush())
-        last = self._show(len(self._text))
-        delta = Delta(last, (), index=self.request.index, finish_reason=ended.reason)
+        """The last delta and the whole choice."""
+        self._detokenize()
+        if not self._is_stopped:
+            self._append(self._detokenizer.flush())
+        delta = Delta(self._show(len(self._text)), index=self.request.index, finish_reason=ended.reason)
         choice = Choice(
             text=self.request.echo_text + self._text,
             token_ids=tuple(self._token_ids),
             finish_reason=ended.reason,
-            logprobs=tuple(self.logprobs) if self.request.params.logprobs is not None else None,
+            logprobs=tuple(self.logprobs) if self._wants_logprobs else None,
             thoughts=tuple(self._thoughts),
         )
         return delta, choice
 
-    def _show(self, until: int) -> str:
-        piece = self._text[self._shown : until]
+    def _show(self, end: int) -> str:
+        """The text up to here that was not shown before."""
+        text = self._text[self._shown_len : end]
         if self._echo:
-            piece, self._echo = self._echo + piece, ""
-        if until > self._shown:
-            self._shown = until
-        return piece
+            text, self._echo = self._echo + text, ""
+        if end > self._shown_len:
+            self._shown_len = end
+        return text

@@ -156,14 +156,14 @@ class Tracer:
         told, self._told = self._told, []
         return told
 
-    def planned(self, plan: StepPlan) -> None:
+    def on_plan(self, plan: StepPlan) -> None:
         """A plan was made. Candidates from a look-up are there now and judged before the step ends."""
-        self._planned.append((plan, self._counters.steps, time.perf_counter()))
+        self._planned.append((plan, self._counters.num_steps, time.perf_counter()))
         self.look()
 
-    def absorbed(self, plan: StepPlan) -> None:
+    def on_update(self, plan: StepPlan) -> None:
         """What the plan gave was taken in, or its requests were given up."""
-        step, planned_at = self._counters.steps, time.perf_counter()
+        step, planned_at = self._counters.num_steps, time.perf_counter()
         for number, (planned, step_planned, at) in enumerate(self._planned):
             if planned is plan:  # else it was made before anybody watched
                 step, planned_at = step_planned, at
@@ -172,7 +172,7 @@ class Tracer:
         self.look()
         self._tell(plan.passes, step=step, milliseconds=1e3 * (time.perf_counter() - planned_at))
 
-    def ended(self) -> None:
+    def on_abort(self) -> None:
         """Something ended between two steps."""
         self.look()
         self._tell(())
@@ -201,7 +201,7 @@ class Tracer:
         pool = self._scheduler.pool
         self._told.append(
             StepTrace(
-                step=self._counters.steps if step is None else step,
+                step=self._counters.num_steps if step is None else step,
                 is_first=is_first,
                 milliseconds=milliseconds,
                 passes=tuple(_pass_trace(one) for one in passes),

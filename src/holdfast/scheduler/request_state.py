@@ -19,6 +19,7 @@ from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Sampling, Span, ThoughtIds, TokenLogprob
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
+from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixNode
@@ -68,7 +69,7 @@ class RequestState:
         self.window_cap = FIRST_WINDOW
         self.last_judged = 0  # the step of the last window, so that windows take turns
         self.finish_reason: FinishReason | None = None
-        self.failure: str | None = None
+        self.failure: AnswerFailed | None = None
         self.is_lost = False  # what was promised did not come out again
         self.certified_only = True  # no canonical pass of this sequence was uncertified so far
         self.grammar = grammar
@@ -352,7 +353,10 @@ class RequestState:
             if token_id == NO_TOKEN:
                 problem = self.grammar.problem if self.grammar is not None else None
                 self._fail(
-                    problem or "no token is left to choose: what is allowed and what is forbidden leave none"
+                    NoTokenAllowed(
+                        problem
+                        or "no token is left to choose: what is allowed and what is forbidden leave none"
+                    )
                 )
                 break
             log.commit_one(token_id)
@@ -382,8 +386,8 @@ class RequestState:
             self.move(Phase.FINISHED)
         return self.finish_reason is not None
 
-    def _fail(self, reason: str) -> None:
-        self.failure = reason
+    def _fail(self, failure: AnswerFailed) -> None:
+        self.failure = failure
         if self.is_live:  # else it had just ended
             self.move(Phase.FAILED)
 
@@ -391,7 +395,9 @@ class RequestState:
         self.is_lost = True
         if self.failure is None:
             self._fail(
-                "guarantee_lost: tokens, logprobs or thoughts that were sent already are not those of a verified pass"
+                GuaranteeLost(
+                    "tokens, logprobs or thoughts that were already sent are not those of a verified pass"
+                )
             )
 
     def _adapt_window(self, accepted: int, dropped: int) -> None:

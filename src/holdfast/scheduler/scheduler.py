@@ -39,7 +39,7 @@ from holdfast.core.step_plan import (
     TokenLogprob,
 )
 from holdfast.core.stop_rules import FinishReason
-from holdfast.errors import PromptTooLong
+from holdfast.errors import AnswerFailed, PassFailed, PromptTooLong
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
@@ -168,8 +168,8 @@ class Scheduler:
         while self._flights:
             self._land(self._flights.popleft())
         for seq in failed:
-            seq.failure = message
-        return [self._end(seq, Phase.FAILED, "error", message) for seq in failed]
+            seq.failure = PassFailed(message)
+        return [self._end(seq, Phase.FAILED, "error", seq.failure) for seq in failed]
 
     # One step: plan
 
@@ -321,17 +321,20 @@ class Scheduler:
                 self._queue.enqueue(seq)
 
     def _end(
-        self, seq: RequestState, phase: Phase, reason: FinishReason, error: str | None = None
+        self, seq: RequestState, phase: Phase, reason: FinishReason, failure: AnswerFailed | None = None
     ) -> RequestEnded:
         seq.move(phase)
-        return self._retire(seq, reason, error)
+        return self._retire(seq, reason, failure)
 
-    def _retire(self, seq: RequestState, reason: FinishReason, error: str | None = None) -> RequestEnded:
+    def _retire(
+        self, seq: RequestState, reason: FinishReason, failure: AnswerFailed | None = None
+    ) -> RequestEnded:
         self._leave(seq)
         seq.drop_candidates()
         self._spot_checker.forget(seq)
         seq.give_up_pages()
-        return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error)
+        error, code = (None, None) if failure is None else (str(failure), failure.code)
+        return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error, code)
 
     def _leave(self, seq: RequestState) -> None:
         """The sequence runs no more. Its lane and its pages stay until no plan in flight names them."""

@@ -1,7 +1,4 @@
-"""How many answers may be under way at once. Who comes when all places are taken is told when to come back.
-
-A place is one answer: a request for n answers to k prompts takes n k of them.
-"""
+"""Limits the number of choices in progress. A request above the limit is refused with the time after which to retry."""
 
 import math
 from collections.abc import Iterator
@@ -9,48 +6,51 @@ from contextlib import contextmanager
 
 from holdfast.server.errors import ApiError
 
-_LONGEST_WAIT = 60
+_MAX_RETRY_SECONDS = 60
 
 
 class Admission:
-    """Counts places. num_running of them can be computed at once, the others wait in the engine's queue."""
+    """Counts choices: a request for n choices of each of k prompts counts n k.
+
+    max_running of them can be computed at once. Up to max_waiting more wait in the engine's queue.
+    """
 
     def __init__(self, max_waiting: int) -> None:
-        self.num_running = 1
-        self.num_taken = 0
+        self.max_running = 1
+        self.num_admitted = 0
         self.is_open = True
         self._max_waiting = max_waiting
-        self._usual_seconds = 1.0  # a moving average
+        self._mean_seconds = 1.0  # of a request; a moving average
 
     @property
     def capacity(self) -> int:
-        return self.num_running + self._max_waiting
+        return self.max_running + self._max_waiting
 
     @contextmanager
-    def places(self, count: int) -> Iterator[None]:
-        """Take so many places, or be refused."""
+    def admit(self, num_choices: int) -> Iterator[None]:
+        """Hold room for so many choices, or refuse them."""
         self.require_open()
-        if count > self.capacity:
+        if num_choices > self.capacity:
             raise ApiError(
                 400,
-                f"the request asks for {count} answers at once; at most {self.capacity} are possible",
+                f"the request asks for {num_choices} answers at once; at most {self.capacity} are possible",
                 param="n",
             )
-        if self.num_taken + count > self.capacity:
+        if self.num_admitted + num_choices > self.capacity:
             raise ApiError(
                 429,
                 "too many requests wait already; ask again later",
                 code="too_many_requests",
-                headers={"Retry-After": str(self.seconds_to_wait())},
+                headers={"Retry-After": str(self.retry_after())},
             )
-        self.num_taken += count
+        self.num_admitted += num_choices
         try:
             yield
         finally:
-            self.num_taken -= count
+            self.num_admitted -= num_choices
 
     def require_open(self) -> None:
-        """Nobody new is let in once the server is going down."""
+        """Refuse every new request once the server shuts down."""
         if not self.is_open:
             raise ApiError(
                 503,
@@ -59,11 +59,11 @@ class Admission:
                 headers={"Retry-After": "5", "Connection": "close"},
             )
 
-    def note(self, seconds: float) -> None:
-        """An answer took so long."""
-        self._usual_seconds += 0.1 * (seconds - self._usual_seconds)
+    def observe(self, seconds: float) -> None:
+        """A request took so long."""
+        self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
-    def seconds_to_wait(self) -> int:
-        """About when a place will be free: as long as it takes to answer those who wait."""
-        waiting = max(1, self.num_taken - self.num_running)
-        return min(_LONGEST_WAIT, max(1, math.ceil(self._usual_seconds * waiting / self.num_running)))
+    def retry_after(self) -> int:
+        """Seconds until there will be room: about the time it takes to answer the requests that wait."""
+        num_waiting = max(1, self.num_admitted - self.max_running)
+        return min(_MAX_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * num_waiting / self.max_running)))

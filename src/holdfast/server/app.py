@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and what stands in front of them."""
+"""The HTTP application: routes and middleware."""
 
 from fastapi import FastAPI
 
@@ -17,7 +17,7 @@ from holdfast.server.middleware.stack import add_middleware
 
 
 def make_app(front: Frontend, hub: Hub) -> FastAPI:
-    """Everything a client can reach."""
+    """Everything a client can reach over HTTP."""
     app = make_documented_app(with_keys=bool(front.config.api_keys))
     for routes in (
         about_routes(front),

@@ -1,37 +1,34 @@
-"""One HTTP request's dealings with the engine: its places, its tickets, its deadline, what is counted and logged of it.
+"""One HTTP request's use of the engine: its response streams, its deadline, its metrics and its trace span.
 
-    async with front.call(...) as call:      places are taken, or the request is refused
-        call.submit(...)                     once for each prompt
+    async with frontend.call(...) as call:   admits the request, or refuses it
+        await call.submit(...)               once for each prompt
         await call.accepted()
-        async for at, piece in call.pieces(): ...
-        call.outcomes                        one for each prompt
+        async for index, delta in call.deltas(): ...
+        call.results                         one for each prompt
 
-Leaving it frees everything, however it is left: an answer, an error, a client that went away.
+Leaving the context frees everything, however it is left: with an answer, an error, or because the client disconnected.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 
-from holdfast.core.results import Determinism, Stats
+from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, HoldfastError
-from holdfast.server.errors import ApiError, failed_answer, to_api_error
+from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.engine_link import EngineLink
-from holdfast.server.ipc.messages import Piece, RequestResult
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
 
 _QUIET_SECONDS = 15.0
-_CLIENT_LEFT = 499  # as the access log says
-_WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
+_CLIENT_LEFT = 499  # the status in the access log
 
 
 class Call:
-    """Made by the front. Not to be used before it is entered."""
+    """Made by the `Frontend`."""
 
     def __init__(
         self,
@@ -41,68 +38,57 @@ class Call:
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
     ) -> None:
-        self.request_id = request_id
+        self.request_id = request_id  # of the HTTP request
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
         self.num_completion_tokens = 0
         self.finish_reasons: tuple[str, ...] = ()
-        self.tickets: list[ResponseStream] = []
+        self.streams: list[ResponseStream] = []
         self._link = link
         self._metrics = metrics
         self._begin_span = begin_span
         self._span: TraceSpan | None = None
-        self._error: Exception | None = None  # why nothing more is asked
-        self._bell = asyncio.Event()
-        self._told_begun = False
-        self._num_choices = 1  # of each prompt
+        self._error: Exception | None = None  # once the call is cancelled
+        self._updated = asyncio.Event()
+        self._start_counted = False
+        self._num_choices = 1  # for each prompt
         self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
 
     async def submit(
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
+        *,
+        completion_ids: Sequence[int] | None = None,
         echo_text: str | None = None,
-        *,
-        with_receipt: bool = False,
+        want_receipt: bool = False,
     ) -> None:
-        """Ask the engine for the answers to one prompt. The engine's loop must not wait for the fingerprint of a receipt."""
-        if with_receipt:
-            await self.fingerprint()
-        self._require_open()
-        self.prompts.append(prompt_ids)
-        self._num_choices = params.n
-        self._traced(params)
-        with _told():
-            self.tickets.append(
-                self._link.submit(self._bell, prompt_ids, params, echo_text, with_receipt=with_receipt)
-            )
+        """Send the engine one prompt; with completion_ids, to score this completion.
 
-    async def submit_score(
-        self,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        with_receipt: bool,
-    ) -> None:
-        """Ask for the logprobs of a completion."""
-        if with_receipt:
+        A receipt needs the fingerprint. Wait for it here, so that the engine's loop never has to.
+        """
+        if want_receipt:
             await self.fingerprint()
         self._require_open()
-        self.prompts.append([*prompt_ids, *completion_ids])
-        self._traced()
-        with _told():
-            self.tickets.append(
-                self._link.submit_score(
-                    self._bell, prompt_ids, completion_ids, params, with_receipt=with_receipt
-                )
+        self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
+        self._num_choices = params.n
+        self._trace_span(params if completion_ids is None else None)
+        with _as_api_error():
+            stream = self._link.submit(
+                self._updated,
+                prompt_ids,
+                params,
+                completion_ids=completion_ids,
+                echo_text=echo_text,
+                want_receipt=want_receipt,
             )
+        self.streams.append(stream)
 
     async def fingerprint(self) -> str:
-        """What a response calls `system_fingerprint`: of the engine that answered, even if it is no more."""
-        with _told():
-            return (await self._link.named()).digest
+        """The `system_fingerprint` of the response: of the engine that answered, even if it has ended since."""
+        with _as_api_error():
+            return (await self._link.wait_for_fingerprint()).digest
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -110,134 +96,135 @@ class Call:
 
     @property
     def thinks(self) -> bool:
-        """Whether the model that answers does."""
+        """Whether the model is one that thinks."""
         ready = self._link.ready
         return ready is not None and ready.chunk > 0
 
     async def accepted(self) -> None:
-        """Once the engine took every request. Raises what it refused one for."""
+        """Wait until the engine accepted every prompt. Raises if it refused one."""
         while True:
             self._raise_errors()
-            if all(ticket.seed is not None for ticket in self.tickets):
+            if all(stream.seed is not None for stream in self.streams):
                 return
-            await self._ring()
+            await self._wait()
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece | None]]:
-        """(which prompt, piece) as they come; (0, None) now and then while nothing comes. Ends with the last outcome."""
-        heard = time.monotonic()
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta | None]]:
+        """(index of the prompt, delta) as they arrive; (0, None) after 15 seconds without one.
+
+        Ends with the last result.
+        """
+        last = time.monotonic()
         while True:
-            for at, ticket in enumerate(self.tickets):
-                while ticket.pieces:
-                    piece = ticket.pieces.popleft()
-                    self._count(ticket, piece)
-                    heard = time.monotonic()
-                    yield at, piece
+            for index, stream in enumerate(self.streams):
+                while stream.deltas:
+                    delta = stream.deltas.popleft()
+                    self._count(stream, delta)
+                    last = time.monotonic()
+                    yield index, delta
             self._raise_errors()
-            if all(ticket.outcome is not None for ticket in self.tickets):
+            if all(stream.result is not None for stream in self.streams):
                 return
-            await self._ring()
-            if time.monotonic() - heard >= _QUIET_SECONDS:
-                heard = time.monotonic()
+            await self._wait()
+            if time.monotonic() - last >= _QUIET_SECONDS:
+                last = time.monotonic()
                 yield 0, None
 
     @property
-    def outcomes(self) -> list[RequestResult]:
-        """How each ended. Only behind the last piece."""
-        return [ticket.outcome for ticket in self.tickets if ticket.outcome is not None]
+    def results(self) -> list[Result]:
+        """The result of each prompt, without its choices. Complete after the last delta."""
+        return [stream.result for stream in self.streams if stream.result is not None]
 
     @property
     def mode(self) -> Determinism:
-        """How the answers were made, where several were: the weakest promise that holds for all."""
-        modes = {outcome.determinism for outcome in self.outcomes}
-        return next((mode for mode in _WEAKEST_FIRST if mode in modes), "none")
+        """The weakest guarantee of all results."""
+        return weakest(result.determinism for result in self.results)
 
-    def end(self, error: Exception) -> None:
-        """Give up what still runs, and what would still be asked, and tell whoever waits why."""
+    @property
+    def stats(self) -> Stats:
+        """The sum over all results."""
+        return sum_stats([result.stats for result in self.results])
+
+    def cancel(self, error: Exception) -> None:
+        """End what still runs and refuse further prompts, with this error."""
         self._error = error
-        for ticket in self.tickets:
-            ticket.leave(error)
+        for stream in self.streams:
+            stream.cancel(error)
 
     def finished(self, reasons: Sequence[str]) -> None:
-        """Every answer is there; why each ended."""
+        """Every choice has ended, for these reasons."""
         self.finish_reasons = tuple(reasons)
-        stats = sum_stats(self.outcomes)
+        stats = self.stats
         counts = self.num_prompt_tokens, self.num_completion_tokens
         self._metrics.finished(reasons[-1], *counts, stats, self._num_choices)
-        self._traced().finished(reasons, *counts, self.mode, stats)
+        self._trace_span().finished(reasons, *counts, self.mode, stats)
 
     def aborted(self) -> None:
-        """The client went away."""
+        """The client disconnected."""
         self.finish_reasons = self.finish_reasons or ("abort",)
         counts = self.num_prompt_tokens, self.num_completion_tokens
-        self._metrics.finished("abort", *counts, sum_stats(self.outcomes), self._num_choices)
-        self._traced().failed("client_left", _CLIENT_LEFT)
+        self._metrics.finished("abort", *counts, self.stats, self._num_choices)
+        self._trace_span().failed("client_left", _CLIENT_LEFT)
 
     def failed(self, code: str, status: int) -> None:
-        """The client was told of an error instead."""
+        """The client got an error."""
         self._metrics.failed(code)
-        self._traced().failed(code, status)
+        self._trace_span().failed(code, status)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         self._deadline.cancel()
-        self.end(EngineStopped("the client left"))
+        self.cancel(EngineStopped("the client left"))
 
     def _expire(self, timeout: float) -> None:
-        self.end(ApiError(504, f"the answer took longer than {timeout:g} seconds", code="timeout"))
+        self.cancel(ApiError(504, f"the answer took longer than {timeout:g} seconds", code="timeout"))
 
     def _require_open(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _raise_errors(self) -> None:
-        for ticket in self.tickets:
-            if isinstance(ticket.error, HoldfastError):
-                raise to_api_error(ticket.error)
-            if ticket.error is not None:
-                raise ticket.error
-            if ticket.outcome is not None and ticket.outcome.error is not None:
-                raise failed_answer(ticket.outcome.error)
+        for stream in self.streams:
+            if isinstance(stream.error, HoldfastError):
+                raise to_api_error(stream.error)
+            if stream.error is not None:
+                raise stream.error
+            if stream.result is not None and stream.result.error is not None:
+                raise answer_error(stream.result.error_code, stream.result.error)
 
-    async def _ring(self) -> None:
-        handle = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._bell.set)
+    async def _wait(self) -> None:
+        """Wait until a stream is updated, but not longer than the quiet time."""
+        timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._updated.set)
         try:
-            await self._bell.wait()
+            await self._updated.wait()
         finally:
-            handle.cancel()
-        self._bell.clear()
+            timer.cancel()
+        self._updated.clear()
 
-    def _traced(self, params: SamplingParams | None = None) -> TraceSpan:
-        """The span, begun when it is known what is asked for."""
+    def _trace_span(self, params: SamplingParams | None = None) -> TraceSpan:
+        """The span. It begins with the first prompt, when the settings are known."""
         if self._span is None:
             self._span = self._begin_span(params)
         return self._span
 
-    def _count(self, ticket: ResponseStream, piece: Piece) -> None:
-        if not self._told_begun and ticket.queue_seconds is not None:
-            self._told_begun = True
-            self._metrics.started(ticket.queue_seconds)
-            self._traced().started(ticket.queue_seconds)
-        if piece.thoughts:
-            self._metrics.thoughts(piece.thoughts)
-        if piece.token_ids:
+    def _count(self, stream: ResponseStream, delta: Delta) -> None:
+        if not self._start_counted and stream.queue_seconds is not None:
+            self._start_counted = True
+            self._metrics.started(stream.queue_seconds)
+            self._trace_span().started(stream.queue_seconds)
+        if delta.thoughts:
+            self._metrics.thoughts(delta.thoughts)
+        if delta.token_ids:
             if self.first_token is None:
                 self.first_token = time.monotonic()
-                self._traced().first_token()
-            self.num_completion_tokens += len(piece.token_ids)
-            self._metrics.tokens(ticket.number << 8 | piece.index, len(piece.token_ids))
+                self._trace_span().first_token()
+            self.num_completion_tokens += len(delta.token_ids)
+            self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """An error of the engine's, as a client is told of it."""
+def _as_api_error() -> Iterator[None]:
+    """Turn an error of the engine into what a client is sent."""
     try:
         yield
     except HoldfastError as error:
         raise to_api_error(error) from None
-
-
-def sum_stats(outcomes: Sequence[RequestResult]) -> Stats:
-    """What all of them cost together."""
-    return Stats(
-        **{one.name: sum(getattr(outcome.stats, one.name) for outcome in outcomes) for one in fields(Stats)}
-    )

@@ -13,12 +13,15 @@ from typing import Any
 from holdfast.errors import (
     DeterminismRefused,
     EngineStopped,
+    GuaranteeLost,
     HoldfastError,
-    PromptTooLong,
+    NoTokenAllowed,
+    PassFailed,
     RequestError,
     TemplateError,
 )
 
+_PARAMS = {DeterminismRefused.code: "deterministic", TemplateError.code: "messages"}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -65,38 +68,31 @@ def _escape_surrogates(text: str) -> str:
 
 
 def to_api_error(error: HoldfastError) -> ApiError:
-    """The client's view of an engine error."""
-    message = str(error)
-    if isinstance(error, PromptTooLong):
-        return ApiError(400, message, code="context_length_exceeded")
-    if isinstance(error, DeterminismRefused):
-        return ApiError(400, message, param="deterministic", code="determinism_refused")
-    if isinstance(error, TemplateError):
-        return ApiError(400, message, param="messages", code="chat_template_failed")
+    """What a client is sent for an error of the engine."""
     if isinstance(error, RequestError):
-        return ApiError(400, message, code="invalid_value")
+        return ApiError(400, str(error), param=_PARAMS.get(error.code), code=error.code)
     if isinstance(error, EngineStopped):
         return ApiError(
-            503,
-            "the engine stopped; send the request again",
-            code="engine_stopped",
-            headers={"Retry-After": "5"},
+            503, "the engine stopped; send the request again", code=error.code, headers={"Retry-After": "5"}
         )
     return internal_error()
 
 
-def failed_answer(reason: str) -> ApiError:
-    """The error of a request that failed while it ran. The message of a failed pass goes to the log only."""
-    if reason.startswith("guarantee_lost"):
+def answer_error(code: str | None, message: str) -> ApiError:
+    """What a client is sent for an accepted request that ended in an error, by the code of the error.
+
+    The message of a failed pass is for the log only. What the request itself caused is for the client.
+    """
+    if code == GuaranteeLost.code:
         return ApiError(
             500,
             "the determinism guarantee was lost: tokens that were already sent differ from the verified ones; "
             "send the request again",
-            code="guarantee_lost",
+            code=code,
         )
-    if reason.startswith("a pass failed"):
-        return ApiError(500, "the completion could not be computed; see the server's log", code="pass_failed")
-    return ApiError(400, reason, code="answer_impossible")
+    if code == NoTokenAllowed.code:
+        return ApiError(400, message, code=code)
+    return ApiError(500, "the completion could not be computed; see the server's log", code=PassFailed.code)
 
 
 def internal_error() -> ApiError:

@@ -1,4 +1,4 @@
-"""What all routes share: the engine's supervisor, prompts, places, metrics, and the calls under way."""
+"""What all routes share: the engine's supervisor, the tokenizer, admission, metrics, and the running calls."""
 
 import time
 from asyncio import CancelledError
@@ -22,7 +22,7 @@ from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 
 
 class Frontend:
-    """One server, as its routes see it."""
+    """One server, as its routes see it. names are the model's names; responses use the first."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Frontend:
         admission: Admission,
     ) -> None:
         self.config = config
-        self.names = names  # what the model may be called; responses use the first
+        self.names = names
         self.prompts = prompts
         self.supervisor = supervisor
         self.metrics = metrics
@@ -53,7 +53,7 @@ class Frontend:
         return len(self._calls)
 
     def require_model(self, name: str | None) -> None:
-        """There is one model. Asking for another is an error, not a guess."""
+        """Refuse a name that is not the served model's."""
         if name is not None and name not in self.names:
             shown = name if name.isprintable() and len(name) <= 80 else f"{name[:80]!r}..."
             raise ApiError(
@@ -70,15 +70,15 @@ class Frontend:
         operation: Operation,
         *,
         deterministic: bool,
-        num_places: int,
+        num_choices: int,
         stream: bool = False,
     ) -> AsyncIterator[Call]:
-        """Room for one request's answers, for as long as it takes."""
+        """Admit a request and hold its room until it is done."""
         link = self.supervisor.link
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
         asked = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
-        with self.admission.places(num_places):
+        with self.admission.admit(num_choices):
             call = Call(
                 request.state.request_id,
                 link,
@@ -101,24 +101,24 @@ class Frontend:
                 raise
             finally:
                 self._calls.discard(call)
-                self._note(call, access)
+                self._log_call(call, access)
                 call.close()
 
-    async def named(self) -> FingerprintReady:
-        """The engine's fingerprint. Waits for it where the weights are still being hashed."""
+    async def fingerprint(self) -> FingerprintReady:
+        """The engine's fingerprint. Waits until the weights are hashed."""
         try:
-            return await self.supervisor.link.named()
+            return await self.supervisor.link.wait_for_fingerprint()
         except EngineStopped as error:
             raise to_api_error(error) from None
 
-    def end_calls(self, error: ApiError) -> None:
-        """Give up whatever still runs."""
+    def cancel_calls(self, error: ApiError) -> None:
+        """End every running call with this error."""
         for call in tuple(self._calls):
-            call.end(error)
+            call.cancel(error)
 
-    def _note(self, call: Call, access: AccessLogEntry) -> None:
-        if call.outcomes:
-            self.admission.note(time.monotonic() - call.began)
+    def _log_call(self, call: Call, access: AccessLogEntry) -> None:
+        if call.results:
+            self.admission.observe(time.monotonic() - call.began)
             access.mode = call.mode
         if call.finish_reasons:
             access.finish_reason = call.finish_reasons[-1]

@@ -1,10 +1,10 @@
-"""From settings to a server that listens, and back to nothing: the life of the front.
+"""Starts the server process, runs it, drains it and ends it.
 
-    bound -> loading (health says 503) -> ready -> draining (SIGTERM or SIGINT: nobody new, those under way may finish)
-    -> gone, with exit code 0
+    bound -> loading (health says 503) -> ready -> draining -> ended, with exit code 0
 
-A second signal ends what is still under way at once. Exit code 2: it cannot be started like this; 1: the engine died
-too often.
+SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish.
+A second signal ends the running requests at once. Exit code 2: the configuration is wrong; 1: the engine process died too
+often.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any
 import uvicorn
 
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.locate import locate
 from holdfast.server.admission import Admission
@@ -33,7 +34,7 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
-from holdfast.server.ipc.engine_link import COMMAND, EngineLink, Listener
+from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.logs import configure_logging
@@ -46,22 +47,18 @@ _log = logging.getLogger("holdfast.server")
 _STATUS_SECONDS = 5.0
 _CLOSING_SECONDS = 5
 _BACKLOG = 2048
-_OWN_DESCRIPTORS = (
-    64  # what the server needs itself, also to start the engine again; the others are for connections
-)
-_TELLING_SECONDS = 1.0  # for those that are cut off to be told
-
-Progress = Callable[[str, int, int], None]
+_OWN_DESCRIPTORS = 64  # for the server itself and for restarts of the engine; the others are for connections
+_CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 
 
 def run(
     server: ServerConfig,
     engine: EngineConfig,
     *,
-    progress: Progress = lambda what, done, total: None,
+    progress: ShowProgress = lambda stage, done, total: None,
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Serve until told to stop. Returns the exit code; raises `ConfigError` or `ModelError` for what cannot be started."""
+    """Serve until a signal ends it. Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start."""
     server = replace(
         server,
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
@@ -69,11 +66,11 @@ def run(
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
     with _bind(server.host, server.port) as listening:
         if not server.api_keys and not _is_loopback(listening.getsockname()[0]):
-            _log.warning("everybody who can reach this machine may use this server; give it an --api-key")
-        return _runner()(Life(server, engine, listening, progress, command).run())
+            _log.warning("everyone who can reach this machine can use this server; set an --api-key")
+        return _event_loop_runner()(Server(server, engine, listening, progress, command).run())
 
 
-class Life:
+class Server:
     """One server from start to end."""
 
     def __init__(
@@ -81,7 +78,7 @@ class Life:
         config: ServerConfig,
         engine: EngineConfig,
         listening: socket.socket,
-        progress: Progress,
+        progress: ShowProgress,
         command: Sequence[str],
     ) -> None:
         self.config = config
@@ -94,19 +91,19 @@ class Life:
         located = locate(engine.model)
         self.names = config.served_model_names or (located.name,)
         self.prompts = Prompts(open_tokenizer(located.path, chat_template=engine.chat_template))
-        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.watch(on))
-        self.supervisor = Supervisor(
-            engine,
-            Listener(progress, self.hub.publish, self.metrics.update),
-            (config.log_format, config.log_level),
-            command,
-            on_ready=self._note_ready,
-            on_death=self._note_death,
+        self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
+        callbacks = EngineCallbacks(
+            on_progress=progress,
+            on_ready=self._on_ready,
+            on_status=self.metrics.update,
+            on_trace=self.hub.publish,
+            on_death=self._on_engine_death,
         )
+        self.supervisor = Supervisor(engine, callbacks, (config.log_format, config.log_level), command)
         self.front = Frontend(
             config, self.names, self.prompts, self.supervisor, self.metrics, self.traces, self.admission
         )
-        self.http = _Server(
+        self.http = _HttpServer(
             uvicorn.Config(
                 make_app(self.front, self.hub),
                 http=make_protocol(config),
@@ -116,29 +113,29 @@ class Life:
                 access_log=False,
                 server_header=False,
                 backlog=_BACKLOG,
-                proxy_headers=False,  # anybody could forge the address in the log
-                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # halves will do
+                proxy_headers=False,  # a client could forge the address in the log
+                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]  # a float works
                 timeout_graceful_shutdown=_CLOSING_SECONDS,
             )
         )
         self._signals = 0
         self._signalled = asyncio.Event()
-        self._naming: asyncio.Task[None] | None = None
+        self._describing: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run until a signal or an error ends it. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._take_signal)
+            loop.add_signal_handler(number, self._on_signal)
         say(f"Listening on {self.url}; loading {self.names[0]} ...")
         tasks = [
             asyncio.create_task(work)
             for work in (
                 self.http.serve(sockets=[self.listening]),
                 self.supervisor.run(),
-                self._ask_status(),
+                self._poll_status(),
                 self._signalled.wait(),
-                self.prompts.warm(),
+                self.prompts.warm_up(),
             )
         ]
         serving, supervising, _, signalled, _ = tasks
@@ -146,13 +143,13 @@ class Life:
             await asyncio.wait((serving, supervising, signalled), return_when=asyncio.FIRST_COMPLETED)
             for task in (serving, supervising):
                 if task.done():
-                    task.result()  # raises: they never end by themselves
+                    task.result()  # raises: neither ends by itself
             await self._drain()
         except EngineStopped as error:
             _log.error("%s; giving up", error)
             return 1
         finally:
-            await self._end(serving, tasks)
+            await self._shut_down(serving, tasks)
         say("Stopped.")
         return 0
 
@@ -163,11 +160,11 @@ class Life:
         return f"http://{shown}:{port}"
 
     async def _drain(self) -> None:
-        """Let nobody in, let those under way finish, but not for ever."""
+        """Refuse new requests and wait for the running ones, up to the drain timeout."""
         self.admission.is_open = False
         self._signalled.clear()
         if self.front.num_calls:
-            _log.info("draining: %d requests under way", self.front.num_calls)
+            _log.info("draining: %d requests are running", self.front.num_calls)
         until = time.monotonic() + self.config.drain_timeout
         while self.front.num_calls and time.monotonic() < until and self._signals < 2:
             with contextlib.suppress(TimeoutError):
@@ -175,14 +172,14 @@ class Life:
         if self.front.num_calls:
             _log.warning("%d requests are cut off", self.front.num_calls)
             self._cut_off()
-            until = time.monotonic() + _TELLING_SECONDS
+            until = time.monotonic() + _CUT_OFF_SECONDS
             while self.front.num_calls and time.monotonic() < until:
                 await asyncio.sleep(0.02)
 
     def _cut_off(self) -> None:
-        self.front.end_calls(ApiError(503, "the server is going down", code="shutting_down"))
+        self.front.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
 
-    async def _end(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
+    async def _shut_down(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
         self.admission.is_open = False
         self.hub.close()
         self.http.should_exit = True
@@ -195,40 +192,40 @@ class Life:
         self.prompts.close()
         self.traces.close()
 
-    def _take_signal(self) -> None:
+    def _on_signal(self) -> None:
         self._signals += 1
         self._signalled.set()
-        if self._signals > 1:  # whatever is waited for just now
+        if self._signals > 1:  # do not wait for anything any more
             self._cut_off()
             self.supervisor.kill()
             self.http.force_exit = True
 
-    def _note_ready(self, link: EngineLink) -> None:
+    def _on_ready(self, link: EngineLink) -> None:
         assert link.ready is not None
-        self.admission.num_running = link.ready.max_num_seqs
+        self.admission.max_running = link.ready.max_num_seqs
         self.prompts.max_model_len = link.ready.max_model_len
-        self._naming = asyncio.create_task(self._describe(link))
+        self._describing = asyncio.create_task(self._describe(link))
         took = time.monotonic() - self.began
         say(f"Ready after {took:.1f} s: open {self.url} to see it work; OpenAI clients use {self.url}/v1")
 
-    def _note_death(self) -> None:
+    def _on_engine_death(self) -> None:
         self.began = time.monotonic()
         self.metrics.engine_restarted()
         self.hub.reset()
 
     async def _describe(self, link: EngineLink) -> None:
         with contextlib.suppress(EngineStopped):
-            named = await link.named()
+            fingerprint = await link.wait_for_fingerprint()
             self.metrics.describe(
                 version=__version__,
                 model=self.names[0],
-                fingerprint=named.digest,
-                dtype=str(named.parts["dtype"]),
+                fingerprint=fingerprint.digest,
+                dtype=str(fingerprint.parts["dtype"]),
                 determinism=self.engine.determinism,
             )
 
-    async def _ask_status(self) -> None:
-        """Now and then, so that an engine that hangs is noticed."""
+    async def _poll_status(self) -> None:
+        """Request the engine's status every few seconds, so that a hanging engine is noticed."""
         while True:
             await asyncio.sleep(_STATUS_SECONDS)
             if self.supervisor.is_ready and not self.supervisor.link.unanswered_seconds:
@@ -236,8 +233,8 @@ class Life:
                     await self.supervisor.link.status()
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+class _HttpServer(uvicorn.Server):
+    """Does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -245,10 +242,12 @@ class _Server(uvicorn.Server):
 
 
 def say(line: str) -> None:
-    """What the person at the terminal, or the script that started this, waits for."""
-    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full: no reason to end
+    """Write a line to stdout at once, for the user or the script that started the server."""
+    with contextlib.suppress(OSError):  # a closed pipe or a full disk must not end the server
         if sys.stdout is not None:
-            os.write(sys.stdout.fileno(), f"{line}\n".encode())  # what fails must not wait in a buffer
+            os.write(
+                sys.stdout.fileno(), f"{line}\n".encode()
+            )  # unbuffered: a failed write must not be tried again
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -265,8 +264,8 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _runner() -> Callable[[Coroutine[Any, Any, int]], int]:
-    """uvloop where it is installed; it serves more clients with less."""
+def _event_loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
+    """uvloop where it is installed: it is faster."""
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,6 @@
-"""From what a client sends to token ids, beside the event loop: whatever can take long runs in a few threads (`apart`).
+"""Turns what a client sends into token ids. Everything that may take long runs in a small thread pool.
 
-What cannot fit the context, however well it is tokenised, is refused before it is looked at: a token has so many bytes and no
-more.
+Text that cannot fit the context is refused before it is tokenised: a token of the vocabulary has a maximum number of bytes.
 """
 
 import asyncio
@@ -15,27 +14,27 @@ from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
 
 _THREADS = 2
-_BESIDES = 1 << 20  # characters a template may be shown besides what it writes
+_MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
 T = TypeVar("T")
 
 
 class Prompts:
-    """Reads prompts for one model. max_model_len is known once the engine is."""
+    """Renders and tokenises prompts for one model. max_model_len is set once the engine is ready."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate.of(tokenizer)
         self.max_model_len: int | None = None
-        self._longest_token: int | None = None
+        self._token_bytes: int | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "holdfast-prompts")
 
-    async def warm(self) -> None:
-        """Do now what the first prompt would have to wait for."""
+    async def warm_up(self) -> None:
+        """Do now what the first prompt would wait for."""
         self.template.warm()
-        await self.apart(self._bytes_a_token)
+        await self.run_in_thread(self._max_token_bytes)
 
-    async def apart(self, work: Callable[[], T]) -> T:
-        """Do it in a thread of ours. Who waits for it holds nobody up."""
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Run a function in the thread pool, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
@@ -43,8 +42,8 @@ class Prompts:
         self.template.close()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
-        return await self.apart(lambda: self._encode(text, add_special_tokens))
+        """Tokenise a text."""
+        return await self.run_in_thread(lambda: self._encode(text, add_special_tokens))
 
     def render(
         self,
@@ -54,23 +53,25 @@ class Prompts:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any],
     ) -> list[int]:
-        """The ids of a conversation; takes its time, so it is called `apart`. The template writes its own special tokens."""
-        self._require_fit(len(json.dumps([messages, tools, variables])) - _BESIDES)
+        """Render and tokenise a conversation. Slow: call it in a thread. The template writes its own special tokens."""
+        self._require_fit(len(json.dumps([messages, tools, variables])) - _MAX_UNWRITTEN)
         text = self.template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
         return self._encode(text, add_special_tokens=False)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of ids."""
-        return await self.apart(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        """Detokenise ids."""
+        return await self.run_in_thread(
+            lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
 
     def token_text(self, token_id: int) -> str:
-        """One token, as well as it can be shown by itself."""
+        """One token as text; bytes that are no text become U+FFFD."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def require_room(self, num_tokens: int) -> None:
-        """Refuse ids that cannot fit, before anybody looks at them one by one."""
+        """Refuse ids that cannot fit, before they are checked one by one."""
         longest = self.max_model_len
         if longest is not None and num_tokens > longest:
             raise PromptTooLong(
@@ -79,7 +80,7 @@ class Prompts:
 
     def _require_fit(self, num_chars: int) -> None:
         longest = self.max_model_len
-        if longest is not None and num_chars > longest * self._bytes_a_token():
+        if longest is not None and num_chars > longest * self._max_token_bytes():
             raise PromptTooLong(
                 f"the prompt has {num_chars} characters, which cannot fit the context of {longest} tokens; shorten it"
             )
@@ -88,8 +89,8 @@ class Prompts:
         self._require_fit(len(text))
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _bytes_a_token(self) -> int:
-        if self._longest_token is None:
+    def _max_token_bytes(self) -> int:
+        if self._token_bytes is None:
             lengths = (len(self.tokenizer.token_bytes(id_)) for id_ in range(self.tokenizer.vocab_size))
-            self._longest_token = max(lengths, default=1) or 1
-        return self._longest_token
+            self._token_bytes = max(lengths, default=1) or 1
+        return self._token_bytes

@@ -1,4 +1,4 @@
-"""One life of an engine process, from the front's side, with an engine that says odd things and then does odd things."""
+"""An engine process from the frontend's side, with a fake engine that sends wrong messages, hangs and dies."""
 
 import asyncio
 import os
@@ -11,41 +11,41 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import EngineStopped, HoldfastError, PromptTooLong
 from holdfast.server.ipc import engine_link
-from holdfast.server.ipc.engine_link import EngineLink
-from support.engine_links import PATIENCE, ask, command, linked, listener, run
+from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
+from support.engine_links import PATIENCE, ask, command, linked, run
 from support.fake_engine import SEED, Prompt
 
-SHORT = 0.3  # instead of the seconds an engine may take to leave
+SHORT = 0.3  # instead of the seconds an engine may take to exit
 
 
-def test_a_request_is_answered() -> None:
+def test_request_is_answered() -> None:
     async def work() -> None:
         async with linked() as link:
-            ticket = await ask(link, Prompt.ANSWER)
-            assert (ticket.seed, [piece.text for piece in ticket.pieces]) == (SEED, ["yes"])
-            assert ticket.outcome is not None and link.num_requests == 0
-            assert (await link.named()).digest == "abc"
+            stream = await ask(link, Prompt.ANSWER)
+            assert (stream.seed, [delta.text for delta in stream.deltas]) == (SEED, ["yes"])
+            assert stream.result is not None and link.num_requests == 0
+            assert (await link.wait_for_fingerprint()).digest == "abc"
             assert (await link.status()).num_pages == 100
 
     run(work)
 
 
-def test_what_is_refused_fails_with_the_error_the_engine_named() -> None:
+def test_refused_request_fails_with_the_error_of_that_code() -> None:
     async def work() -> None:
         async with linked() as link:
             assert isinstance((await ask(link, Prompt.REFUSE)).error, PromptTooLong)
-            assert (await ask(link, Prompt.ANSWER)).outcome is not None
+            assert (await ask(link, Prompt.ANSWER)).result is not None
 
     run(work)
 
 
-def test_what_comes_twice_is_taken_once() -> None:
+def test_repeated_messages_are_ignored() -> None:
     async def work() -> None:
         async with linked() as link:
-            ticket = await ask(link, Prompt.ANSWER_TWICE)
-            await link.status()  # whatever came behind the answer has been read
-            assert len(ticket.pieces) == 1 and ticket.error is None
-            assert (await ask(link, Prompt.ANSWER)).outcome is not None
+            stream = await ask(link, Prompt.ANSWER_TWICE)
+            await link.status()  # everything after the answer has been read
+            assert len(stream.deltas) == 1 and stream.error is None
+            assert (await ask(link, Prompt.ANSWER)).result is not None
 
     run(work)
 
@@ -62,28 +62,28 @@ def test_what_comes_twice_is_taken_once() -> None:
         Prompt.UNASKED_STATUS,
     ],
 )
-def test_an_engine_that_cannot_be_understood_is_gone(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody who waits is told, and the process ends, whatever it does."""
-    monkeypatch.setattr(engine_link, "_LEAVING_SECONDS", SHORT)
+def test_invalid_message_or_death_closes_the_link(prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that waits fails, and the process ends, whatever it does."""
+    monkeypatch.setattr(engine_link, "_EXIT_SECONDS", SHORT)
 
     async def work() -> None:
         async with linked() as link:
-            bell = asyncio.Event()
-            waiting = link.submit(bell, [Prompt.SILENCE], SamplingParams())
-            ticket = await ask(link, prompt)
-            assert isinstance(ticket.error, EngineStopped) and isinstance(waiting.error, EngineStopped)
-            assert link.gone.is_set() and link.num_requests == 0
+            updated = asyncio.Event()
+            waiting = link.submit(updated, [Prompt.SILENCE], SamplingParams())
+            stream = await ask(link, prompt)
+            assert isinstance(stream.error, EngineStopped) and isinstance(waiting.error, EngineStopped)
+            assert link.closed.is_set() and link.num_requests == 0
             with pytest.raises(EngineStopped):
-                link.submit(bell, [Prompt.ANSWER], SamplingParams())
+                link.submit(updated, [Prompt.ANSWER], SamplingParams())
             with pytest.raises(EngineStopped):
                 await link.status()
-            await link.ended()
+            await link.wait_ended()
             assert not psutil.pid_exists(link.pid)
 
     run(work)
 
 
-def test_whoever_asks_for_the_status_of_an_engine_that_dies_is_told() -> None:
+def test_status_request_fails_when_the_engine_dies() -> None:
     async def work() -> None:
         async with linked() as link:
             os.kill(link.pid, signal.SIGSTOP)
@@ -97,63 +97,66 @@ def test_whoever_asks_for_the_status_of_an_engine_that_dies_is_told() -> None:
     run(work)
 
 
-def test_an_engine_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_link, "_LEAVING_SECONDS", SHORT)
+def test_engine_that_does_not_exit_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_link, "_EXIT_SECONDS", SHORT)
 
     async def work() -> None:
         async with linked() as link:
             os.kill(link.pid, signal.SIGSTOP)
             await link.stop()
-            assert link.gone.is_set() and link.end == "signal 9"
+            assert link.closed.is_set() and link.exit_status == "signal 9"
 
     run(work)
 
 
-def test_one_that_still_loads_is_ended_at_once() -> None:
+def test_loading_engine_is_killed_at_once() -> None:
     async def work() -> None:
-        told = asyncio.Event()
+        reported = asyncio.Event()
         link = await EngineLink.start(
-            EngineConfig(), listener(progress=lambda *_: told.set()), ("text", "info"), command("loads")
+            EngineConfig(),
+            EngineCallbacks(on_progress=lambda *_: reported.set()),
+            ("text", "info"),
+            command("loads"),
         )
         async with asyncio.timeout(PATIENCE):
-            await told.wait()
-        async with asyncio.timeout(engine_link._LEAVING_SECONDS - 1):
+            await reported.wait()
+        async with asyncio.timeout(engine_link._EXIT_SECONDS - 1):
             await link.stop()
-        assert link.ready is None and link.end == "signal 9"
+        assert link.ready is None and link.exit_status == "signal 9"
 
     run(work)
 
 
-def test_an_engine_that_refuses_its_configuration_says_why() -> None:
+def test_refused_configuration_is_reported() -> None:
     async def work() -> None:
         async with linked("unfit") as link:
-            assert link.unfit == "this cannot be loaded" and link.ready is None
+            assert link.startup_error == "this cannot be loaded" and link.ready is None
 
     run(work)
 
 
-def test_what_cannot_be_said_leaves_no_ticket() -> None:
+def test_unencodable_request_leaves_no_stream() -> None:
     async def work() -> None:
         async with linked() as link:
             with pytest.raises(OverflowError):
                 link.submit(asyncio.Event(), [1 << 70], SamplingParams())
             assert link.num_requests == 0
-            assert (await ask(link, Prompt.ANSWER)).outcome is not None
+            assert (await ask(link, Prompt.ANSWER)).result is not None
 
     run(work)
 
 
-def test_a_ticket_that_is_left_is_forgotten() -> None:
+def test_cancelled_stream_is_removed() -> None:
     async def work() -> None:
         async with linked() as link:
-            ticket = link.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
-            ticket.leave(HoldfastError("enough"))
-            assert link.num_requests == 0 and str(ticket.error) == "enough"
+            stream = link.submit(asyncio.Event(), [Prompt.SILENCE], SamplingParams())
+            stream.cancel(HoldfastError("enough"))
+            assert link.num_requests == 0 and str(stream.error) == "enough"
 
     run(work)
 
 
-def test_links_leave_no_descriptors_behind() -> None:
+def test_links_leak_no_descriptors() -> None:
     async def work() -> None:
         async with linked():
             pass
@@ -162,7 +165,7 @@ def test_links_leave_no_descriptors_behind() -> None:
             async with linked(start):
                 pass
         with pytest.raises(FileNotFoundError):
-            await EngineLink.start(EngineConfig(), listener(), ("text", "info"), ("/no/such/program",))
+            await EngineLink.start(EngineConfig(), EngineCallbacks(), ("text", "info"), ("/no/such/program",))
         assert psutil.Process().num_fds() == before
 
     run(work)

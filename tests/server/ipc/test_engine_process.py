@@ -1,4 +1,4 @@
-"""The engine's process, as its socket shows it: a tiny engine served by a thread of this one."""
+"""The engine process seen through its socket: a tiny engine served by a thread of the test."""
 
 import os
 import queue
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from holdfast.core.params_json import settings_of
+from holdfast.core.results import Delta, Result
 from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
@@ -29,7 +30,7 @@ M = TypeVar("M")
 
 
 class Process:
-    """`serve` in a thread, and the front's end of its socket."""
+    """`serve` in a thread, and the frontend's end of its socket."""
 
     def __init__(self, make: engine_process.Build, config: EngineConfig) -> None:
         self._link, theirs = socket.socketpair()
@@ -62,19 +63,20 @@ class Process:
             self._unheard.append(message)
         return message
 
-    def hear_outcomes(self, count: int = 1) -> tuple[list[m.Piece], dict[int, m.RequestResult]]:
-        """Everything that is said until so many requests have ended."""
-        pieces: list[m.Piece] = []
-        outcomes: dict[int, m.RequestResult] = {}
-        while len(outcomes) < count:
-            news = self.hear(m.StepOutput)
-            pieces += news.pieces
-            outcomes |= {outcome.number: outcome for outcome in news.outcomes}
-        return pieces, outcomes
+    def hear_results(self, count: int = 1) -> tuple[list[Delta], dict[int, Result]]:
+        """All deltas and results until so many requests have ended."""
+        deltas: list[Delta] = []
+        results: dict[int, Result] = {}
+        while len(results) < count:
+            for output in self.hear(m.StepOutput).outputs:
+                deltas.append(output.delta)
+                if output.result is not None:
+                    results[output.request_id] = output.result
+        return deltas, results
 
     def status(self) -> Any:
-        self.say(m.AskStatus())
-        return self.hear(m.Status).status
+        self.say(m.GetStatus())
+        return self.hear(m.StatusReport).status
 
     def hang_up(self) -> None:
         self._link.close()
@@ -103,7 +105,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[int]":
         threading.Event().wait()
 
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(engine_process, "_LEAVING_SECONDS", 0.1)
+    monkeypatch.setattr(engine_process, "_FLUSH_SECONDS", 0.1)
     return codes
 
 
@@ -126,98 +128,96 @@ def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...]
     return m.Submit(number, prompt, settings_of(params))
 
 
-def test_a_request_is_accepted_and_answered_in_pieces(process: Process) -> None:
+def test_request_is_accepted_and_answered_in_deltas(process: Process) -> None:
     process.say(submit(3))
     accepted = process.hear(m.Accepted)
-    assert (accepted.number, accepted.seed) == (3, 1)
-    pieces, outcomes = process.hear_outcomes()
-    assert sum(len(piece.token_ids) for piece in pieces) == 8 and pieces[-1].finish_reason == "length"
-    assert (outcomes[3].determinism, outcomes[3].error) == ("certified", None)
+    assert (accepted.request_id, accepted.seed) == (3, 1)
+    deltas, results = process.hear_results()
+    assert sum(len(delta.token_ids) for delta in deltas) == 8 and deltas[-1].finish_reason == "length"
+    assert (results[3].determinism, results[3].error) == ("certified", None)
 
 
-def test_the_fingerprint_is_told(engine: Engine, process: Process) -> None:
+def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
     assert process.hear(m.FingerprintReady).digest == engine.fingerprint.digest
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind"),
+    ("wrong", "code"),
     [
-        (submit(1, prompt=(10**6,)), "InvalidRequest"),
-        (submit(1, prompt=tuple(range(3, 300)) * 2), "PromptTooLong"),
-        (m.Submit(1, (5,), {"temperature": -1}), "InvalidRequest"),
-        (m.Submit(1, (5,), {"no_such_setting": 1}), "HoldfastError"),  # our own fault, and nobody else's
-        (m.SubmitScore(1, (5,), (), settings_of(score_params(deterministic=True))), "InvalidRequest"),
+        (submit(1, prompt=(10**6,)), "invalid_value"),
+        (submit(1, prompt=tuple(range(3, 300)) * 2), "context_length_exceeded"),
+        (m.Submit(1, (5,), {"temperature": -1}), "invalid_value"),
+        (m.Submit(1, (5,), {"no_such_setting": 1}), "internal_error"),  # a bug of the frontend
+        (m.Submit(1, (5,), settings_of(score_params(deterministic=True)), ()), "invalid_value"),
     ],
 )
-def test_what_is_wrong_with_a_request_harms_nobody_else(
-    process: Process, wrong: m.Submit | m.SubmitScore, kind: str
-) -> None:
+def test_invalid_request_is_refused_and_others_go_on(process: Process, wrong: m.Submit, code: str) -> None:
     process.say(submit(2), wrong, submit(3))
     refused = process.hear(m.Refused)
-    assert (refused.number, refused.kind) == (1, kind)
-    _, outcomes = process.hear_outcomes(2)
-    assert outcomes.keys() == {2, 3} and outcomes[2].error is outcomes[3].error is None
+    assert (refused.request_id, refused.code) == (1, code)
+    _, results = process.hear_results(2)
+    assert results.keys() == {2, 3} and results[2].error is results[3].error is None
 
 
-def test_who_leaves_frees_its_pages(process: Process) -> None:
+def test_abort_frees_pages(process: Process) -> None:
     process.say(submit(1, LONG))
     process.hear(m.StepOutput)
     process.say(m.Abort(1))
-    pieces, _ = process.hear_outcomes()
-    assert pieces[-1].finish_reason == "abort"
+    deltas, _ = process.hear_results()
+    assert deltas[-1].finish_reason == "abort"
     status = process.status()
-    assert (status.running, status.waiting, status.pages_used) == (0, 0, 0)
+    assert (status.num_running, status.num_waiting, status.num_pages_used) == (0, 0, 0)
 
 
-def test_who_leaves_while_its_form_is_compiled_is_never_begun(
+def test_request_aborted_while_prepared_is_never_submitted(
     engine: Engine, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling, go_on, done = threading.Event(), threading.Event(), threading.Event()
-    prepare, begin = engine.prepare, EngineServer._begin
+    prepare, submit_request = engine.prepare, EngineServer._submit
 
-    def prepare_slowly(prompt: Any, params: SamplingParams, echo_text: str | None) -> Any:
+    def prepare_slowly(prompt: Any, params: SamplingParams, **how: Any) -> Any:
         compiling.set()
         assert go_on.wait(PATIENCE)
-        return prepare(prompt, replace(params, structured=None, ignore_eos=True), echo_text)
+        return prepare(prompt, replace(params, structured=None, ignore_eos=True), **how)
 
-    def begin_and_tell(*parts: Any) -> None:
-        begin(*parts)
+    def submit_and_signal(*parts: Any) -> None:
+        submit_request(*parts)
         done.set()
 
     monkeypatch.setattr(engine, "prepare", prepare_slowly)
-    monkeypatch.setattr(EngineServer, "_begin", begin_and_tell)
+    monkeypatch.setattr(EngineServer, "_submit", submit_and_signal)
     process.say(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
     assert compiling.wait(PATIENCE)
-    assert process.status().running == 0  # the loop does not wait for it
+    assert process.status().num_running == 0  # the loop does not wait for it
     process.say(m.Abort(1))
     process.status()
     go_on.set()
     assert done.wait(PATIENCE)
     status = process.status()
-    assert (status.running, status.waiting) == (0, 0)
+    assert (status.num_running, status.num_waiting) == (0, 0)
 
 
-def test_aborting_what_is_not_there_is_nothing(process: Process) -> None:
+def test_abort_of_unknown_request_does_nothing(process: Process) -> None:
     process.say(m.Abort(77), submit(1))
-    assert process.hear_outcomes()[1].keys() == {1}
+    assert process.hear_results()[1].keys() == {1}
     process.say(m.Abort(1))
-    assert process.status().running == 0
+    assert process.status().num_running == 0
 
 
 @pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
-def test_it_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable[[Process], None]) -> None:
+def test_process_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable[[Process], None]) -> None:
     process = Process(lambda config, show: engine, EngineConfig())
     process.hear(m.Ready)
     process.say(submit(1, LONG))
     process.hear(m.StepOutput)
     leave(process)
     assert process.end() == 0
-    for number in list(engine._replies):
+    for number in list(engine._collectors):
         engine.abort(number)
 
 
 @pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
-def test_it_ends_even_while_it_loads(exits: "queue.Queue[int]", leave: Callable[[Process], None]) -> None:
+def test_process_ends_while_it_loads(exits: "queue.Queue[int]", leave: Callable[[Process], None]) -> None:
     loading, go_on = threading.Event(), threading.Event()
 
     def load(config: EngineConfig, show: Any) -> Engine:
@@ -234,17 +234,17 @@ def test_it_ends_even_while_it_loads(exits: "queue.Queue[int]", leave: Callable[
 
 
 @pytest.mark.parametrize("fault", ["in", "out", "name"])
-def test_a_thread_that_dies_takes_the_process_with_it(
+def test_dead_thread_ends_the_process(
     engine: Engine, exits: "queue.Queue[int]", monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """An engine that goes on computing, but hears nobody or tells nobody, would be worse than none."""
-    desks: list[EngineServer] = []
+    """An engine that computes but can neither receive nor send would be worse than none."""
+    servers: list[EngineServer] = []
 
-    def desk(*parts: Any) -> EngineServer:
-        desks.append(EngineServer(*parts))
-        return desks[0]
+    def make_server(*parts: Any) -> EngineServer:
+        servers.append(EngineServer(*parts))
+        return servers[0]
 
-    monkeypatch.setattr(engine_process, "EngineServer", desk)
+    monkeypatch.setattr(engine_process, "EngineServer", make_server)
     if fault == "name":
         monkeypatch.setattr(Engine, "fingerprint", property(lambda self: 1 / 0))
     process = Process(lambda config, show: engine, EngineConfig())
@@ -252,14 +252,14 @@ def test_a_thread_that_dies_takes_the_process_with_it(
     if fault == "in":
         process.send(b"\x03\0\0\0bad")
     elif fault == "out":
-        desks[0]._tell(object())  # type: ignore[arg-type]
+        servers[0]._send(object())  # type: ignore[arg-type]
     assert exits.get(timeout=PATIENCE) == 1
-    desks[0].worker.stop()
+    servers[0].worker.stop()
     process.end()
 
 
 @pytest.mark.parametrize("fault", ["weights", "budget"])
-def test_what_cannot_be_loaded_is_said(
+def test_startup_failure_is_reported(
     tiny_llama: Path, tmp_path: Path, exits: "queue.Queue[int]", fault: str
 ) -> None:
     model = tmp_path / "model"
@@ -272,4 +272,4 @@ def test_what_cannot_be_loaded_is_said(
     reason = process.hear(m.StartupFailed).reason
     assert ("model.safetensors" if fault == "weights" else "kv_memory") in reason
     assert process.end() == 2
-    exits.get(timeout=PATIENCE)  # its inbox sees the end of the connection, too
+    exits.get(timeout=PATIENCE)  # its reader sees the end of the connection, too

@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.results import Thought
+from holdfast.core.framing import ConnectionLost, FrameTooLong
+from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 
 MESSAGES: list[m.ToEngine] = [
-    m.Submit(1, (1, 2, 3), {"temperature": 0.5}, "text", with_receipt=True),
-    m.SubmitScore(2, (1,), (2,), {"deterministic": True}),
+    m.Submit(1, (1, 2, 3), {"temperature": 0.5}, echo_text="text", want_receipt=True),
+    m.Submit(2, (1,), {"deterministic": True}, completion_ids=(2,)),
     m.Abort(1),
     m.SetTracing(on=True),
-    m.AskStatus(),
+    m.GetStatus(),
     m.Stop(),
 ]
 
@@ -40,7 +42,7 @@ def read_all(data: bytes) -> list[m.ToEngine]:
     with ours, theirs:
         writing = threading.Thread(target=lambda: (theirs.sendall(data), theirs.shutdown(socket.SHUT_WR)))
         writing.start()
-        with suppress(frames.ConnectionLost):
+        with suppress(ConnectionLost):
             while True:
                 read.append(decoder.read(ours))
         writing.join()
@@ -55,8 +57,8 @@ async def read_all_from(pieces: list[bytes]) -> list[m.ToEngine]:
     reader.feed_eof()
     try:
         while True:
-            read.append(await decoder.read_from(reader))
-    except frames.ConnectionLost:
+            read.append(await decoder.read_async(reader))
+    except ConnectionLost:
         return read
 
 
@@ -87,7 +89,7 @@ def test_a_length_no_message_has_is_an_error(pair: tuple[socket.socket, socket.s
     """Instead of waiting for four gigabytes."""
     ours, theirs = pair
     theirs.sendall(b"\xff\xff\xff\xff")
-    with pytest.raises(frames.OutOfStep):
+    with pytest.raises(FrameTooLong):
         frames.to_engine().read(ours)
 
 
@@ -105,13 +107,15 @@ def test_a_socket_that_was_closed_is_a_lost_connection() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     ours.close()
-    with pytest.raises(frames.ConnectionLost):
+    with pytest.raises(ConnectionLost):
         frames.to_engine().read(ours)
 
 
-def test_thoughts_arrive_as_they_were(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_step_output_arrives_unchanged(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     thoughts = (Thought(0, 3, "", ()), Thought(1, 7, "tails", (9, 8)))
-    news = m.StepOutput((), (m.Piece(1, 0, "", (), None, None, thoughts),), ())
-    theirs.sendall(frames.encode([news]))
-    assert frames.from_engine().read(ours) == news
+    delta = Delta("a", (5,), (TokenLogprob(5, -0.5, ((7, -1.0),)),), 1, "stop", thoughts)
+    result = Result((), (), 3, "none", Stats(windows=2), {"format": "x"}, "failed", (None,), "pass_failed")
+    sent = m.StepOutput((m.Started(1, 0.5),), (RequestOutput(1, delta, result), RequestOutput(2, Delta())))
+    theirs.sendall(frames.encode([sent]))
+    assert frames.from_engine().read(ours) == sent

@@ -1,4 +1,4 @@
-"""An engine is kept running; one that cannot be is given up."""
+"""The supervisor restarts an engine that dies, and gives up one that cannot run."""
 
 import asyncio
 import os
@@ -13,9 +13,9 @@ from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.errors import ApiError
 from holdfast.server.ipc import supervisor as supervisor_module
-from holdfast.server.ipc.engine_link import EngineLink
+from holdfast.server.ipc.engine_link import EngineCallbacks, EngineLink
 from holdfast.server.ipc.supervisor import MAX_DEATHS, Supervisor
-from support.engine_links import PATIENCE, ask, command, listener, run
+from support.engine_links import PATIENCE, ask, command, run
 from support.fake_engine import Prompt
 
 
@@ -25,18 +25,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watched:
-    """A supervisor, and what it told."""
+    """A supervisor and its callbacks."""
 
     def __init__(self, *words: str) -> None:
         self.links: asyncio.Queue[EngineLink] = asyncio.Queue()
         self.num_deaths = 0
-        self.supervisor = Supervisor(
-            EngineConfig(),
-            listener(),
-            command=words or command(),
-            on_ready=self.links.put_nowait,
-            on_death=self._count,
-        )
+        callbacks = EngineCallbacks(on_ready=self.links.put_nowait, on_death=self._count)
+        self.supervisor = Supervisor(EngineConfig(), callbacks, command=words or command())
 
     def _count(self) -> None:
         self.num_deaths += 1
@@ -56,27 +51,27 @@ async def supervised(*words: str) -> AsyncIterator[Watched]:
             await running
 
 
-def test_an_engine_that_dies_is_started_again() -> None:
+def test_dead_engine_is_restarted() -> None:
     async def work() -> None:
         async with supervised() as watched:
             first = await watched.links.get()
             assert watched.supervisor.is_ready and watched.supervisor.link is first
             os.kill(first.pid, signal.SIGKILL)
-            await first.gone.wait()
+            await first.closed.wait()
             assert not watched.supervisor.is_ready
             with pytest.raises(ApiError) as refused:
                 _ = watched.supervisor.link
             assert refused.value.status == 503 and refused.value.headers["Retry-After"]
             second = await watched.links.get()
-            assert (await ask(second, Prompt.ANSWER)).outcome is not None
+            assert (await ask(second, Prompt.ANSWER)).result is not None
             assert watched.num_deaths == 1 and second.pid != first.pid
 
     run(work)
 
 
-def test_one_whose_socket_is_gone_is_replaced_only_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two engines would need the memory of two."""
-    monkeypatch.setattr("holdfast.server.ipc.engine_link._LEAVING_SECONDS", 0.3)
+def test_engine_without_socket_is_replaced_only_after_it_exited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines at once would need twice the memory."""
+    monkeypatch.setattr("holdfast.server.ipc.engine_link._EXIT_SECONDS", 0.3)
 
     async def work() -> None:
         async with supervised() as watched:
@@ -88,7 +83,7 @@ def test_one_whose_socket_is_gone_is_replaced_only_when_it_has_ended(monkeypatch
     run(work)
 
 
-def test_one_that_dies_again_and_again_is_given_up() -> None:
+def test_engine_that_keeps_dying_is_given_up() -> None:
     async def work() -> None:
         watched = Watched(*command("dies"))
         with pytest.raises(EngineStopped, match="exit code 3"):
@@ -98,7 +93,7 @@ def test_one_that_dies_again_and_again_is_given_up() -> None:
     run(work)
 
 
-def test_deaths_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_deaths_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "WITHIN_SECONDS", 0.0)
 
     async def work() -> None:
@@ -111,7 +106,7 @@ def test_deaths_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     run(work)
 
 
-def test_a_process_that_cannot_be_started_is_tried_again_and_given_up() -> None:
+def test_process_that_cannot_start_is_retried_then_given_up() -> None:
     async def work() -> None:
         watched = Watched("/no/such/program")
         with pytest.raises(EngineStopped, match="could not be started"):
@@ -121,7 +116,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_given_up() -> None:
     run(work)
 
 
-def test_a_configuration_that_is_refused_is_not_tried_again() -> None:
+def test_refused_configuration_is_not_retried() -> None:
     async def work() -> None:
         watched = Watched(*command("unfit"))
         with pytest.raises(ConfigError, match="this cannot be loaded"):
@@ -132,7 +127,7 @@ def test_a_configuration_that_is_refused_is_not_tried_again() -> None:
     run(work)
 
 
-def test_an_engine_that_does_not_answer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_does_not_answer_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "_STUCK_SECONDS", 0.01)
 
     async def work() -> None:
@@ -151,7 +146,7 @@ def test_an_engine_that_does_not_answer_is_stuck(monkeypatch: pytest.MonkeyPatch
     run(work)
 
 
-def test_stopping_while_an_engine_is_started_leaves_no_process() -> None:
+def test_stop_during_start_leaves_no_process() -> None:
     async def work() -> None:
         before = set(psutil.Process().children())
         watched = Watched(*command("loads"))

@@ -15,7 +15,8 @@ from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, Stre
 from holdfast.core.results import Choice, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.engine.engine import Counters, Engine
+from holdfast.engine.engine import Engine
+from holdfast.engine.status import EngineCounters
 from holdfast.scheduler.policy import DeterminismMode
 
 _WARMUP = SamplingParams(max_tokens=1, temperature=0)
@@ -51,7 +52,7 @@ class StressRun:
     """One run of the probe: its result, and the counters of the engine."""
 
     result: Result
-    counters: Counters
+    counters: EngineCounters
 
 
 @dataclass
@@ -72,8 +73,8 @@ class StressSummary:
         bits = result_bits(run.result)
         self.results[bits] = self.results.get(bits, 0) + 1
         self.num_runs += 1
-        self.num_checks += run.counters.spot_checks
-        self.num_revocations += run.counters.revocations
+        self.num_checks += run.counters.num_spot_checks
+        self.num_revocations += run.counters.num_revocations
         for one in fields(Stats):
             setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(run.result.stats, one.name))
 
@@ -156,9 +157,11 @@ def _update_background(
             engine.abort(ids.pop(number))
 
 
-def submit(engine: Engine, prompt: str | Sequence[int], params: SamplingParams) -> int:
+def submit(
+    engine: Engine, prompt: str | Sequence[int], params: SamplingParams, *, want_receipt: bool = True
+) -> int:
     """Prepare and queue a request. Returns its id."""
-    request = engine.prepare(prompt, params)
+    request = engine.prepare(prompt, params, want_receipt=want_receipt)
     engine.submit(request)
     return request.request_id
 

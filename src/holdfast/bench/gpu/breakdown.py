@@ -159,7 +159,7 @@ def _start_decoding(engine: Engine, streams: int, settings: GpuSettings) -> None
     params = SamplingParams(
         max_tokens=settings.breakdown_tokens, temperature=0, ignore_eos=True, deterministic=True
     )
-    waiting = {submit(engine, prompt, params) for prompt in prompts}
+    waiting = {submit(engine, prompt, params, want_receipt=False) for prompt in prompts}
     while waiting:
         waiting -= {update.request_id for update in engine.step() if update.delta.token_ids}
 

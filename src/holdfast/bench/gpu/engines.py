@@ -11,9 +11,10 @@ import torch
 
 from holdfast.bench.gpu.settings import TINY
 from holdfast.bench.tiny import tiny_config
-from holdfast.engine.builder import ShowProgress, assemble
+from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.status import ShowProgress
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import published_config
@@ -39,9 +40,7 @@ class EnginePair:
         """A fresh engine without prefix cache and speculation."""
         source = self.plain if plain else self.exact
         schedule = replace(source.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
-        engine = source.restarted(schedule)
-        engine.wants_receipt = lambda request_id: False  # as a server without receipt requests
-        return engine
+        return source.restarted(schedule)
 
 
 def shape_config(name: str) -> DecoderConfig:

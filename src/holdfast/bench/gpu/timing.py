@@ -55,7 +55,7 @@ def run_once(
     params = SamplingParams(
         max_tokens=num_tokens, temperature=0, ignore_eos=True, deterministic=deterministic
     )
-    requests = [engine.prepare(prompt, params) for prompt in prompts]
+    requests = [engine.prepare(prompt, params, want_receipt=False) for prompt in prompts]
     waiting = {request.request_id for request in requests}  # for their first token
     results: dict[int, Result] = {}
     step_ends: list[float] = []
@@ -91,7 +91,7 @@ def run_once(
         step_ms=median_ms(step_ends),
         candidates=sum(result.stats.candidates for result in results.values()),
         rolled_back=sum(result.stats.rolled_back for result in results.values()),
-        revocations=engine.counters.revocations,
+        revocations=engine.counters.num_revocations,
     )
 
 

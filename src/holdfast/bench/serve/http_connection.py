@@ -52,7 +52,7 @@ class Refused(ServerError):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"the server says {status}: {error_message(body)}")
         self.status = status
-        self.code = _error_code(body)
+        self.code = _error_code(body) or self.code
 
 
 class BrokenStream(ServerError):

@@ -21,7 +21,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine
-from holdfast.engine.input_processor import Grammars
+from holdfast.engine.input_processor import GrammarFactory
 
 _WORDS = ("name", "city", "age", "active", "tags", "score", "kind", "notes", "parts", "owner", "size", "when")
 _TOPICS = (
@@ -128,7 +128,7 @@ def draw_requests(engine: Engine, count: int, seed: int) -> list[SchemaRequest]:
 class TimedGrammars:
     """A grammar compiler whose grammars measure the CPU time of their masks."""
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: GrammarFactory) -> None:
         self._grammars = grammars
         self.mask_us: list[float] = []
 

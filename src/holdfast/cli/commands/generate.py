@@ -21,10 +21,10 @@ from holdfast.core.results import Result
 from holdfast.engine.config import EngineConfig
 
 if TYPE_CHECKING:
+    from holdfast.core.results import Delta
     from holdfast.core.sampling_params import SamplingParams
     from holdfast.engine.async_engine import RequestHandle
     from holdfast.engine.llm import LLM
-    from holdfast.engine.output import Delta
     from holdfast.text.tokenizer import Tokenizer
 
 _SAMPLING = SamplingOptions()

@@ -136,7 +136,9 @@ def _tokenize(llm: "LLM", pair: Pair, chat: bool, deterministic: bool) -> tuple[
         prompt = pair.prompt
         if chat and isinstance(prompt, str):
             prompt = llm.chat_tokens([{"role": "user", "content": prompt}])
-        request = llm.engine.prepare_score(prompt, pair.completion, score_params(deterministic=deterministic))
+        request = llm.engine.prepare(
+            prompt, score_params(deterministic=deterministic), completion=pair.completion
+        )
     except (InvalidRequest, PromptTooLong) as error:
         raise InvalidRequest(f"{pair.where}: {error}" if pair.where else str(error)) from error
     ids = list(request.prompt_ids)

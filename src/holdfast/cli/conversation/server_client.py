@@ -28,7 +28,7 @@ class RequestRefused(ServerError):
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"the server says {status}: {_error_message(body)}")
-        self.code = _error_code(body)
+        self.code = _error_code(body) or self.code
 
 
 @dataclass

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Thought
+from holdfast.core.results import Delta, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import HoldfastError
@@ -26,7 +26,6 @@ from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.ipc.messages import Piece
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason, merge_deltas
 
 
@@ -50,7 +49,7 @@ def chat_routes(front: Frontend) -> APIRouter:
                     request,
                     "chat",
                     deterministic=bool(body.deterministic),
-                    num_places=body.n or 1,
+                    num_choices=body.n or 1,
                     stream=bool(body.stream),
                 )
             )
@@ -71,7 +70,7 @@ async def _begin(
     try:
         prompt = await prompts.read(body)
         params = _params(front, body, prompt)
-        await call.submit(prompt.ids, params, with_receipt=bool(body.return_receipt))
+        await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise to_api_error(error) from None
     try:
@@ -90,7 +89,7 @@ class ChatResponse:
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
-        seed = call.tickets[0].seed
+        seed = call.streams[0].seed
         assert seed is not None
         self.choices = [ChatChoice(prompt.reader(seed, index)) for index in range(body.n or 1)]
 
@@ -118,23 +117,23 @@ class ChatChoice:
         self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
 
-    def take(self, piece: Piece) -> list[ChoiceDelta]:
-        """What a piece says to the client."""
-        self.logprobs.extend(piece.logprobs or ())
-        self.token_ids.extend(piece.token_ids)
-        self.thoughts.extend(piece.thoughts)
-        new = self._reader.feed(piece.text)
-        if piece.finish_reason is not None:
+    def take(self, delta: Delta) -> list[ChoiceDelta]:
+        """What a delta says to the client."""
+        self.logprobs.extend(delta.logprobs or ())
+        self.token_ids.extend(delta.token_ids)
+        self.thoughts.extend(delta.thoughts)
+        new = self._reader.feed(delta.text)
+        if delta.finish_reason is not None:
             new += self._reader.finish()
         self.deltas += new
-        if piece.finish_reason is not None:
+        if delta.finish_reason is not None:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
-            self.finish_reason = finish_reason(piece.finish_reason, num_calls)
+            self.finish_reason = finish_reason(delta.finish_reason, num_calls)
         return new
 
 
 async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
-    """The role first, then a chunk a piece; the last one says how the answer was come by."""
+    """The role first, then a chunk a delta; the last one says how the answer was come by."""
     call, body = answer.call, answer.body
     head = answer.head("chat.completion.chunk")
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -151,14 +150,14 @@ async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
     num_open = len(answer.choices)
     thoughts = ThoughtStream()
     last: dict[str, Any] = {}
-    async for _, piece in call.pieces():
-        if piece is None:
+    async for _, delta in call.deltas():
+        if delta is None:
             yield KEEP_ALIVE
             continue
-        if piece.finish_reason == "error":
+        if delta.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
-        thoughts.add(piece.index, piece.thoughts)
-        for choice in _chunks(answer, piece):
+        thoughts.add(delta.index, delta.thoughts)
+        for choice in _chunks(answer, delta):
             num_open -= choice["finish_reason"] is not None
             if num_open == 0:
                 last = choice
@@ -174,33 +173,33 @@ async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def _chunks(answer: ChatResponse, piece: Piece) -> list[dict[str, Any]]:
-    """The choices of the chunks one piece makes. Logprobs and ids go with the first; text held back comes without them."""
-    choice = answer.choices[piece.index]
-    bodies = [one.body() for one in choice.take(piece)]
-    if piece.finish_reason is not None or not bodies:
+def _chunks(answer: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
+    """The choices of the chunks one delta makes. Logprobs and ids go with the first; text held back comes without them."""
+    choice = answer.choices[delta.index]
+    bodies = [one.body() for one in choice.take(delta)]
+    if delta.finish_reason is not None or not bodies:
         bodies.append({})
     chunks: list[dict[str, Any]] = [
-        {"index": piece.index, "delta": body, "logprobs": None, "finish_reason": None} for body in bodies
+        {"index": delta.index, "delta": body, "logprobs": None, "finish_reason": None} for body in bodies
     ]
     chunks[-1]["finish_reason"] = choice.finish_reason
-    if piece.logprobs:
-        chunks[0]["logprobs"] = answer.logprobs(list(piece.logprobs))
+    if delta.logprobs:
+        chunks[0]["logprobs"] = answer.logprobs(list(delta.logprobs))
     if answer.body.return_token_ids:
-        chunks[0]["token_ids"] = piece.token_ids
+        chunks[0]["token_ids"] = delta.token_ids
     return [
         one
         for one in chunks
-        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids") or piece.thoughts
+        if one["delta"] or one["finish_reason"] or one["logprobs"] or one.get("token_ids") or delta.thoughts
     ]
 
 
 async def _collect(answer: ChatResponse) -> dict[str, Any]:
     """The whole response."""
     call, body = answer.call, answer.body
-    async for _, piece in call.pieces():
-        if piece is not None:
-            answer.choices[piece.index].take(piece)
+    async for _, delta in call.deltas():
+        if delta is not None:
+            answer.choices[delta.index].take(delta)
     call.finished([choice.finish_reason or "stop" for choice in answer.choices])
     answer.fingerprint = await call.fingerprint()
     choices = []

@@ -49,11 +49,11 @@ class ChatPrompts:
 
     async def read(self, body: ChatCompletionRequest) -> ChatPrompt:
         """Raises what is wrong with it."""
-        return await self._prompts.apart(lambda: self._read(body))
+        return await self._prompts.run_in_thread(lambda: self._read(body))
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The ids of a conversation, as `read` would make them."""
-        return await self._prompts.apart(
+        return await self._prompts.run_in_thread(
             lambda: self._render(
                 body.messages or (),
                 parse_tools(body.tools),

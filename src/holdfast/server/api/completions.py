@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Thought
+from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
 from holdfast.server.api.response_fields import TextLogprobs, holdfast_object, usage
@@ -26,7 +26,6 @@ from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
-from holdfast.server.ipc.messages import Piece, RequestResult
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -46,7 +45,7 @@ def completion_routes(front: Frontend) -> APIRouter:
         _refuse_unsupported(body)
         prompts = _prompts(body, front.config.max_prompts)
         try:
-            params = await front.prompts.apart(lambda: _params(body, front))
+            params = await front.prompts.run_in_thread(lambda: _params(body, front))
         except HoldfastError as error:
             raise to_api_error(error) from None
         async with AsyncExitStack() as stack:
@@ -55,7 +54,7 @@ def completion_routes(front: Frontend) -> APIRouter:
                     request,
                     "text_completion",
                     deterministic=params.deterministic,
-                    num_places=len(prompts) * params.n,
+                    num_choices=len(prompts) * params.n,
                     stream=bool(body.stream),
                 )
             )
@@ -88,7 +87,7 @@ async def _submit(
                 if isinstance(prompt, list)
                 else await front.prompts.encode(prompt, add_special_tokens=frame)
             )
-            await call.submit(ids, params, text, with_receipt=bool(body.return_receipt))
+            await call.submit(ids, params, echo_text=text, want_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise to_api_error(error) from None
     await call.accepted()
@@ -127,13 +126,13 @@ class CompletionResponse:
             "system_fingerprint": self.fingerprint,
         }
 
-    def index(self, at: int, piece: Piece) -> int:
+    def index(self, at: int, delta: Delta) -> int:
         """Choices of the first prompt first."""
-        return at * self.params.n + piece.index
+        return at * self.params.n + delta.index
 
 
 async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
-    """A chunk a piece; the last one says how the answer was come by."""
+    """A chunk a delta; the last one says how the answer was come by."""
     call, body = answer.call, answer.body
     head = answer.head()
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -142,31 +141,31 @@ async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
     thoughts = ThoughtStream()
-    async for at, piece in call.pieces():
-        if piece is None:
+    async for at, delta in call.deltas():
+        if delta is None:
             yield KEEP_ALIVE
             continue
-        if piece.finish_reason == "error":
+        if delta.finish_reason == "error":
             continue  # told as an event of its own, with the outcome
-        index = answer.index(at, piece)
-        thoughts.add(index, piece.thoughts)
+        index = answer.index(at, delta)
+        thoughts.add(index, delta.thoughts)
         choice: dict[str, Any] = {
             "index": index,
-            "text": piece.text,
+            "text": delta.text,
             "logprobs": None,
-            "finish_reason": piece.finish_reason,
+            "finish_reason": delta.finish_reason,
         }
-        if piece.logprobs:
+        if delta.logprobs:
             writer = offsets.setdefault(index, TextLogprobs(answer.front.prompts))
-            choice["logprobs"] = writer.write(piece.logprobs)
+            choice["logprobs"] = writer.write(delta.logprobs)
         if body.return_token_ids:
-            choice["token_ids"] = piece.token_ids
+            choice["token_ids"] = delta.token_ids
             if index not in begun:
                 choice["prompt_token_ids"] = call.prompts[at]
             begun.add(index)
-        if piece.finish_reason is not None:
-            reasons[index] = piece.finish_reason
-        if len(reasons) == len(call.tickets) * answer.params.n:
+        if delta.finish_reason is not None:
+            reasons[index] = delta.finish_reason
+        if len(reasons) == len(call.streams) * answer.params.n:
             last = {**head, "choices": [choice]}  # told when it is known how all of them were come by
             continue
         usage_to_come = {"usage": None} if with_usage else {}
@@ -184,19 +183,19 @@ async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
 async def _collect(answer: CompletionResponse) -> dict[str, Any]:
     """The whole response."""
     call, params, body = answer.call, answer.params, answer.body
-    choices = [_Choice(TextLogprobs(answer.front.prompts)) for _ in range(len(call.tickets) * params.n)]
-    async for at, piece in call.pieces():
-        if piece is not None:
-            choice = choices[answer.index(at, piece)]
-            choice.text.append(piece.text)
-            choice.token_ids.extend(piece.token_ids)
-            choice.logprobs.extend(piece.logprobs or ())
-            choice.thoughts.extend(piece.thoughts)
-            choice.finish_reason = piece.finish_reason or choice.finish_reason
+    choices = [_Choice(TextLogprobs(answer.front.prompts)) for _ in range(len(call.streams) * params.n)]
+    async for at, delta in call.deltas():
+        if delta is not None:
+            choice = choices[answer.index(at, delta)]
+            choice.text.append(delta.text)
+            choice.token_ids.extend(delta.token_ids)
+            choice.logprobs.extend(delta.logprobs or ())
+            choice.thoughts.extend(delta.thoughts)
+            choice.finish_reason = delta.finish_reason or choice.finish_reason
     call.finished([choice.finish_reason or "stop" for choice in choices])
     answer.fingerprint = await call.fingerprint()
     written = [
-        _written(answer, index, choice, call.outcomes[index // params.n])
+        _written(answer, index, choice, call.results[index // params.n])
         for index, choice in enumerate(choices)
     ]
     if body.return_token_ids:
@@ -206,12 +205,10 @@ async def _collect(answer: CompletionResponse) -> dict[str, Any]:
     return {**answer.head(), "choices": written, "usage": usage(call), "holdfast": about}
 
 
-def _written(
-    answer: CompletionResponse, index: int, choice: _Choice, outcome: RequestResult
-) -> dict[str, Any]:
+def _written(answer: CompletionResponse, index: int, choice: _Choice, result: Result) -> dict[str, Any]:
     logprobs = None
     if answer.body.logprobs is not None:
-        before = outcome.prompt_logprobs or ()
+        before = result.prompt_logprobs or ()
         first = answer.call.prompts[index // answer.params.n][0]
         logprobs = choice.offsets.write((*before, *choice.logprobs), first)
     written: dict[str, Any] = {

@@ -66,7 +66,7 @@ def about_routes(front: Frontend) -> APIRouter:
         """What the engine was certified for on this machine, and its fingerprint."""
         link = front.supervisor.link
         assert link.ready is not None
-        named = await front.named()
+        named = await front.fingerprint()
         return JSONResponse(
             {
                 "object": "holdfast.certificate",

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.core.results import Choice, Result
+from holdfast.core.results import Choice, Delta, Result
 from holdfast.engine.replay import Replay, compare_result, require_prompt
 from holdfast.errors import HoldfastError
 from holdfast.receipts.fingerprint import Fingerprint
@@ -23,7 +23,6 @@ from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
-from holdfast.server.ipc.messages import Piece
 
 
 def replay_routes(front: Frontend) -> APIRouter:
@@ -36,22 +35,22 @@ def replay_routes(front: Frontend) -> APIRouter:
         """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
         body = await read_body(request, ReplayRequest)
         try:
-            receipt, prompt_ids = await front.prompts.apart(lambda: _read(body))
+            receipt, prompt_ids = await front.prompts.run_in_thread(lambda: _read(body))
             front.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
             raise to_api_error(error) from None
         if receipt.params.n > front.config.max_choices:
             raise ApiError(400, f"n must be at most {front.config.max_choices}", param="receipt")
-        named = await front.named()
+        named = await front.fingerprint()
         differences = Fingerprint(named.parts).differences(receipt.fingerprint, here="here")
         answer = _answer(receipt, differences)
         if differences and not body.force:
             return JSONResponse(answer)
         params = replace(receipt.params, seed=receipt.seed)
         async with front.call(
-            request, "replay", deterministic=params.deterministic, num_places=params.n
+            request, "replay", deterministic=params.deterministic, num_choices=params.n
         ) as call:
-            await call.submit(prompt_ids, params, with_receipt=True)
+            await call.submit(prompt_ids, params, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
             try:
@@ -69,32 +68,23 @@ def _read(body: ReplayRequest) -> tuple[Receipt, list[int]]:
 
 
 async def _run(call: Call, num_choices: int) -> Result:
-    """The new answer, put together from its pieces."""
+    """The new result, with its choices put together from their deltas."""
     await call.accepted()
-    pieces: list[list[Piece]] = [[] for _ in range(num_choices)]
-    async for _, piece in call.pieces():
-        if piece is not None:
-            pieces[piece.index].append(piece)
-    outcome = call.outcomes[0]
-    return Result(
-        prompt_token_ids=tuple(call.prompts[0]),
-        choices=tuple(_choice(one) for one in pieces),
-        seed=outcome.seed,
-        determinism=outcome.determinism,
-        stats=outcome.stats,
-        receipt=outcome.receipt,
-        error=outcome.error,
-        prompt_logprobs=outcome.prompt_logprobs,
-    )
+    deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
+    async for _, delta in call.deltas():
+        if delta is not None:
+            deltas[delta.index].append(delta)
+    choices = tuple(_choice(one) for one in deltas)
+    return replace(call.results[0], prompt_token_ids=tuple(call.prompts[0]), choices=choices)
 
 
-def _choice(pieces: list[Piece]) -> Choice:
+def _choice(deltas: list[Delta]) -> Choice:
     return Choice(
-        text="".join(piece.text for piece in pieces),
-        token_ids=tuple(id_ for piece in pieces for id_ in piece.token_ids),
-        finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
-        logprobs=tuple(one for piece in pieces for one in piece.logprobs or ())
-        if any(piece.logprobs is not None for piece in pieces)
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(id_ for delta in deltas for id_ in delta.token_ids),
+        finish_reason=next(delta.finish_reason for delta in deltas if delta.finish_reason is not None),
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs or ())
+        if any(delta.logprobs is not None for delta in deltas)
         else None,
     )
 

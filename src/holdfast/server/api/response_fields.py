@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from holdfast.core.results import Result
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.server.call import Call, sum_stats
-from holdfast.server.ipc.messages import RequestResult
+from holdfast.server.call import Call
 from holdfast.server.prompts import Prompts
 
 _LEAST = -9999.0  # what OpenAI writes for a token that could not come
@@ -16,7 +16,7 @@ _LEAST = -9999.0  # what OpenAI writes for a token that could not come
 def usage(call: Call) -> dict[str, Any]:
     """What was read and written so far."""
     prompt, completion = call.num_prompt_tokens, call.num_completion_tokens
-    cached = min(prompt, sum(outcome.stats.cached_tokens for outcome in call.outcomes))
+    cached = min(prompt, sum(result.stats.cached_tokens for result in call.results))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -27,20 +27,20 @@ def usage(call: Call) -> dict[str, Any]:
 
 def holdfast_object(call: Call) -> dict[str, Any]:
     """How the answer was come by. For a batch of prompts: of all of them, and of each."""
-    outcomes = call.outcomes
-    if len(outcomes) == 1:
-        return _of_one(outcomes[0])
+    results = call.results
+    if len(results) == 1:
+        return _of_one(results[0])
     return {
         "mode": call.mode,
-        "seed": outcomes[0].seed,
-        "stats": asdict(sum_stats(outcomes)),
-        "requests": [_of_one(outcome) for outcome in outcomes],
+        "seed": results[0].seed,
+        "stats": asdict(call.stats),
+        "requests": [_of_one(result) for result in results],
     }
 
 
-def _of_one(outcome: RequestResult) -> dict[str, Any]:
-    about = {"mode": outcome.determinism, "seed": outcome.seed, "stats": asdict(outcome.stats)}
-    return about if outcome.receipt is None else {**about, "receipt": outcome.receipt}
+def _of_one(result: Result) -> dict[str, Any]:
+    about = {"mode": result.determinism, "seed": result.seed, "stats": asdict(result.stats)}
+    return about if result.receipt is None else {**about, "receipt": result.receipt}
 
 
 def chat_logprobs(prompts: Prompts, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:

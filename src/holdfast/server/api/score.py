@@ -30,10 +30,10 @@ def score_routes(front: Frontend) -> APIRouter:
         body = await read_body(request, ScoreRequest)
         front.require_model(body.model)
         deterministic = body.deterministic is not False
-        async with front.call(request, "score", deterministic=deterministic, num_places=1) as call:
+        async with front.call(request, "score", deterministic=deterministic, num_choices=1) as call:
             completion_ids = await run_until_disconnect(request, _run(front, call, body, deterministic))
             call.finished(["length"])
-            logprobs = [one for one in call.outcomes[0].prompt_logprobs or () if one is not None]
+            logprobs = [one for one in call.results[0].prompt_logprobs or () if one is not None]
             return JSONResponse(
                 {
                     "object": "holdfast.score",
@@ -65,10 +65,15 @@ async def _run(front: Frontend, call: Call, body: ScoreRequest, deterministic: b
             think=body.think is not False,
             forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
         )
-        await call.submit_score(prompt_ids, completion_ids, params, with_receipt=bool(body.return_receipt))
+        await call.submit(
+            prompt_ids,
+            params,
+            completion_ids=completion_ids,
+            want_receipt=bool(body.return_receipt),
+        )
     except HoldfastError as error:
         raise to_api_error(error) from None
     await call.accepted()
-    async for _ in call.pieces():
+    async for _ in call.deltas():
         pass
     return completion_ids

@@ -1,1 +1,1 @@
-"""The engine process, and the front's way to it: messages over a socket pair, tickets, and a supervisor."""
+"""The engine process and the frontend's connection to it: messages over a socket pair, response streams, a supervisor."""

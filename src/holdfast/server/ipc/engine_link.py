@@ -1,8 +1,7 @@
-"""One life of the engine process, from the front's side: started, asked, and gone when its socket closes."""
+"""One engine process, from start to end, as the frontend sees it."""
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import socket
 import sys
@@ -10,58 +9,69 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from holdfast import errors
+from holdfast.core.framing import ConnectionLost
 from holdfast.core.params_json import settings_of
+from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
-from holdfast.errors import EngineStopped, HoldfastError, RequestError
+from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
 from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
-from holdfast.server.ipc.engine_status import EngineStatus
 from holdfast.server.ipc.response_stream import ResponseStream
 
 _log = logging.getLogger("holdfast.server")
-_LEAVING_SECONDS = 5.0
+_EXIT_SECONDS = 5.0
 COMMAND = (sys.executable, "-m", "holdfast.server.ipc.engine_process")
 
 
-@dataclass(frozen=True)
-class Listener:
-    """Who is told what, besides the tickets."""
+def _ignore(*_: Any) -> None:
+    pass
 
-    progress: Callable[[str, int, int], None]
-    traced: Callable[[StepTrace], None]
-    status: Callable[[EngineStatus], None]
+
+@dataclass(frozen=True)
+class EngineCallbacks:
+    """Called with what the engine process reports besides the outputs of requests."""
+
+    on_progress: Callable[[str, int, int], None] = _ignore  # (stage, done, total), while it starts
+    on_ready: Callable[["EngineLink"], None] = _ignore
+    on_status: Callable[[EngineStatus], None] = _ignore
+    on_trace: Callable[[StepTrace], None] = _ignore
+    on_death: Callable[[], None] = _ignore  # before it is started again
 
 
 class EngineLink:
-    """A running engine process. `ready` is there once it can answer; `gone` is set when it never will again."""
+    """A running engine process.
 
-    def __init__(self, listener: Listener) -> None:
+    `ready` is set once it accepts requests. The event `closed` is set when nothing can come from it any more.
+    """
+
+    def __init__(self, callbacks: EngineCallbacks) -> None:
         self.ready: m.Ready | None = None
-        self.unfit: str | None = None
+        self.startup_error: str | None = None
         self.fingerprint: m.FingerprintReady | None = None
         self.revocation: str | None = None
-        self.gone = asyncio.Event()
-        self.settled = asyncio.Event()  # ready, unfit or gone
-        self._named = asyncio.Event()
-        self._listener = listener
-        self._tickets: dict[int, ResponseStream] = {}
-        self._numbers = itertools.count(1)
-        self._asked: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
+        self.closed = asyncio.Event()
+        self.settled = asyncio.Event()  # ready, failed to start, or closed
+        self._has_fingerprint = asyncio.Event()  # or never will
+        self._callbacks = callbacks
+        self._streams: dict[int, ResponseStream] = {}
+        self._next_id = 1
+        self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
 
     @classmethod
     async def start(
         cls,
         config: EngineConfig,
-        listener: Listener,
+        callbacks: EngineCallbacks,
         log: tuple[str, str],
         command: Sequence[str] = COMMAND,
     ) -> "EngineLink":
-        """Start the process and tell it what to load. Does not wait until it has."""
-        link = cls(listener)
+        """Start the process and send it the configuration. Does not wait until it is ready. log is (format, level)."""
+        link = cls(callbacks)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -72,15 +82,15 @@ class EngineLink:
                 )  # fmt: skip
             reader, link._writer = await asyncio.open_connection(sock=ours)
         except BaseException:
-            ours.close()  # and the process, if there is one, ends with it
+            ours.close()  # the process, if it was started, ends with it
             raise
         link._send(m.Start(config, *log))
-        link._reading = asyncio.create_task(link._read(reader))
+        link._read_task = asyncio.create_task(link._read(reader))
         return link
 
     _writer: asyncio.StreamWriter
     _process: asyncio.subprocess.Process
-    _reading: asyncio.Task[None]
+    _read_task: asyncio.Task[None]
 
     @property
     def pid(self) -> int:
@@ -88,99 +98,88 @@ class EngineLink:
 
     @property
     def num_requests(self) -> int:
-        return len(self._tickets)
+        return len(self._streams)
 
     def submit(
         self,
-        bell: asyncio.Event,
+        updated: asyncio.Event,
         prompt_ids: Sequence[int],
         params: SamplingParams,
+        *,
+        completion_ids: Sequence[int] | None = None,
         echo_text: str | None = None,
-        *,
-        with_receipt: bool = False,
+        want_receipt: bool = False,
     ) -> ResponseStream:
-        """Ask. The ticket says whether it was accepted, and rings the bell when there is news."""
-        settings = settings_of(params)
-        return self._ask(
-            bell, lambda number: m.Submit(number, tuple(prompt_ids), settings, echo_text, with_receipt)
+        """Send a request. Its stream says whether it was accepted; `updated` is set whenever something arrives."""
+        if self.closed.is_set() or self.ready is None:
+            raise EngineStopped("the engine is not running")
+        stream = ResponseStream(self._next_id, updated, self._cancel)
+        message = m.Submit(
+            stream.request_id,
+            tuple(prompt_ids),
+            settings_of(params),
+            None if completion_ids is None else tuple(completion_ids),
+            echo_text,
+            want_receipt,
         )
+        self._send(message)  # raises for what cannot be encoded; then there is no stream
+        self._next_id += params.n
+        self._streams[stream.request_id] = stream
+        return stream
 
-    def submit_score(
-        self,
-        bell: asyncio.Event,
-        prompt_ids: Sequence[int],
-        completion_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        with_receipt: bool = False,
-    ) -> ResponseStream:
-        """Ask for the logprobs of a completion."""
-        prompt, completion, settings = tuple(prompt_ids), tuple(completion_ids), settings_of(params)
-        return self._ask(
-            bell, lambda number: m.SubmitScore(number, prompt, completion, settings, with_receipt)
-        )
-
-    def watch(self, on: bool) -> None:
-        """Have every step told, or not."""
+    def set_tracing(self, on: bool) -> None:
+        """Have a trace of every step sent, or not."""
         self._send(m.SetTracing(on))
 
     async def status(self) -> EngineStatus:
-        """The engine's counts, as of its next step. Raises `EngineStopped` if there will be none."""
-        if self.gone.is_set():
+        """The engine's numbers after its current step. Raises `EngineStopped` if it ends before."""
+        if self.closed.is_set():
             raise EngineStopped("the engine stopped")
         answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
-        self._asked.append((time.monotonic(), answer))
-        self._send(m.AskStatus())
+        self._status_requests.append((time.monotonic(), answer))
+        self._send(m.GetStatus())
         return await answer
 
     @property
     def unanswered_seconds(self) -> float:
-        """For how long the oldest question about its status has waited."""
-        return time.monotonic() - self._asked[0][0] if self._asked else 0.0
+        """How long the oldest status request has waited."""
+        return time.monotonic() - self._status_requests[0][0] if self._status_requests else 0.0
 
-    async def named(self) -> m.FingerprintReady:
+    async def wait_for_fingerprint(self) -> m.FingerprintReady:
         """The fingerprint, once the weights are hashed."""
-        await self._named.wait()
+        await self._has_fingerprint.wait()
         if self.fingerprint is None:
             raise EngineStopped("the engine stopped")
         return self.fingerprint
 
     async def stop(self) -> None:
-        """End the process: politely, then not. One that still loads has nothing to lose."""
+        """End the process: ask it to end, then kill it. One that is still loading is killed at once."""
         if self.ready is None:
             self.kill()
         self._send(m.Stop())
-        await self._see_off()
-        await self.ended()
+        await self._reap()
+        await self.wait_ended()
 
     def kill(self) -> None:
-        """End the process now."""
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    async def ended(self) -> None:
-        """Once the process is no more."""
-        await asyncio.wait((self._reading,))
+    async def wait_ended(self) -> None:
+        """Wait until the process has ended and everything it sent was handled."""
+        await asyncio.wait((self._read_task,))
 
     @property
-    def end(self) -> str:
+    def exit_status(self) -> str:
         """How the process ended, for the log."""
         code = self._process.returncode
         if code is None or code >= 0:
             return f"exit code {code}"
         return f"signal {-code}"
 
-    def _ask(self, bell: asyncio.Event, message: Callable[[int], m.ToEngine]) -> ResponseStream:
-        if self.gone.is_set() or self.ready is None:
-            raise EngineStopped("the engine does not run")
-        ticket = ResponseStream(next(self._numbers), bell, self._cancel)
-        self._send(message(ticket.number))  # raises for what cannot be said; then there is no ticket
-        self._tickets[ticket.number] = ticket
-        return ticket
-
-    def _cancel(self, ticket: ResponseStream) -> None:
-        if self._tickets.pop(ticket.number, None) is not None:
-            self._send(m.Abort(ticket.number))
+    def _cancel(self, stream: ResponseStream) -> None:
+        if self._streams.pop(stream.request_id, None) is not None:
+            self._send(m.Abort(stream.request_id))
 
     def _send(self, message: m.ToEngine) -> None:
         if not self._writer.is_closing():
@@ -190,90 +189,89 @@ class EngineLink:
         decoder = frames.from_engine()
         try:
             while True:
-                self._take(await decoder.read_from(reader))
-        except frames.ConnectionLost:
+                self._handle(await decoder.read_async(reader))
+        except ConnectionLost:
             pass
         except Exception:
-            _log.exception("the engine said something nobody understands")
+            _log.exception("the engine process sent an invalid message")
             self.kill()
         finally:
             self._writer.close()
-            self._give_up()
-            await self._see_off()
+            self._on_closed()
+            await self._reap()
 
-    async def _see_off(self) -> None:
-        """Wait for the process to end; not for long, because nobody can talk to it any more."""
+    async def _reap(self) -> None:
+        """Wait for the process to end; kill it if that takes long, because nothing can reach it any more."""
         try:
-            async with asyncio.timeout(_LEAVING_SECONDS):
+            async with asyncio.timeout(_EXIT_SECONDS):
                 await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()
 
-    def _give_up(self) -> None:
-        """Nothing will come any more. Whoever waits is told so now, even if the process takes its time to end."""
-        self.gone.set()
+    def _on_closed(self) -> None:
+        """Nothing will arrive any more. Fail everything that waits now, even if the process takes time to end."""
+        self.closed.set()
         self.settled.set()
-        self._named.set()
-        tickets, self._tickets = self._tickets, {}
-        for ticket in tickets.values():
-            ticket.fail(EngineStopped("the engine stopped"))
-        for _, answer in self._asked:
+        self._has_fingerprint.set()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineStopped("the engine stopped"))
+        for _, answer in self._status_requests:
             if not answer.done():
                 answer.set_exception(EngineStopped("the engine stopped"))
 
-    def _take(self, message: m.FromEngine) -> None:
+    def _handle(self, message: m.FromEngine) -> None:
         if isinstance(message, m.StepOutput):
-            self._spread(message)
+            for started in message.started:
+                stream = self._streams.get(started.request_id)
+                if stream is not None:
+                    stream.start(started.queue_seconds)
+            for output in message.outputs:
+                self._deliver(output)
         elif isinstance(message, m.Accepted):
-            if message.number in self._tickets:
-                self._tickets[message.number].accept(message.seed)
+            if message.request_id in self._streams:
+                self._streams[message.request_id].accept(message.seed)
         elif isinstance(message, m.Refused):
-            refused = self._tickets.pop(message.number, None)
+            refused = self._streams.pop(message.request_id, None)
             if refused is not None:
                 refused.fail(_refusal(message))
-        elif isinstance(message, m.Traced):
-            self._listener.traced(message.step)
-        elif isinstance(message, m.Status):
-            self._answer(message.status)
+        elif isinstance(message, m.StepTraced):
+            self._callbacks.on_trace(message.trace)
+        elif isinstance(message, m.StatusReport):
+            self._answer_status(message.status)
         elif isinstance(message, m.Progress):
-            self._listener.progress(message.what, message.done, message.total)
+            self._callbacks.on_progress(message.stage, message.done, message.total)
         elif isinstance(message, m.Ready):
             self.ready = message
             self.settled.set()
         elif isinstance(message, m.StartupFailed):
-            self.unfit = message.reason
+            self.startup_error = message.reason
             self.settled.set()
         elif isinstance(message, m.FingerprintReady):
             self.fingerprint = message
-            self._named.set()
+            self._has_fingerprint.set()
         else:
             self.revocation = message.reason
 
-    def _spread(self, news: m.StepOutput) -> None:
-        for begun in news.begun:
-            ticket = self._tickets.get(begun.number)
-            if ticket is not None:
-                ticket.begin(begun.queue_seconds)
-        for piece in news.pieces:
-            ticket = self._tickets.get(piece.number)
-            if ticket is not None:
-                ticket.add(piece)
-        for outcome in news.outcomes:
-            ticket = self._tickets.pop(outcome.number, None)
-            if ticket is not None:
-                ticket.close(outcome)
+    def _deliver(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:  # cancelled
+            return
+        if not output.delta.is_empty:
+            stream.add(output.delta)
+        if output.result is not None:
+            del self._streams[output.request_id]
+            stream.finish(output.result)
 
-    def _answer(self, status: EngineStatus) -> None:
-        self._listener.status(status)
-        _, answer = self._asked.popleft()
+    def _answer_status(self, status: EngineStatus) -> None:
+        self._callbacks.on_status(status)
+        _, answer = self._status_requests.popleft()
         if not answer.done():
             answer.set_result(status)
 
 
 def _refusal(message: m.Refused) -> HoldfastError:
-    """The error the engine's process raised, by name; what is not the request's own fault is told to nobody."""
-    kind = getattr(errors, message.kind, None)
-    if isinstance(kind, type) and issubclass(kind, RequestError):
-        return kind(message.reason)
-    return HoldfastError(message.reason)
+    """The error the engine process raised. One that is not the request's own fault becomes an internal error."""
+    error = make_error(message.code, message.message)
+    return error if isinstance(error, RequestError) else HoldfastError(message.message)

@@ -1,10 +1,10 @@
-"""The engine's own process: `python -m holdfast.server.ipc.engine_process FD`, with one end of a socket pair as FD.
+"""The engine process: `python -m holdfast.server.ipc.engine_process FD`, where FD is one end of a socket pair.
 
-    reader thread   messages in; requests are checked and prepared here (`desk`)
+    reader thread   reads messages, checks and prepares requests (`EngineServer.handle`)
     main thread     the engine's loop
-    writer thread   messages out; encoding and waiting for the socket cost the loop nothing
+    writer thread   encodes and writes messages, so that the loop waits for neither
 
-When the socket closes, the process ends, even while it loads: an engine nobody can ask is of no use.
+When the socket closes, the process ends, even while it loads.
 """
 
 import contextlib
@@ -18,9 +18,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-from holdfast.engine.builder import ShowProgress, build
+from holdfast.core.framing import ConnectionLost
+from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.numerics.settings import pin_threads
 from holdfast.server.ipc import frames
@@ -29,110 +31,115 @@ from holdfast.server.ipc.engine_server import EngineServer
 from holdfast.server.telemetry.logs import configure_logging
 
 _log = logging.getLogger("holdfast.engine")
-_LEAVING_SECONDS = 5.0
+_FLUSH_SECONDS = 5.0
 
 Build = Callable[[EngineConfig, ShowProgress], Engine]
 
 
-class Outbox:
-    """Messages on their way to the front, written by a thread of their own."""
+class MessageWriter:
+    """Sends messages to the frontend from a thread of its own."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
-        self._waiting: queue.SimpleQueue[m.FromEngine | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="holdfast-outbox", daemon=True)
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[m.FromEngine | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="holdfast-writer", daemon=True)
         self._thread.start()
 
-    def put(self, message: m.FromEngine) -> None:
-        self._waiting.put(message)
+    def send(self, message: m.FromEngine) -> None:
+        self._queue.put(message)
 
     def close(self) -> None:
-        """Write what is left, if anybody reads it."""
-        self._waiting.put(None)
-        self._thread.join(_LEAVING_SECONDS)
+        """Write what is queued, but do not wait long for a frontend that does not read."""
+        self._queue.put(None)
+        self._thread.join(_FLUSH_SECONDS)
 
     def _write(self) -> None:
         while True:
-            batch = [self._waiting.get()]
+            batch = [self._queue.get()]
             with contextlib.suppress(queue.Empty):
                 while True:
-                    batch.append(self._waiting.get_nowait())
-            last = None in batch
+                    batch.append(self._queue.get_nowait())
+            is_last = None in batch
             try:
-                self._link.sendall(frames.encode([one for one in batch if one is not None]))
+                self._connection.sendall(frames.encode([one for one in batch if one is not None]))
             except OSError:
-                return  # the front is gone; the reader sees it, too
-            except BaseException:  # nobody would be answered any more
-                _log.exception("the outbox died")
+                return  # the frontend is gone; the reader sees it, too
+            except BaseException:  # no request could be answered any more
+                _log.exception("the writer thread died")
                 os._exit(1)
-            if last:
+            if is_last:
                 return
 
 
-class Inbox:
-    """What the front says, read by a thread of its own. Before there is a desk it can only mean: end."""
+class MessageReader:
+    """Reads the frontend's messages in a thread of its own. Until there is a server, any message means: end."""
 
-    def __init__(self, link: socket.socket, decoder: frames.Decoder[m.ToEngine]) -> None:
-        self.desk: EngineServer | None = None
-        self._link = link
+    def __init__(self, connection: socket.socket, decoder: frames.Decoder[m.ToEngine]) -> None:
+        self.server: EngineServer | None = None
+        self._connection = connection
         self._decoder = decoder
-        threading.Thread(target=self._read, name="holdfast-inbox", daemon=True).start()
+        threading.Thread(target=self._read, name="holdfast-reader", daemon=True).start()
 
     def _read(self) -> None:
         try:
             while True:
-                message = self._decoder.read(self._link)
-                if self.desk is None:
+                message = self._decoder.read(self._connection)
+                if self.server is None:
                     os._exit(0)
-                self.desk.take(message)
-        except frames.ConnectionLost:
-            if self.desk is None:
+                self.server.handle(message)
+        except ConnectionLost:
+            if self.server is None:
                 os._exit(0)
-            self.desk.worker.stop()
-        except BaseException:  # nobody could ask any more
-            _log.exception("the inbox died")
+            self.server.worker.stop()
+        except BaseException:  # no request could arrive any more
+            _log.exception("the reader thread died")
             os._exit(1)
 
 
-def serve(link: socket.socket, make: Build = build) -> int:
-    """Build the engine the first message asks for, then answer until the socket closes or the front says stop."""
+def serve(connection: socket.socket, make: Build = build) -> int:
+    """Build the engine that the first message describes, then serve it until the socket closes or `Stop` arrives.
+
+    Returns the exit code.
+    """
     decoder = frames.to_engine()
     try:
-        start = decoder.read(link)
-    except frames.ConnectionLost:
+        start = decoder.read(connection)
+    except ConnectionLost:
         return 0
     assert isinstance(start, m.Start)
     configure_logging(start.log_format, start.log_level)
-    outbox = Outbox(link)
-    inbox = Inbox(link, decoder)
+    writer = MessageWriter(connection)
+    reader = MessageReader(connection, decoder)
     try:
-        engine = make(start.config, lambda what, done, total: outbox.put(m.Progress(what, done, total)))
+        engine = make(start.config, lambda stage, done, total: writer.send(m.Progress(stage, done, total)))
     except (ConfigError, ModelError) as error:
-        outbox.put(m.StartupFailed(str(error)))
-        outbox.close()
+        writer.send(m.StartupFailed(str(error)))
+        writer.close()
         return 2
-    inbox.desk = desk = EngineServer(engine, outbox.put)
-    threading.Thread(target=_name, args=(engine, outbox), name="holdfast-fingerprint", daemon=True).start()
-    outbox.put(_ready(start.config, engine))
+    reader.server = server = EngineServer(engine, writer.send)
+    threading.Thread(
+        target=_send_fingerprint, args=(engine, writer), name="holdfast-fingerprint", daemon=True
+    ).start()
+    writer.send(_ready(start.config, engine))
     gc.collect()
-    gc.freeze()  # the engine lives as long as the process: collections need not look at it again
+    gc.freeze()  # the engine lives as long as the process: the collector need not visit it again
     pin_threads()
     try:
-        desk.worker.run()
+        server.worker.run()
     finally:
-        desk.close()
-        outbox.close()
+        server.close()
+        writer.close()
         with contextlib.suppress(OSError):
-            link.shutdown(socket.SHUT_RDWR)  # the front need not wait until every thread has ended
+            connection.shutdown(socket.SHUT_RDWR)  # the frontend need not wait until every thread has ended
     return 0
 
 
-def _name(engine: Engine, outbox: Outbox) -> None:
+def _send_fingerprint(engine: Engine, writer: MessageWriter) -> None:
     try:
         fingerprint = engine.fingerprint
-        outbox.put(m.FingerprintReady(fingerprint.digest, fingerprint.plain_parts()))
-    except BaseException:  # every answer would wait for it
-        _log.exception("the fingerprint cannot be had")
+        writer.send(m.FingerprintReady(fingerprint.digest, fingerprint.plain_parts()))
+    except BaseException:  # every response would wait for it
+        _log.exception("the fingerprint could not be made")
         os._exit(1)
 
 
@@ -150,14 +157,14 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
     )
 
 
-def leave_signals_to_the_front() -> None:
-    """A terminal or a supervisor may signal both processes. The front drains, and then says stop or closes the socket."""
+def ignore_signals() -> None:
+    """A terminal may signal both processes. The frontend drains, then sends `Stop` or closes the socket."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
-    leave_signals_to_the_front()
+    ignore_signals()
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 

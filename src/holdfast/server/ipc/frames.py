@@ -1,51 +1,33 @@
-"""Messages on a stream of bytes: four bytes of length, then the message.
-
-The two ends trust each other, so the bound on a frame's length only turns a lost position in the stream into an error.
-"""
+"""Encodes and decodes the messages of the engine connection: msgpack in the length-prefixed frames of `core.framing`."""
 
 import socket
-import struct
-from asyncio import IncompleteReadError, StreamReader
+from asyncio import StreamReader
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.core.framing import pack_frame, read_frame, read_frame_async
 from holdfast.server.ipc.messages import FromEngine, ToEngine
 
-_MAX_FRAME = 1 << 30
-_LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 T = TypeVar("T")
 
 
-class ConnectionLost(Exception):
-    """The other process is gone."""
-
-
-class OutOfStep(Exception):
-    """What came is no frame: from here on nothing can be understood."""
-
-
 class Decoder(Generic[T]):
-    """Reads messages of one direction, from a socket or an asyncio stream."""
+    """Reads the messages of one direction, from a socket or an asyncio stream. Raises `ConnectionLost` at the end."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder
 
     def read(self, source: socket.socket) -> T:
-        """The next message. Blocks; raises `ConnectionLost` at the end."""
-        size = _checked(_LENGTH.unpack(_read_exactly(source, _LENGTH.size))[0])
-        return self._decoder.decode(_read_exactly(source, size))
+        """Wait for the next message."""
+        return self._decoder.decode(read_frame(source))
 
-    async def read_from(self, source: StreamReader) -> T:
-        """The next message. Raises `ConnectionLost` at the end."""
-        try:
-            size = _checked(_LENGTH.unpack(await source.readexactly(_LENGTH.size))[0])
-            return self._decoder.decode(await source.readexactly(size))
-        except (IncompleteReadError, OSError) as error:
-            raise ConnectionLost from error
+    async def read_async(self, source: StreamReader) -> T:
+        """Wait for the next message."""
+        return self._decoder.decode(await read_frame_async(source))
 
 
 def to_engine() -> Decoder[ToEngine]:
@@ -57,29 +39,5 @@ def from_engine() -> Decoder[FromEngine]:
 
 
 def encode(messages: Sequence[Any]) -> bytes:
-    """Frames for these messages, one behind the other."""
-    parts = []
-    for message in messages:
-        content = _encoder.encode(message)
-        parts += [_LENGTH.pack(len(content)), content]
-    return b"".join(parts)
-
-
-def _checked(size: int) -> int:
-    if size > _MAX_FRAME:
-        raise OutOfStep(f"a frame of {size} bytes")
-    return size
-
-
-def _read_exactly(source: socket.socket, size: int) -> bytes:
-    parts = []
-    while size:
-        try:
-            part = source.recv(min(size, 1 << 20))
-        except OSError as error:
-            raise ConnectionLost from error
-        if not part:
-            raise ConnectionLost
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    """The frames of these messages, one after the other."""
+    return b"".join([pack_frame(_encoder.encode(message)) for message in messages])

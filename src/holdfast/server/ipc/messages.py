@@ -1,33 +1,33 @@
-"""What the two processes of a server say to each other: typed, checked when it arrives, and never code.
+"""The messages between the frontend and the engine process: typed, checked on arrival, never code.
 
-    to the engine     Start, Submit, SubmitScore, Abort, SetTracing, AskStatus, Stop
-    from the engine   Progress, Ready, StartupFailed; FingerprintReady; Accepted, Refused, StepOutput; Status, Revoked, Traced
+    to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
+    from the engine   Progress, Ready, StartupFailed; FingerprintReady; Accepted, Refused, StepOutput; StatusReport, Revoked,
+                      StepTraced
 
-Each request has a number the frontend gave it. After `Accepted` come deltas and one `RequestResult`, inside `StepOutput`s;
-after `Refused` nothing. Messages are msgpack, tagged with their type; one that does not fit its type is a bug of ours.
+The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's outputs follow, the last
+with its result, inside `StepOutput`s; after `Refused` nothing follows. Messages are msgpack, tagged with their type.
+A message that does not fit its type is a bug.
 """
 
 from typing import Any
 
 import msgspec
 
-from holdfast.core.results import Determinism, Stats, Thought
-from holdfast.core.step_plan import TokenLogprob
-from holdfast.core.stop_rules import FinishReason
+from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
+from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
-from holdfast.server.ipc.engine_status import EngineStatus
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Anything said."""
+    """Base of all messages."""
 
 
 # To the engine
 
 
 class Start(Message, frozen=True):
-    """The first message: what to load, and how to log."""
+    """The first message: the engine to build, and how to log."""
 
     config: EngineConfig
     log_format: str
@@ -35,58 +35,51 @@ class Start(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Answer this prompt. settings are those of `SamplingParams`, as a receipt writes them."""
+    """A request. settings are those of `SamplingParams`, as a receipt writes them; its n choices take the ids request_id to
+    request_id + n - 1. With completion_ids the request scores this completion.
+    """
 
-    number: int
+    request_id: int
     prompt_ids: tuple[int, ...]
     settings: dict[str, Any]
+    completion_ids: tuple[int, ...] | None = None
     echo_text: str | None = None
-    with_receipt: bool = False
-
-
-class SubmitScore(Message, frozen=True):
-    """The logprobs of a completion behind a prompt."""
-
-    number: int
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    settings: dict[str, Any]
-    with_receipt: bool = False
+    want_receipt: bool = False
 
 
 class Abort(Message, frozen=True):
-    """Nobody waits for this request any more."""
+    """End this request. The frontend ignores what still comes for it."""
 
-    number: int
+    request_id: int
 
 
 class SetTracing(Message, frozen=True):
-    """Tell of every step, or stop telling."""
+    """Send a trace of every step, or stop doing so."""
 
     on: bool
 
 
-class AskStatus(Message, frozen=True):
-    """How are you?"""
+class GetStatus(Message, frozen=True):
+    """Request the engine's counters."""
 
 
 class Stop(Message, frozen=True):
-    """End. What still runs is given up."""
+    """End the process. Running requests are dropped."""
 
 
 # From the engine
 
 
 class Progress(Message, frozen=True):
-    """How far the engine is with starting."""
+    """The progress of one stage of starting."""
 
-    what: str
+    stage: str
     done: int
     total: int
 
 
 class Ready(Message, frozen=True):
-    """The engine can answer. certificate is None where determinism is off."""
+    """The engine accepts requests. certificate is None if determinism is off."""
 
     vocab_size: int
     max_model_len: int
@@ -95,91 +88,64 @@ class Ready(Message, frozen=True):
     determinism: str
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
-    chunk: int = 0  # tokens a thought is about; 0: the model does not think
+    chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
 
 
 class StartupFailed(Message, frozen=True):
-    """The engine cannot be started with this configuration; trying again would not help."""
+    """The engine cannot be started with this configuration; a retry would not help."""
 
     reason: str
 
 
 class FingerprintReady(Message, frozen=True):
-    """The engine's fingerprint, once its weights are hashed."""
+    """The engine's fingerprint, sent once its weights are hashed."""
 
     digest: str
     parts: dict[str, Any]
 
 
 class Accepted(Message, frozen=True):
-    number: int
+    request_id: int
     seed: int
 
 
 class Refused(Message, frozen=True):
-    """kind is the name of an error in `holdfast.errors`."""
+    """A request that cannot be served. code is that of a class in `holdfast.errors`."""
 
-    number: int
-    kind: str
-    reason: str
-
-
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """What came since the last piece of one choice of one request. Thoughts come before the tokens they led to."""
-
-    number: int
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    finish_reason: FinishReason | None
-    thoughts: tuple[Thought, ...] = ()
+    request_id: int
+    code: str
+    message: str
 
 
-class RequestResult(msgspec.Struct, frozen=True, array_like=True):
-    """How a request ended. Its choices were told in pieces."""
-
-    number: int
-    seed: int
-    determinism: Determinism
-    stats: Stats
-    error: str | None
-    receipt: dict[str, Any] | None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
-
-
-class Begun(msgspec.Struct, frozen=True, array_like=True):
+class Started(msgspec.Struct, frozen=True, array_like=True):
     """A request left the queue."""
 
-    number: int
+    request_id: int
     queue_seconds: float
 
 
 class StepOutput(Message, frozen=True):
-    """What one step gave, of all requests, in order: begun, then pieces, then outcomes."""
+    """What one step gave all requests. A result comes without its prompt and its choices: the frontend has both already."""
 
-    begun: tuple[Begun, ...]
-    pieces: tuple[Piece, ...]
-    outcomes: tuple[RequestResult, ...]
+    started: tuple[Started, ...]
+    outputs: tuple[RequestOutput, ...]
 
 
-class Status(Message, frozen=True):
+class StatusReport(Message, frozen=True):
     status: EngineStatus
 
 
 class Revoked(Message, frozen=True):
-    """A spot check found the certificate wrong; deterministic answers are verified from now on."""
+    """A spot check found the certificate wrong. Deterministic answers are verified from now on."""
 
     reason: str
 
 
-class Traced(Message, frozen=True):
-    """A step, as a watcher sees it."""
-
-    step: StepTrace
+class StepTraced(Message, frozen=True):
+    trace: StepTrace
 
 
-ToEngine = Start | Submit | SubmitScore | Abort | SetTracing | AskStatus | Stop
+ToEngine = Start | Submit | Abort | SetTracing | GetStatus | Stop
 FromEngine = (
     Progress
     | Ready
@@ -188,7 +154,7 @@ FromEngine = (
     | Accepted
     | Refused
     | StepOutput
-    | Status
+    | StatusReport
     | Revoked
-    | Traced
+    | StepTraced
 )

@@ -1,34 +1,37 @@
-"""One request the engine process works on, as the front holds it. Filled by the engine's link, emptied by a `Call`.
-
-A ticket that is left frees its pages within a step; what still comes for it is thrown away.
-"""
+"""The outputs of one request, on their way from the engine's link to a `Call`."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from holdfast.server.ipc.messages import Piece, RequestResult
+from holdfast.core.results import Delta, Result
 
 
 class ResponseStream:
-    """Rings the bell whenever there is news."""
+    """One request in the engine process, as the frontend holds it. Filled by the `EngineLink`, read by a `Call`.
 
-    def __init__(self, number: int, bell: asyncio.Event, cancel: Callable[["ResponseStream"], None]) -> None:
-        self.number = number
-        self.seed: int | None = None  # once the engine took it
-        self.queue_seconds: float | None = None  # once it left the queue
-        self.pieces: deque[Piece] = deque()
-        self.outcome: RequestResult | None = None
+    Sets the event `updated` whenever something arrives. Cancelling it frees the request's pages within a step; what still
+    arrives for it is dropped.
+    """
+
+    def __init__(
+        self, request_id: int, updated: asyncio.Event, cancel: Callable[["ResponseStream"], None]
+    ) -> None:
+        self.request_id = request_id
+        self.seed: int | None = None  # known once the engine accepted the request
+        self.queue_seconds: float | None = None  # known once the request left the queue
+        self.deltas: deque[Delta] = deque()
+        self.result: Result | None = None  # without its prompt and its choices
         self.error: Exception | None = None
-        self._bell = bell
+        self._updated = updated
         self._cancel = cancel
 
     @property
     def is_over(self) -> bool:
-        return self.outcome is not None or self.error is not None
+        return self.result is not None or self.error is not None
 
-    def leave(self, error: Exception) -> None:
-        """Nobody waits for this any more, and why."""
+    def cancel(self, error: Exception) -> None:
+        """End the request unless it is over; the reader gets this error."""
         if not self.is_over:
             self._cancel(self)
             self.fail(error)
@@ -37,19 +40,19 @@ class ResponseStream:
 
     def accept(self, seed: int) -> None:
         self.seed = seed
-        self._bell.set()
+        self._updated.set()
 
-    def begin(self, queue_seconds: float) -> None:
+    def start(self, queue_seconds: float) -> None:
         self.queue_seconds = queue_seconds
 
-    def add(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-        self._bell.set()
+    def add(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self._updated.set()
 
-    def close(self, outcome: RequestResult) -> None:
-        self.outcome = outcome
-        self._bell.set()
+    def finish(self, result: Result) -> None:
+        self.result = result
+        self._updated.set()
 
     def fail(self, error: Exception) -> None:
         self.error = error
-        self._bell.set()
+        self._updated.set()

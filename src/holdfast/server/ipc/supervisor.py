@@ -1,19 +1,19 @@
-"""Keeps an engine process running: one that dies is started again, one that cannot be started is given up.
+"""Keeps an engine process running: one that dies is started again.
 
-A configuration the engine refuses is refused once and for all. A process that dies again and again within a short time would
-not do better the next time either: then the server ends.
+A configuration that the engine refuses is not tried again. A process that dies too often within a short time is given up,
+and the server ends.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.server.errors import ApiError
-from holdfast.server.ipc.engine_link import COMMAND, EngineLink, Listener
+from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
 
 _log = logging.getLogger("holdfast.server")
 
@@ -24,34 +24,29 @@ _STUCK_SECONDS = 60.0
 
 
 class Supervisor:
-    """The engine, whichever process it is just now."""
+    """Holds the link to the current engine process. log is (format, level) of its log."""
 
     def __init__(
         self,
         config: EngineConfig,
-        listener: Listener,
+        callbacks: EngineCallbacks,
         log: tuple[str, str] = ("text", "info"),
         command: Sequence[str] = COMMAND,
-        *,
-        on_ready: Callable[[EngineLink], None] = lambda link: None,
-        on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
-        self._listener = listener
+        self._callbacks = callbacks
         self._log_settings = log
         self._command = command
-        self._on_ready = on_ready
-        self._on_death = on_death
         self._link: EngineLink | None = None
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._stopping = False
-        self._watched = False
+        self._tracing = False
 
     @property
     def link(self) -> EngineLink:
-        """The engine, able to answer; an `ApiError` of 503 while it is not."""
+        """The link to an engine that accepts requests; raises an `ApiError` of 503 while there is none."""
         link = self._link
-        if link is None or link.ready is None or link.gone.is_set() or self._stopping:
+        if link is None or not self.is_ready:
             raise ApiError(
                 503,
                 "the engine is not ready yet; ask again",
@@ -63,56 +58,56 @@ class Supervisor:
     @property
     def is_ready(self) -> bool:
         link = self._link
-        return link is not None and link.ready is not None and not link.gone.is_set() and not self._stopping
+        return link is not None and link.ready is not None and not link.closed.is_set() and not self._stopping
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine has not ended a step for far too long."""
+        """Whether the engine has not finished a step for far too long."""
         link = self._link
         return link is not None and link.unanswered_seconds > _STUCK_SECONDS
 
-    def watch(self, on: bool) -> None:
-        """Have steps told, also by an engine that is started later."""
-        self._watched = on
+    def set_tracing(self, on: bool) -> None:
+        """Have steps traced, also by an engine process that is started later."""
+        self._tracing = on
         if self.is_ready:
-            self.link.watch(on)
+            self.link.set_tracing(on)
 
     async def run(self) -> None:
-        """Until stopped. Raises `ConfigError` or `EngineStopped` where going on makes no sense."""
+        """Run until stopped. Raises `ConfigError` or `EngineStopped` if starting again makes no sense."""
         while not self._stopping:
             try:
                 link = self._link = await EngineLink.start(
-                    self.config, self._listener, self._log_settings, self._command
+                    self.config, self._callbacks, self._log_settings, self._command
                 )
-            except OSError as error:  # no memory, no descriptors: perhaps later
-                await self._mourn(f"could not be started: {error.strerror or error}")
+            except OSError as error:  # out of memory or descriptors: may work later
+                await self._on_engine_death(f"could not be started: {error.strerror or error}")
                 continue
             await link.settled.wait()
-            if link.unfit is not None:
-                raise ConfigError(link.unfit)
+            if link.startup_error is not None:
+                raise ConfigError(link.startup_error)
             if link.ready is not None:
-                self._on_ready(link)
-                if self._watched:
-                    link.watch(True)
-            await link.gone.wait()
-            await link.ended()
+                self._callbacks.on_ready(link)
+                if self._tracing:
+                    link.set_tracing(True)
+            await link.closed.wait()
+            await link.wait_ended()
             if not self._stopping:
-                await self._mourn(f"died ({link.end})")
+                await self._on_engine_death(f"died ({link.exit_status})")
 
     async def stop(self) -> None:
-        """End the engine: what it still computes is given up."""
+        """End the engine process. Running requests are dropped."""
         self._stopping = True
         if self._link is not None:
             await self._link.stop()
 
     def kill(self) -> None:
-        """End the engine without a word."""
+        """Kill the engine process."""
         self._stopping = True
         if self._link is not None:
             self._link.kill()
 
-    async def _mourn(self, how: str) -> None:
-        """There is no process any more. Wait a little longer each time; too often is too often."""
+    async def _on_engine_death(self, how: str) -> None:
+        """Wait before the next start, longer each time. Raises if the process died too often."""
         now = time.monotonic()
         self._deaths.append(now)
         recent = [death for death in self._deaths if now - death < WITHIN_SECONDS]
@@ -120,7 +115,7 @@ class Supervisor:
             raise EngineStopped(
                 f"the engine process {how}, the {len(recent)}th time within {WITHIN_SECONDS:.0f} seconds"
             )
-        self._on_death()
+        self._callbacks.on_death()
         pause = FIRST_PAUSE * 2 ** (len(recent) - 1)
         _log.error("the engine process %s; starting it again in %.1f seconds", how, pause)
         await asyncio.sleep(pause)

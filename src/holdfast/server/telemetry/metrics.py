@@ -12,26 +12,34 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from holdfast.server.ipc.engine_status import EngineStatus
+from holdfast.engine.status import EngineStatus
 from holdfast.server.telemetry.request_metrics import RequestMetricFamilies, RequestMetrics, RequestSeries
 
 _OPENMETRICS = "application/openmetrics-text"
 
-# The engine's counters: field of `EngineStatus`, metric name, help.
+# The engine's counters: field of `EngineCounters`, metric name, help.
 _COUNTERS = (
-    ("steps", "engine_steps", "Engine steps: schedule, run, process the output."),
-    ("fast_passes", "fast_passes", "Passes that propose candidates or decode ordinary requests."),
-    ("canonical_passes", "canonical_passes", "Passes in which every token has the reference's bits."),
-    ("certified_passes", "certified_passes", "Canonical passes of another batch size than the reference's."),
+    ("num_steps", "engine_steps", "Engine steps: schedule, run, process the output."),
+    ("num_fast_passes", "fast_passes", "Passes that propose candidates or decode ordinary requests."),
+    ("num_canonical_passes", "canonical_passes", "Passes in which every token has the reference's bits."),
     (
-        "shared_canonical_passes",
+        "num_certified_passes",
+        "certified_passes",
+        "Canonical passes of another batch size than the reference's.",
+    ),
+    (
+        "num_shared_canonical_passes",
         "shared_canonical_passes",
         "Canonical passes with tokens of several requests.",
     ),
-    ("rows", "pass_tokens_padded", "Tokens of all passes, padding included."),
-    ("spot_checks", "spot_checks", "Passes that recompute certified tokens at the reference's batch size."),
-    ("spot_checked_rows", "spot_checked_tokens", "Certified tokens that were recomputed and compared."),
-    ("revocations", "revocations", "Spot checks that found a mismatch and revoked the certificate."),
+    ("num_padded_tokens", "pass_tokens_padded", "Tokens of all passes, padding included."),
+    (
+        "num_spot_checks",
+        "spot_checks",
+        "Passes that recompute certified tokens at the reference's batch size.",
+    ),
+    ("num_spot_checked_tokens", "spot_checked_tokens", "Certified tokens that were recomputed and compared."),
+    ("num_revocations", "revocations", "Spot checks that found a mismatch and revoked the certificate."),
 )
 
 
@@ -77,14 +85,14 @@ class Metrics:
 
     def update(self, status: EngineStatus) -> None:
         """Set the gauges and add the counters' increments."""
-        self._running.set(status.running)
-        self._waiting.set(status.waiting)
-        self._usage.set(status.pages_used / max(1, status.num_pages))
-        self._pages_used.set(status.pages_used)
-        self._pages_cached.set(status.pages_cached)
+        self._running.set(status.num_running)
+        self._waiting.set(status.num_waiting)
+        self._usage.set(status.num_pages_used / max(1, status.num_pages))
+        self._pages_used.set(status.num_pages_used)
+        self._pages_cached.set(status.num_pages_idle)
         self._pages.set(status.num_pages)
         for field, counter in self._counters.items():
-            now, before = getattr(status, field), self._seen[field]
+            now, before = getattr(status.counters, field), self._seen[field]
             counter.inc(now - before if now >= before else now)  # smaller: a new engine process
             self._seen[field] = now
 

@@ -100,7 +100,7 @@ class _Taken:
 
 
 def _time(engine: Engine, questions: Sequence[Question], params: SamplingParams) -> _Taken:
-    requests = [engine.prepare(each.token_ids, params) for each in questions]
+    requests = [engine.prepare(each.token_ids, params, want_receipt=False) for each in questions]
     started = time.perf_counter()
     for request in requests:
         engine.submit(request)

@@ -50,7 +50,9 @@ class Subject:
             replace(one, max_tokens=max(1, min(one.max_tokens, room - len(each.token_ids))))
             for each, one in zip(questions, params, strict=True)
         ]
-        results = (llm or self.llm).generate([each.token_ids for each in questions], fitting)
+        results = (llm or self.llm).generate(
+            [each.token_ids for each in questions], fitting, want_receipts=False
+        )
         for result in results:
             if result.error is not None:
                 raise EngineStopped(f"{self.name}: {result.error}")
@@ -71,7 +73,6 @@ def with_schedule(llm: LLM, **changes: Any) -> LLM:
     assert not llm.engine.scheduler.config.prefix_cache, "the two write to the same pages"
     twin = copy.copy(llm)
     twin.engine = llm.engine.restarted(replace(llm.engine.scheduler.config, **changes))
-    _quieten(twin)
     return twin
 
 
@@ -88,10 +89,4 @@ def open_subject(
     thinking = read_thinking(folder, open_checkpoint(folder).config)
     papers = Papers(folder, record, thinking, tasks, seed, long_texts)
     llm = open_llm(folder)
-    _quieten(llm)
     return Subject(name, folder, record, thinking, llm, papers, deterministic)
-
-
-def _quieten(llm: LLM) -> None:
-    """As in a server that nobody asks for a receipt."""
-    llm.engine.wants_receipt = lambda request_id: False

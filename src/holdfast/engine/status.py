@@ -1,0 +1,33 @@
+"""The engine's numbers: what it has done since it started, and what it holds now. Plain data; it crosses processes as is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ShowProgress = Callable[[str, int, int], None]  # (stage, done, total), while an engine starts
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What an engine did since it started. They only grow."""
+
+    num_steps: int = 0
+    num_fast_passes: int = 0
+    num_canonical_passes: int = 0
+    num_certified_passes: int = 0  # canonical, of another shape than the reference
+    num_shared_canonical_passes: int = 0  # with tokens of several requests
+    num_padded_tokens: int = 0  # of all passes, padding included
+    num_spot_checks: int = 0
+    num_spot_checked_tokens: int = 0
+    num_revocations: int = 0  # spot checks that found the certificate wrong
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """One moment of an engine. Idle pages are held only by the prefix cache, which frees them when a request needs them."""
+
+    num_running: int
+    num_waiting: int
+    num_pages_used: int
+    num_pages_idle: int
+    num_pages: int
+    counters: EngineCounters
