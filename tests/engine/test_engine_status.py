@@ -7,7 +7,7 @@ from holdfast import LLM, SamplingParams
 
 @pytest.fixture(scope="module")
 def llm(tiny_llama):
-    return LLM(str(tiny_llama), dtype="fp32", max_pass_rows=64, max_num_seqs=2)
+    return LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64, max_num_seqs=2)
 
 
 def test_the_engine_before_during_and_after_work(llm):

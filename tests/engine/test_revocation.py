@@ -212,7 +212,7 @@ def test_an_answer_that_ended_before_its_siblings_is_confirmed_or_lost_with_them
         if (0 in ended or len(deltas[0]) > 10) and not revoked:
             revoked, corrupted.is_wrong = True, False
             engine.scheduler._revoke()
-            engine._note_check(CertificateChecked(16, "keys of layer 0 at position 3"))
+            engine._on_certificate_checked(CertificateChecked(16, "keys of layer 0 at position 3"))
         for update in engine.step():
             deltas[update.delta.index] += update.delta.token_ids
             ended |= {update.delta.index} if update.delta.finish_reason else set()

@@ -92,7 +92,7 @@ class Process:
 @pytest.fixture(autouse=True)
 def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are set up for a whole process."""
-    monkeypatch.setattr(engine_process, "set_up_logs", lambda *_: None)
+    monkeypatch.setattr(engine_process, "configure_logging", lambda *_: None)
 
 
 @pytest.fixture
