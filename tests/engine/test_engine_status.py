@@ -38,6 +38,6 @@ def test_the_engine_before_during_and_after_work(llm):
         engine.step()
     after = engine.status
     assert (after.num_running, after.num_waiting, after.num_pages_used) == (0, 0, 0)
-    assert after.num_pages_idle == engine.scheduler.index.num_pages >= 6
+    assert after.num_pages_idle == engine.scheduler.prefix_cache.num_pages >= 6
     assert after.counters.num_steps > during.counters.num_steps
     assert after.counters.num_canonical_passes > 0
