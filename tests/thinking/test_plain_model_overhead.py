@@ -30,7 +30,7 @@ def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.M
         raise AssertionError("a plain model thinks")
 
     monkeypatch.setattr(thinker.ThoughtRunner, "__init__", refuse)
-    monkeypatch.setattr(blocks.Blocks, "__init__", refuse)
+    monkeypatch.setattr(blocks.ThoughtBlocks, "__init__", refuse)
     between, spans = [], []
     run, absorb = Decoder._run, Scheduler.update
 
