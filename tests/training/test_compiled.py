@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 def test_two_graphs_serve_all_layers_and_all_sizes() -> None:

@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 def test_short_parity_is_learned_and_thought(tmp_path: Path) -> None:
     run = start_run(PRESETS["short"], torch.device("cpu"))

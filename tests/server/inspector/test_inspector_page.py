@@ -15,7 +15,6 @@ from support.serving import Server, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ElementHandle, Page
 
-pytestmark = pytest.mark.slow
 SEED = "7"  # an answer by chance may end with its first tokens; behind this one's 60 something is rolled back
 SECONDS = 60_000.0  # milliseconds, that is: the longest anything may take
 # Much is on the page for a moment only, and whoever asks now and then may miss it on a busy machine: the page notes it.

@@ -8,7 +8,6 @@ from support.browsing import browsing
 from support.serving import Server, serving
 from support.thinking_models import thinker_folder
 
-pytestmark = pytest.mark.slow
 PROMPT = "heads tails the coin is flips heads heads tails"
 
 
