@@ -22,7 +22,7 @@ from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.numerics.ops import Backend
 from holdfast.worker.cuda_graphs import Work
-from holdfast.worker.greedy_head import GreedyChoices
+from holdfast.worker.greedy_head import GreedyTokens
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
@@ -97,7 +97,7 @@ def capture(runner: ModelRunner) -> None:
     else:
         with torch.inference_mode():
             runner._graphs.capture(SIZES, CANONICAL, 8, Again())
-            runner._greedy_end.capture(runner._graphs.output, SIZES, CANONICAL, Again())
+            runner._greedy_head.capture(runner._graphs.output, SIZES, CANONICAL, Again())
 
 
 @contextmanager
@@ -188,13 +188,13 @@ def test_greedy_steps_end_in_a_graph(
     """With logprobs, without and mixed; tokens that only the device knows go from one to the next."""
     greedy = Sampling(STYLES[0], 0, 20)
     ended: list[int] = []
-    choose = graphed._greedy_end.choose
+    sample = graphed._greedy_head.sample
 
-    def noting(size: int, *what: Any, **how: Any) -> GreedyChoices:
+    def noting(size: int, *what: Any, **how: Any) -> GreedyTokens:
         ended.append(size)
-        return choose(size, *what, **how)
+        return sample(size, *what, **how)
 
-    monkeypatch.setattr(graphed._greedy_end, "choose", noting)
+    monkeypatch.setattr(graphed._greedy_head, "sample", noting)
     tokens = tokens_of(eager.run(prompts()))
     assert tokens_of(graphed.run(prompts())) == tokens and ended == []
     plans, reads = [], []
@@ -259,7 +259,7 @@ def long_pass(kind: PassKind) -> StepPlan:
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
 def test_long_passes_end_before_the_last_layer(decoder: Decoder, kind: PassKind) -> None:
     whole, eager, graphed = (open_runner(decoder) for _ in range(3))
-    whole._last_layer = LastLayer(decoder, whole._store.layers, all_seen=True)
+    whole._last_layer = LastLayer(decoder, whole._store.layers, needs_all_tokens=True)
     if not HAS_GPU:
         for runner in (eager, graphed):
             runner._last_layer._slab = 1

@@ -18,7 +18,7 @@ from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
 from holdfast.engine.llm import LLM
-from holdfast.worker.input_batch import rows_of
+from holdfast.worker.input_batch import make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 
 TOLERANCE = 1e-4
@@ -56,8 +56,9 @@ def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> T
         for start in range(0, len(token_ids), chunk):
             ids = tuple(token_ids[start : start + chunk])
             one = Pass(kind, (Span(0, start, ids, pages, 0, sampling),), chunk if canonical else len(ids))
-            rows = rows_of(one, page_size)
-            hidden = decoder.forward(rows, store.layers, canonical=canonical)[: len(ids)]
+            batch = make_input_batch(one, page_size)
+            sent = send_batch(batch, one.num_tokens_padded, torch.device("cpu"))
+            hidden = decoder.forward(sent.forward, store.layers, canonical=canonical)[: len(ids)]
             parts.append(decoder.logits(hidden, canonical=canonical))
     return torch.cat(parts)
 

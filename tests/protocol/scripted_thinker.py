@@ -186,5 +186,5 @@ class ScriptedThinker(ScriptedRunner):
             differs = self._states[self._slot(span, start)] != self._states[self._slot(then, start)]
             if differs and result.mismatch is None:
                 self.num_mismatches += 1
-                result = replace(result, mismatch=f"the thought behind position {start + self._chunk - 1}")
+                result = replace(result, mismatch=f"the thought after position {start + self._chunk - 1}")
         return result

@@ -26,7 +26,7 @@ def open_thinker(folder: Path, kernels: KernelBackend = "c", **settings: Any) ->
 
 
 def thinker_of(engine: Engine) -> ThoughtRunner:
-    thinker: ThoughtRunner | None = engine.runner._thinker  # type: ignore[attr-defined]
+    thinker: ThoughtRunner | None = engine.runner._thought_runner  # type: ignore[attr-defined]
     assert thinker is not None
     return thinker
 

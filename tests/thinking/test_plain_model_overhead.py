@@ -48,7 +48,7 @@ def test_plain_model_has_no_thinking_overhead(plain: Path, monkeypatch: pytest.M
     engine = open_thinker(plain, max_num_seqs=8, max_pass_tokens=32)
     rng = random.Random(3)
     results = ask_all(engine, [draw_prompt(rng, 20, 290) for _ in range(3)], greedy(8))
-    assert engine.runner._thinker is None  # type: ignore[attr-defined]
+    assert engine.runner._thought_runner is None  # type: ignore[attr-defined]
     assert engine.scheduler.config.chunk_len == 0
     assert set(between) == {None} and set(spans) == {(None, ())}
     for result in results:

@@ -67,11 +67,11 @@ def _slots(engine: Engine, seq: RequestState) -> Slots:
     pages = torch.tensor(seq.page_table.pages)[positions // size]
     offsets = positions % size
     slots = pages * size + offsets
-    found = [thinker.rows[slots]]
+    found = [thinker.residuals[slots]]
     for layer in engine.runner._store.layers:  # type: ignore[attr-defined]
         found += [layer.keys[pages, :, :, offsets], layer.values[pages, :, offsets]]
     whole = slots[: len(slots) // CHUNK * CHUNK]
-    told = thinker.told[whole]
+    told = thinker.has_state[whole]
     found += [told, thinker.states[whole] * told[:, None]]
     return tuple(each.contiguous().view(torch.uint8).numpy().tobytes() for each in found)
 

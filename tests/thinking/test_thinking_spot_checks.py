@@ -104,7 +104,7 @@ def test_spot_check_finds_wrong_layer(engine: Engine, truths: list[Result], whic
     errors = finish_or_lose(engine, truths)
     assert any(errors), "what was sent of it was wrong"
     assert engine.revocation is not None
-    assert ("thought about at position" in engine.revocation) == (which == 2)
+    assert ("the input of T at position" in engine.revocation) == (which == 2)
 
 
 def test_spot_check_finds_wrong_thought(
@@ -112,7 +112,7 @@ def test_spot_check_finds_wrong_thought(
 ) -> None:
     """Certified passes give a wrong thought, and nothing else is wrong."""
     thinker = thinker_of(engine)
-    finish, think = thinker.finish, thinker._blocks.think
+    finish, think = thinker.finish_pass, thinker._blocks.think
 
     def other(rows: Tensor, *, canonical: bool) -> list[ThoughtIds]:
         return [(7,) for _ in think(rows, canonical=canonical)]
@@ -124,10 +124,10 @@ def test_spot_check_finds_wrong_thought(
             return finish(one, canonical=canonical)
 
     with monkeypatch.context() as patch:
-        patch.setattr(thinker, "finish", finish_wrongly)
+        patch.setattr(thinker, "finish_pass", finish_wrongly)
         errors = finish_or_lose(engine, truths)
     assert any(errors)
-    assert engine.revocation is not None and "the thought behind position" in engine.revocation
+    assert engine.revocation is not None and "the thought after position" in engine.revocation
 
 
 def _flip(tensor: Tensor) -> None:
@@ -135,9 +135,9 @@ def _flip(tensor: Tensor) -> None:
 
 
 SPOIL: dict[str, Callable[[Any], None]] = {
-    "rows": lambda thinker: _flip(thinker.rows),
+    "rows": lambda thinker: _flip(thinker.residuals),
     "states": lambda thinker: _flip(thinker.states),
-    "told": lambda thinker: thinker.told.logical_not_(),
+    "told": lambda thinker: thinker.has_state.logical_not_(),
 }
 
 

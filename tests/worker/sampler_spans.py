@@ -7,7 +7,7 @@ import numpy as np
 from holdfast.core.grammar import Constraint
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
-from holdfast.worker.logits_slices import LogitsSlice, Masks, slice_parts
+from holdfast.worker.logits_slices import LogitsSlice, Masks, batch_slices
 
 VOCAB = 200
 
@@ -45,7 +45,7 @@ def span(
 
 def parts(*spans: Span, masks: Sequence[Masks] | None = None) -> list[LogitsSlice]:
     """All rows in one slice."""
-    return next(slice_parts(spans, masks or [()] * len(spans), most=10**6))
+    return next(batch_slices(spans, masks or [()] * len(spans), max_tokens=10**6))
 
 
 def mask(*token_ids: int, vocab: int = VOCAB) -> bytes:

@@ -13,12 +13,19 @@ from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker import cuda_graphs as graphs
 from holdfast.worker.cuda_graphs import CudaGraphs
-from holdfast.worker.input_batch import InputBatch, batch_of, send_batch
+from holdfast.worker.input_batch import InputBatch, make_input_batch, send_batch
 from support.fake_recorder import FakeRecorder
 
 HOW = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")
 SHORT, TALL = 4, 32
+INDEX_ARRAYS = (
+    "logits_indices",
+    "ring_read_indices",
+    "ring_read_slots",
+    "ring_write_indices",
+    "ring_write_slots",
+)
 
 
 class FakeDecoder:
@@ -50,8 +57,8 @@ class FakeDecoder:
         return -found, found
 
 
-def ends_early(num_rows: int) -> bool:
-    return num_rows == 16
+def ends_early(num_tokens: int) -> bool:
+    return num_tokens == 16
 
 
 def height(longest: int) -> int:
@@ -59,7 +66,7 @@ def height(longest: int) -> int:
 
 
 def batch(*spans: Span) -> InputBatch:
-    return batch_of(Pass(PassKind.FAST, spans, 0), 4, height)
+    return make_input_batch(Pass(PassKind.FAST, spans, 0), 4, height)
 
 
 def decode(count: int, num_pages: int = 3) -> InputBatch:
@@ -142,17 +149,17 @@ def test_a_graph_reads_its_buffer(captured: CudaGraphs, decoder: FakeDecoder, co
         sent = captured.load(some, 8, canonical=False)
         hidden = captured.replay(8, canonical=False)
         alone = send_batch(some, 8, CPU)
-        assert hidden[:, 0].tolist() == alone.rows.token_ids.tolist()
-        assert hidden[:, 1].tolist() == alone.rows.positions.tolist()
-        assert hidden[:, 2].tolist() == alone.rows.slots.tolist()
-        assert hidden[: some.num_rows, 3].tolist() == some.page_table[:, 0].tolist()
-        for name in ("wanted", "unknown", "unknown_from", "told", "told_to"):
+        assert hidden[:, 0].tolist() == alone.forward.token_ids.tolist()
+        assert hidden[:, 1].tolist() == alone.forward.positions.tolist()
+        assert hidden[:, 2].tolist() == alone.forward.slots.tolist()
+        assert hidden[: some.num_tokens, 3].tolist() == some.page_table[:, 0].tolist()
+        for name in INDEX_ARRAYS:
             assert getattr(sent, name).tolist() == getattr(alone, name).tolist()
 
 
 def test_tokens_may_be_put_in_before_the_replay(captured: CudaGraphs) -> None:
     sent = captured.load(decode(3), 4, canonical=False)
-    sent.rows.token_ids[1] = 99
+    sent.forward.token_ids[1] = 99
     assert captured.replay(4, canonical=False)[:, 0].tolist() == [20, 99, 22, 0]
 
 
@@ -169,7 +176,7 @@ def test_the_buffer_holds_every_pass_of_the_largest_size(
     decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every row unknown, sampled and told, each a sequence of its own."""
-    monkeypatch.setattr(graphs, "_PAGE_ENTRIES", 64 * 50)
+    monkeypatch.setattr(graphs, "_MAX_PAGE_ENTRIES", 64 * 50)
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
     spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, request_index=number) for number in range(64)]
@@ -191,7 +198,7 @@ def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder
             return torch.zeros(rows.num_tokens, 4)
 
     tiled = Tiled()
-    made = CudaGraphs(tiled, (), TALL, lambda num_rows: False)  # type: ignore[arg-type]
+    made = CudaGraphs(tiled, (), TALL, lambda num_tokens: False)  # type: ignore[arg-type]
     made.capture([16, 1024], [], 50, FakeRecorder())
     single = Span(1, 9, (7,), (1, 2, 3), 0, HOW)
     long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, HOW)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import Span
-from holdfast.worker.logits_processors.grammar_masks import MaskWorker
+from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from worker.sampler_spans import ToldGrammar, span
 
 
@@ -35,14 +35,14 @@ def test_masks_by_span() -> None:
         return [b"a", None, b"b"]
 
     window = span([0] * 9, 3, constraint=Constraint(ToldGrammar(note), (7, 8)))
-    with MaskWorker().working_on([span([0] * 9, 2), window]) as masks:
+    with GrammarMaskWorker().computing([span([0] * 9, 2), window]) as masks:
         assert masks() == [(), (b"a", None, b"b")]
     assert asked == [((7, 8), 3)]
 
 
 def test_a_span_without_sampled_rows_asks_nothing(caplog: pytest.LogCaptureFixture) -> None:
     chunk = Span(1, 0, (1, 2), (0,), 2, span([0]).sampling, constraint=failing(Panic()))
-    with MaskWorker().working_on([chunk]) as masks:
+    with GrammarMaskWorker().computing([chunk]) as masks:
         assert masks() == [()]
     assert not caplog.records
 
@@ -57,10 +57,10 @@ def test_a_grammar_that_fails_allows_nothing_and_harms_no_other(
         span([0] * 9, 1, constraint=told(b"b")),
         span([0] * 9, 2, constraint=told(b"one too few")),
     ]
-    with MaskWorker().working_on(spans) as masks:
+    with GrammarMaskWorker().computing(spans) as masks:
         assert masks() == [(b"a",), (b"", b""), (b"b",), (b"", b"")]
     assert "stuck" in caplog.text
-    assert "1 masks for 2 rows" in caplog.text
+    assert "1 masks for 2 tokens" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a pass failed"), KeyboardInterrupt()])
@@ -72,14 +72,14 @@ def test_an_error_beside_the_work_waits_for_it(error: BaseException) -> None:
         done.set()
         return [None]
 
-    worker = MaskWorker()
+    worker = GrammarMaskWorker()
     with (
         pytest.raises(type(error)),
-        worker.working_on([span([0], 1, constraint=Constraint(ToldGrammar(slow), ()))]),
+        worker.computing([span([0], 1, constraint=Constraint(ToldGrammar(slow), ()))]),
     ):
         raise error
     assert done.is_set()
-    with worker.working_on([span([0], 1, constraint=told(b"next"))]) as masks:
+    with worker.computing([span([0], 1, constraint=told(b"next"))]) as masks:
         assert masks() == [(b"next",)]
 
 
@@ -90,6 +90,8 @@ def test_the_work_runs_beside_its_owner() -> None:
     def waits(candidates: Sequence[int], count: int) -> list[bytes | None]:
         return [b"met" if going.wait(5) else b"missed"]
 
-    with MaskWorker().working_on([span([0], 1, constraint=Constraint(ToldGrammar(waits), ()))]) as masks:
+    with GrammarMaskWorker().computing(
+        [span([0], 1, constraint=Constraint(ToldGrammar(waits), ()))]
+    ) as masks:
         going.set()
         assert masks() == [(b"met",)]

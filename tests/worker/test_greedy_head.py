@@ -11,7 +11,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampled, Sampling, Span
 from holdfast.models.decoder import Decoder
 from holdfast.worker.greedy_head import GreedyHeadGraph
-from holdfast.worker.input_batch import InputBatch, batch_of
+from holdfast.worker.input_batch import InputBatch, make_input_batch
 from holdfast.worker.sampler import sample
 from holdfast.worker.transfer import HostCopies
 from support.fake_recorder import FakeRecorder
@@ -38,7 +38,7 @@ def end(decoder: Decoder, hidden: Tensor) -> GreedyHeadGraph:
 
 
 def batch(*spans: Span) -> InputBatch:
-    return batch_of(Pass(PassKind.FAST, spans, 0), 16)
+    return make_input_batch(Pass(PassKind.FAST, spans, 0), 16)
 
 
 def by_the_sampler(decoder: Decoder, hidden: Tensor, spans: list[Span]) -> list[Sampled]:
@@ -56,7 +56,7 @@ def test_tokens_and_logprobs_are_the_samplers(
     spans = [replace(ROW, request_id=n, logprobs=logprobs[n % len(logprobs)]) for n in range(count)]
     assert end.fits(8, batch(*spans), spans, canonical=True)
     with torch.inference_mode():
-        found = end.choose(8, count, spans, HostCopies(torch.device("cpu")), canonical=True)
+        found = end.sample(8, count, spans, HostCopies(torch.device("cpu")), canonical=True)
     expected = by_the_sampler(decoder, hidden, spans)
     assert found.read() == expected
     assert found.token_ids.tolist() == [each.token_id for each in expected]
@@ -65,11 +65,11 @@ def test_tokens_and_logprobs_are_the_samplers(
 def test_what_the_next_pass_leaves_is_read_by_the_next(
     decoder: Decoder, hidden: Tensor, end: GreedyHeadGraph
 ) -> None:
-    spans, up = [ROW] * 3, HostCopies(torch.device("cpu"))
+    spans, copies = [ROW] * 3, HostCopies(torch.device("cpu"))
     with torch.inference_mode():
-        first = end.choose(3, 3, spans, up, canonical=False).read()
+        first = end.sample(3, 3, spans, copies, canonical=False).read()
         hidden[:3] = hidden[3:6].clone()
-        second = end.choose(3, 3, spans, up, canonical=False).read()
+        second = end.sample(3, 3, spans, copies, canonical=False).read()
     assert first != second
     assert [each.token_id for each in second] == [
         each.token_id for each in by_the_sampler(decoder, hidden, spans)
@@ -101,7 +101,7 @@ def test_windows_of_greedy_rows_end_here_too(decoder: Decoder, hidden: Tensor, e
     window = replace(ROW, token_ids=(7, 8, 9))
     assert end.fits(8, batch(window, ROW), [window, ROW], canonical=True)
     with torch.inference_mode():
-        found = end.choose(8, 4, [window, ROW], HostCopies(torch.device("cpu")), canonical=True).read()
+        found = end.sample(8, 4, [window, ROW], HostCopies(torch.device("cpu")), canonical=True).read()
     assert found == by_the_sampler(decoder, hidden, [ROW] * 4)
 
 

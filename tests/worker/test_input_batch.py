@@ -9,11 +9,13 @@ import torch
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Pass, PassKind, Sampling, Span
-from holdfast.worker.input_batch import InputBatch, batch_of, fill, layout_of, rows_of, send_batch
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.worker.input_batch import InputBatch, fill_buffer, layout_of, make_input_batch, send_batch
 from holdfast.worker.page_table_cache import PageTableCache
 
 HOW = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")
+RING_ARRAYS = ("ring_read_indices", "ring_read_slots", "ring_write_indices", "ring_write_slots")
 # Three spans over pages of four slots, as in the picture of `rows.py`.
 SPANS = (
     Span(1, 8, (11, 12, 13, 14), (9, 8, 7), 3, HOW),
@@ -22,12 +24,18 @@ SPANS = (
 )
 
 
+def forward_batch(pass_: Pass, tile_tokens: int = 0) -> ForwardBatch:
+    """The pass on the device, with pages of four slots."""
+    batch = make_input_batch(pass_, 4, lambda span_len: tile_tokens)
+    return send_batch(batch, pass_.num_tokens_padded, CPU).forward
+
+
 def batch(*spans: Span) -> InputBatch:
-    return batch_of(Pass(PassKind.FAST, spans, sum(span.num_tokens for span in spans)), 4)
+    return make_input_batch(Pass(PassKind.FAST, spans, sum(span.num_tokens for span in spans)), 4)
 
 
 def test_rows_in_span_order_with_padding_behind() -> None:
-    rows = rows_of(Pass(PassKind.CANONICAL, SPANS, 10), page_size=4)
+    rows = forward_batch(Pass(PassKind.CANONICAL, SPANS, 10))
     assert rows.num_tokens == 10
     assert rows.token_ids.tolist() == [11, 12, 13, 14, 21, 31, 32, 0, 0, 0]
     assert rows.positions.tolist() == [8, 9, 10, 11, 37, 3, 4, 0, 0, 0]
@@ -35,14 +43,14 @@ def test_rows_in_span_order_with_padding_behind() -> None:
 
 
 def test_a_slot_is_its_page_and_offset_and_padding_has_none() -> None:
-    rows = rows_of(Pass(PassKind.FAST, SPANS, 9), page_size=4)
+    rows = forward_batch(Pass(PassKind.FAST, SPANS, 9))
     page_37, page_3, page_4 = 29, 5, 2
     expected = [28, 29, 30, 31, page_37 * 4 + 1, page_3 * 4 + 3, page_4 * 4, -1, -1]
     assert rows.slots.tolist() == expected
 
 
 def test_the_page_table_is_ragged_with_zeros_behind() -> None:
-    table = rows_of(Pass(PassKind.FAST, SPANS, 7), page_size=4).page_table
+    table = forward_batch(Pass(PassKind.FAST, SPANS, 7)).page_table
     assert table.shape == (3, 10)
     assert table[0].tolist() == [9, 8, 7] + [0] * 7
     assert table[1].tolist() == list(range(20, 30))
@@ -50,10 +58,10 @@ def test_the_page_table_is_ragged_with_zeros_behind() -> None:
 
 
 def test_which_rows_give_a_token() -> None:
-    assert batch(*SPANS).wanted.tolist() == [3, 4]
+    assert batch(*SPANS).logits_indices.tolist() == [3, 4]
     window = Span(4, 9, (1, 2, 3), (0, 1, 2), 0, HOW)
-    assert batch(*SPANS, window).wanted.tolist() == [3, 4, 7, 8, 9]
-    assert batch(*SPANS[2:]).wanted.tolist() == []
+    assert batch(*SPANS, window).logits_indices.tolist() == [3, 4, 7, 8, 9]
+    assert batch(*SPANS[2:]).logits_indices.tolist() == []
 
 
 def test_given_tokens_stand_behind_the_rows_before_the_sampled_ones() -> None:
@@ -61,29 +69,29 @@ def test_given_tokens_stand_behind_the_rows_before_the_sampled_ones() -> None:
     whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, HOW, scored_ids=(2, 3, 4))
     found = batch(*SPANS, scored, SPANS[1], whole)
     assert found.num_scored == 5
-    assert found.wanted.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
+    assert found.logits_indices.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
     assert batch(*SPANS).num_scored == 0
-    with pytest.raises(AssertionError, match="a row of its own span"):
+    with pytest.raises(AssertionError, match="a token of its own span"):
         batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, HOW, scored_ids=(2, 3, 4)))
 
 
 def test_the_first_rows_in_order_need_no_looking_up() -> None:
     decode = [Span(number, 5, (number,), (number, 9), 0, HOW) for number in range(3)]
     prompt = Span(4, 0, (1, 2), (7,), 2, HOW)
-    assert batch(*decode).wants_first_rows
-    assert batch(*decode, prompt).wants_first_rows
-    assert not batch(prompt, *decode).wants_first_rows
-    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, HOW, scored_ids=(3,))).wants_first_rows
+    assert batch(*decode).logits_come_first
+    assert batch(*decode, prompt).logits_come_first
+    assert not batch(prompt, *decode).logits_come_first
+    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, HOW, scored_ids=(3,))).logits_come_first
 
 
 def test_tiles_cut_spans_and_know_their_pages() -> None:
     one = Pass(PassKind.FAST, SPANS, 9)
-    found = rows_of(one, 4, tile_tokens=3)
+    found = forward_batch(one, tile_tokens=3)
     assert found.tiles is not None
     assert found.num_short_tiles == len(found.tiles)
     assert found.tiles.dtype == torch.int32
     assert found.tiles.tolist() == [[0, 3, 0], [3, 1, 0], [4, 1, 10], [5, 2, 20]]
-    assert rows_of(one, 4).tiles is None
+    assert forward_batch(one).tiles is None
     for first, count, page in found.tiles.tolist():
         flat = found.page_table.view(-1)[page:]
         for row in range(first, first + count):
@@ -92,7 +100,7 @@ def test_tiles_cut_spans_and_know_their_pages() -> None:
 
 
 def test_each_span_has_tiles_of_its_own_height_and_short_ones_come_first() -> None:
-    found = batch_of(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
+    found = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
     assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
     assert found.num_short_tiles == 2
 
@@ -124,11 +132,13 @@ def random_spans(rng: random.Random) -> tuple[Span, ...]:
 
 
 def slowly(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
-    """What `batch_of` does, one row at a time."""
+    """What `make_input_batch` does, one row at a time."""
     width = max(len(span.pages) for span in spans)
-    found: dict[str, list[Any]] = {name: [] for name in ("token_ids", "positions", "slots", "tiles", "told")}
-    found |= {name: [] for name in ("unknown", "unknown_from", "told_to", "page_table")}
-    given, sampled, starts = [], [], [0]
+    found: dict[str, list[Any]] = {
+        name: [] for name in ("token_ids", "positions", "slots", "tiles", "page_table")
+    }
+    found |= {name: [] for name in RING_ARRAYS}
+    scored, sampled, starts = [], [], [0]
     for index, span in enumerate(spans):
         found["page_table"].append([*span.pages] + [0] * (width - len(span.pages)))
         for place, token_id in enumerate(span.token_ids):
@@ -136,20 +146,20 @@ def slowly(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
             if place % height == 0:
                 found["tiles"].append([row, min(height, span.num_tokens - place), index * width])
             if token_id == UNKNOWN_TOKEN:
-                found["unknown"].append(row)
-                found["unknown_from"].append(span.request_index * 64 + at % 64)
+                found["ring_read_indices"].append(row)
+                found["ring_read_slots"].append(span.request_index * 64 + at % 64)
             if span.sample_from - len(span.scored_ids) <= place < span.sample_from:
-                given.append(row)
+                scored.append(row)
             if place >= span.sample_from:
                 if span.request_index >= 0 and span.num_tokens - place <= 64:
-                    found["told"].append(len(sampled))
-                    found["told_to"].append(span.request_index * 64 + (at + 1) % 64)
+                    found["ring_write_indices"].append(len(sampled))
+                    found["ring_write_slots"].append(span.request_index * 64 + (at + 1) % 64)
                 sampled.append(row)
             found["token_ids"].append(token_id)
             found["positions"].append(at)
             found["slots"].append(span.pages[at // 4] * 4 + at % 4)
         starts.append(len(found["token_ids"]))
-    return {**found, "span_starts": starts, "wanted": given + sampled}
+    return {**found, "span_starts": starts, "logits_indices": scored + sampled}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -158,19 +168,23 @@ def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
     pages = PageTableCache()
     for _ in range(5):
         spans, height = random_spans(rng), rng.choice([1, 3, 16])
-        found = batch_of(Pass(PassKind.FAST, spans, 0), 4, lambda longest, height=height: height, pages)
+        found = make_input_batch(
+            Pass(PassKind.FAST, spans, 0), 4, lambda longest, height=height: height, pages
+        )
         expected = slowly(spans, height)
         for name, values in expected.items():
             assert getattr(found, name).tolist() == values, name
-        assert len(set(found.told_to.tolist())) == len(found.told_to), "two writes to one place"
+        assert len(set(found.ring_write_slots.tolist())) == len(found.ring_write_slots), (
+            "two writes to one place"
+        )
         assert found.num_request_indices == max(span.request_index for span in spans) + 1
-        padded = found.num_rows + rng.randint(0, 5)
+        padded = found.num_tokens + rng.randint(0, 5)
         sent = send_batch(found, padded, CPU)
-        assert sent.rows.token_ids.tolist() == expected["token_ids"] + [0] * (padded - found.num_rows)
-        assert sent.rows.slots.tolist() == expected["slots"] + [-1] * (padded - found.num_rows)
+        assert sent.forward.token_ids.tolist() == expected["token_ids"] + [0] * (padded - found.num_tokens)
+        assert sent.forward.slots.tolist() == expected["slots"] + [-1] * (padded - found.num_tokens)
         for name in ("span_starts", "page_table", "tiles"):
-            assert getattr(sent.rows, name).tolist() == expected[name], name
-        for name in ("wanted", "unknown", "unknown_from", "told", "told_to"):
+            assert getattr(sent.forward, name).tolist() == expected[name], name
+        for name in ("logits_indices", *RING_ARRAYS):
             assert getattr(sent, name).tolist() == expected[name], name
 
 
@@ -178,8 +192,8 @@ def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
     found = batch(*SPANS)
     layout = layout_of(found, 12, (12, 0))
     words = np.full(layout.num_words, -7)
-    fill(words, found, layout)
-    rows = layout.rows(torch.from_numpy(words))
+    fill_buffer(words, found, layout)
+    rows = layout.forward_batch(torch.from_numpy(words))
     assert rows.tiles is not None
     assert rows.tiles.tolist() == [[0, 0, 0]] * 12
     assert rows.slots.tolist()[7:] == [-1] * 5

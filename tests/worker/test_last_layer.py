@@ -12,9 +12,9 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampling, Span, StepPlan
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.forward_batch import ForwardBatch
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, batch_of, send_batch
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.last_layer import LastLayer, wanted_of
+from holdfast.worker.last_layer import LastLayer, logits_batch
 from holdfast.worker.model_runner import ModelRunner
 from support.fake_recorder import FakeRecorder
 
@@ -47,7 +47,7 @@ def run(decoder: Decoder, *spans: Span, whole: bool, **how: Any) -> tuple[PassRe
             tensor.copy_(torch.randn(tensor.shape, generator=generator))
     runner = ModelRunner(decoder, store)
     if whole:
-        runner._last_layer = LastLayer(decoder, store.layers, all_seen=True)
+        runner._last_layer = LastLayer(decoder, store.layers, needs_all_tokens=True)
     one = Pass(spans=spans, num_tokens_padded=256, **{"kind": PassKind.CANONICAL, **how})
     (result,) = runner.run(StepPlan((one,)))
     return result, store
@@ -106,25 +106,25 @@ def test_the_references_form_is_for_passes_whose_bits_count(
 
 
 def test_the_last_layer_of_a_model_that_is_looked_at_behind_it_is_never_apart(decoder: Decoder) -> None:
-    last = LastLayer(decoder, (), all_seen=True)
-    assert not last.is_apart(8192) and not last.is_apart(8192, 0)
+    last = LastLayer(decoder, (), needs_all_tokens=True)
+    assert not last.is_separate(8192) and not last.is_separate(8192, 0)
 
 
 def test_how_many_rows_are_worth_a_pass_of_their_own(decoder: Decoder) -> None:
-    last, slab = LastLayer(decoder, (), all_seen=False), decoder.backend.recipe.rows
-    assert last.is_apart(4 * slab) and last.is_apart(4 * slab, slab) and last.is_apart(1, 0)
-    assert not last.is_apart(4 * slab - 1) and not last.is_apart(4 * slab, slab + 1)
+    last, slab = LastLayer(decoder, (), needs_all_tokens=False), decoder.backend.recipe.rows
+    assert last.is_separate(4 * slab) and last.is_separate(4 * slab, slab) and last.is_separate(1, 0)
+    assert not last.is_separate(4 * slab - 1) and not last.is_separate(4 * slab, slab + 1)
 
 
 def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wanted(decoder: Decoder) -> None:
     store = KVStore(24, decoder.config, decoder.backend)
-    last = LastLayer(decoder, store.layers, all_seen=False)
+    last = LastLayer(decoder, store.layers, needs_all_tokens=False)
     one = Pass(PassKind.CANONICAL, (replace(LONG, sample_from=60), ROW), 160)
-    batch = batch_of(one, decoder.backend.page_size)
+    batch = make_input_batch(one, decoder.backend.page_size)
     with torch.inference_mode():
         sent = send_batch(batch, 160, torch.device("cpu"))
-        whole = decoder.forward(sent.rows, store.layers, canonical=True)[sent.wanted]
-        left = decoder.forward_body(sent.rows, store.layers, canonical=True)
+        whole = decoder.forward(sent.forward, store.layers, canonical=True)[sent.logits_indices]
+        left = decoder.forward_body(sent.forward, store.layers, canonical=True)
         found = last.run(batch, sent, left, canonical=True, exact=True)
     assert len(found) == 91 and torch.equal(found, whole)
 
@@ -144,7 +144,7 @@ class EarlyGraphs:
         return self._sent
 
     def replay(self, size: int, *, canonical: bool) -> Tensor:
-        left = self._decoder.forward_body(self._sent.rows, self._store.layers, canonical=canonical)
+        left = self._decoder.forward_body(self._sent.forward, self._store.layers, canonical=canonical)
         self._residual = left[0]
         self.output.copy_(left[1])
         return self.output
@@ -153,9 +153,9 @@ class EarlyGraphs:
         return self._residual
 
 
-def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(decoder: Decoder) -> None:
+def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_head(decoder: Decoder) -> None:
     """Even where one was captured for as many rows."""
-    assert LastLayer(decoder, (), all_seen=False).is_apart(64)
+    assert LastLayer(decoder, (), needs_all_tokens=False).is_separate(64)
     greedy = Sampling(SamplingParams(temperature=0), 0, 150)
     one = Pass(
         PassKind.CANONICAL,
@@ -166,18 +166,18 @@ def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_end(dec
     graphs = EarlyGraphs(decoder, captured._store)
     captured._graphs = graphs  # type: ignore[assignment]
     with torch.inference_mode():
-        captured._greedy_end.capture(graphs.output, [64], [64], FakeRecorder())
+        captured._greedy_head.capture(graphs.output, [64], [64], FakeRecorder())
     assert captured.run(StepPlan((one,))) == plain.run(StepPlan((one,)))
 
 
 def test_wanted_rows_as_spans_of_their_own() -> None:
-    batch = batch_of(
+    batch = make_input_batch(
         Pass(PassKind.FAST, (MIDDLE, replace(LONG, scored_ids=PROMPT[:3]), ROW), 0), 16, lambda n: 8
     )
-    few = wanted_of(batch)
+    few = logits_batch(batch)
     assert few.positions.tolist() == [146, 147, 148, 149, 33]
     assert few.span_starts.tolist() == [0, 1, 2, 3, 4, 5]
     assert few.page_table[3:, :3].tolist() == [[5, 9, 2], [14, 15, 16]]
-    assert np.array_equal(few.slots, batch.slots[batch.wanted])
+    assert np.array_equal(few.slots, batch.slots[batch.logits_indices])
     width = batch.page_table.shape[1]
     assert few.tiles.tolist() == [[row, 1, row * width] for row in range(5)] and few.num_short_tiles == 5

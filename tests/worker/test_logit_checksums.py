@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.worker import checksum
+from holdfast.worker.spot_check import logits_checksums
 
 
 def checksums(logits: Tensor) -> list[int]:
-    found: list[int] = checksum.checksums(logits).tolist()
+    found: list[int] = logits_checksums(logits).tolist()
     return found
 
 

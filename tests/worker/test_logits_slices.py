@@ -2,7 +2,7 @@
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
-from holdfast.worker.logits_slices import Masks, slice_parts
+from holdfast.worker.logits_slices import Masks, batch_slices
 
 HOW = Sampling(SamplingParams(), 0, 4)
 
@@ -16,8 +16,8 @@ def test_rows_in_order_cut_anywhere() -> None:
     masks: list[Masks] = [(), (), tuple(bytes([row]) for row in range(2, 9)), ()]
     expected = [(8, 3)] + [(20, row) for row in range(2, 9)] + [(40, 0)]
     for most in range(1, 12):
-        slices = list(slice_parts(spans, masks, most))
-        sizes = [sum(part.num_rows for part in parts) for parts in slices]
+        slices = list(batch_slices(spans, masks, most))
+        sizes = [sum(part.num_tokens for part in parts) for parts in slices]
         assert sizes[:-1] == [most] * (len(sizes) - 1)
         assert 0 < sizes[-1] <= most
         rows = [
@@ -28,10 +28,10 @@ def test_rows_in_order_cut_anywhere() -> None:
         ]
         assert rows == expected
         for part in (part for parts in slices for part in parts):
-            assert part.first_end == part.span.start + part.first + 1
+            assert part.first_position == part.span.start + part.first + 1
             cut = tuple(bytes([row]) for row in range(part.first, part.stop))
             assert part.masks == (cut if part.span.start == 20 else ())
 
 
 def test_nothing_sampled_is_no_slice() -> None:
-    assert list(slice_parts((chunk(0, 5, 5),), [()], 64)) == []
+    assert list(batch_slices((chunk(0, 5, 5),), [()], 64)) == []

@@ -105,9 +105,9 @@ def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPa
     window = Span(2, 0, PROMPT[:90], (12, 13, 14, 15, 16, 17), 0, penalised, logprobs=2, with_checksums=True)
     again = replace(window, request_id=3, pages=(18, 19, 20, 21, 22, 23))
     spans = (window, chunk(0, 150, 149, scored_ids=PROMPT[1:150]), again)
-    monkeypatch.setattr(runner, "_slice_rows", 10**6)
+    monkeypatch.setattr(runner, "_max_logits_tokens", 10**6)
     whole = run(runner, *spans)
-    monkeypatch.setattr(runner, "_slice_rows", most)
+    monkeypatch.setattr(runner, "_max_logits_tokens", most)
     sizes: list[int] = []
     logits = runner._decoder.logits
     monkeypatch.setattr(

@@ -18,8 +18,7 @@ from holdfast.core.step_plan import (
 )
 from holdfast.models.decoder import Decoder
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.model_runner import ModelRunner
-from holdfast.worker.sampled_ring import SampledRing
+from holdfast.worker.model_runner import ModelRunner, SampledRing
 
 PROMPT = tuple(torch.randint(3, 320, (90,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = ((5, 9, 2, 7, 0, 11, 3), (1, 4, 6, 8, 10, 12, 13))
@@ -146,14 +145,14 @@ def test_no_token_is_read_as_the_first_of_the_vocabulary(runner: ModelRunner, fr
 
 
 def test_lanes_grow_and_keep_what_they_hold() -> None:
-    lanes = SampledRing(torch.device("cpu"))
-    lanes.ensure(3)
-    lanes.tell(torch.tensor([2 * 64 + 5]), torch.tensor([77]))
-    lanes.ensure(1)
-    lanes.ensure(400)
-    lanes.tell(torch.tensor([399 * 64]), torch.tensor([NO_TOKEN]))
+    ring = SampledRing(torch.device("cpu"))
+    ring.grow(3)
+    ring.write(torch.tensor([2 * 64 + 5]), torch.tensor([77]))
+    ring.grow(1)
+    ring.grow(400)
+    ring.write(torch.tensor([399 * 64]), torch.tensor([NO_TOKEN]))
     token_ids = torch.arange(4)
-    lanes.resolve(token_ids, torch.tensor([1, 3]), torch.tensor([2 * 64 + 5, 399 * 64]))
+    ring.read(token_ids, torch.tensor([1, 3]), torch.tensor([2 * 64 + 5, 399 * 64]))
     assert token_ids.tolist() == [0, 77, 2, NO_TOKEN], "which the embedding reads as 0"
 
 
@@ -171,7 +170,7 @@ def test_passes_that_fit_a_graph_have_its_tiles_unless_their_context_is_long(
 
     def is_short(start: int, count: int, kind: PassKind = PassKind.FAST) -> bool:
         span = Span(1, start, (7,) * count, pages, 0, HOW[0])
-        batch = fresh._batch(Pass(kind, (span,), -(-count // 16) * 16))
+        batch = fresh._make_batch(Pass(kind, (span,), -(-count // 16) * 16))
         return batch.num_short_tiles == len(batch.tiles) == -(-count // 4)
 
     assert is_short(0, 512) and is_short(30000, 1) and is_short(1000, 100)

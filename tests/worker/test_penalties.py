@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
-from holdfast.worker.logits_processors.pipeline import adjust
+from holdfast.worker.logits_processors.pipeline import apply_logits_processors
 from worker.sampler_spans import VOCAB, parts, span
 
 TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]  # the prompt is the first four
@@ -60,7 +60,7 @@ def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingP
 def test_each_is_what_plain_python_says(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     found = logits.clone()
-    assert adjust(found, parts(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
+    assert apply_logits_processors(found, parts(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
     for row in range(6):
         expected = penalised(logits[row], TOKENS[: 6 + row], prompt_len, params)
         assert bits(found[row]) == bits(expected)
@@ -71,7 +71,7 @@ def test_repetition_has_the_bits_of_transformers(logits: Tensor, penalty: float)
     process = RepetitionPenaltyLogitsProcessor(penalty)
     params = SamplingParams(temperature=0, repetition_penalty=penalty)
     found = logits.clone()
-    adjust(found, parts(span(TOKENS, 6, params)))
+    apply_logits_processors(found, parts(span(TOKENS, 6, params)))
     for row in range(6):
         expected = process(torch.tensor([TOKENS[: 6 + row]]), logits[row : row + 1].clone())
         assert bits(found[row]) == bits(expected)
@@ -81,17 +81,19 @@ def test_repetition_has_the_bits_of_transformers(logits: Tensor, penalty: float)
 def test_a_window_is_its_rows_one_by_one(logits: Tensor, penalties: dict[str, float]) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     together = logits.clone()
-    adjust(together, parts(span(TOKENS, 6, params)))
+    apply_logits_processors(together, parts(span(TOKENS, 6, params)))
     for row in range(6):
         alone = logits[row : row + 1].clone()
-        adjust(alone, parts(span(TOKENS[: 6 + row], 1, params)))
+        apply_logits_processors(alone, parts(span(TOKENS[: 6 + row], 1, params)))
         assert bits(alone) == bits(together[row])
 
 
 def test_only_ones_own_row_is_changed(logits: Tensor) -> None:
     found = logits.clone()
     plain, heavy = SamplingParams(temperature=0), SamplingParams(temperature=0, frequency_penalty=2)
-    adjust(found, parts(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain)))
+    apply_logits_processors(
+        found, parts(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain))
+    )
     assert bits(found[:2]) == bits(logits[:2])
     assert bits(found[4:]) == bits(logits[4:])
     changed = (found[2:4] != logits[2:4]).nonzero()[:, 1].unique().tolist()
@@ -104,11 +106,11 @@ def test_a_long_history_is_counted_whole() -> None:
     tokens = rng.integers(0, VOCAB, 5000).tolist()
     params = SamplingParams(temperature=0, frequency_penalty=0.01)
     found = torch.zeros(1, VOCAB)
-    adjust(found, parts(span(tokens, 1, params, prompt_len=1000)))
+    apply_logits_processors(found, parts(span(tokens, 1, params, prompt_len=1000)))
     assert found[0].mul(-100).round().int().tolist() == np.bincount(tokens[1000:], minlength=VOCAB).tolist()
 
 
 def test_a_span_without_its_history_is_refused() -> None:
     short = dataclasses.replace(span(TOKENS, 2, SamplingParams(presence_penalty=1)), history=(1, 2))
-    with pytest.raises(AssertionError, match="everything that stands before"):
-        adjust(torch.zeros(2, VOCAB), parts(short))
+    with pytest.raises(AssertionError, match="all tokens before"):
+        apply_logits_processors(torch.zeros(2, VOCAB), parts(short))

@@ -11,8 +11,8 @@ from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
-from holdfast.worker.checksum import checksums
 from holdfast.worker.sampler import sample
+from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies
 from worker.sampler_spans import VOCAB, mask, parts
 from worker.sampler_spans import span as span_of
@@ -178,7 +178,7 @@ def test_watched_rows_report_the_raw_bits(backend: Backend, logits: Tensor) -> N
     biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
     spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, with_checksums=True))
     found = one(backend, logits, *spans)
-    assert [each.logits_checksum for each in found] == [None] * 5 + checksums(logits).tolist()[5:]
+    assert [each.logits_checksum for each in found] == [None] * 5 + logits_checksums(logits).tolist()[5:]
     assert [each.token_id for each in found[5:]] == [3] * 7
     (alone,) = one(backend, logits[6:7], span(9, 1, SETTINGS["sampled"], with_checksums=True))
     assert alone.logits_checksum == found[6].logits_checksum

@@ -14,9 +14,9 @@ from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker import sampler
-from holdfast.worker.logits_processors.pipeline import adjust
-from holdfast.worker.logits_slices import LogitsSlice, Masks, slice_parts
-from holdfast.worker.logprobs import logprobs_of
+from holdfast.worker.logits_processors.pipeline import apply_logits_processors
+from holdfast.worker.logits_slices import LogitsSlice, Masks, batch_slices
+from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.transfer import HostCopies
 from worker.sampler_spans import VOCAB, mask, parts, span
 
@@ -104,12 +104,12 @@ def bits(tensor: Tensor) -> Tensor:
 def test_a_window_is_its_rows_one_by_one(backend: Backend, seed: int) -> None:
     asked = random_request(seed)
     changed = asked.logits.clone()
-    adjust(changed, parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    apply_logits_processors(changed, parts(asked.rows(0, ROWS), masks=[asked.masks]))
     window = sample(backend, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
     for row in range(ROWS):
         alone = parts(asked.rows(row, row + 1), masks=[asked.masks[row : row + 1]])
         logits = asked.logits[row : row + 1].clone()
-        adjust(logits, alone)
+        apply_logits_processors(logits, alone)
         assert torch.equal(bits(logits[0]), bits(changed[row]))
         assert sample(backend, asked.logits[row : row + 1].clone(), alone) == window[row : row + 1]
 
@@ -121,8 +121,8 @@ def test_neighbours_and_cuts_change_nothing(backend: Backend, seed: int) -> None
     spans, masks = [each.rows(0, ROWS) for each in asked], [each.masks for each in asked]
     logits = torch.cat([each.logits for each in asked])
     found: list[Sampled] = []
-    for some in slice_parts(spans, masks, most=1 + seed):
-        rows = slice(len(found), len(found) + sum(part.num_rows for part in some))
+    for some in batch_slices(spans, masks, max_tokens=1 + seed):
+        rows = slice(len(found), len(found) + sum(part.num_tokens for part in some))
         found += sample(backend, logits[rows].clone(), some)
     for index, each in enumerate(asked):
         alone = sample(backend, each.logits.clone(), parts(spans[index], masks=[each.masks]))
@@ -138,7 +138,7 @@ def test_reported_logprobs_are_of_the_raw_logits(backend: Backend, seed: int) ->
             assert each.logprob is None
         else:
             raw, chosen = asked.logits[row : row + 1], torch.tensor([each.token_id])
-            found = logprobs_of(backend, raw, chosen, [asked.logprobs], HostCopies(CPU))
+            found = gather_logprobs(backend, raw, chosen, [asked.logprobs], HostCopies(CPU))
             assert [each.logprob] == found.read([each.token_id])
 
 
@@ -155,6 +155,6 @@ def test_the_requests_above_meet_every_rule() -> None:
 
 def _num_left(asked: Asked) -> list[int]:
     logits = asked.logits.clone()
-    adjust(logits, parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    apply_logits_processors(logits, parts(asked.rows(0, ROWS), masks=[asked.masks]))
     left: list[int] = (logits > -torch.inf).sum(1).tolist()
     return left

@@ -1,17 +1,17 @@
-"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each number of rows. Long ones end
+"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each batch size. Large ones end
 before the last layer (`last_layer.py`).
 
-A graph reads whatever changes from one pass to the next from one buffer that stays where it is, and writes to two others:
+A graph reads everything that changes between passes from one buffer with a fixed address, and writes to two others:
 
-    buffer     | token_ids | positions | slots | tiles | page table ... |    as `batch.py` lays a pass out
-    output     [most rows, hidden]   behind the last norm, or what the last layer reads
-    residual   [most rows, hidden]   where it ends before the last layer
+    buffer     | token_ids | positions | slots | tiles | page table ... |    laid out by `input_batch.py`
+    output     [max tokens, hidden]   after the last norm, or the input of the last layer
+    residual   [max tokens, hidden]   only if the graph ends before the last layer
 
-All graphs share the buffers and the memory of what lies between; passes run one after the other on one stream, so nobody is
-in anybody's way. The head and the sampler are not captured. While a graph is captured the buffer says that there is
-nothing to do: no slot is written, no tile attends.
+All graphs share the buffers and the memory pool: passes run one after the other on one stream. The head and the sampler
+are not captured here (`greedy_head.py`). During capture the buffer describes an empty pass: no slot is written, no tile
+attends.
 
-What fits which graph is worked out here; what CUDA does about it is `CudaRecorder`'s business alone.
+This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.
 """
 
 import gc
@@ -26,31 +26,33 @@ from torch import Tensor
 from holdfast.models.decoder import Decoder, LayerHook
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, Layout, fill, layout_of
-from holdfast.worker.transfer import staging
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, Layout, fill_buffer, layout_of
+from holdfast.worker.transfer import staging_buffer
 
 Progress = Callable[[int, int], None]  # (graphs captured, in all)
 Work = Callable[[], None]
 
-_PAGE_ENTRIES = 1 << 18  # in a page table; a pass with more is not captured: 256 sequences of 1024 pages
-_CUT_TILES = 64  # tall tiles that are not full
+_MAX_PAGE_ENTRIES = (
+    1 << 18
+)  # of the page table, as for 256 requests of 1024 pages; larger passes run without a graph
+_PARTIAL_TILES = 64  # tall tiles that are not full
 
 
 class Recorder(Protocol):
-    """Keeps work, to be done again and again."""
+    """Records work so that it can be replayed."""
 
     def record(self, work: Work) -> Work: ...
 
 
 class CudaRecorder:
-    """Captures CUDA graphs that share one pool of memory. Called on its own stream."""
+    """Captures CUDA graphs that share one memory pool. Called on its own stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Work) -> Work:
-        work()  # kernels are compiled and libraries make up their minds outside of the capture
+        work()  # kernels are compiled and libraries choose their algorithms outside of the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             work()
@@ -59,28 +61,27 @@ class CudaRecorder:
 
 @dataclass(frozen=True)
 class _Graph:
-    rows: ForwardBatch  # in the buffer
+    batch: ForwardBatch  # views of the buffer
     replay: Work
 
 
 class CudaGraphs:
-    """The captured passes of a decoder, by (rows, canonical)."""
+    """The captured passes of a decoder, by (batch size, canonical)."""
 
     def __init__(
         self,
         decoder: Decoder,
         layers: Sequence[KVLayer],
-        tall_rows: int,
+        tall_tile_tokens: int,
         ends_early: Callable[[int], bool],
         layer_hook: Callable[[ForwardBatch], LayerHook] | None = None,
     ) -> None:
-        """tall_rows: how many rows a tall tile holds; ends_early: whether passes of so many rows end before the last layer;
-        between: what stands between the layers of a pass of these rows."""
-        self._ends_early = ends_early
-        self._tall_rows = tall_rows
-        self._layer_hook = layer_hook
+        """ends_early: whether passes of this size end before the last layer."""
         self._decoder = decoder
         self._layers = layers
+        self._tall_tile_tokens = tall_tile_tokens
+        self._ends_early = ends_early
+        self._layer_hook = layer_hook
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
         self._max_pages = 0
@@ -94,14 +95,14 @@ class CudaGraphs:
         recorder: Recorder,
         progress: Progress | None = None,
     ) -> None:
-        """CudaGraphs of so many rows each, for sequences of at most max_pages; those captured before are given up."""
+        """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured before are dropped."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
         self._graphs = {}
         if wanted:
             self._allocate(wanted[0][0], max_pages)
-        with no_collection():
+        with gc_paused():
             for done, (size, canonical) in enumerate(wanted, 1):
                 self._graphs[size, canonical] = self._record(size, canonical, recorder)
                 if progress is not None:
@@ -112,36 +113,36 @@ class CudaGraphs:
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
     ) -> int | None:
-        """The rows of the graph a pass takes: as many as it has, or if they need not be exact, some more."""
+        """The size of the graph that a pass takes; None: it takes none. exact: more padding is not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
                 return size if self._fits(batch, size) else None
         return None
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
-        """The batch into the buffer, by one copy behind everything that reads what is there now."""
-        layout = layout_of(batch, size, self._room(size))
-        host = staging(layout.num_words, self._buffer.device)
-        fill(host.numpy(), batch, layout)
+        """Copy the batch into the buffer, after all enqueued work that reads the buffer."""
+        layout = layout_of(batch, size, self._num_tiles(size))
+        host = staging_buffer(layout.num_words, self._buffer.device)
+        fill_buffer(host.numpy(), batch, layout)
         self._buffer[: layout.num_words].copy_(host, non_blocking=True)
-        return layout.sent(self._buffer, self._graphs[size, canonical].rows)
+        return layout.device_batch(self._buffer, self._graphs[size, canonical].batch)
 
     def replay(self, size: int, *, canonical: bool) -> Tensor:
-        """What the loaded rows give, [size, hidden]; it stays until the next replay on the stream."""
+        """Run the loaded batch: [size, hidden], valid until the next replay on the stream."""
         self._graphs[size, canonical].replay()
         return self._output[:size]
 
     @property
     def output(self) -> Tensor:
-        """Where replays leave what they give, [most rows, hidden]."""
+        """The buffer that replays write to, [max tokens, hidden]."""
         return self._output
 
     def residual(self, size: int) -> Tensor:
-        """What a replay that ended early gives beside it."""
+        """The residual stream, after the replay of a graph that ends early."""
         return self._residual[:size]
 
     def _fits(self, batch: InputBatch, size: int) -> bool:
-        short, tall = self._room(size)
+        short, tall = self._num_tiles(size)
         return (
             batch.num_short_tiles <= short
             and len(batch.tiles) - batch.num_short_tiles <= tall
@@ -149,59 +150,60 @@ class CudaGraphs:
             and layout_of(batch, size, (short, tall)).num_words <= len(self._buffer)
         )
 
-    def _room(self, size: int) -> tuple[int, int]:
-        """How many short and how many tall tiles a graph has: one with few rows has no tall ones, which would cost it a
-        launch a layer; one with many has them for long prompts, and for some that are cut."""
+    def _num_tiles(self, size: int) -> tuple[int, int]:
+        """How many short and tall tiles a graph has. Small graphs have no tall tiles, which cost one launch per layer.
+        Large ones have them for long prompts, and some more for partial tiles."""
         if size <= MAX_SHORT_TILE_TOKENS:
             return size, 0
-        return MAX_SHORT_TILE_TOKENS, size // self._tall_rows + _CUT_TILES
+        return MAX_SHORT_TILE_TOKENS, size // self._tall_tile_tokens + _PARTIAL_TILES
 
-    def _allocate(self, most_rows: int, max_pages: int) -> None:
+    def _allocate(self, max_tokens: int, max_pages: int) -> None:
         device, config = self._decoder.backend.device, self._decoder.config
         self._max_pages = max_pages
-        # Behind the table: where spans start, and for each row what it is wanted for and its lane's places.
-        num_words = 11 * most_rows + _PAGE_ENTRIES // 2 + 32
+        # After the page table: span starts, and for each token the logits index and the ring indices and slots.
+        num_words = 11 * max_tokens + _MAX_PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
         self._output, self._residual = (
-            torch.zeros(most_rows, config.hidden_size, dtype=self._decoder.dtype, device=device)
+            torch.zeros(max_tokens, config.hidden_size, dtype=self._decoder.dtype, device=device)
             for _ in range(2)
         )
 
     def _record(self, size: int, canonical: bool, recorder: Recorder) -> _Graph:
-        rows = self._rows(size)
-        for tensor, nothing in ((self._buffer, 0), (rows.slots, -1)):
-            tensor.fill_(nothing)
+        batch = self._forward_batch(size)
+        for tensor, value in ((self._buffer, 0), (batch.slots, -1)):
+            tensor.fill_(value)
         output, residual = self._output[:size], self._residual[:size]
-        layer_hook = None if self._layer_hook is None else self._layer_hook(rows)
+        layer_hook = None if self._layer_hook is None else self._layer_hook(batch)
 
-        def whole() -> None:
-            output.copy_(
-                self._decoder.forward(rows, self._layers, canonical=canonical, layer_hook=layer_hook)
+        def forward() -> None:
+            found = self._decoder.forward(batch, self._layers, canonical=canonical, layer_hook=layer_hook)
+            output.copy_(found)
+
+        def forward_body() -> None:
+            found = self._decoder.forward_body(
+                batch, self._layers, canonical=canonical, layer_hook=layer_hook
             )
+            residual.copy_(found[0])
+            output.copy_(found[1])
 
-        def body() -> None:
-            left = self._decoder.forward_body(rows, self._layers, canonical=canonical, layer_hook=layer_hook)
-            residual.copy_(left[0])
-            output.copy_(left[1])
+        return _Graph(batch, recorder.record(forward_body if self._ends_early(size) else forward))
 
-        return _Graph(rows, recorder.record(body if self._ends_early(size) else whole))
-
-    def _rows(self, size: int) -> ForwardBatch:
-        """The buffer's rows, with a page table as long as it can be. Where spans start is not for graphs to know."""
-        before = Layout(size, *self._room(size), (1, 0), ())
-        entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what stands behind is aligned
-        layout = Layout(size, *self._room(size), (1, entries), ())
-        return replace(layout.rows(self._buffer), max_pages=self._max_pages)
+    def _forward_batch(self, size: int) -> ForwardBatch:
+        """Views of the buffer, with the longest page table that fits. Graphs do not read span starts."""
+        before = Layout(size, *self._num_tiles(size), (1, 0), ())
+        entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what follows is aligned
+        layout = Layout(size, *self._num_tiles(size), (1, entries), ())
+        return replace(layout.forward_batch(self._buffer), max_pages=self._max_pages)
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Nothing is freed behind a capture's back."""
+def gc_paused() -> Iterator[None]:
+    """No garbage collection during a capture: it would free device memory in the middle of it."""
     gc.collect()
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

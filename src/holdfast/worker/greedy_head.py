@@ -1,10 +1,10 @@
-"""How most captured passes go on, as a graph of its own: the head over the rows a pass left, and the best token of each.
+"""The greedy head graph: head and argmax of a pass as one CUDA graph.
 
     hidden [size, hidden]  ──  head  ──  greedy  ──  words  | ids int64 [size] | logprobs fp32 [size] |
 
-So a pass that decodes greedily costs the host two launches and one copy back. Taken where the first rows are the wanted ones
-and nothing is asked of them but their tokens and those tokens' logprobs; everything else is for `sampler.py`, whose bits
-these are. The head runs at the graph's own number of rows, which the certificate knows.
+A pass that decodes greedily costs the host two launches and one copy back. The graph is used if the first tokens of the
+pass are the ones whose logits are needed, and only tokens and their own logprobs are reported. Everything else goes
+through `sampler.py`, which gives the same bits. The head runs at the graph's own batch size, which is certified.
 """
 
 from collections.abc import Sequence
@@ -17,37 +17,37 @@ from torch import Tensor
 from holdfast.core.step_plan import Sampled, Span, TokenLogprob
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
-from holdfast.worker.cuda_graphs import Recorder, Work, no_collection
+from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
 from holdfast.worker.input_batch import InputBatch
 from holdfast.worker.transfer import HostCopies
 
 
 @dataclass(frozen=True)
-class GreedyChoices:
-    """As the sampler's `Choices`: tokens on the device at once, and all that is asked for when the returns have come."""
+class GreedyTokens:
+    """As `SampledTokens`: tokens on the device at once, everything on the host after `HostCopies.wait`."""
 
-    token_ids: Tensor  # int64 [rows], on the device until the next replay
+    token_ids: Tensor  # int64 [tokens], on the device until the next replay
     _words: Tensor  # on the host
     _size: int
     _spans: Sequence[Span]
 
     def read(self) -> list[Sampled]:
-        places = _places(self._words, self._size)
-        ids, values = (place[: len(self.token_ids)].tolist() for place in places)
-        reports = [span.logprobs is not None for span in self._spans for _ in range(span.num_sampled)]
-        if not any(reports):
+        parts = _split_words(self._words, self._size)
+        ids, values = (part[: len(self.token_ids)].tolist() for part in parts)
+        is_reported = [span.logprobs is not None for span in self._spans for _ in range(span.num_sampled)]
+        if not any(is_reported):
             return list(map(Sampled, ids))
         logprobs = list(map(TokenLogprob, ids, values, repeat(())))
-        if all(reports):
+        if all(is_reported):
             return list(map(Sampled, ids, logprobs))
         return [
             Sampled(token_id, logprob if reported else None)
-            for token_id, logprob, reported in zip(ids, logprobs, reports, strict=True)
+            for token_id, logprob, reported in zip(ids, logprobs, is_reported, strict=True)
         ]
 
 
 class GreedyHeadGraph:
-    """The graphs, by (rows, canonical)."""
+    """The graphs, by (batch size, canonical)."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -57,41 +57,43 @@ class GreedyHeadGraph:
     def capture(
         self, hidden: Tensor, sizes: Sequence[int], canonical_sizes: Sequence[int], recorder: Recorder
     ) -> None:
-        """For passes of so many rows that leave them in hidden [most rows, hidden]; those captured before are given up."""
+        """Capture graphs for passes of these sizes, whose output is in hidden [max tokens, hidden]. Graphs captured
+        before are dropped."""
         wanted = {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}
         wanted = {(size, canonical) for size, canonical in wanted if size <= MAX_HEAD_TOKENS}
         self._words = torch.zeros(2 * MAX_HEAD_TOKENS, dtype=torch.int64, device=hidden.device)
         self._graphs = {}
-        with no_collection():
+        with gc_paused():
             for size, canonical in sorted(wanted, reverse=True):
                 self._graphs[size, canonical] = recorder.record(self._work(hidden[:size], canonical))
 
     def fits(self, size: int, batch: InputBatch, spans: Sequence[Span], *, canonical: bool) -> bool:
-        """Whether what a captured pass of so many rows left goes on here."""
+        """Whether a pass that took the graph of this size can take the greedy head graph."""
         captured = (size, canonical) in self._graphs
-        return captured and batch.wants_first_rows and len(batch.wanted) > 0 and all(map(_is_plain, spans))
+        has_tokens = batch.logits_come_first and len(batch.logits_indices) > 0
+        return captured and has_tokens and all(map(_is_plain_greedy, spans))
 
-    def choose(
-        self, size: int, num_rows: int, spans: Sequence[Span], up: HostCopies, *, canonical: bool
-    ) -> GreedyChoices:
-        """The first so many rows."""
+    def sample(
+        self, size: int, num_tokens: int, spans: Sequence[Span], copies: HostCopies, *, canonical: bool
+    ) -> GreedyTokens:
+        """Sample the first num_tokens of the pass."""
         self._graphs[size, canonical]()
-        ids, _ = _places(self._words, size)
-        return GreedyChoices(ids[:num_rows], up.take(self._words[: _num_words(size)]), size, spans)
+        ids, _ = _split_words(self._words, size)
+        return GreedyTokens(ids[:num_tokens], copies.add(self._words[: _num_words(size)]), size, spans)
 
     def _work(self, hidden: Tensor, canonical: bool) -> Work:
         decoder = self._decoder
-        ids, logprobs = _places(self._words, len(hidden))
+        ids, logprobs = _split_words(self._words, len(hidden))
 
         def work() -> None:
-            best, values = decoder.backend.sample_greedy(decoder.logits(hidden, canonical=canonical))
-            ids.copy_(best)
+            found, values = decoder.backend.sample_greedy(decoder.logits(hidden, canonical=canonical))
+            ids.copy_(found)
             logprobs.copy_(values)
 
         return work
 
 
-def _is_plain(span: Span) -> bool:
+def _is_plain_greedy(span: Span) -> bool:
     return (
         span.sampling.is_plain_greedy
         and not span.logprobs
@@ -104,6 +106,6 @@ def _num_words(size: int) -> int:
     return size + (size + 1) // 2
 
 
-def _places(words: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Where ids and logprobs stand, [size] each."""
+def _split_words(words: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Ids and logprobs, [size] each."""
     return words[:size], words[size : _num_words(size)].view(torch.float32)[:size]

@@ -1,4 +1,4 @@
-"""The tensors behind the pages. Its size is a memory budget; which page holds what is none of its business."""
+"""The KV cache's tensors. Its size comes from a memory budget; `kv_cache` decides which page holds what."""
 
 import torch
 
@@ -9,7 +9,7 @@ from holdfast.numerics.ops import Backend
 
 
 def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False) -> int:
-    """Keys and values of one page in every layer; in a model that thinks, what T reads and C wrote, too."""
+    """Keys and values of one page in every layer; for a thinking model also the inputs of T and the outputs of C."""
     slot = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
     if thinks:
         slot += 2 * config.hidden_size * dtype.itemsize + 1
@@ -19,7 +19,7 @@ def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thi
 def num_pages_in(
     budget: int, config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False
 ) -> int:
-    """How many pages a budget in bytes holds."""
+    """How many pages fit in a budget of bytes."""
     one = page_bytes(config, dtype, page_size, thinks=thinks)
     num_pages = budget // one
     if num_pages < 1:
@@ -31,20 +31,20 @@ def num_pages_in(
 
 
 class KVStore:
-    """Keys and values of every layer, laid out as the backend likes them. A slot never written is zero.
+    """Keys and values of all layers, in the backend's layout. A slot that was never written is zero.
 
-    whole holds the pages of all layers, one layer behind the other; layers are views of it.
+    all_layers holds the pages of layer 0, then those of layer 1, and so on; layers are views of it.
     """
 
     def __init__(self, num_pages: int, config: DecoderConfig, backend: Backend) -> None:
         heads, dim = config.num_kv_heads, config.head_dim
         try:
-            self.whole = backend.new_kv_layer(num_pages * config.num_layers, heads, dim)
+            self.all_layers = backend.new_kv_layer(num_pages * config.num_layers, heads, dim)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(
                 f"the KV cache of {num_pages} pages of {backend.page_size} positions cannot be allocated; lower kv_memory"
             ) from error
         self.num_pages = num_pages
-        keys, values = self.whole.keys, self.whole.values
+        keys, values = self.all_layers.keys, self.all_layers.values
         starts = range(0, len(keys), num_pages)
         self.layers = tuple(KVLayer(keys[at : at + num_pages], values[at : at + num_pages]) for at in starts)

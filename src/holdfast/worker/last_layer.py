@@ -1,14 +1,15 @@
-"""The last layer of a pass, for the rows somebody looks at.
+"""The last layer of a large pass runs only for the tokens whose logits are needed.
 
-Other rows look back at a row's keys and values, in every layer. Behind the last one only the head looks, at the wanted
-rows: of a chunk of a prompt none, or its last. So a long pass ends before its last layer, of which it writes the keys and
-values alone, and the wanted rows go on as a pass of their own, each a span:
+In every layer later tokens read a token's keys and values. After the last layer only the head reads, and only the tokens
+whose logits are needed: of a prompt chunk none, or its last. So a large pass ends before its last layer. Tokens that are
+needed only as context write K and V there and skip the rest of the layer. The others become a batch of their own, with
+one span per token:
 
-    rows of the pass   0 1 2 3 4 5 | 6 | 7 8 9        wanted: 5, 6, 9
-    rows that go on              0   1       2        at their positions, with the pages of their sequences
+    tokens of the pass    0 1 2 3 4 5 | 6 | 7 8 9        logits needed: 5, 6, 9
+    tokens that continue            0   1       2        at their positions, with the pages of their requests
 
-There may be any number of them, which is no total that was certified. Where bits count they are computed in the reference's
-form, whatever the pass: that costs little for so few.
+Their number is not a certified batch size. If the pass is canonical, they are computed in canonical form, which costs
+little for so few tokens.
 """
 
 from collections.abc import Sequence
@@ -22,76 +23,86 @@ from holdfast.models.decoder import Decoder
 from holdfast.numerics.forward_batch import KVLayer
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, Ints, send_batch
 
-_LONG = 4  # so many times the rows that go on, filled up to the reference's: then they are worth a pass of their own
-_WARM = (1, 512)  # rows: so few share their splits among programs, so many do not
+_MIN_RATIO = 4  # of the pass's tokens to the tokens that continue, padded to the reference's size
+_WARM_UP_SIZES = (1, 512)  # attention shares its splits among programs for few tokens, and not for many
 
 
 class LastLayer:
-    """Which passes end before it, and how what they left goes on."""
+    """Which passes end before the last layer, and how they are completed."""
 
-    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], *, all_seen: bool) -> None:
-        """all_seen: somebody looks at all rows behind it, so no pass ends before."""
+    def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], *, needs_all_tokens: bool) -> None:
+        """needs_all_tokens: the output of the last layer is read for all tokens, so every pass runs it whole."""
         self._decoder = decoder
         self._layers = layers
-        self._all_seen = all_seen
-        self._slab = decoder.backend.recipe.rows
+        self._needs_all_tokens = needs_all_tokens
+        self._reference_tokens = decoder.backend.recipe.rows
 
-    def is_apart(self, num_rows: int, num_wanted: int = 1) -> bool:
-        """Whether a pass of so many rows ends before it, if so many of them are wanted."""
-        slabs = -(-num_wanted // self._slab)
-        return num_rows >= _LONG * self._slab * slabs and not self._all_seen
+    def is_separate(self, num_tokens: int, num_logits: int = 1) -> bool:
+        """Whether a pass of so many tokens, of which so many need logits, ends before the last layer."""
+        num_slabs = -(-num_logits // self._reference_tokens)
+        is_large = num_tokens >= _MIN_RATIO * self._reference_tokens * num_slabs
+        return is_large and not self._needs_all_tokens
 
     def run(
         self,
         batch: InputBatch,
         sent: DeviceBatch,
-        left: tuple[Tensor, Tensor],
+        body: tuple[Tensor, Tensor],
         *,
         canonical: bool,
         exact: bool,
     ) -> Tensor:
-        """What `Decoder.forward_body` left, to the end: the wanted rows as the head takes them, [wanted, hidden]. What was
-        captured without knowing how many they are is run to the end with all its rows where they are many."""
-        residual, x = left
-        if not len(batch.wanted):
+        """Complete a pass from the output of `Decoder.forward_body`: [tokens that need logits, hidden].
+
+        exact: the bits of this pass must be canonical. A graph is captured without knowing how many tokens need logits;
+        if they are many, the last layer runs for all tokens.
+        """
+        residual, x = body
+        if not len(batch.logits_indices):
             return x[:0]
-        if not self.is_apart(len(x), len(batch.wanted)):
-            return self._decoder.forward_last_layer(
-                residual, x, sent.rows, self._layers, canonical=canonical
-            )[sent.wanted]
-        few = send_batch(wanted_of(batch), len(batch.wanted), x.device).rows
-        residual, x = residual[sent.wanted], x[sent.wanted]
+        if not self.is_separate(len(x), len(batch.logits_indices)):
+            hidden = self._decoder.forward_last_layer(
+                residual, x, sent.forward, self._layers, canonical=canonical
+            )
+            return hidden[sent.logits_indices]
+        few = send_batch(logits_batch(batch), len(batch.logits_indices), x.device).forward
+        residual, x = residual[sent.logits_indices], x[sent.logits_indices]
         return self._decoder.forward_last_layer(residual, x, few, self._layers, canonical=exact)
 
-    def warm(self) -> None:
-        """Run it for nothing, so that no kernel of it is compiled while somebody waits: for few rows and for many, which
-        attend otherwise, in both forms. Nothing is written."""
+    def warm_up(self) -> None:
+        """Run with few and with many tokens, in both forms, so that no request waits for kernels to compile. Nothing is
+        written."""
         backend, width = self._decoder.backend, self._decoder.config.hidden_size
-        for count in _WARM:
+        for count in _WARM_UP_SIZES:
             zeros = np.zeros(count, np.int64)
-            batch = _singles(zeros, zeros - 1, np.zeros((count, 1), np.int32), tiled=True)
-            rows = send_batch(batch, count, backend.device).rows
+            batch = _one_token_spans(zeros, zeros - 1, np.zeros((count, 1), np.int32), tiled=True)
+            forward = send_batch(batch, count, backend.device).forward
             for canonical in (False, True):
                 residual, x = (
                     torch.zeros(count, width, dtype=self._decoder.dtype, device=backend.device)
                     for _ in range(2)
                 )
-                self._decoder.forward_last_layer(residual, x, rows, self._layers, canonical=canonical)
+                self._decoder.forward_last_layer(residual, x, forward, self._layers, canonical=canonical)
 
 
-def wanted_of(batch: InputBatch) -> InputBatch:
-    """The wanted rows as a batch, each a span of its own; nothing is wanted of them but that they are computed."""
-    which = batch.wanted
-    owners = np.searchsorted(batch.span_starts, which, side="right") - 1
-    return _singles(
-        batch.positions[which], batch.slots[which], batch.page_table[owners], tiled=len(batch.tiles) > 0
+def logits_batch(batch: InputBatch) -> InputBatch:
+    """The tokens that need logits as a batch, one span each."""
+    indices = batch.logits_indices
+    span_of = np.searchsorted(batch.span_starts, indices, side="right") - 1
+    return _one_token_spans(
+        batch.positions[indices],
+        batch.slots[indices],
+        batch.page_table[span_of],
+        tiled=len(batch.tiles) > 0,
     )
 
 
-def _singles(positions: Ints, slots: Ints, page_table: NDArray[np.int32], *, tiled: bool) -> InputBatch:
-    """Rows that are a span each, with the pages of their sequences, and in tiles of one."""
+def _one_token_spans(
+    positions: Ints, slots: Ints, page_table: NDArray[np.int32], *, tiled: bool
+) -> InputBatch:
+    """Spans of one token each, in tiles of one token."""
     count, width = page_table.shape
-    each, nothing = np.arange(count), np.empty(0, np.int64)
+    each, empty = np.arange(count), np.empty(0, np.int64)
     tiles = np.stack((each, np.ones_like(each), each * width), 1).astype(np.int32)
     return InputBatch(
         token_ids=np.zeros(count, np.int64),
@@ -103,9 +114,9 @@ def _singles(positions: Ints, slots: Ints, page_table: NDArray[np.int32], *, til
         num_short_tiles=count if tiled else 0,
         num_request_indices=0,
         num_scored=0,
-        wanted=nothing,
-        unknown=nothing,
-        unknown_from=nothing,
-        told=nothing,
-        told_to=nothing,
+        logits_indices=empty,
+        ring_read_indices=empty,
+        ring_read_slots=empty,
+        ring_write_indices=empty,
+        ring_write_slots=empty,
     )

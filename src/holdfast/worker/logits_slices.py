@@ -1,6 +1,6 @@
-"""The sampled rows of a pass in slices, so that never more than a few rows of the vocabulary's width are in memory.
+"""Sampled tokens in batches of limited size, so that only a few logits of the vocabulary's width are in memory.
 
-A slice may cut a span in two: a row's token does not depend on what is computed together with it.
+A batch may split a span: a sampled token does not depend on the tokens computed with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ import torch
 
 from holdfast.core.step_plan import Span
 
-Masks = tuple[bytes | None, ...]  # what a grammar says of some rows, as in `Grammar.masks`
+Masks = tuple[bytes | None, ...]  # grammar masks of some tokens, as in `Grammar.masks`
 
 
-def max_slice_rows(device: torch.device) -> int:
-    """Where a slice is made of many kernels it should be worth them; where memory is dear, small."""
+def max_logits_tokens(device: torch.device) -> int:
+    """How many tokens have logits at once: many on a GPU, to be worth the kernel launches, few on a CPU, to save memory."""
     return 512 if device.type == "cuda" else 64
 
 
 class LogitsSlice(NamedTuple):
-    """The sampled rows first .. stop - 1 of a span. masks has one entry a row if the span has a grammar, else none."""
+    """Tokens first .. stop - 1 of a span, all sampled. masks: one for each token if the span has a grammar, else empty."""
 
     span: Span
     first: int
@@ -27,32 +27,34 @@ class LogitsSlice(NamedTuple):
     masks: Masks = ()
 
     @property
-    def num_rows(self) -> int:
+    def num_tokens(self) -> int:
         return self.stop - self.first
 
     @property
-    def first_end(self) -> int:
-        """How many tokens stand before the first row's token, which is the position of that token."""
+    def first_position(self) -> int:
+        """The position of the first token that is sampled here: how many tokens precede it."""
         return self.span.start + self.first + 1
 
 
-Placed = Sequence[tuple[int, LogitsSlice]]  # parts, each with its first row in the slice
+PlacedSlices = Sequence[tuple[int, LogitsSlice]]  # slices, each with its first row in the logits
 
 
-def slice_parts(spans: Sequence[Span], masks: Sequence[Masks], most: int) -> Iterator[list[LogitsSlice]]:
-    """Slices of at most so many rows, in order of spans. masks are those of each span's sampled rows."""
-    parts: list[LogitsSlice] = []
-    room = most
+def batch_slices(
+    spans: Sequence[Span], masks: Sequence[Masks], max_tokens: int
+) -> Iterator[list[LogitsSlice]]:
+    """The sampled tokens of the spans in order, in batches of at most max_tokens. masks: by span."""
+    batch: list[LogitsSlice] = []
+    room = max_tokens
     for span, span_masks in zip(spans, masks, strict=True):
-        first, num_rows = span.sample_from, len(span.token_ids)
-        while first < num_rows:
-            stop = min(num_rows, first + room)
+        first, num_tokens = span.sample_from, len(span.token_ids)
+        while first < num_tokens:
+            stop = min(num_tokens, first + room)
             at = first - span.sample_from
-            parts.append(LogitsSlice(span, first, stop, span_masks and span_masks[at : at + stop - first]))
+            batch.append(LogitsSlice(span, first, stop, span_masks and span_masks[at : at + stop - first]))
             room -= stop - first
             first = stop
             if room == 0:
-                yield parts
-                parts, room = [], most
-    if parts:
-        yield parts
+                yield batch
+                batch, room = [], max_tokens
+    if batch:
+        yield batch

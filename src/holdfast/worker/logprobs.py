@@ -1,7 +1,7 @@
-"""Logprobs of known tokens. Sampled and given tokens are reported by this one function, so their bits are the same.
+"""Logprobs of known tokens. Sampled and scored tokens share this one function, so their bits are the same.
 
-They are the log-softmax of the raw logits in fp32, before anything a request's settings do to them. The work is enqueued
-first and read later.
+A logprob is the log-softmax of the raw logits in fp32, before any logits processor. The work is enqueued first and
+read later.
 """
 
 from collections.abc import Sequence
@@ -13,42 +13,42 @@ from holdfast.core.step_plan import TokenLogprob
 from holdfast.numerics.ops import Backend
 from holdfast.worker.transfer import HostCopies
 
-Top = tuple[tuple[int, float], ...]
+TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
 class Logprobs:
-    """One token a row, with so many best beside it; on the host, once the returns have been waited for."""
+    """The logprobs of n tokens and of the top alternatives to each. Host tensors, to be read after `HostCopies.wait`."""
 
-    values: Tensor  # fp32 [rows]
-    best_ids: Tensor | None  # int64 [rows, most]
-    best_values: Tensor | None  # fp32 [rows, most]
-    counts: Sequence[int]
+    values: Tensor  # fp32 [n]
+    top_ids: Tensor | None  # int64 [n, most]
+    top_values: Tensor | None  # fp32 [n, most]
+    counts: Sequence[int]  # how many alternatives each token reports
 
     def read(self, token_ids: Sequence[int]) -> list[TokenLogprob]:
-        """token_ids are those the logprobs were asked of."""
+        """token_ids: the tokens that `gather_logprobs` was called with."""
         values: list[float] = self.values.tolist()
         return list(map(TokenLogprob, token_ids, values, self._tops()))
 
-    def _tops(self) -> Sequence[Top]:
-        if self.best_ids is None or self.best_values is None:
+    def _tops(self) -> Sequence[TopLogprobs]:
+        if self.top_ids is None or self.top_values is None:
             return ((),) * len(self.counts)
         return [
             tuple(zip(ids[:count], values[:count], strict=True))
             for ids, values, count in zip(
-                self.best_ids.tolist(), self.best_values.tolist(), self.counts, strict=True
+                self.top_ids.tolist(), self.top_values.tolist(), self.counts, strict=True
             )
         ]
 
 
-def logprobs_of(
-    backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], up: HostCopies
+def gather_logprobs(
+    backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], copies: HostCopies
 ) -> Logprobs:
-    """One token a row of the raw logits, fp32 [rows, vocab], each with so many best beside it."""
-    totals = backend.logsumexp(logits)  # [rows]
-    values = up.take(logits.gather(1, token_ids[:, None])[:, 0] - totals)
+    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], with its top alternatives."""
+    norms = backend.logsumexp(logits)  # [n]
+    values = copies.add(logits.gather(1, token_ids[:, None])[:, 0] - norms)
     most = min(max(counts), logits.shape[1])
     if not most:
         return Logprobs(values, None, None, counts)
-    best, ids = backend.topk(logits, most)  # [rows, most]
-    return Logprobs(values, up.take(ids), up.take(best - totals[:, None]), counts)
+    top, ids = backend.topk(logits, most)  # [n, most]
+    return Logprobs(values, copies.add(ids), copies.add(top - norms[:, None]), counts)

@@ -1,7 +1,7 @@
-"""Runs plans: one trip down, one up. Knows rows and slots, no requests, and keeps nothing between plans but the KV and the
-tokens sampled last.
+"""The model runner: runs step plans on the device. It knows tokens and KV slots, but no requests.
 
-A plan is started, which enqueues all of it on the device, and read later. On CPU starting is computing.
+A plan is started, which enqueues all its work on the device, and read later. On a CPU starting computes. Between plans
+the runner keeps only the KV cache and the last sampled tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,72 +11,85 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Span, StepPlan, TokenLogprob
+from holdfast.core.step_plan import (
+    SAMPLED_RING_SIZE,
+    Pass,
+    PassKind,
+    PassResult,
+    Sampled,
+    Span,
+    StepPlan,
+    ThoughtIds,
+    TokenLogprob,
+)
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
-from holdfast.worker.greedy_head import GreedyChoices, GreedyHeadGraph
-from holdfast.worker.input_batch import DeviceBatch, InputBatch, batch_of, send_batch
+from holdfast.worker.greedy_head import GreedyHeadGraph, GreedyTokens
+from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
-from holdfast.worker.logits_processors.grammar_masks import MaskWorker
-from holdfast.worker.logits_slices import Masks, max_slice_rows, slice_parts
-from holdfast.worker.logprobs import logprobs_of
+from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
+from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
+from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.page_table_cache import PageTableCache
-from holdfast.worker.sampled_ring import SampledRing
-from holdfast.worker.sampler import Choices, sample
+from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
 from holdfast.worker.thought_runner import ThoughtRunner
-from holdfast.worker.transfer import HostCopies, Stream, send_array
+from holdfast.worker.transfer import DeviceStream, HostCopies, send_array
 
-_MOST_READ = 1 << 17  # positions the short tiles of a pass may read
+_MAX_SHORT_TILE_READS = 1 << 17  # positions that the short tiles of a pass may read
 
 Scores = tuple[tuple[TokenLogprob, ...], ...]
 Samples = tuple[tuple[Sampled, ...], ...]
 
 
 class ModelRunner:
-    """A decoder over a KV store; with a thinker, one that thinks. What is thought is waited for when a pass is started, so
-    such a runner has nothing in flight."""
+    """Runs a decoder over a KV store, with a thought runner for a thinking model.
 
-    def __init__(self, decoder: Decoder, store: KVStore, thinker: ThoughtRunner | None = None) -> None:
+    Thoughts are awaited when a pass is started, so the plans of a thinking model are never in flight.
+    """
+
+    def __init__(self, decoder: Decoder, store: KVStore, thought_runner: ThoughtRunner | None = None) -> None:
         self._decoder = decoder
         self._store = store
-        self._thinker = thinker
-        self._mask_worker = MaskWorker()
-        self._page_rows = PageTableCache()
+        self._thought_runner = thought_runner
+        self._mask_worker = GrammarMaskWorker()
+        self._page_tables = PageTableCache()
         backend, config = decoder.backend, decoder.config
         self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
-        self._slice_rows = max_slice_rows(self._device)
-        # A certified pass may have any number of wanted rows. The Triton path's certificate tried them all; elsewhere the
-        # head is always computed as the reference does.
+        self._max_logits_tokens = max_logits_tokens(self._device)
+        # A certified pass may need logits for any number of tokens. The certificate of the Triton backend covers all
+        # numbers; the other backends always compute the head in canonical form.
         self._certified_head = backend.recipe.path == "triton"
-        self._stream = Stream(self._device)
-        self._lanes = SampledRing(self._device)
-        tall_rows = backend.tile_tokens(1 << 20, self._group) or 1
-        layer_hook = None if thinker is None else thinker.captured_layer_hook
-        all_seen = thinker is not None and thinker.looks_behind_the_last_layer
-        self._last_layer = LastLayer(decoder, store.layers, all_seen=all_seen)
-        self._graphs = CudaGraphs(decoder, store.layers, tall_rows, self._last_layer.is_apart, layer_hook)
-        self._greedy_end = GreedyHeadGraph(decoder)
+        self._stream = DeviceStream(self._device)
+        self._ring = SampledRing(self._device)
+        tall_tile_tokens = backend.tile_tokens(1 << 20, self._group) or 1
+        layer_hook = None if thought_runner is None else thought_runner.captured_layer_hook
+        needs_all_tokens = thought_runner is not None and thought_runner.reads_last_layer
+        self._last_layer = LastLayer(decoder, store.layers, needs_all_tokens=needs_all_tokens)
+        self._graphs = CudaGraphs(
+            decoder, store.layers, tall_tile_tokens, self._last_layer.is_separate, layer_hook
+        )
+        self._greedy_head = GreedyHeadGraph(decoder)
 
     def run(self, plan: StepPlan) -> list[PassResult]:
-        """The passes of a plan, in order."""
+        """Run the passes of a plan in order."""
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Enqueue the passes of a plan, in order; what is returned waits for them and reads what they gave.
+        """Enqueue the passes of a plan in order. Returns a function that waits for them and reads their results.
 
-        When it returns or raises, nobody uses the plan's grammars any more.
+        Once this returns or raises, the plan's grammars are not used any more.
         """
-        up = HostCopies(self._device)
+        copies = HostCopies(self._device)
         with torch.inference_mode(), self._stream.entered():
-            started = [self._start_pass(one, up) for one in plan.passes]
-            up.seal()
+            started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
+            copies.finish()
 
         def read() -> list[PassResult]:
-            up.wait()
+            copies.wait()
             return [each() for each in started]
 
         return read
@@ -89,97 +102,111 @@ class ModelRunner:
         *,
         max_len: int = 32768,
     ) -> None:
-        """CUDA graphs for passes padded to these sizes, with sequences up to max_len; on CPU there is nothing to do."""
+        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len. Does nothing on a CPU."""
         if self._stream.cuda is None:
             return
         page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
         with torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
-            if self._thinker is not None:
-                self._thinker.capture(max((*sizes, *canonical_sizes)), recorder)
+            if self._thought_runner is not None:
+                self._thought_runner.capture(max((*sizes, *canonical_sizes)), recorder)
             self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
-            self._last_layer.warm()
-            self._greedy_end.capture(self._graphs.output, sizes, canonical_sizes, recorder)
+            self._last_layer.warm_up()
+            self._greedy_head.capture(self._graphs.output, sizes, canonical_sizes, recorder)
 
-    def _start_pass(self, one: Pass, up: HostCopies) -> Callable[[], PassResult]:
-        if one.kind is PassKind.CHECK:
-            mismatch = self._start_check(one, up)
+    def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
+        if pass_.kind is PassKind.CHECK:
+            mismatch = self._start_check(pass_, copies)
             return lambda: PassResult(((),), mismatch=mismatch())
-        canonical = one.kind is PassKind.CANONICAL
-        with self._mask_worker.working_on(one.spans) as masks:
-            batch = self._batch(one)
-            sent, hidden, size = self._forward(one, batch)  # [given and sampled, hidden]
-            thinker = self._thinker
-            thoughts = thinker.finish(one, canonical=canonical) if thinker is not None else ()
-            reference = canonical and not (one.certified and self._certified_head)
-            scores = self._score(hidden[: batch.num_scored], one.spans, reference, up)
-            if size is not None and self._greedy_end.fits(size, batch, one.spans, canonical=reference):
-                num_rows = len(batch.wanted)
-                best = self._greedy_end.choose(size, num_rows, one.spans, up, canonical=reference)
-                samples = self._take([best], one.spans, sent)
+        canonical = pass_.kind is PassKind.CANONICAL
+        with self._mask_worker.computing(pass_.spans) as masks:
+            batch = self._make_batch(pass_)
+            sent, hidden, size = self._forward(pass_, batch)  # hidden: [scored, then sampled tokens, hidden]
+            thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
+            if self._thought_runner is not None:
+                thoughts = self._thought_runner.finish_pass(pass_, canonical=canonical)
+            canonical_head = canonical and not (pass_.certified and self._certified_head)
+            scores = self._score(hidden[: batch.num_scored], pass_.spans, canonical_head, copies)
+            if size is not None and self._greedy_head.fits(
+                size, batch, pass_.spans, canonical=canonical_head
+            ):
+                num_tokens = len(batch.logits_indices)
+                tokens = self._greedy_head.sample(
+                    size, num_tokens, pass_.spans, copies, canonical=canonical_head
+                )
+                samples = self._collect([tokens], pass_.spans, sent)
             else:
-                samples = self._sample(hidden[batch.num_scored :], one.spans, masks(), reference, sent, up)
+                sampled = hidden[batch.num_scored :]
+                samples = self._sample(sampled, pass_.spans, masks(), canonical_head, sent, copies)
         return lambda: PassResult(samples(), scores(), thoughts)
 
-    def _batch(self, one: Pass) -> InputBatch:
+    def _make_batch(self, pass_: Pass) -> InputBatch:
         backend, group = self._decoder.backend, self._group
-        only_short = one.num_tokens_padded <= MAX_SHORT_TILE_TOKENS and self._is_cheap(one)
-        return batch_of(
-            one,
+        only_short = pass_.num_tokens_padded <= MAX_SHORT_TILE_TOKENS and self._prefers_short_tiles(pass_)
+        return make_input_batch(
+            pass_,
             backend.page_size,
             lambda span_len: backend.tile_tokens(1 if only_short else span_len, group),
-            self._page_rows,
+            self._page_tables,
         )
 
-    def _is_cheap(self, one: Pass) -> bool:
-        """Whether short tiles, which graphs have, cost the pass less than to be launched kernel by kernel. Every one of them
-        reads all that stands before it. A check is rare, and always cheap enough."""
-        rows = self._decoder.backend.tile_tokens(1, self._group) or 1
-        read = sum(-(-span.num_tokens // rows) * span.stop for span in one.spans if span.num_tokens > 1)
-        return one.kind is PassKind.CHECK or read <= _MOST_READ
+    def _prefers_short_tiles(self, pass_: Pass) -> bool:
+        """Whether short tiles in a CUDA graph cost less than tall ones without a graph. Every short tile reads all
+        positions before it. Spot checks are rare and always take short tiles."""
+        tile_tokens = self._decoder.backend.tile_tokens(1, self._group) or 1
+        num_reads = sum(
+            -(-span.num_tokens // tile_tokens) * span.stop for span in pass_.spans if span.num_tokens > 1
+        )
+        return pass_.kind is PassKind.CHECK or num_reads <= _MAX_SHORT_TILE_READS
 
-    def _start_check(self, one: Pass, up: HostCopies) -> Callable[[], str | None]:
-        check = SpotCheck(one, self._store, self._decoder.backend.page_size, self._thinker)
+    def _start_check(self, pass_: Pass, copies: HostCopies) -> Callable[[], str | None]:
+        check = SpotCheck(pass_, self._store, self._decoder.backend.page_size, self._thought_runner)
         check.prepare()
-        _, hidden, _ = self._forward(one, self._batch(one))
-        return check.compare(self._decoder, hidden, up)
+        _, hidden, _ = self._forward(pass_, self._make_batch(pass_))
+        return check.compare(self._decoder, hidden, copies)
 
-    def _forward(self, one: Pass, batch: InputBatch) -> tuple[DeviceBatch, Tensor, int | None]:
-        """The pass on the device, and its wanted rows; and if a graph left all rows behind the last layer, of how many."""
-        # A certified pass runs the fast backend at a shape whose bits are known to be the reference's.
-        exact = one.kind is not PassKind.FAST
-        canonical = exact and not one.certified
-        size = self._graphs.size_for(batch, one.num_tokens_padded, canonical=canonical, exact=exact)
-        read_from = self._thinker.begin(one, batch) if self._thinker is not None else None
+    def _forward(self, pass_: Pass, batch: InputBatch) -> tuple[DeviceBatch, Tensor, int | None]:
+        """Run the pass up to the head: the batch, the hidden states of the tokens that need logits, and the size of the
+        CUDA graph if one computed all layers."""
+        # A certified pass runs in fast form, at a batch size that is certified to give the canonical bits.
+        exact = pass_.kind is not PassKind.FAST
+        canonical = exact and not pass_.certified
+        size = self._graphs.size_for(batch, pass_.num_tokens_padded, canonical=canonical, exact=exact)
+        thought_runner, layers = self._thought_runner, self._store.layers
+        state_slots = None if thought_runner is None else thought_runner.begin_pass(pass_, batch)
         if size is None:
-            sent = send_batch(batch, one.num_tokens_padded, self._device)
-            self._resolve(batch, sent)
+            sent = send_batch(batch, pass_.num_tokens_padded, self._device)
+            self._read_ring(batch, sent)
             layer_hook = None
-            if self._thinker is not None and read_from is not None:
-                layer_hook = self._thinker.layer_hook(sent.rows.slots, read_from)
-            layers = self._store.layers
-            if not self._last_layer.is_apart(one.num_tokens_padded, len(batch.wanted)):
-                hidden = self._decoder.forward(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
-                return sent, hidden[sent.wanted], None
-            left = self._decoder.forward_body(sent.rows, layers, canonical=canonical, layer_hook=layer_hook)
-            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), None
+            if thought_runner is not None and state_slots is not None:
+                layer_hook = thought_runner.layer_hook(sent.forward.slots, state_slots)
+            if not self._last_layer.is_separate(pass_.num_tokens_padded, len(batch.logits_indices)):
+                hidden = self._decoder.forward(
+                    sent.forward, layers, canonical=canonical, layer_hook=layer_hook
+                )
+                return sent, hidden[sent.logits_indices], None
+            body = self._decoder.forward_body(
+                sent.forward, layers, canonical=canonical, layer_hook=layer_hook
+            )
+            return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
         sent = self._graphs.load(batch, size, canonical=canonical)
-        self._resolve(batch, sent)
-        if self._thinker is not None and read_from is not None:
-            self._thinker.load(read_from, size)
+        self._read_ring(batch, sent)
+        if thought_runner is not None and state_slots is not None:
+            thought_runner.load(state_slots, size)
         hidden = self._graphs.replay(size, canonical=canonical)
-        if self._last_layer.is_apart(size):
-            left = self._graphs.residual(size), hidden
-            return sent, self._last_layer.run(batch, sent, left, canonical=canonical, exact=exact), None
-        wanted = hidden[: len(batch.wanted)] if batch.wants_first_rows else hidden[sent.wanted]
-        return sent, wanted, size
+        if self._last_layer.is_separate(size):
+            body = self._graphs.residual(size), hidden
+            return sent, self._last_layer.run(batch, sent, body, canonical=canonical, exact=exact), None
+        if batch.logits_come_first:
+            return sent, hidden[: len(batch.logits_indices)], size
+        return sent, hidden[sent.logits_indices], size
 
-    def _resolve(self, batch: InputBatch, sent: DeviceBatch) -> None:
-        """Tokens that earlier passes sampled."""
-        self._lanes.ensure(batch.num_request_indices)
-        if len(batch.unknown):
-            self._lanes.resolve(sent.rows.token_ids, sent.unknown, sent.unknown_from)
+    def _read_ring(self, batch: InputBatch, sent: DeviceBatch) -> None:
+        """Fill in the token ids that earlier passes sampled."""
+        self._ring.grow(batch.num_request_indices)
+        if len(batch.ring_read_indices):
+            self._ring.read(sent.forward.token_ids, sent.ring_read_indices, sent.ring_read_slots)
 
     def _sample(
         self,
@@ -188,64 +215,91 @@ class ModelRunner:
         masks: Sequence[Masks],
         canonical: bool,
         sent: DeviceBatch,
-        up: HostCopies,
+        copies: HostCopies,
     ) -> Callable[[], Samples]:
-        """The sampled rows of each span."""
-        found: list[Choices] = []
+        """Sample all sampled tokens of the spans, in batches of limited size."""
+        found: list[SampledTokens] = []
         done = 0
-        for parts in slice_parts(spans, masks, self._slice_rows):
-            num_rows = sum(part.num_rows for part in parts)
-            logits = self._decoder.logits(hidden[done : done + num_rows], canonical=canonical)
-            found.append(sample(self._decoder.backend, logits, parts, up))
-            done += num_rows
-        return self._take(found, spans, sent)
+        for slices in batch_slices(spans, masks, self._max_logits_tokens):
+            num_tokens = sum(one.num_tokens for one in slices)
+            logits = self._decoder.logits(hidden[done : done + num_tokens], canonical=canonical)
+            found.append(sample(self._decoder.backend, logits, slices, copies))
+            done += num_tokens
+        return self._collect(found, spans, sent)
 
-    def _take(
-        self, found: Sequence[Choices | GreedyChoices], spans: Sequence[Span], sent: DeviceBatch
+    def _collect(
+        self, found: Sequence[SampledTokens | GreedyTokens], spans: Sequence[Span], sent: DeviceBatch
     ) -> Callable[[], Samples]:
-        """What was chosen goes into the lanes, and is to be read by span."""
-        self._tell(found, sent)
+        """Write the sampled tokens to the ring. Returns a function that reads them by span."""
+        self._write_ring(found, sent)
         is_one_each = all(span.num_sampled == 1 for span in spans)
 
         def read() -> Samples:
-            sampled = list(chain.from_iterable(choices.read() for choices in found))
+            sampled = list(chain.from_iterable(tokens.read() for tokens in found))
             if is_one_each:
                 return tuple(zip(sampled))
-            left = iter(sampled)
-            return tuple(tuple(islice(left, span.num_sampled)) for span in spans)
+            rest = iter(sampled)
+            return tuple(tuple(islice(rest, span.num_sampled)) for span in spans)
 
         return read
 
-    def _tell(self, found: Sequence[Choices | GreedyChoices], sent: DeviceBatch) -> None:
-        """For passes that are planned before it is known."""
-        if not len(sent.told):
+    def _write_ring(self, found: Sequence[SampledTokens | GreedyTokens], sent: DeviceBatch) -> None:
+        """For passes that are enqueued before the host knows these tokens."""
+        if not len(sent.ring_write_indices):
             return
         token_ids = found[0].token_ids
         if len(found) > 1:
-            token_ids = torch.cat([choices.token_ids for choices in found])
-        if len(sent.told) < len(token_ids):
-            token_ids = token_ids.index_select(0, sent.told)
-        self._lanes.tell(sent.told_to, token_ids)
+            token_ids = torch.cat([tokens.token_ids for tokens in found])
+        if len(sent.ring_write_indices) < len(token_ids):
+            token_ids = token_ids.index_select(0, sent.ring_write_indices)
+        self._ring.write(sent.ring_write_slots, token_ids)
 
     def _score(
-        self, hidden: Tensor, spans: Sequence[Span], canonical: bool, up: HostCopies
+        self, hidden: Tensor, spans: Sequence[Span], canonical: bool, copies: HostCopies
     ) -> Callable[[], Scores]:
-        """The logprobs of each span's given tokens; nothing if there are none."""
+        """The logprobs of each span's scored tokens; empty if no span has any."""
         if not len(hidden):
             return lambda: ()
         tokens = [token_id for span in spans for token_id in span.scored_ids]
         counts = [span.sampling.params.prompt_logprobs or 0 for span in spans for _ in span.scored_ids]
         chosen = send_array(np.array(tokens, np.int64), self._device)
         found = []
-        for at in range(0, len(tokens), self._slice_rows):
-            some = slice(at, at + self._slice_rows)
-            logits = self._decoder.logits(hidden[some], canonical=canonical)  # fp32 [slice, vocab]
-            found.append(
-                (logprobs_of(self._decoder.backend, logits, chosen[some], counts[some], up), tokens[some])
-            )
+        for start in range(0, len(tokens), self._max_logits_tokens):
+            some = slice(start, start + self._max_logits_tokens)
+            logits = self._decoder.logits(hidden[some], canonical=canonical)  # fp32 [n, vocab]
+            logprobs = gather_logprobs(self._decoder.backend, logits, chosen[some], counts[some], copies)
+            found.append((logprobs, tokens[some]))
 
         def read() -> Scores:
-            left = (each for logprobs, token_ids in found for each in logprobs.read(token_ids))
-            return tuple(tuple(islice(left, len(span.scored_ids))) for span in spans)
+            rest = (each for logprobs, token_ids in found for each in logprobs.read(token_ids))
+            return tuple(tuple(islice(rest, len(span.scored_ids))) for span in spans)
 
         return read
+
+
+class SampledRing:
+    """The last sampled tokens of every request, on the device, so that a pass can be enqueued before its tokens are known.
+
+    A table int64 [request indices, SAMPLED_RING_SIZE]: the token at position p of a request is in column
+    p % SAMPLED_RING_SIZE of its row. It grows with the request indices in use. NO_TOKEN is embedded as token 0; the
+    result is discarded, because the request has ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._table = torch.zeros((0, SAMPLED_RING_SIZE), dtype=torch.int64, device=device)
+
+    def grow(self, num_request_indices: int) -> None:
+        """Make room for so many requests."""
+        present = len(self._table)
+        if num_request_indices > present:
+            larger = self._table.new_zeros((1 << (num_request_indices - 1).bit_length(), SAMPLED_RING_SIZE))
+            larger[:present] = self._table
+            self._table = larger
+
+    def read(self, token_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
+        """token_ids[indices] = ring[slots]: token_ids int64 [tokens], indices and slots int64 [n]."""
+        token_ids.index_copy_(0, indices, self._table.view(-1).index_select(0, slots))
+
+    def write(self, slots: Tensor, token_ids: Tensor) -> None:
+        """ring[slots] = token_ids, int64 [n] both; no slot occurs twice."""
+        self._table.view(-1).index_copy_(0, slots, token_ids)

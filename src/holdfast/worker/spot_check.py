@@ -1,93 +1,181 @@
-"""A certificate put to the test: rows that certified passes gave, computed again at the reference's shape.
+"""Spot checks of a certificate: tokens of a certified pass are computed again by a reference pass and compared.
 
-The rows write into scratch pages, so the sequence goes on undisturbed. Their keys and values in every layer, the checksums of
-their logits, and what is thought behind their chunks (`thought_check.py`) must have the bits of the first time. Nothing is
-tolerated. Where they differ is worked out on the device and read later.
+The second pass writes into scratch pages, so the request is not disturbed. Keys and values in every layer, the checksums
+of the logits, and in a thinking model the thoughts and states must have the same bits. There is no tolerance. The
+comparison runs on the device and is read later.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.core.step_plan import Pass
 from holdfast.models.decoder import Decoder
-from holdfast.worker.checksum import checksums
+from holdfast.worker.input_batch import Ints
 from holdfast.worker.kv_store import KVStore
-from holdfast.worker.logits_slices import max_slice_rows
-from holdfast.worker.thought_check import ThoughtCheck, bits_of
+from holdfast.worker.logits_slices import max_logits_tokens
 from holdfast.worker.thought_runner import ThoughtRunner
 from holdfast.worker.transfer import HostCopies, send_array
 
+_AS_INTEGER = {2: torch.int16, 4: torch.int32}
+
 
 class SpotCheck:
-    """One check: where its rows' keys and values were written first, and where they are written again, in every layer."""
+    """One check: where the keys and values of its tokens were written first, and where they are written again."""
 
     def __init__(
-        self, one: Pass, store: KVStore, page_size: int, thinker: ThoughtRunner | None = None
+        self, pass_: Pass, store: KVStore, page_size: int, thought_runner: ThoughtRunner | None = None
     ) -> None:
-        (span,) = one.spans
-        assert len(one.logits_checksums) == span.num_sampled
-        before = len(span.pages) - len(one.original_pages)
-        assert before * page_size <= span.start < span.stop <= len(span.pages) * page_size
-        self._one, self._span, self._num_layers = one, span, len(store.layers)
-        self._whole = store.whole
-        self._thoughts = None if thinker is None else ThoughtCheck(one, thinker, page_size)
+        (span,) = pass_.spans
+        assert len(pass_.logits_checksums) == span.num_sampled
+        num_shared = len(span.pages) - len(pass_.original_pages)
+        assert num_shared * page_size <= span.start < span.stop <= len(span.pages) * page_size
+        self._pass, self._span, self._num_layers = pass_, span, len(store.layers)
+        self._kv = store.all_layers
+        self._thoughts = None if thought_runner is None else _ThoughtCheck(pass_, thought_runner, page_size)
         positions = np.arange(span.start, span.stop)
-        pages = positions // page_size - before
-        scratch, first = np.array(span.pages[before:]), np.array(one.original_pages)
-        layers = np.arange(self._num_layers)[:, None] * store.num_pages  # where each layer's pages begin
-        device = self._whole.keys.device
-        whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, first)])
+        pages = positions // page_size - num_shared
+        scratch, original = np.array(span.pages[num_shared:]), np.array(pass_.original_pages)
+        layers = np.arange(self._num_layers)[:, None] * store.num_pages  # where the pages of each layer begin
+        device = self._kv.keys.device
+        whole_pages = np.stack([(layers + each).reshape(-1) for each in (scratch, original)])
         self._scratch_pages, self._original_pages = send_array(whole_pages, device)  # [layers * pages]
         slots = [np.broadcast_to(positions % page_size, (self._num_layers, len(positions)))]
-        slots += [layers + scratch[pages], layers + first[pages]]
+        slots += [layers + scratch[pages], layers + original[pages]]
         numbers = np.stack([each.reshape(-1) for each in slots])
-        self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [layers * rows]
+        self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [layers * tokens]
 
     def prepare(self) -> None:
-        """Whole pages are copied for the slots before the first row. The rows' own slots get one wrong bit in every
-        number, so that one the pass does not write cannot pass for written."""
-        for tensor in (self._whole.keys, self._whole.values):
+        """Copy whole pages, for the slots before the first token. In the tokens' own slots flip one bit of every number,
+        so that a slot the pass does not write is found."""
+        for tensor in (self._kv.keys, self._kv.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
         if self._thoughts is not None:
             self._thoughts.prepare()
-        keys, values = bits_of(self._whole.keys), bits_of(self._whole.values)
+        keys, values = _bits_of(self._kv.keys), _bits_of(self._kv.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
 
-    def compare(self, decoder: Decoder, hidden: Tensor, up: HostCopies) -> Callable[[], str | None]:
-        """Behind the pass that wrote the rows again, hidden being its sampled ones. What is returned reads the first place
-        where the bits differ, or None."""
+    def compare(self, decoder: Decoder, hidden: Tensor, copies: HostCopies) -> Callable[[], str | None]:
+        """Called after the pass; hidden are the hidden states of its sampled tokens. Returns a function that reads
+        where the bits differ first, or None."""
         span = self._span
-        thought = None if self._thoughts is None else self._thoughts.compare(up)
-        differs = up.take(self._differences())  # bool [2, layers, rows]
+        thoughts = None if self._thoughts is None else self._thoughts.compare(copies)
+        differs = copies.add(self._differences())  # bool [2, layers, tokens]
         found = [
-            up.take(checksums(decoder.logits(some, canonical=True)))
-            for some in (torch.split(hidden, max_slice_rows(hidden.device)) if len(hidden) else ())
+            copies.add(logits_checksums(decoder.logits(some, canonical=True)))
+            for some in (torch.split(hidden, max_logits_tokens(hidden.device)) if len(hidden) else ())
         ]
 
         def read() -> str | None:
-            for layer, kind, row in differs.transpose(0, 1).nonzero()[:1].tolist():
-                return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + row}"
-            if thought is not None and (problem := thought()) is not None:
+            for layer, kind, index in differs.transpose(0, 1).nonzero()[:1].tolist():
+                return f"{('keys', 'values')[kind]} of layer {layer} at position {span.start + index}"
+            if thoughts is not None and (problem := thoughts()) is not None:
                 return problem
-            bits = [number for some in found for number in some.tolist()]
-            for row, (now, then) in enumerate(
-                zip(bits, self._one.logits_checksums, strict=True), span.sample_from
-            ):
-                if now != then:
-                    return f"logits at position {span.start + row}"
+            checksums = [number for some in found for number in some.tolist()]
+            pairs = zip(checksums, self._pass.logits_checksums, strict=True)
+            for index, (again, first) in enumerate(pairs, span.sample_from):
+                if again != first:
+                    return f"logits at position {span.start + index}"
             return None
 
         return read
 
     def _differences(self) -> Tensor:
-        keys, values = bits_of(self._whole.keys), bits_of(self._whole.values)
-        pairs = (  # each [layers * rows, kv_heads, head_dim]
+        keys, values = _bits_of(self._kv.keys), _bits_of(self._kv.values)
+        pairs = (  # each [layers * tokens, kv_heads, head_dim]
             (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
             (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
         )
-        differs = torch.stack([(again != before).flatten(1).any(1) for again, before in pairs])
+        differs = torch.stack([(again != first).flatten(1).any(1) for again, first in pairs])
         return differs.view(2, self._num_layers, -1)
+
+
+class _ThoughtCheck:
+    """The part of a check for thinking models: T's inputs, the thoughts, and the states made of them."""
+
+    def __init__(self, pass_: Pass, thought_runner: ThoughtRunner, page_size: int) -> None:
+        (span,) = pass_.spans
+        self._pass, self._span, self._runner = pass_, span, thought_runner
+        num_shared = len(span.pages) - len(pass_.original_pages)
+        pages = np.stack((np.array(span.pages[num_shared:]), np.array(pass_.original_pages)))  # [2, pages]
+        c, device = thought_runner.chunk, thought_runner.residuals.device
+
+        def slots(positions: Ints) -> Tensor:
+            """The scratch slots and the original slots of these positions: [2, positions]."""
+            numbers = pages[:, positions // page_size - num_shared] * page_size + positions % page_size
+            return send_array(numbers, device)
+
+        self._pages = send_array(pages, device)
+        self._tokens = slots(np.arange(span.start, span.stop))
+        self._chunks = slots(np.arange(span.start // c * c, span.stop // c * c))  # those that end in the span
+
+    def prepare(self) -> None:
+        """As `SpotCheck.prepare`."""
+        scratch, originals = self._pages
+        self._runner.copy_pages(originals, scratch)
+        _bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
+
+    def compare(self, copies: HostCopies) -> Callable[[], str | None]:
+        """As `SpotCheck.compare`."""
+        span, runner = self._span, self._runner
+        (found,) = runner.finish_pass(self._pass, canonical=True)
+        residuals = copies.add(self._residuals_differ())  # bool [tokens]
+        states = copies.add(self._states_differ())  # bool [chunks]
+
+        def read() -> str | None:
+            for (index,) in residuals.nonzero()[:1].tolist():
+                return f"the input of T at position {span.start + index}"
+            first_chunk = span.start // runner.chunk
+            expected = (
+                *span.guesses,
+                *found[len(span.guesses) :],
+            )  # the span has no guess after its last token
+            for index, differs in enumerate(states.tolist()):
+                if differs or found[index] != expected[index]:
+                    return f"the thought after position {(first_chunk + index + 1) * runner.chunk - 1}"
+            return None
+
+        return read
+
+    def _residuals_differ(self) -> Tensor:
+        again, first = _bits_of(self._runner.residuals)[self._tokens].unbind()
+        return (again != first).any(1)
+
+    def _states_differ(self) -> Tensor:
+        """A state is compared only where there is a thought."""
+        again, first = _bits_of(self._runner.states)[self._chunks].unbind()
+        has_again, has_first = self._runner.has_state[self._chunks].unbind()
+        differs = (has_again != has_first) | (has_first & (again != first).any(1))
+        return differs.view(-1, self._runner.chunk).any(1)
+
+
+def logits_checksums(logits: Tensor) -> Tensor:
+    """One number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n], on their device.
+
+    It is the same in any order of summation, and another one if any single bit differs. Each bit pattern is multiplied
+    by an odd number of its column, modulo 2^32; pairs of products are summed modulo 2^64. An odd factor loses no bit, and
+    different factors keep small differences of opposite sign from cancelling.
+    """
+    products = logits.view(torch.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
+    if products.shape[1] % 2:
+        products = F.pad(products, (0, 1))
+    return products.view(torch.int64).sum(1)
+
+
+@lru_cache(maxsize=4)
+def _factors(count: int, device: torch.device) -> Tensor:
+    """Pseudo-random odd int32 numbers, [count]."""
+    places = torch.arange(1, count + 1, dtype=torch.int64)
+    mixed = (places * 0x9E3779B1) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & 0xFFFFFFFF
+    return ((mixed ^ (mixed >> 13)) | 1).to(torch.int32).to(device)
+
+
+def _bits_of(tensor: Tensor) -> Tensor:
+    """The same numbers as integers, in the same memory: -0 is not 0, and a NaN equals itself."""
+    return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])

@@ -1,14 +1,14 @@
-"""States beside the pages: what a pass of a model that thinks reads and writes more than a plain one.
+"""T, C and their states in a thinking model: what its passes read and write besides the KV cache.
 
-Every slot of the KV store has three things more:
+Every slot of the KV store has three more entries:
 
-    rows      what T reads of its position: the residual stream behind l_out layers
-    states    what C made of the thought behind its chunk, a vector for each of the chunk's slots
-    told      whether that thought was not the trivial one
+    residuals   T's input at its position: the residual stream after l_out layers
+    states      C's output for the thought after its chunk, one vector for each slot of the chunk
+    has_state   whether that thought is not the trivial one
 
-The row at position p adds the state at the slot of p - c, if it is told; so a state lies in the page of the chunk it was made
-from, and is cached, truncated and computed again with it. Before a pass the states its guesses give are put there, behind it
-those of what was really thought.
+The token at position p adds the state at the slot of p - c, if it has one. So a state is in the page of the chunk it was made
+from, and is cached, truncated and recomputed with it. Before a pass the states of its guessed thoughts are written; after it,
+the states of the thoughts that T wrote.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ from holdfast.worker.transfer import send_array
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk that ends among a span's rows."""
+    """A chunk that ends in a span."""
 
-    span: int
-    number: int
+    span: int  # index in the pass
+    number: int  # in the request
     first_slot: int
 
 
@@ -48,144 +48,147 @@ class ThoughtRunner:
         self._config = blocks.config
         self.chunk = blocks.config.chunk
         self._page_size = decoder.backend.page_size
-        assert self._page_size % self._config.chunk == 0, "a chunk lies within a page"
+        assert self._page_size % self._config.chunk == 0, "a chunk must lie within a page"
         device, num_slots = decoder.backend.device, num_pages * self._page_size
         hidden = decoder.config.hidden_size
-        # One more than there are slots: padding, whose slot is -1, is written to the last, and nothing is told there.
+        # One more than there are slots: padding has slot -1 and is written to the last, which never has a state.
         try:
-            self.rows, self.states = (
+            self.residuals, self.states = (
                 _zeros((num_slots + 1, hidden), decoder.dtype, device) for _ in range(2)
             )
-        except (MemoryError, RuntimeError) as error:  # torch's own is one
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
             raise ConfigError(
-                f"the states beside {num_pages} KV pages cannot be allocated; lower kv_memory"
+                f"the thinking states of {num_pages} KV pages cannot be allocated; lower kv_memory"
             ) from error
-        self.told = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
+        self.has_state = torch.zeros(num_slots + 1, dtype=torch.bool, device=device)
         self._graphs: ThoughtGraphs | None = None
-        self._read_from = torch.empty(0, dtype=torch.int64, device=device)  # what captured passes read
+        self._state_slots = torch.empty(0, dtype=torch.int64, device=device)  # input of captured passes
 
     @property
-    def looks_behind_the_last_layer(self) -> bool:
+    def reads_last_layer(self) -> bool:
+        """Whether T reads the output of the last layer."""
         return self._config.l_out == len(self._decoder.layers)
 
-    def capture(self, most_rows: int, recorder: Recorder) -> None:
-        """T as graphs, and a place that captured passes of up to so many rows read from."""
-        self._read_from = torch.full((most_rows,), -1, dtype=torch.int64, device=self.rows.device)
-        self._graphs = ThoughtGraphs(self._blocks, self.rows, recorder)
+    def capture(self, max_tokens: int, recorder: Recorder) -> None:
+        """Capture T as CUDA graphs, and allocate the state slots that captured passes of up to max_tokens read."""
+        self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
+        self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
 
-    def begin(self, one: Pass, batch: InputBatch) -> Tensor:
-        """The guesses' states are put in place. Returns whose state each row adds: slots, int64 [padded rows]."""
-        chunks = [chunk for number, span in enumerate(one.spans) for chunk in self._ends(number, span)]
+    def begin_pass(self, pass_: Pass, batch: InputBatch) -> Tensor:
+        """Write the states of the guessed thoughts. Returns the slot whose state each token adds, -1 for none:
+        int64 [padded tokens]."""
         guessed: list[_Chunk] = []
         guesses: list[ThoughtIds] = []
-        for chunk in chunks:
-            span = one.spans[chunk.span]
-            place = chunk.number - span.start // self._config.chunk
-            if place < len(span.guesses):
+        for chunk in self._finished_chunks(pass_):
+            span = pass_.spans[chunk.span]
+            index = chunk.number - span.start // self._config.chunk
+            if index < len(span.guesses):
                 guessed.append(chunk)
-                guesses.append(span.guesses[place])
-        self._put(guessed, guesses)
-        return send_array(self._state_slots(one, batch), self.rows.device)
+                guesses.append(span.guesses[index])
+        self._write_states(guessed, guesses)
+        return send_array(self._find_state_slots(pass_, batch), self.residuals.device)
 
-    def load(self, read_from: Tensor, num_rows: int) -> None:
-        """For the captured pass of so many rows that is replayed next."""
-        self._read_from[:num_rows].fill_(-1)
-        self._read_from[: len(read_from)].copy_(read_from)
+    def load(self, state_slots: Tensor, size: int) -> None:
+        """Set the input of the captured pass of this size that is replayed next."""
+        self._state_slots[:size].fill_(-1)
+        self._state_slots[: len(state_slots)].copy_(state_slots)
 
-    def captured_layer_hook(self, rows: ForwardBatch) -> LayerHook:
-        """For a pass that is captured."""
-        return self.layer_hook(rows.slots, self._read_from[: rows.num_tokens])
+    def captured_layer_hook(self, batch: ForwardBatch) -> LayerHook:
+        """The hook of a pass that is being captured."""
+        return self.layer_hook(batch.slots, self._state_slots[: batch.num_tokens])
 
-    def layer_hook(self, slots: Tensor, read_from: Tensor) -> LayerHook:
-        """What stands between the layers of a pass; the rows' own slots and those of the states they add, -1 for none."""
-        config, ops, shape = self._config, self._decoder.backend, self._decoder.layer_shape
+    def layer_hook(self, slots: Tensor, state_slots: Tensor) -> LayerHook:
+        """Adds states after l_in layers and keeps residuals after l_out. slots: of the tokens themselves; state_slots: of
+        the states they add, -1 for none."""
+        config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
         norm = self._decoder.layers[config.l_in - 1].next_norm
 
         def act(layers_done: int, residual: Tensor, x: Tensor) -> None:
             if layers_done == config.l_in:
-                # At the pass's padded total, which is what is certified.
-                is_told = self.told[read_from][:, None]
-                residual.copy_(torch.where(is_told, residual + self.states[read_from], residual))
-                x.copy_(torch.where(is_told, ops.rms_norm(residual, norm, shape.eps), x))
+                # For all tokens of the padded pass: that is the batch size that is certified.
+                has_state = self.has_state[state_slots][:, None]
+                residual.copy_(torch.where(has_state, residual + self.states[state_slots], residual))
+                x.copy_(torch.where(has_state, backend.rms_norm(residual, norm, shape.eps), x))
             if layers_done == config.l_out:
-                self.rows[slots] = residual
+                self.residuals[slots] = residual
 
         return LayerHook(act, config.l_out)
 
-    def finish(self, one: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """What is thought behind every chunk that ended in the pass, by span; its state is put in place."""
-        chunks = [chunk for number, span in enumerate(one.spans) for chunk in self._ends(number, span)]
-        thoughts = [self._known(one.spans[chunk.span], chunk) for chunk in chunks]
-        open_ones = [place for place, thought in enumerate(thoughts) if thought is None]
-        if open_ones:
-            slots = self._slots([chunks[place] for place in open_ones])  # [n, c]
+    def finish_pass(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
+        """Run T after every chunk that ended in the pass, and write the states. Returns the thoughts by span."""
+        chunks = self._finished_chunks(pass_)
+        thoughts = [self._given_thought(pass_.spans[chunk.span], chunk) for chunk in chunks]
+        unknown = [index for index, thought in enumerate(thoughts) if thought is None]
+        if unknown:
+            slots = self._chunk_slots([chunks[index] for index in unknown])  # [n, c]
             found = self._think(slots, canonical)
-            for place, thought in zip(open_ones, found, strict=True):
-                thoughts[place] = thought
-        decided = [thought or () for thought in thoughts]
-        self._put(chunks, decided)
-        by_span: list[list[ThoughtIds]] = [[] for _ in one.spans]
-        for chunk, thought in zip(chunks, decided, strict=True):
+            for index, thought in zip(unknown, found, strict=True):
+                thoughts[index] = thought
+        known = [thought or () for thought in thoughts]
+        self._write_states(chunks, known)
+        by_span: list[list[ThoughtIds]] = [[] for _ in pass_.spans]
+        for chunk, thought in zip(chunks, known, strict=True):
             by_span[chunk.span].append(thought)
         return tuple(map(tuple, by_span))
 
     def copy_pages(self, source: Tensor, target: Tensor) -> None:
-        """Whole pages, int64 [n] both."""
-        for tensor in (self.rows, self.states, self.told):
+        """Copy whole pages; both are int64 [n]."""
+        for tensor in (self.residuals, self.states, self.has_state):
             paged = tensor[:-1].view(-1, self._page_size, *tensor.shape[1:])
             paged[target] = paged[source]
 
     def _think(self, slots: Tensor, canonical: bool) -> list[ThoughtIds]:
         if self._graphs is None:
-            return self._blocks.think(self.rows[slots], canonical=canonical)
+            return self._blocks.think(self.residuals[slots], canonical=canonical)
         return self._graphs.think(slots, canonical=canonical)
 
-    def _known(self, span: Span, chunk: _Chunk) -> ThoughtIds | None:
-        """A thought that T need not write; None: it must."""
+    def _given_thought(self, span: Span, chunk: _Chunk) -> ThoughtIds | None:
+        """A thought that the request determines: trivial or forced. None: T writes it."""
         assert span.rule is not None
         if not span.rule.thinks(chunk.number, self._config.chunk):
             return ()
         return span.rule.forced_on(chunk.number)
 
-    def _ends(self, number: int, span: Span) -> list[_Chunk]:
-        """The chunks that end in the span; none if it is not one to think about."""
-        if span.rule is None:
-            return []
+    def _finished_chunks(self, pass_: Pass) -> list[_Chunk]:
+        """The chunks that end in the pass, of spans with thinking."""
         c, size = self._config.chunk, self._page_size
         return [
-            _Chunk(number, chunk, span.pages[chunk * c // size] * size + chunk * c % size)
+            _Chunk(index, chunk, span.pages[chunk * c // size] * size + chunk * c % size)
+            for index, span in enumerate(pass_.spans)
+            if span.rule is not None
             for chunk in range(span.start // c, span.stop // c)
         ]
 
-    def _put(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
-        """The states of these thoughts behind these chunks."""
+    def _write_states(self, chunks: Sequence[_Chunk], thoughts: Sequence[ThoughtIds]) -> None:
+        """Run C on the thoughts after these chunks, and write the states."""
         if not chunks:
             return
-        slots = self._slots(chunks)
-        is_told = np.array([bool(thought) for thought in thoughts])
-        self.told[slots] = send_array(is_told, slots.device)[:, None]
-        if is_told.any():
-            where = send_array(np.flatnonzero(is_told), slots.device)
+        slots = self._chunk_slots(chunks)
+        has_state = np.array([bool(thought) for thought in thoughts])
+        self.has_state[slots] = send_array(has_state, slots.device)[:, None]
+        if has_state.any():
+            where = send_array(np.flatnonzero(has_state), slots.device)
             self.states[slots[where]] = self._blocks.compress([thought for thought in thoughts if thought])
 
-    def _slots(self, chunks: Sequence[_Chunk]) -> Tensor:
+    def _chunk_slots(self, chunks: Sequence[_Chunk]) -> Tensor:
         """int64 [n, c]."""
         first = np.array([chunk.first_slot for chunk in chunks], np.int64)
-        return send_array(first[:, None] + np.arange(self._config.chunk), self.rows.device)
+        return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
 
-    def _state_slots(self, one: Pass, batch: InputBatch) -> Ints:
-        """For each row the slot whose state it adds, -1 for none, as for padding: int64 [padded rows]."""
+    def _find_state_slots(self, pass_: Pass, batch: InputBatch) -> Ints:
+        """The slot whose state each token adds, -1 for none and for padding: int64 [padded tokens]."""
         lengths = np.diff(batch.span_starts)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        back = batch.positions - self._config.chunk
-        pages = batch.page_table[owners, np.maximum(back, 0) // self._page_size].astype(np.int64)
-        thinks = np.array([span.rule is not None for span in one.spans])[owners]
-        slots = np.where(thinks & (back >= 0), pages * self._page_size + back % self._page_size, -1)
-        return np.pad(slots, (0, one.num_tokens_padded - len(slots)), constant_values=-1)
+        span_of = np.repeat(np.arange(len(lengths)), lengths)
+        positions = batch.positions - self._config.chunk  # of the states
+        pages = batch.page_table[span_of, np.maximum(positions, 0) // self._page_size].astype(np.int64)
+        thinks = np.array([span.rule is not None for span in pass_.spans])[span_of]
+        slots = pages * self._page_size + positions % self._page_size
+        slots = np.where(thinks & (positions >= 0), slots, -1)
+        return np.pad(slots, (0, pass_.num_tokens_padded - len(slots)), constant_values=-1)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """In main memory they cost nothing until they are written, as pages do."""
+    """On a CPU they take no memory until they are written."""
     if device.type == "cpu":
         return untouched_zeros(shape, dtype)
     return torch.zeros(shape, dtype=dtype, device=device)

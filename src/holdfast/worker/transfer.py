@@ -1,7 +1,7 @@
-"""Numbers down to the device and results up again, without waiting for it.
+"""Copies between host and device that do not block the host.
 
-On CUDA everything goes through pinned memory, by asynchronous copies on the current stream; torch keeps a pinned block from
-being used again until its copy is done. On CPU nothing is copied, and work is done where it is asked for.
+On CUDA all copies go through pinned memory and are asynchronous on the current stream. Torch does not reuse a pinned
+block before its copy is done. On CPU nothing is copied, and work is done when it is called.
 """
 
 from collections.abc import Iterator
@@ -16,38 +16,38 @@ _ALIGNMENT = 16  # bytes
 
 
 def aligned(count: int, size: int) -> int:
-    """So many numbers of so many bytes, and a few more so that what stands behind them in a buffer is aligned.
+    """`count` numbers of `size` bytes each, rounded up so that what follows them in a buffer is aligned.
 
-    Triton compiles a kernel once more for a pointer that is not, and that would be in the middle of somebody's answer.
+    Triton compiles a kernel again for an unaligned pointer, which would delay a request.
     """
     return -(-count * size // _ALIGNMENT) * _ALIGNMENT // size
 
 
-def staging(num_words: int, device: torch.device) -> Tensor:
-    """Memory of the host to be filled and sent, int64 [num_words]."""
+def staging_buffer(num_words: int, device: torch.device) -> Tensor:
+    """Host memory to fill and send, int64 [num_words]; pinned for CUDA."""
     return torch.empty(num_words, dtype=torch.int64, pin_memory=device.type == "cuda")
 
 
 def send(host: Tensor, device: torch.device) -> Tensor:
-    """What was staged, on the device; on CPU the same memory."""
+    """A staging buffer on the device; on CPU the same memory."""
     return host.to(device, non_blocking=True)
 
 
 def send_array(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A contiguous array on the device. On CPU it is the array's own memory."""
+    """A contiguous array on the device; on CPU the array's own memory."""
     host = torch.from_numpy(array)
     return send(host.pin_memory(), device) if device.type == "cuda" else host
 
 
-class Stream:
-    """A queue of work on a device, in order, beside everybody else's."""
+class DeviceStream:
+    """A CUDA stream of its own; on CPU nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Work inside goes into this queue, behind what whoever enters has asked of the device so far."""
+        """Enqueue on this stream, after everything the caller has enqueued on its current stream."""
         if self.cuda is None:
             yield
             return
@@ -57,24 +57,24 @@ class Stream:
 
 
 class HostCopies:
-    """TensorSource on their way up: take them while work is enqueued, seal, and read them after `wait`."""
+    """Copies from the device to the host: `add` while work is enqueued, `finish`, and read after `wait`."""
 
     def __init__(self, device: torch.device) -> None:
         self._done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def take(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host, once `wait` has returned."""
+    def add(self, tensor: Tensor) -> Tensor:
+        """A host tensor that holds the values once `wait` has returned."""
         if self._done is None:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
-    def seal(self) -> None:
-        """Nothing more is taken. Called on the stream the tensors were made on."""
+    def finish(self) -> None:
+        """No copies are added after this. Called on the stream that computed the tensors."""
         if self._done is not None:
             self._done.record()
 
     def wait(self) -> None:
-        """Until everything taken is there, and for nothing that was enqueued later."""
+        """Wait for the copies, but not for work that was enqueued after `finish`."""
         if self._done is not None:
             self._done.synchronize()

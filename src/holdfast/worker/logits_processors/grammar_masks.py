@@ -1,6 +1,6 @@
-"""Grammar masks beside the pass: one thread asks the grammars while the device computes.
+"""Grammar masks, computed by one thread while the device runs the pass.
 
-Nobody touches a grammar once the pass is over: whoever starts the work waits for it, whatever else goes wrong.
+A grammar is not used after its pass: the pass waits for the thread even if it fails itself.
 """
 
 import logging
@@ -13,19 +13,19 @@ from holdfast.worker.logits_slices import Masks
 
 _log = logging.getLogger(__name__)
 
-NOTHING = b""  # a mask without a set bit
+NOTHING_ALLOWED = b""  # a mask without a set bit
 
 
-class MaskWorker:
+class GrammarMaskWorker:
     """The thread. It starts with the first span that has a grammar."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "grammar-masks")
 
     @contextmanager
-    def working_on(self, spans: Sequence[Span]) -> Iterator[Callable[[], list[Masks]]]:
-        """Starts on the masks of the spans' sampled rows, and leaves when they are done. Inside, call what it yields to
-        have them."""
+    def computing(self, spans: Sequence[Span]) -> Iterator[Callable[[], list[Masks]]]:
+        """Start to compute the masks of the spans' sampled tokens; wait for them on exit. Yields a function that returns
+        them, by span."""
         if not any(_is_constrained(span) for span in spans):
             yield lambda: [()] * len(spans)
             return
@@ -41,15 +41,17 @@ def _is_constrained(span: Span) -> bool:
 
 
 def _masks(span: Span) -> Masks:
-    """One mask a sampled row. A grammar that fails allows nothing, and harms no other span."""
+    """One mask for each sampled token. A grammar that fails allows nothing, and affects no other span."""
     if span.constraint is None or span.num_sampled == 0:
         return ()
     constraint, count = span.constraint, span.num_sampled
     try:
         masks = tuple(constraint.grammar.masks(constraint.candidates, count))
         if len(masks) != count:
-            raise RuntimeError(f"a grammar gave {len(masks)} masks for {count} rows")
-    except BaseException:  # a panic of compiled code is no Exception, and nobody can interrupt this thread
+            raise RuntimeError(f"a grammar gave {len(masks)} masks for {count} tokens")
+    except (
+        BaseException
+    ):  # a panic of compiled code is not an Exception, and this thread gets no KeyboardInterrupt
         _log.exception("the grammar of request %d failed", span.request_id)
-        return (NOTHING,) * count
+        return (NOTHING_ALLOWED,) * count
     return masks

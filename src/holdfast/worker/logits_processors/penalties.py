@@ -1,11 +1,11 @@
-"""Penalties for tokens that were said before: repetition over prompt and answer, frequency and presence over the answer.
+"""Penalties for tokens that occurred before: repetition over prompt and answer, frequency and presence over the answer.
 
-    repetition   logit > 0 ? logit / r : logit * r      if the token stands anywhere before
-    frequency    logit - f * count                      how often it stands in the answer
-    presence     logit - p                              if it stands in the answer
+    repetition   logit > 0 ? logit / r : logit * r      if the token occurred in prompt or answer
+    frequency    logit - f * count                      count: how often it occurred in the answer
+    presence     logit - p                              if it occurred in the answer
 
-A row's penalties are a function of its own tokens, so there are no counts to keep or to roll back. Every operation is
-rounded to fp32 by itself: the bits are those of any one row computed alone.
+The penalties are a function of the request's own tokens, so there are no counts to keep or to roll back. Every operation
+is rounded to fp32 by itself: the bits do not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -15,60 +15,60 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.worker.logits_slices import LogitsSlice, Placed
+from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
 Ints = NDArray[np.int64]
 
 
-def penalise(logits: Tensor, placed: Placed) -> None:
-    """Changes the logits, fp32 [rows, vocab], of the tokens that stand before each row."""
+def apply_penalties(logits: Tensor, placed: PlacedSlices) -> None:
+    """Change the logits, fp32 [tokens, vocab], of the token ids that occurred before, in place."""
     vocab_size = logits.shape[1]
     found = [
-        (part, *_said(at, part, vocab_size)) for at, part in placed if part.span.sampling.params.penalises
+        (one, *_occurred(at, one, vocab_size)) for at, one in placed if one.span.sampling.params.penalises
     ]
     if not found:
         return
-    settings = [part.span.sampling.params for part, *_ in found]
+    settings = [one.span.sampling.params for one, *_ in found]
     lengths = [len(rows) for _, rows, *_ in found]
-    numbers = np.stack(  # fp32 [4, said]
+    numbers = np.stack(  # fp32 [4, n]
         [
-            _spread([params.repetition_penalty for params in settings], lengths),
-            _spread([params.frequency_penalty for params in settings], lengths),
-            _spread([params.presence_penalty for params in settings], lengths),
+            _repeat([params.repetition_penalty for params in settings], lengths),
+            _repeat([params.frequency_penalty for params in settings], lengths),
+            _repeat([params.presence_penalty for params in settings], lengths),
             np.concatenate([counts for *_, counts in found]).astype(np.float32),
         ]
     )
     repetition, frequency, presence, counts = send_array(numbers, logits.device)
-    index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # no place twice
+    index = np.concatenate([rows * vocab_size + ids for _, rows, ids, _ in found])  # no index occurs twice
     where = send_array(index, logits.device)
-    said = logits.view(-1).index_select(0, where)  # all of these are [said], fp32 but for where
-    said = torch.where(said > 0, said / repetition, said * repetition)
-    said = said - frequency * counts
-    said = torch.where(counts > 0, said - presence, said)
-    logits.view(-1).index_copy_(0, where, said)
+    values = logits.view(-1).index_select(0, where)  # fp32 [n], as the penalties
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - frequency * counts
+    values = torch.where(counts > 0, values - presence, values)
+    logits.view(-1).index_copy_(0, where, values)
 
 
-def _said(at: int, part: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """Which tokens stand before which row, and how often in the answer: three arrays of one length."""
-    span = part.span
-    assert len(span.history) == span.start, "a penalty needs everything that stands before the span"
-    tokens = np.array(span.history + span.token_ids[: part.stop], dtype=np.int64)
+def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, Ints]:
+    """Rows of the logits, token ids that occurred before them, and how often in the answer: three arrays of one length."""
+    span = one.span
+    assert len(span.history) == span.start, "a penalty needs all tokens before the span"
+    tokens = np.array(span.history + span.token_ids[: one.stop], dtype=np.int64)
     ids, first_at, inverse = _distinct(tokens, vocab_size)
-    ends = part.first_end + np.arange(part.num_rows)  # how many tokens stand before each row's own
+    ends = one.first_position + np.arange(one.num_tokens)  # how many tokens precede each sampled one
     counts = _counts(inverse, len(ids), span.sampling.prompt_len, ends)
     rows, columns = np.nonzero(first_at < ends[:, None])
     return at + rows, ids[columns], counts[rows, columns]
 
 
 def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """The distinct ids in order of appearance, where each appears first, and which of them each token is.
+    """The distinct ids in order of occurrence, where each occurs first, and which of them each token is.
 
-    What np.unique does by sorting, at a fraction of its time. Only places of the scratch are read that were written.
+    As np.unique, but without sorting and much faster. Of the scratch array only written elements are read.
     """
     places = np.arange(len(tokens))
     scratch = np.empty(vocab_size, np.int64)
-    scratch[tokens[::-1]] = places[::-1]  # of several writes to one place the last stays
+    scratch[tokens[::-1]] = places[::-1]  # of several writes to one element the last wins
     first_of = scratch[tokens]
     first_at = np.flatnonzero(first_of == places)
     ids = tokens[first_at]
@@ -77,7 +77,7 @@ def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
-    """How often each of the sequence's own ids stands in the answer before each row, [rows, ids]."""
+    """How often each id occurs in the answer before each sampled token, [tokens, ids]."""
     counts = np.empty((len(ends), num_ids), np.int64)
     counts[0] = np.bincount(inverse[prompt_len : ends[0]], minlength=num_ids)
     for row in range(1, len(ends)):
@@ -87,6 +87,6 @@ def _counts(inverse: Ints, num_ids: int, prompt_len: int, ends: Ints) -> Ints:
     return counts
 
 
-def _spread(values: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float32]:
-    """Each value so many times."""
+def _repeat(values: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float32]:
+    """Each value repeated `lengths` times."""
     return np.repeat(np.array(values, np.float32), lengths)

@@ -1,39 +1,38 @@
-"""What a request's settings do to logits before a token is chosen: penalties, bias, then what is not allowed is left out.
+"""The logits processors of a request, in order: penalties, logit bias, token masks.
 
-Each row is changed by its own settings and tokens alone. The order is that of `SamplingParams`.
+Each token's logits are changed by its own request's settings and tokens alone. The order is that of `SamplingParams`.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from holdfast.worker.logits_processors.penalties import penalise
-from holdfast.worker.logits_processors.token_lists import listed
-from holdfast.worker.logits_processors.token_masks import leave_out
-from holdfast.worker.logits_slices import LogitsSlice, Placed
+from holdfast.worker.logits_processors.penalties import apply_penalties
+from holdfast.worker.logits_processors.token_lists import token_lists_of
+from holdfast.worker.logits_processors.token_masks import apply_token_masks
+from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 
 
-def adjust(logits: Tensor, parts: Sequence[LogitsSlice]) -> list[int]:
-    """Changes the logits, fp32 [rows, vocab], in place; returns the rows of which something may have been left out."""
+def apply_logits_processors(logits: Tensor, slices: Sequence[LogitsSlice]) -> list[int]:
+    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may have been masked."""
     placed: list[tuple[int, LogitsSlice]] = []
     at = 0
-    for part in parts:
-        if is_adjusted(part):
-            placed.append((at, part))
-        at += part.num_rows
-    penalise(logits, placed)
-    _add_biases(logits, placed)
-    return leave_out(logits, placed)
+    for one in slices:
+        if has_logits_processors(one):
+            placed.append((at, one))
+        at += one.num_tokens
+    apply_penalties(logits, placed)
+    _apply_logit_bias(logits, placed)
+    return apply_token_masks(logits, placed)
 
 
-def is_adjusted(part: LogitsSlice) -> bool:
-    """Whether the part's logits change at all."""
-    return bool(part.masks) or part.span.sampling.changes_logits
+def has_logits_processors(one: LogitsSlice) -> bool:
+    return bool(one.masks) or one.span.sampling.changes_logits
 
 
-def _add_biases(logits: Tensor, placed: Placed) -> None:
-    for at, part in placed:
-        params = part.span.sampling.params
+def _apply_logit_bias(logits: Tensor, placed: PlacedSlices) -> None:
+    for at, one in placed:
+        params = one.span.sampling.params
         if params.biases:
-            of = listed(params, logits.shape[1], logits.device)
-            logits[at : at + part.num_rows, of.bias_ids] += of.biases
+            lists = token_lists_of(params, logits.shape[1], logits.device)
+            logits[at : at + one.num_tokens, lists.bias_ids] += lists.biases

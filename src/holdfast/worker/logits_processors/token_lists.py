@@ -1,7 +1,7 @@
-"""What a request's settings say of single tokens, as tensors: made once for each `SamplingParams`, forgotten with it.
+"""The token lists of a request as tensors: logit bias, allowed and bad token ids.
 
-A list can have as many ids as the vocabulary, too many to be read again for every row. Ids outside the vocabulary
-say nothing.
+A list can be as long as the vocabulary, too long to convert for every token. So the tensors are made once for each
+`SamplingParams` object and dropped with it. Ids outside the vocabulary are ignored.
 """
 
 import weakref
@@ -17,25 +17,25 @@ from holdfast.worker.transfer import send_array
 
 @dataclass(frozen=True)
 class TokenLists:
-    """Biases by token id; and how high each logit may be: -inf for tokens that may never be chosen, inf for all others."""
+    """Biases by token id, and an upper limit of each logit: -inf for tokens that are not allowed, inf for all others."""
 
     bias_ids: Tensor  # int64 [biased]
     biases: Tensor  # fp32 [biased]
-    limit: Tensor  # fp32 [vocab], or [0] if all may be chosen
-    allowed_bits: int  # what may be chosen as one number, bit i for token i; -1 if all may
+    limit: Tensor  # fp32 [vocab], or [0] if all are allowed
+    allowed_bits: int  # the allowed tokens as one number, bit i for token i; -1 if all are
 
 
-# By identity: comparing two settings would read their lists. A dead one's place may be taken by another of the same id.
-_made: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
+# By identity: comparing two SamplingParams would read their lists. An id may be reused after its object has died.
+_cache: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
 
 
-def listed(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
+def token_lists_of(params: SamplingParams, vocab_size: int, device: torch.device) -> TokenLists:
     key = (id(params), vocab_size, device)
-    known = _made.get(key)
+    known = _cache.get(key)
     if known is not None and known[0]() is params:
         return known[1]
     made = _make(params, vocab_size, device)
-    _made[key] = (weakref.ref(params, lambda _: _made.pop(key, None)), made)
+    _cache[key] = (weakref.ref(params, lambda _: _cache.pop(key, None)), made)
     return made
 
 

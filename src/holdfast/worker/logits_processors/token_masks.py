@@ -1,7 +1,7 @@
-"""What may not be chosen is left out: listed tokens, what a grammar does not allow, bad words, ends before min_tokens.
+"""Token masks: allowed and bad token ids, grammar masks, bad words, and end tokens before min_tokens.
 
-A logit becomes the smaller one of itself and its limit, which is inf for what is allowed and -inf for what is not. So
-the bits of what is allowed stay as they are.
+A logit becomes the minimum of itself and its limit, which is inf for an allowed token and -inf for any other. So the
+bits of allowed tokens do not change.
 """
 
 from collections.abc import Iterable
@@ -10,93 +10,93 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.worker.logits_processors.token_lists import listed
-from holdfast.worker.logits_slices import LogitsSlice, Placed
+from holdfast.worker.logits_processors.token_lists import token_lists_of
+from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
 _BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1
 _LIMITS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of the eight tokens of a byte, [256, 8]
 
 
-def leave_out(logits: Tensor, placed: Placed) -> list[int]:
-    """Changes the logits, fp32 [rows, vocab], in place; returns the rows of which something may have been left out."""
+def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> list[int]:
+    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may have been masked."""
     vocab_size, device = logits.shape[1], logits.device
-    cut: set[int] = set()
+    masked: set[int] = set()
     single: list[tuple[int, int]] = []  # (row, token id)
-    for at, part in placed:
-        rows, params = logits[at : at + part.num_rows], part.span.sampling.params
+    for at, slice_ in placed:
+        rows, params = logits[at : at + slice_.num_tokens], slice_.span.sampling.params
         if params.allowed_ids is not None or params.bad_ids:
-            limit = listed(params, vocab_size, device).limit
+            limit = token_lists_of(params, vocab_size, device).limit
             torch.minimum(rows, limit, out=rows)
-            cut.update(range(at, at + part.num_rows))
-        endings = _bad_endings(part)
-        if part.masks:
-            torch.minimum(rows, _grammar_limits(part, endings, vocab_size, device), out=rows)
-            cut.update(at + index for index, mask in enumerate(part.masks) if mask is not None)
-        for index, token_ids in enumerate(endings):
-            token_ids = token_ids + _early_ends(part, index)
+            masked.update(range(at, at + slice_.num_tokens))
+        bad_word_ends = _bad_word_ends(slice_)
+        if slice_.masks:
+            torch.minimum(rows, _grammar_limits(slice_, bad_word_ends, vocab_size, device), out=rows)
+            masked.update(at + index for index, mask in enumerate(slice_.masks) if mask is not None)
+        for index, token_ids in enumerate(bad_word_ends):
+            token_ids = token_ids + _early_ends(slice_, index)
             single.extend((at + index, token_id) for token_id in token_ids if token_id < vocab_size)
     if single:
         where, ids = np.array(single, np.int64).T
         logits.view(-1).index_fill_(0, send_array(where * vocab_size + ids, device), -torch.inf)
-        cut.update(row for row, _ in single)
-    return sorted(cut)
+        masked.update(row for row, _ in single)
+    return sorted(masked)
 
 
 def _grammar_limits(
-    part: LogitsSlice, endings: list[list[int]], vocab_size: int, device: torch.device
+    slice_: LogitsSlice, bad_word_ends: list[list[int]], vocab_size: int, device: torch.device
 ) -> Tensor:
-    """fp32 [rows, vocab]. A mask is read as one number, bit i for token i."""
+    """fp32 [tokens, vocab]. A mask is read as one number, bit i for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
-    puts_off = bool(part.span.sampling.suppressed_ids) and _is_early(part, 0)
+    has_suppressed = bool(slice_.span.sampling.suppressed_ids) and _is_early(slice_, 0)
     listed_bits = everything
-    if puts_off:
-        listed_bits &= listed(part.span.sampling.params, vocab_size, device).allowed_bits
+    if has_suppressed:
+        listed_bits &= token_lists_of(slice_.span.sampling.params, vocab_size, device).allowed_bits
     bits = bytearray()
-    for index, mask in enumerate(part.masks):
+    for index, mask in enumerate(slice_.masks):
         allowed = everything if mask is None else int.from_bytes(mask, "little") & everything
-        if puts_off and mask is not None and _is_early(part, index):
-            others = listed_bits & ~_bits(endings[index], vocab_size)
-            allowed = _put_ends_off(part, allowed, others, vocab_size)
+        if has_suppressed and mask is not None and _is_early(slice_, index):
+            others = listed_bits & ~_bits(bad_word_ends[index], vocab_size)
+            allowed = _suppress_ends(slice_, allowed, others, vocab_size)
         bits += allowed.to_bytes(num_bytes, "little")
     limits = np.take(_LIMITS, np.frombuffer(bits, np.uint8), axis=0)  # [rows * num_bytes, 8]
-    return send_array(limits, device).view(part.num_rows, -1)[:, :vocab_size]
+    return send_array(limits, device).view(slice_.num_tokens, -1)[:, :vocab_size]
 
 
-def _put_ends_off(part: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
-    """What a form allows before min_tokens; others is what the request's other settings allow.
+def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
+    """The tokens that a grammar allows before min_tokens. others: the tokens that the other settings allow.
 
-    Where nothing is left but to end, min_tokens is waived: the answer could only be made longer by breaking its form. That
-    is for the model's own ends, which a form allows only where it is complete. A stop id of the client's may be text of
-    the form as well, and ending with it would break the form off: it stays forbidden, though it were all there is.
+    If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That holds for the model's
+    own end tokens, which a grammar allows only where the answer is complete. A stop id of the client may also be text of
+    the grammar; ending with it would leave the answer incomplete, so it stays suppressed even if nothing else is allowed.
     """
-    how = part.span.sampling
-    going_on = allowed & ~_bits(how.suppressed_ids, vocab_size)
-    return going_on if going_on & others else allowed & _bits(how.eos_ids, vocab_size)
+    sampling = slice_.span.sampling
+    going_on = allowed & ~_bits(sampling.suppressed_ids, vocab_size)
+    return going_on if going_on & others else allowed & _bits(sampling.eos_ids, vocab_size)
 
 
 def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
     return sum(1 << token_id for token_id in {*token_ids} if token_id < vocab_size)
 
 
-def _early_ends(part: LogitsSlice, index: int) -> list[int]:
-    """The ends that come too early in this row. Where it has a mask, that took them into account."""
-    has_mask = bool(part.masks) and part.masks[index] is not None
-    return [] if has_mask or not _is_early(part, index) else list(part.span.sampling.suppressed_ids)
+def _early_ends(slice_: LogitsSlice, index: int) -> list[int]:
+    """The end tokens that are suppressed at this token. With a grammar mask, the mask excludes them already."""
+    has_mask = bool(slice_.masks) and slice_.masks[index] is not None
+    return [] if has_mask or not _is_early(slice_, index) else list(slice_.span.sampling.suppressed_ids)
 
 
-def _is_early(part: LogitsSlice, index: int) -> bool:
+def _is_early(slice_: LogitsSlice, index: int) -> bool:
     """Whether the answer is still shorter than min_tokens."""
-    how = part.span.sampling
-    return part.first_end + index < how.prompt_len + how.params.min_tokens
+    sampling = slice_.span.sampling
+    return slice_.first_position + index < sampling.prompt_len + sampling.params.min_tokens
 
 
-def _bad_endings(part: LogitsSlice) -> list[list[int]]:
-    span, words = part.span, part.span.sampling.bad_words
+def _bad_word_ends(slice_: LogitsSlice) -> list[list[int]]:
+    span, words = slice_.span, slice_.span.sampling.bad_words
     if not words:
-        return [[] for _ in range(part.num_rows)]
-    assert len(span.history) == span.start, "bad words need everything that stands before the span"
+        return [[] for _ in range(slice_.num_tokens)]
+    assert len(span.history) == span.start, "bad words need all tokens before the span"
     always = [word[0] for word in words if len(word) == 1]
     begun: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
     for word in words:
@@ -104,7 +104,7 @@ def _bad_endings(part: LogitsSlice) -> list[list[int]]:
             begun.setdefault(word[-2], []).append(word)
     tokens = span.history + span.token_ids
     found = []
-    for end in range(part.first_end, part.first_end + part.num_rows):
+    for end in range(slice_.first_position, slice_.first_position + slice_.num_tokens):
         completed = [
             word[-1]
             for word in begun.get(tokens[end - 1], ())
