@@ -1,7 +1,8 @@
-"""A certificate: which batch sizes gave the reference bits on this machine, and how that was tested.
+"""A certificate: which batch sizes give the reference bits on this machine, and the evidence.
 
-It is made once (`certify.py`) and kept on disk under a hash of everything its result depends on. A certificate does not make
-an answer canonical by itself: it lists the batch sizes whose bits were measured to be the reference's.
+It is made once (`certify.py`) and kept on disk under a hash of everything its result depends on. A
+certificate does not make an answer canonical by itself: it lists the batch sizes whose bits were
+measured to be the reference's.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class OperationCheck:
-    """One operation, compared with its reference: the batch sizes tested, and those that differed."""
+    """One operation compared with its reference: the batch sizes tested, and those that differ."""
 
     name: str
     shape: str

@@ -1,14 +1,16 @@
-"""Certification: find out which batch sizes give the reference bits on this machine, with the model's real weights.
+"""Certification: find out which batch sizes give the reference bits on this machine.
 
-`obtain_certificate` is the entry: it loads the certificate of an earlier start, or makes one. The reference of a token
-is the result of the canonical form of an operation in a batch of exactly `recipe.rows` tokens. Every other batch size
-is compared with that, bit by bit, never with itself. Probe tokens are planted at the first, a middle and the last
-place of the batch, among neighbours with huge or tiny values (`checks/`).
+`obtain_certificate` is the entry: it loads the certificate of an earlier start, or makes one. The
+reference of a token is the result of the canonical form of an operation in a batch of exactly
+`recipe.rows` tokens. Every other batch size is compared with that, bit by bit, never with itself.
+Probe tokens are planted at the first, a middle and the last place of the batch, among neighbours
+with huge or tiny values (`checks/`).
 
-Rounding hides differences: two sums that differ in fp32 mostly round to the same bf16. So GEMMs are compared as fp32
-sums where the backend can give them, and operations without weights in fp32 as well as in the model's dtype. On a GPU
-fp32 uses other instructions and says nothing about bf16. There the split-K search uses probes that cancel (`gemm/`),
-and whole passes are compared as they run (`checks/passes.py`).
+Rounding hides differences: two sums that differ in fp32 mostly round to the same bf16. So GEMMs are
+compared as fp32 sums where the backend can give them, and operations without weights in fp32 as
+well as in the model's dtype. On a GPU fp32 uses other instructions and says nothing about bf16.
+There the split-K search uses probes that cancel (`gemm/`), and whole passes are compared as they
+run (`checks/passes.py`).
 """
 
 import time
@@ -105,7 +107,8 @@ def certify(
     kernels: Callable[[], tuple[str, ...]] = tuple,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Run every check. A size is certified if no check differs at it; size 0 means the reference itself differs."""
+    """Run every check. A size is certified if no check differs at it; size 0 means the reference
+    itself differs."""
     started = time.monotonic()
     done: list[OperationCheck] = []
     with torch.inference_mode():
@@ -136,7 +139,7 @@ def certify(
 def certificate_subject(
     decoder: Decoder, settings: NumericSettings, max_pass_tokens: int, max_len: int
 ) -> Mapping[str, object]:
-    """Everything the result of a certification can depend on. The certificate's key is a hash of it."""
+    """Everything the result of a certification depends on. The certificate's key is its hash."""
     model, device = decoder.config, decoder.backend.device
     parts = device_parts(device)
     return {
@@ -163,7 +166,7 @@ def certificate_subject(
 
 
 def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
-    """Where GEMMs are split along N, by shape. No bit should depend on it; the certificate checks that."""
+    """Where GEMMs are split along N, by shape. The certificate checks that no bit depends on it."""
     linears = (product.linear for product in decoder.linears())
     return {
         f"{linear.out_features}x{linear.in_features}": [list(pair) for pair in sorted(linear.split_n.items())]
@@ -173,7 +176,8 @@ def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
-    """GEMMs of the first, a middle and the last layer at every size, those of the other layers at a few."""
+    """GEMMs of the first, a middle and the last layer at every size, those of the other layers
+    at a few."""
     backend = decoder.backend
     sizes = sizes_to_certify(backend, max_pass_tokens)
     for product in decoder.linears():
@@ -254,7 +258,8 @@ def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:
 
 
 def _fp32_backend(backend: Backend, settings: NumericSettings) -> Backend:
-    """The same backend in fp32. The backend itself where fp32 says nothing new: on Triton, and if it is fp32 already."""
+    """The same backend in fp32. The backend itself where fp32 says nothing new: on Triton, and
+    if it is fp32 already."""
     recipe = backend.recipe
     if recipe.path == "triton" or recipe.dtype == "float32":
         return backend

@@ -1,9 +1,9 @@
-"""The digest of Holdfast's own source: the files that decide prompts, logits, tokens and certificates.
+"""The digest of Holdfast's own source: of the files that decide bits.
 
-A version identifies a release. Between releases, or in a changed copy, only the source identifies the
-code. The digest is part of the fingerprint and of the certificate's key. It is computed once per process,
-also from a zip archive. Files that only schedule, serve or report decide no bit and are left out. C
-sources are left out too: the recipe has their digest.
+A version identifies a release. Between releases, or in a changed copy, only the source identifies
+the code. The digest is part of the fingerprint and of the certificate's key. It is computed once
+per process, also from a zip archive. Files that only schedule, serve or report decide no bit and
+are left out. C sources are left out too: the recipe has their digest.
 """
 
 import hashlib
@@ -38,7 +38,8 @@ def own_source_digest() -> str | None:
 
 
 def digest_source(package: Traversable) -> str | None:
-    """SHA-256 over path and content of every file that decides bits; None if a listed folder has no such file."""
+    """SHA-256 over path and content of every file that decides bits; None if a listed folder has
+    no such file."""
     files = {name: [*_walk(package / name, name)] for name in FOLDERS}
     files["engine"] = [
         (path, file)

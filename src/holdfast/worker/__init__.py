@@ -1,1 +1,1 @@
-"""From a plan to tensors and back: the KV store, the batch, the sampler, the runner. Keeps no request state."""
+"""The worker: runs step plans on the device. It keeps no request state."""

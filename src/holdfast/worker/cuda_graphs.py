@@ -1,15 +1,16 @@
-"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each batch size. Large ones end
-before the last layer (`last_layer.py`).
+"""Passes as CUDA graphs: the decoder from token ids to the last norm, captured once for each batch
+size. Large ones end before the last layer (`last_layer.py`).
 
-A graph reads everything that changes between passes from one buffer with a fixed address, and writes to two others:
+A graph reads everything that changes between passes from one buffer with a fixed address, and
+writes to two others:
 
     buffer     | token_ids | positions | slots | tiles | page table ... |    laid out by `input_batch.py`
     output     [max tokens, hidden]   after the last norm, or the input of the last layer
     residual   [max tokens, hidden]   only if the graph ends before the last layer
 
-All graphs share the buffers and the memory pool: passes run one after the other on one stream. The head and the sampler
-are not captured here (`greedy_head.py`). During capture the buffer describes an empty pass: no slot is written, no tile
-attends.
+All graphs share the buffers and the memory pool: passes run one after the other on one stream. The
+head and the sampler are not captured here (`greedy_head.py`). During capture the buffer describes
+an empty pass: no slot is written, no tile attends.
 
 This module decides which pass takes which graph; only `CudaRecorder` calls CUDA.
 """
@@ -95,7 +96,8 @@ class CudaGraphs:
         recorder: Recorder,
         progress: Progress | None = None,
     ) -> None:
-        """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured before are dropped."""
+        """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured
+        before are dropped."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
@@ -113,7 +115,8 @@ class CudaGraphs:
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
     ) -> int | None:
-        """The size of the graph that a pass takes; None: it takes none. exact: more padding is not allowed."""
+        """The size of the graph that a pass takes; None: it takes none. exact: more padding is
+        not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
                 return size if self._fits(batch, size) else None
@@ -151,8 +154,9 @@ class CudaGraphs:
         )
 
     def _num_tiles(self, size: int) -> tuple[int, int]:
-        """How many short and tall tiles a graph has. Small graphs have no tall tiles, which cost one launch per layer.
-        Large ones have them for long prompts, and some more for partial tiles."""
+        """How many short and tall tiles a graph has. Small graphs have no tall tiles, which cost
+        one launch per layer. Large ones have them for long prompts, and some more for partial
+        tiles."""
         if size <= MAX_SHORT_TILE_TOKENS:
             return size, 0
         return MAX_SHORT_TILE_TOKENS, size // self._tall_tile_tokens + _PARTIAL_TILES
@@ -160,7 +164,7 @@ class CudaGraphs:
     def _allocate(self, max_tokens: int, max_pages: int) -> None:
         device, config = self._decoder.backend.device, self._decoder.config
         self._max_pages = max_pages
-        # After the page table: span starts, and for each token the logits index and the ring indices and slots.
+        # After the page table: span starts, and for each token a logits index and four ring numbers.
         num_words = 11 * max_tokens + _MAX_PAGE_ENTRIES // 2 + 32
         self._buffer = torch.zeros(num_words, dtype=torch.int64, device=device)
         self._output, self._residual = (
@@ -189,7 +193,8 @@ class CudaGraphs:
         return _Graph(batch, recorder.record(forward_body if self._ends_early(size) else forward))
 
     def _forward_batch(self, size: int) -> ForwardBatch:
-        """Views of the buffer, with the longest page table that fits. Graphs do not read span starts."""
+        """Views of the buffer, with the longest page table that fits. Graphs read no span
+        starts."""
         before = Layout(size, *self._num_tiles(size), (1, 0), ())
         entries = 2 * (len(self._buffer) - before.num_words) // 4 * 4  # so that what follows is aligned
         layout = Layout(size, *self._num_tiles(size), (1, entries), ())

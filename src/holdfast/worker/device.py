@@ -1,4 +1,4 @@
-"""The device an engine computes on: which one, what of it decides bits, and how much memory it has left."""
+"""The device of an engine: its choice, what of it decides bits, its free memory."""
 
 import ctypes
 import hashlib
@@ -17,7 +17,10 @@ _CUBLAS = re.compile(r"libcublasLt\.so")
 
 
 def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
-    """Without a wish a GPU, where torch sees one and triton is installed, else the CPU, which kernels for it ask for too."""
+    """The torch device for the settings `device` and `kernels`.
+
+    With "auto" a GPU if torch sees one and triton is installed, unless CPU kernels are asked for.
+    """
     if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
         return torch.device("cpu")
     if wanted == "auto":
@@ -41,12 +44,12 @@ def _current_gpu() -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """As the system names it."""
+    """The name that the system gives the device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def cpu_name() -> str:
-    """The processor, as the system names it."""
+    """The name that the system gives the processor."""
     names: list[str] = []
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -58,8 +61,11 @@ def cpu_name() -> str:
 
 
 def device_parts(device: torch.device) -> dict[str, str | int | None]:
-    """What of the device decides bits. Of a GPU: kind, name, capability, how many processors the library shares work
-    among, and the library itself; not the driver. Of a CPU: kind, name, and which instructions it has."""
+    """The properties of the device that decide bits.
+
+    Of a GPU: kind, name, capability, number of multiprocessors (the library splits work by it),
+    CUDA and cuBLAS versions; not the driver. Of a CPU: kind, name, instruction set.
+    """
     if device.type != "cuda":
         instructions = hashlib.sha256(cpu_flags().encode()).hexdigest()
         return {"kind": "cpu", "name": cpu_name(), "instructions": instructions}
@@ -76,23 +82,23 @@ def device_parts(device: torch.device) -> dict[str, str | int | None]:
 
 @cache
 def cublas_version() -> str | None:
-    """Of the library this process has loaded, by its own word; else what torch was compiled for."""
+    """The version that the loaded cuBLAS reports; else the CUDA version of torch."""
     try:
         mapped = {
             line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
         }
         for path in sorted(mapped):
             if _CUBLAS.search(path):
-                ask = ctypes.CDLL(path).cublasLtGetVersion
-                ask.restype = ctypes.c_size_t
-                return str(ask())
+                get_version = ctypes.CDLL(path).cublasLtGetVersion
+                get_version.restype = ctypes.c_size_t
+                return str(get_version())
     except (OSError, AttributeError):
         pass
     return torch.version.cuda
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes a GPU has left, with what torch holds and does not use."""
+    """Free bytes of a GPU, after torch has released its unused cache."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)

@@ -2,9 +2,10 @@
 
     hidden [size, hidden]  ──  head  ──  greedy  ──  words  | ids int64 [size] | logprobs fp32 [size] |
 
-A pass that decodes greedily costs the host two launches and one copy back. The graph is used if the first tokens of the
-pass are the ones whose logits are needed, and only tokens and their own logprobs are reported. Everything else goes
-through `sampler.py`, which gives the same bits. The head runs at the graph's own batch size, which is certified.
+A pass that decodes greedily costs the host two launches and one copy back. The graph is used if the
+first tokens of the pass are the ones whose logits are needed, and only tokens and their own
+logprobs are reported. Everything else goes through `sampler.py`, which gives the same bits. The
+head runs at the graph's own batch size, which is certified.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from holdfast.worker.transfer import HostCopies
 
 @dataclass(frozen=True)
 class GreedyTokens:
-    """As `SampledTokens`: tokens on the device at once, everything on the host after `HostCopies.wait`."""
+    """As `SampledTokens`: on the device at once, on the host after `HostCopies.wait`."""
 
     token_ids: Tensor  # int64 [tokens], on the device until the next replay
     _words: Tensor  # on the host
@@ -57,8 +58,8 @@ class GreedyHeadGraph:
     def capture(
         self, hidden: Tensor, sizes: Sequence[int], canonical_sizes: Sequence[int], recorder: Recorder
     ) -> None:
-        """Capture graphs for passes of these sizes, whose output is in hidden [max tokens, hidden]. Graphs captured
-        before are dropped."""
+        """Capture graphs for passes of these sizes, whose output is in hidden [max tokens,
+        hidden]. Graphs captured before are dropped."""
         wanted = {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}
         wanted = {(size, canonical) for size, canonical in wanted if size <= MAX_HEAD_TOKENS}
         self._words = torch.zeros(2 * MAX_HEAD_TOKENS, dtype=torch.int64, device=hidden.device)

@@ -1,10 +1,10 @@
-"""The input of a pass: spans become tensors in one buffer, so that one copy brings them to the device.
+"""The input of a pass: spans become tensors in one buffer, which takes one copy to the device.
 
-    words  | token_ids | positions | slots | tiles, page_table, span_starts | logits_indices, ring indices |
-           | int64 [tokens] each           | int32                          | int64                        |
+    words  | token_ids | positions | slots | tiles, page_table, span_starts | indices |
+           | int64 [tokens] each           | int32                          | int64   |
 
-The place of everything before the page table depends only on the numbers of tokens and tiles. So a CUDA graph can
-read it there, whatever the pass (`cuda_graphs.py`).
+The place of everything before the page table depends only on the numbers of tokens and tiles. So a
+CUDA graph can read it there, whatever the pass (`cuda_graphs.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index")
 class InputBatch:
     """The tokens of a pass on the host, in span order, without padding.
 
-    The last five arrays index tokens: logits_indices those whose logits are needed, first for scored tokens, then for
-    sampled ones; ring_read_* those whose id is in the ring of sampled tokens (`SampledRing`); ring_write_* the sampled
-    ones whose id goes into the ring.
+    The last five arrays index tokens: logits_indices those whose logits are needed, first for
+    scored tokens, then for sampled ones; ring_read_* those whose id is in the ring of sampled
+    tokens (`SampledRing`); ring_write_* the sampled ones whose id goes into the ring.
     """
 
     token_ids: Ints  # [tokens]
@@ -58,7 +58,8 @@ class InputBatch:
 
     @property
     def logits_come_first(self) -> bool:
-        """Whether the tokens whose logits are needed are the first ones, in order, as in a pass that only decodes."""
+        """Whether the tokens whose logits are needed are the first ones, in order, as in a pass
+        that only decodes."""
         indices = self.logits_indices
         return self.num_scored == 0 and (not len(indices) or int(indices[-1]) == len(indices) - 1)
 
@@ -77,7 +78,8 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is in a buffer, in words of eight bytes. Tokens and tiles are counted with their padding."""
+    """Where everything is in a buffer, in words of eight bytes. Tokens and tiles are counted
+    with their padding."""
 
     num_tokens: int
     num_short_tiles: int
@@ -143,7 +145,8 @@ def make_input_batch(
     tile_tokens: Callable[[int], int] = lambda span_len: 0,
     page_tables: PageTableCache | None = None,
 ) -> InputBatch:
-    """tile_tokens: how many tokens an attention tile of a span of this length holds; 0: the backend uses no tiles."""
+    """tile_tokens: how many tokens an attention tile of a span of this length holds; 0: the
+    backend uses no tiles."""
     spans = pass_.spans
     token_ids = [span.token_ids for span in spans]
     index = _SpanIndex(np.fromiter(map(len, token_ids), np.int64, len(spans)))
@@ -185,7 +188,7 @@ def make_input_batch(
 
 
 class _SpanIndex:
-    """Which token belongs to which span. Fast where every span has one token, which is nearly always."""
+    """Which token belongs to which span. The common case, one token in each span, is fast."""
 
     def __init__(self, lengths: Ints) -> None:
         self.lengths = lengths
@@ -241,7 +244,8 @@ def send_batch(batch: InputBatch, num_tokens: int, device: torch.device) -> Devi
 def _tiles(
     index: _SpanIndex, tile_tokens: Callable[[int], int], num_pages: int
 ) -> tuple[NDArray[np.int32], int]:
-    """Every span cut into attention tiles, int32 [tiles, 3], those of short spans first; and how many are short."""
+    """Every span cut into attention tiles, int32 [tiles, 3], those of short spans first; and how
+    many are short."""
     short, lengths = tile_tokens(1), index.lengths
     if not short:
         return np.empty((0, 3), np.int32), 0
@@ -267,7 +271,8 @@ def _tiles(
 
 
 def _scored(index: _SpanIndex, scored_ids: Sequence[tuple[int, ...]], stops: Ints) -> Ints:
-    """The tokens whose logits score a known next token: the last ones of each span before its sampled ones."""
+    """The tokens whose logits score a known next token: the last ones of each span before its
+    sampled ones."""
     if not any(scored_ids):
         return np.empty(0, np.int64)
     counts = np.fromiter(map(len, scored_ids), np.int64, len(scored_ids))

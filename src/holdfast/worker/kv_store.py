@@ -1,4 +1,4 @@
-"""The KV cache's tensors. Its size comes from a memory budget; `kv_cache` decides which page holds what."""
+"""The tensors of the KV cache. Which page holds what is decided in `kv_cache`."""
 
 import torch
 
@@ -9,7 +9,8 @@ from holdfast.numerics.ops import Backend
 
 
 def page_bytes(config: DecoderConfig, dtype: torch.dtype, page_size: int, *, thinks: bool = False) -> int:
-    """Keys and values of one page in every layer; for a thinking model also the inputs of T and the outputs of C."""
+    """Keys and values of one page in every layer; for a thinking model also the inputs of T and
+    the outputs of C."""
     slot = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
     if thinks:
         slot += 2 * config.hidden_size * dtype.itemsize + 1
@@ -31,7 +32,7 @@ def num_pages_in(
 
 
 class KVStore:
-    """Keys and values of all layers, in the backend's layout. A slot that was never written is zero.
+    """Keys and values of all layers, in the backend's layout. Slots are zero until written.
 
     all_layers holds the pages of layer 0, then those of layer 1, and so on; layers are views of it.
     """

@@ -1,15 +1,15 @@
 """The last layer of a large pass runs only for the tokens whose logits are needed.
 
-In every layer later tokens read a token's keys and values. After the last layer only the head reads, and only the tokens
-whose logits are needed: of a prompt chunk none, or its last. So a large pass ends before its last layer. Tokens that are
-needed only as context write K and V there and skip the rest of the layer. The others become a batch of their own, with
-one span per token:
+In every layer later tokens read a token's keys and values. After the last layer only the head
+reads, and only the tokens whose logits are needed: of a prompt chunk none, or its last. So a large
+pass ends before its last layer. Tokens that are needed only as context write K and V there and skip
+the rest of the layer. The others become a batch of their own, with one span per token:
 
-    tokens of the pass    0 1 2 3 4 5 | 6 | 7 8 9        logits needed: 5, 6, 9
-    tokens that continue            0   1       2        at their positions, with the pages of their requests
+    tokens of the pass    0 1 2 3 4 5 | 6 | 7 8 9     logits needed: 5, 6, 9
+    tokens that continue            0   1       2     at their positions, with their own pages
 
-Their number is not a certified batch size. If the pass is canonical, they are computed in canonical form, which costs
-little for so few tokens.
+Their number is not a certified batch size. If the pass is canonical, they are computed in canonical
+form, which costs little for so few tokens.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,22 @@ from holdfast.numerics.forward_batch import KVLayer
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, Ints, send_batch
 
 _MIN_RATIO = 4  # of the pass's tokens to the tokens that continue, padded to the reference's size
-_WARM_UP_SIZES = (1, 512)  # attention shares its splits among programs for few tokens, and not for many
+_WARM_UP_SIZES = (1, 512)  # attention has another kernel for few tokens than for many
 
 
 class LastLayer:
     """Which passes end before the last layer, and how they are completed."""
 
     def __init__(self, decoder: Decoder, layers: Sequence[KVLayer], *, needs_all_tokens: bool) -> None:
-        """needs_all_tokens: the output of the last layer is read for all tokens, so every pass runs it whole."""
+        """needs_all_tokens: the output of the last layer is read for all tokens, so every pass
+        runs it whole."""
         self._decoder = decoder
         self._layers = layers
         self._needs_all_tokens = needs_all_tokens
         self._reference_tokens = decoder.backend.recipe.rows
 
     def is_separate(self, num_tokens: int, num_logits: int = 1) -> bool:
-        """Whether a pass of so many tokens, of which so many need logits, ends before the last layer."""
+        """Whether a pass of this size with so many logits ends before the last layer."""
         num_slabs = -(-num_logits // self._reference_tokens)
         is_large = num_tokens >= _MIN_RATIO * self._reference_tokens * num_slabs
         return is_large and not self._needs_all_tokens
@@ -52,10 +53,10 @@ class LastLayer:
         canonical: bool,
         exact: bool,
     ) -> Tensor:
-        """Complete a pass from the output of `Decoder.forward_body`: [tokens that need logits, hidden].
+        """Complete a pass from the output of `Decoder.forward_body`: [logits_indices, hidden].
 
-        exact: the bits of this pass must be canonical. A graph is captured without knowing how many tokens need logits;
-        if they are many, the last layer runs for all tokens.
+        exact: the bits of this pass must be canonical. A graph is captured without knowing how many
+        tokens need logits; if they are many, the last layer runs for all tokens.
         """
         residual, x = body
         if not len(batch.logits_indices):
@@ -70,8 +71,8 @@ class LastLayer:
         return self._decoder.forward_last_layer(residual, x, few, self._layers, canonical=exact)
 
     def warm_up(self) -> None:
-        """Run with few and with many tokens, in both forms, so that no request waits for kernels to compile. Nothing is
-        written."""
+        """Run with few and with many tokens, in both forms, so that no request waits for kernels
+        to compile. Nothing is written."""
         backend, width = self._decoder.backend, self._decoder.config.hidden_size
         for count in _WARM_UP_SIZES:
             zeros = np.zeros(count, np.int64)

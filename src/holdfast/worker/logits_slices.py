@@ -1,4 +1,4 @@
-"""Sampled tokens in batches of limited size, so that only a few logits of the vocabulary's width are in memory.
+"""Sampled tokens in batches of limited size, which limits the memory of the logits.
 
 A batch may split a span: a sampled token does not depend on the tokens computed with it.
 """
@@ -14,12 +14,14 @@ Masks = tuple[bytes | None, ...]  # grammar masks of some tokens, as in `Grammar
 
 
 def max_logits_tokens(device: torch.device) -> int:
-    """How many tokens have logits at once: many on a GPU, to be worth the kernel launches, few on a CPU, to save memory."""
+    """How many tokens have logits at once: many on a GPU, to be worth the kernel launches, few
+    on a CPU, to save memory."""
     return 512 if device.type == "cuda" else 64
 
 
 class LogitsSlice(NamedTuple):
-    """Tokens first .. stop - 1 of a span, all sampled. masks: one for each token if the span has a grammar, else empty."""
+    """Tokens first .. stop - 1 of a span, all sampled. masks: one for each token if the span has
+    a grammar, else empty."""
 
     span: Span
     first: int
@@ -42,7 +44,7 @@ PlacedSlices = Sequence[tuple[int, LogitsSlice]]  # slices, each with its first 
 def batch_slices(
     spans: Sequence[Span], masks: Sequence[Masks], max_tokens: int
 ) -> Iterator[list[LogitsSlice]]:
-    """The sampled tokens of the spans in order, in batches of at most max_tokens. masks: by span."""
+    """The sampled tokens in batches of at most max_tokens, in span order. masks: by span."""
     batch: list[LogitsSlice] = []
     room = max_tokens
     for span, span_masks in zip(spans, masks, strict=True):

@@ -1,7 +1,7 @@
-"""Logprobs of known tokens. Sampled and scored tokens share this one function, so their bits are the same.
+"""Logprobs of sampled and scored tokens, by one function, so that their bits are the same.
 
-A logprob is the log-softmax of the raw logits in fp32, before any logits processor. The work is enqueued first and
-read later.
+A logprob is the log-softmax of the raw logits in fp32, before any logits processor. The work is
+enqueued first and read later.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class Logprobs:
-    """The logprobs of n tokens and of the top alternatives to each. Host tensors, to be read after `HostCopies.wait`."""
+    """The logprobs of n tokens and of the top alternatives to each. Host tensors, to be read
+    after `HostCopies.wait`."""
 
     values: Tensor  # fp32 [n]
     top_ids: Tensor | None  # int64 [n, most]
@@ -44,7 +45,7 @@ class Logprobs:
 def gather_logprobs(
     backend: Backend, logits: Tensor, token_ids: Tensor, counts: Sequence[int], copies: HostCopies
 ) -> Logprobs:
-    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], with its top alternatives."""
+    """The logprob of one token in each row of the raw logits, fp32 [n, vocab], and the top ones."""
     norms = backend.logsumexp(logits)  # [n]
     values = copies.add(logits.gather(1, token_ids[:, None])[:, 0] - norms)
     most = min(max(counts), logits.shape[1])

@@ -1,7 +1,7 @@
 """The model runner: runs step plans on the device. It knows tokens and KV slots, but no requests.
 
-A plan is started, which enqueues all its work on the device, and read later. On a CPU starting computes. Between plans
-the runner keeps only the KV cache and the last sampled tokens.
+A plan is started, which enqueues all its work on the device, and read later. On a CPU starting
+computes. Between plans the runner keeps only the KV cache and the last sampled tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,8 @@ Samples = tuple[tuple[Sampled, ...], ...]
 class ModelRunner:
     """Runs a decoder over a KV store, with a thought runner for a thinking model.
 
-    Thoughts are awaited when a pass is started, so the plans of a thinking model are never in flight.
+    Thoughts are awaited when a pass is started, so the plans of a thinking model are never in
+    flight.
     """
 
     def __init__(self, decoder: Decoder, store: KVStore, thought_runner: ThoughtRunner | None = None) -> None:
@@ -60,8 +61,8 @@ class ModelRunner:
         self._device = backend.device
         self._group = config.num_heads // config.num_kv_heads
         self._max_logits_tokens = max_logits_tokens(self._device)
-        # A certified pass may need logits for any number of tokens. The certificate of the Triton backend covers all
-        # numbers; the other backends always compute the head in canonical form.
+        # A certified pass may need logits for any number of tokens. The certificate of the Triton
+        # backend covers all numbers; the other backends always compute the head in canonical form.
         self._certified_head = backend.recipe.path == "triton"
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
@@ -79,7 +80,8 @@ class ModelRunner:
         return self.start(plan)()
 
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        """Enqueue the passes of a plan in order. Returns a function that waits for them and reads their results.
+        """Enqueue the passes of a plan in order. Returns a function that waits for them and reads
+        their results.
 
         Once this returns or raises, the plan's grammars are not used any more.
         """
@@ -102,7 +104,8 @@ class ModelRunner:
         *,
         max_len: int = 32768,
     ) -> None:
-        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len. Does nothing on a CPU."""
+        """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len.
+        Does nothing on a CPU."""
         if self._stream.cuda is None:
             return
         page_size = self._decoder.backend.page_size
@@ -152,8 +155,9 @@ class ModelRunner:
         )
 
     def _prefers_short_tiles(self, pass_: Pass) -> bool:
-        """Whether short tiles in a CUDA graph cost less than tall ones without a graph. Every short tile reads all
-        positions before it. Spot checks are rare and always take short tiles."""
+        """Whether short tiles in a CUDA graph cost less than tall ones without a graph. Every
+        short tile reads all positions before it. Spot checks are rare and always take short
+        tiles."""
         tile_tokens = self._decoder.backend.tile_tokens(1, self._group) or 1
         num_reads = sum(
             -(-span.num_tokens // tile_tokens) * span.stop for span in pass_.spans if span.num_tokens > 1
@@ -167,9 +171,9 @@ class ModelRunner:
         return check.compare(self._decoder, hidden, copies)
 
     def _forward(self, pass_: Pass, batch: InputBatch) -> tuple[DeviceBatch, Tensor, int | None]:
-        """Run the pass up to the head: the batch, the hidden states of the tokens that need logits, and the size of the
-        CUDA graph if one computed all layers."""
-        # A certified pass runs in fast form, at a batch size that is certified to give the canonical bits.
+        """Run the pass up to the head: the batch, the hidden states of the tokens that need
+        logits, and the size of the CUDA graph if one computed all layers."""
+        # A certified pass runs in fast form: its batch size is certified to give the canonical bits.
         exact = pass_.kind is not PassKind.FAST
         canonical = exact and not pass_.certified
         size = self._graphs.size_for(batch, pass_.num_tokens_padded, canonical=canonical, exact=exact)
@@ -278,11 +282,12 @@ class ModelRunner:
 
 
 class SampledRing:
-    """The last sampled tokens of every request, on the device, so that a pass can be enqueued before its tokens are known.
+    """The last sampled tokens of every request, on the device, for passes that are already
+    enqueued.
 
-    A table int64 [request indices, SAMPLED_RING_SIZE]: the token at position p of a request is in column
-    p % SAMPLED_RING_SIZE of its row. It grows with the request indices in use. NO_TOKEN is embedded as token 0; the
-    result is discarded, because the request has ended.
+    A table int64 [request indices, SAMPLED_RING_SIZE]: the token at position p of a request is in
+    column p % SAMPLED_RING_SIZE of its row. It grows with the request indices in use. NO_TOKEN is
+    embedded as token 0; the result is discarded, because the request has ended.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -297,7 +302,7 @@ class SampledRing:
             self._table = larger
 
     def read(self, token_ids: Tensor, indices: Tensor, slots: Tensor) -> None:
-        """token_ids[indices] = ring[slots]: token_ids int64 [tokens], indices and slots int64 [n]."""
+        """token_ids[indices] = ring[slots], all int64: token_ids [tokens], the others [n]."""
         token_ids.index_copy_(0, indices, self._table.view(-1).index_select(0, slots))
 
     def write(self, slots: Tensor, token_ids: Tensor) -> None:

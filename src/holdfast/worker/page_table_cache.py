@@ -1,6 +1,7 @@
 """Page tables as arrays, cached by row: most requests have the same pages as a pass ago.
 
-A row is found by the identity of the tuple of pages. Comparing or hashing a long tuple would take as long as reading it.
+A row is found by the identity of the tuple of pages. Comparing or hashing a long tuple would take
+as long as reading it.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,7 @@ class PageTableCache:
 
     def __init__(self) -> None:
         self._row_of: dict[int, int] = {}  # by id of the tuple
-        self._tuples: list[
-            tuple[int, ...]
-        ] = []  # by row; keeps the tuples alive, so that no id is used twice
+        self._tuples: list[tuple[int, ...]] = []  # by row; alive, so that no id is reused
         self._matrix = np.zeros((64, 16), np.int32)
 
     def table(self, pages: Sequence[tuple[int, ...]]) -> NDArray[np.int32]:

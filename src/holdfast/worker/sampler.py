@@ -1,8 +1,9 @@
 """The sampler: from logits to tokens and their logprobs. The work is enqueued first and read later.
 
-A sampled token depends on its logits, its request's settings, (seed, position) and the request's own tokens before it.
-There is no state to roll back, so decode, window and prefill tokens are sampled alike. Logprobs and checksums are those
-of the raw logits, before any logits processor; asking for them changes no token.
+A sampled token depends on its logits, its request's settings, (seed, position) and the request's
+own tokens before it. There is no state to roll back, so decode, window and prefill tokens are
+sampled alike. Logprobs and checksums are those of the raw logits, before any logits processor;
+asking for them changes no token.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ _SIGN = 1 << 63
 
 @dataclass(frozen=True)
 class _Reports:
-    """The rows of the logits whose logprobs are reported, with how many alternatives each; and those with checksums."""
+    """The rows of the logits whose logprobs are reported, with how many alternatives each; and
+    those with checksums."""
 
     with_logprobs: list[int]
     counts: list[int]
@@ -35,7 +37,8 @@ class _Reports:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """The sampled tokens of one batch of logits: on the device at once, to be read after `HostCopies.wait`."""
+    """The sampled tokens of one batch of logits: on the device at once, to be read after
+    `HostCopies.wait`."""
 
     token_ids: Tensor  # int64 [n], on the device
     _ids: Tensor  # the same on the host
@@ -66,7 +69,8 @@ class SampledTokens:
 def sample(
     backend: Backend, logits: Tensor, slices: Sequence[LogitsSlice], copies: HostCopies
 ) -> SampledTokens:
-    """Sample one token from each row of the logits, fp32 [tokens of the slices, vocab]. The logits are overwritten."""
+    """Sample one token from each row of the logits, fp32 [tokens of the slices, vocab]. The
+    logits are overwritten."""
     reports = _reports_of(slices)
     changes = any(map(has_logits_processors, slices))
     checksums = None

@@ -1,8 +1,8 @@
-"""Spot checks of a certificate: tokens of a certified pass are computed again by a reference pass and compared.
+"""Spot checks of a certificate: a reference pass computes tokens of a certified pass again.
 
-The second pass writes into scratch pages, so the request is not disturbed. Keys and values in every layer, the checksums
-of the logits, and in a thinking model the thoughts and states must have the same bits. There is no tolerance. The
-comparison runs on the device and is read later.
+The second pass writes into scratch pages, so the request is not disturbed. Keys and values in every
+layer, the checksums of the logits, and in a thinking model the thoughts and states must have the
+same bits. There is no tolerance. The comparison runs on the device and is read later.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,8 @@ _AS_INTEGER = {2: torch.int16, 4: torch.int32}
 
 
 class SpotCheck:
-    """One check: where the keys and values of its tokens were written first, and where they are written again."""
+    """One check: where its tokens' keys and values were written, and where they are written
+    again."""
 
     def __init__(
         self, pass_: Pass, store: KVStore, page_size: int, thought_runner: ThoughtRunner | None = None
@@ -50,8 +51,8 @@ class SpotCheck:
         self._offsets, self._scratch, self._originals = send_array(numbers, device)  # [layers * tokens]
 
     def prepare(self) -> None:
-        """Copy whole pages, for the slots before the first token. In the tokens' own slots flip one bit of every number,
-        so that a slot the pass does not write is found."""
+        """Copy whole pages, for the slots before the first token. In the tokens' own slots flip
+        one bit of every number, so that a slot the pass does not write is found."""
         for tensor in (self._kv.keys, self._kv.values):
             tensor[self._scratch_pages] = tensor[self._original_pages]
         if self._thoughts is not None:
@@ -61,8 +62,8 @@ class SpotCheck:
         values[self._scratch, :, self._offsets] ^= 1
 
     def compare(self, decoder: Decoder, hidden: Tensor, copies: HostCopies) -> Callable[[], str | None]:
-        """Called after the pass; hidden are the hidden states of its sampled tokens. Returns a function that reads
-        where the bits differ first, or None."""
+        """Called after the pass; hidden are the hidden states of its sampled tokens. Returns a
+        function that reads where the bits differ first, or None."""
         span = self._span
         thoughts = None if self._thoughts is None else self._thoughts.compare(copies)
         differs = copies.add(self._differences())  # bool [2, layers, tokens]
@@ -96,7 +97,7 @@ class SpotCheck:
 
 
 class _ThoughtCheck:
-    """The part of a check for thinking models: T's inputs, the thoughts, and the states made of them."""
+    """The part of a check for thinking models: T's inputs, the thoughts, and their states."""
 
     def __init__(self, pass_: Pass, thought_runner: ThoughtRunner, page_size: int) -> None:
         (span,) = pass_.spans
@@ -155,11 +156,12 @@ class _ThoughtCheck:
 
 
 def logits_checksums(logits: Tensor) -> Tensor:
-    """One number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n], on their device.
+    """One number for each row of the logits, contiguous fp32 [n, vocab]: int64 [n].
 
-    It is the same in any order of summation, and another one if any single bit differs. Each bit pattern is multiplied
-    by an odd number of its column, modulo 2^32; pairs of products are summed modulo 2^64. An odd factor loses no bit, and
-    different factors keep small differences of opposite sign from cancelling.
+    It is the same in any order of summation, and another one if any single bit differs. Each bit
+    pattern is multiplied by an odd number of its column, modulo 2^32; pairs of products are summed
+    modulo 2^64. An odd factor loses no bit, and different factors keep small differences of
+    opposite sign from cancelling.
     """
     products = logits.view(torch.int32) * _factors(logits.shape[1], logits.device)  # [n, vocab]
     if products.shape[1] % 2:

@@ -1,10 +1,10 @@
-"""T as CUDA graphs: one for each number of chunks and for each of the first tokens of a thought. Later tokens run eagerly.
+"""T as CUDA graphs: one for each number of chunks and each of the first tokens of a thought.
 
     slots [n, c] ── residuals ── T's first token ── tokens[0] ── T's next ── tokens[1] ── ...
                                  graph (n, 0)                    graph (n, 1)
 
-All chunks continue as long as one of them does; tokens after a chunk's end token are not read. The host reads every token:
-most thoughts are trivial and end with the first.
+All chunks continue as long as one of them does; tokens after a chunk's end token are not read. The
+host reads every token: most thoughts are trivial and end with the first.
 """
 
 import torch

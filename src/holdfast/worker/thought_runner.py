@@ -6,9 +6,9 @@ Every slot of the KV store has three more entries:
     states      C's output for the thought after its chunk, one vector for each slot of the chunk
     has_state   whether that thought is not the trivial one
 
-The token at position p adds the state at the slot of p - c, if it has one. So a state is in the page of the chunk it was made
-from, and is cached, truncated and recomputed with it. Before a pass the states of its guessed thoughts are written; after it,
-the states of the thoughts that T wrote.
+The token at position p adds the state at the slot of p - c, if it has one. So a state is in the
+page of the chunk it was made from, and is cached, truncated and recomputed with it. Before a pass
+the states of its guessed thoughts are written; after it, the states of the thoughts that T wrote.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class ThoughtRunner:
         assert self._page_size % self._config.chunk == 0, "a chunk must lie within a page"
         device, num_slots = decoder.backend.device, num_pages * self._page_size
         hidden = decoder.config.hidden_size
-        # One more than there are slots: padding has slot -1 and is written to the last, which never has a state.
+        # One more than there are slots: padding has slot -1, the last one, which never has a state.
         try:
             self.residuals, self.states = (
                 _zeros((num_slots + 1, hidden), decoder.dtype, device) for _ in range(2)
@@ -70,13 +70,14 @@ class ThoughtRunner:
         return self._config.l_out == len(self._decoder.layers)
 
     def capture(self, max_tokens: int, recorder: Recorder) -> None:
-        """Capture T as CUDA graphs, and allocate the state slots that captured passes of up to max_tokens read."""
+        """Capture T as CUDA graphs, and allocate the state slots that captured passes of up to
+        max_tokens read."""
         self._state_slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=self.residuals.device)
         self._graphs = ThoughtGraphs(self._blocks, self.residuals, recorder)
 
     def begin_pass(self, pass_: Pass, batch: InputBatch) -> Tensor:
-        """Write the states of the guessed thoughts. Returns the slot whose state each token adds, -1 for none:
-        int64 [padded tokens]."""
+        """Write the states of the guessed thoughts. Returns the slot whose state each token
+        adds, -1 for none: int64 [padded tokens]."""
         guessed: list[_Chunk] = []
         guesses: list[ThoughtIds] = []
         for chunk in self._finished_chunks(pass_):
@@ -98,8 +99,8 @@ class ThoughtRunner:
         return self.layer_hook(batch.slots, self._state_slots[: batch.num_tokens])
 
     def layer_hook(self, slots: Tensor, state_slots: Tensor) -> LayerHook:
-        """Adds states after l_in layers and keeps residuals after l_out. slots: of the tokens themselves; state_slots: of
-        the states they add, -1 for none."""
+        """Adds states after l_in layers and keeps residuals after l_out. slots: of the tokens
+        themselves; state_slots: of the states they add, -1 for none."""
         config, backend, shape = self._config, self._decoder.backend, self._decoder.layer_shape
         norm = self._decoder.layers[config.l_in - 1].next_norm
 
@@ -115,7 +116,8 @@ class ThoughtRunner:
         return LayerHook(act, config.l_out)
 
     def finish_pass(self, pass_: Pass, *, canonical: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """Run T after every chunk that ended in the pass, and write the states. Returns the thoughts by span."""
+        """Run T after every chunk that ended in the pass, and write the states. Returns the
+        thoughts by span."""
         chunks = self._finished_chunks(pass_)
         thoughts = [self._given_thought(pass_.spans[chunk.span], chunk) for chunk in chunks]
         unknown = [index for index, thought in enumerate(thoughts) if thought is None]
@@ -176,7 +178,7 @@ class ThoughtRunner:
         return send_array(first[:, None] + np.arange(self._config.chunk), self.residuals.device)
 
     def _find_state_slots(self, pass_: Pass, batch: InputBatch) -> Ints:
-        """The slot whose state each token adds, -1 for none and for padding: int64 [padded tokens]."""
+        """The slot whose state each token adds, -1 for none: int64 [padded tokens]."""
         lengths = np.diff(batch.span_starts)
         span_of = np.repeat(np.arange(len(lengths)), lengths)
         positions = batch.positions - self._config.chunk  # of the states

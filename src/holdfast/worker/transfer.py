@@ -1,7 +1,8 @@
 """Copies between host and device that do not block the host.
 
-On CUDA all copies go through pinned memory and are asynchronous on the current stream. Torch does not reuse a pinned
-block before its copy is done. On CPU nothing is copied, and work is done when it is called.
+On CUDA all copies go through pinned memory and are asynchronous on the current stream. Torch does
+not reuse a pinned block before its copy is done. On CPU nothing is copied, and work is done when it
+is called.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ _ALIGNMENT = 16  # bytes
 
 
 def aligned(count: int, size: int) -> int:
-    """`count` numbers of `size` bytes each, rounded up so that what follows them in a buffer is aligned.
+    """`count` numbers of `size` bytes, rounded up so that what follows in a buffer is aligned.
 
     Triton compiles a kernel again for an unaligned pointer, which would delay a request.
     """
@@ -47,7 +48,7 @@ class DeviceStream:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Enqueue on this stream, after everything the caller has enqueued on its current stream."""
+        """Enqueue on this stream, after the work enqueued on the caller's current stream."""
         if self.cuda is None:
             yield
             return
@@ -57,7 +58,7 @@ class DeviceStream:
 
 
 class HostCopies:
-    """Copies from the device to the host: `add` while work is enqueued, `finish`, and read after `wait`."""
+    """Copies from device to host: `add` while work is enqueued, `finish`, read after `wait`."""
 
     def __init__(self, device: torch.device) -> None:
         self._done = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Check of attention: a token gets the same bits alone, in a window, in a chunk, and in any pages."""
+"""Check of attention: a token's bits are the same alone, in a window, in a chunk, in any pages."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,14 @@ _SHORT_WINDOW = 40  # shorter than the probe's context, so that the sliding wind
 _MAX_QUERIES = 4096  # distinct ones; a longer context uses them again
 
 SpanList = Sequence[tuple[int, int]]  # positions start .. stop - 1 of the probe request
-_PagedKV = tuple[Tensor, KVLayer]  # the pages of the probe request in order, and the layer that holds them
+_PagedKV = tuple[Tensor, KVLayer]  # the pages of the probe request in order, and their layer
 
 
 def check_attention(
     backend: Backend, model: ModelShape, sizes: tuple[int, ...], *, name: str
 ) -> OperationCheck:
-    """The tokens of one request, computed as the reference computes them, then in passes of every size."""
+    """The tokens of one request, computed as the reference computes them, then in passes of
+    every size."""
     windows = [None] if model.window is None else [None, min(model.window, _SHORT_WINDOW)]
     differences = Differences()
     for window in windows:
@@ -31,8 +32,8 @@ def check_attention(
 
 
 def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> OperationCheck:
-    """A late, a middle and an early stretch of the longest context, as chunks, windows and decode tokens. A difference
-    here may occur in a pass of any size: it is reported as size 0."""
+    """A late, a middle and an early stretch of the longest context, as chunks, windows and
+    decode tokens. A difference here may occur in a pass of any size: it is reported as size 0."""
     reference_tokens = backend.recipe.rows
     differences = Differences()
     for window in dict.fromkeys((None, model.window)):
@@ -66,20 +67,20 @@ def _check_window(
     reference = bench.reference()  # [context, heads * head_dim]
     reference_tokens = backend.recipe.rows
     differences.compare(0, bench.shuffled(), reference)
-    # The size of a canonical pass is a multiple of the reference's, certified or not. If one differs, the reference does.
+    # Canonical passes have multiples of the reference's size: if one differs, the reference does.
     for size in sorted({*sizes, *range(reference_tokens, max(sizes) + 1, reference_tokens)}):
         label = 0 if size % reference_tokens == 0 else size
         bench.check_chunk(size, reference, label, differences)
         if size > 2 * reference_tokens:
             bench.check_decode(size, reference, label, differences)
-    # Padding adds no request, so a pass of any size may hold any number and any mixture of requests.
+    # Padding adds no request: a pass of any size may hold any number and mixture of requests.
     for count in _decode_counts(backend):
         bench.check_decode(count, reference, 0, differences)
     bench.check_mixture(reference, 0, differences)
 
 
 def _decode_counts(backend: Backend) -> Sequence[int]:
-    """Numbers of decode tokens to try; a few under Triton's interpreter, where each takes seconds."""
+    """Numbers of decode tokens to try; few under Triton's interpreter, which is slow."""
     most = 2 * backend.recipe.rows
     return (1, 3) if is_interpreted(backend) else range(1, most + 1)
 
@@ -137,7 +138,8 @@ class _AttentionBench:
         differences.compare(label, out[: len(positions)], reference[positions])
 
     def check_stretch(self, end: int, differences: Differences) -> None:
-        """The positions before `end`: as one chunk of the reference's size, then in every other way. Label 0."""
+        """The positions before `end`: as one chunk of the reference's size, then in every other
+        way. Label 0."""
         reference_tokens = self._backend.recipe.rows
         length = min(reference_tokens, end)
         first = end - length

@@ -1,7 +1,7 @@
-"""Checks of single operations of a decoder: GEMMs, fused layers, token-wise operations, the sampler.
+"""Checks of single operations: GEMMs, fused layers, token-wise operations, the sampler.
 
-Each check plants probe tokens in batches of every size and compares their bits with the reference: the canonical form
-in a batch of the reference's size.
+Each check plants probe tokens in batches of every size and compares their bits with the reference:
+the canonical form in a batch of the reference's size.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +70,8 @@ class TokenOp:
 
 
 def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
-    """The GEMM as it runs. On a GPU a GEMM whose output the library rounds is another kernel than one with fp32 output."""
+    """The GEMM as it runs. On a GPU a GEMM whose output the library rounds is another kernel
+    than one with fp32 output."""
     linear = case.linear
     runs_rounded = backend.recipe.path == "triton" and not case.is_head
     gemm = backend.linear if runs_rounded else backend.logits
@@ -86,8 +87,8 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
 
 
 def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
-    """The head in its canonical form, which runs for any number of sampled tokens. A difference at any size is a fault
-    of the reference: it is reported as size 0."""
+    """The head in its canonical form, which runs for any number of sampled tokens. A difference
+    at any size is a fault of the reference: it is reported as size 0."""
     linear = case.linear
 
     def canonical(x: Tensor) -> Tensor:
@@ -113,8 +114,8 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
 def check_fast_head(
     backend: Backend, case: GemmCase, head_sizes: tuple[int, ...], pass_sizes: tuple[int, ...]
 ) -> OperationCheck:
-    """The head in its fast form, as a certified pass may compute it. A pass of any size may sample any number of
-    tokens, so one head size that differs leaves no pass size certified."""
+    """The head in its fast form, as a certified pass may compute it. A pass of any size may
+    sample any number of tokens, so one head size that differs leaves no pass size certified."""
     found = check_gemm(backend, replace(case, name=f"{case.name}, as it comes"), head_sizes)
     if not set(found.sizes_differing) - {0}:
         return found
@@ -124,7 +125,8 @@ def check_fast_head(
 def check_layer(
     backend: Backend, case: LayerCase, model: ModelShape, sizes: tuple[int, ...]
 ) -> OperationCheck:
-    """Every token is a request of one token, so the layer works on each alone. Attention over more has its own check."""
+    """Every token is a request of one token, so the layer works on each alone. Attention over
+    more has its own check."""
 
     def run(x: Tensor, *, canonical: bool, fused: bool) -> Tensor:
         count, device = x.shape[0], x.device
@@ -176,7 +178,8 @@ def check_token_op(
 def check_sampler_op(
     backend: Backend, name: str, operation: BatchOp, vocab: int, sizes: tuple[int, ...]
 ) -> OperationCheck:
-    """The sampler gets any number of tokens, whatever the pass, so a difference at any size is reported as size 0."""
+    """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
+    reported as size 0."""
     generator = torch.Generator().manual_seed(3)
     probes = (torch.randn(NUM_PROBES, vocab, generator=generator) * 4).to(backend.device)
     reference_tokens = backend.recipe.rows
@@ -204,10 +207,10 @@ def _check(
     fast: BatchOp,
     reference: BatchOp | None = None,
 ) -> OperationCheck:
-    """Compare probes in every size of the fast form with the canonical form in the reference's size.
+    """Compare probes in the fast form of every size with the canonical form of the reference size.
 
-    Size 0 stands for the canonical form itself: its probes at other places, among other neighbours, and in the other
-    sizes of canonical passes, which are multiples of the reference's.
+    Size 0 stands for the canonical form itself: its probes at other places, among other neighbours,
+    and in the other sizes of canonical passes, which are multiples of the reference's.
     """
     dtype = getattr(torch, backend.recipe.dtype)
     reference_tokens = backend.recipe.rows

@@ -1,15 +1,16 @@
 """Check of whole passes, as the model runner runs them in the KV store's own pages.
 
-The other checks test operations one by one. This one tests everything between them: CUDA graphs, page tables, padding,
-the head and the sampler. Before any request runs, random keys and values fill a context of the maximal length. Probe
-tokens decode at several positions of it, up to the last. Each has a last page of its own:
+The other checks test operations one by one. This one tests everything between them: CUDA graphs,
+page tables, padding, the head and the sampler. Before any request runs, random keys and values fill
+a context of the maximal length. Probe tokens decode at several positions of it, up to the last.
+Each has a last page of its own:
 
     the context's pages   [ 17 | 4 | 90 | 33 | ... ]        shuffled, shared, only read
     probe at position p   [ 17 | 4 | 61 ]                   61: a copy of page 90; the probe writes its own slot there
 
-Each probe's result in a reference pass is compared with its result among other neighbours, at other places, in other
-pages and in passes of other sizes: its token, the bits of its logprob and logits, and its keys and values in every layer.
-The pages are zeroed at the end.
+Each probe's result in a reference pass is compared with its result among other neighbours, at other
+places, in other pages and in passes of other sizes: its token, the bits of its logprob and logits,
+and its keys and values in every layer. The pages are zeroed at the end.
 """
 
 import logging
@@ -65,7 +66,8 @@ class PassBench:
 def check_passes(
     bench: PassBench, max_pass_tokens: int, max_len: int, canonical_sizes: Sequence[int] = ()
 ) -> OperationCheck:
-    """The pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of the reference's."""
+    """The pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of
+    the reference's."""
     sizes = tuple(size for size in PASS_SIZES if size <= max_pass_tokens)
     canonical = sorted({bench.reference_tokens, *canonical_sizes})
     trials = [_Trial(0, size, certified=False) for size in canonical if size <= max_pass_tokens]
@@ -90,7 +92,7 @@ def check_passes(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A pass of some size, run as a certified or a canonical one, and the size it is reported as."""
+    """A pass of some size, certified or canonical, and the size it is reported as."""
 
     label: int
     size: int
@@ -114,7 +116,8 @@ def _run_trials(
 
 
 def kernels_of_a_pass(bench: PassBench, max_len: int) -> tuple[str, ...]:
-    """The names of the GPU kernels in a decode pass and in one with a prompt chunk. Empty if profiling fails."""
+    """The names of the GPU kernels in a decode pass and in one with a prompt chunk. Empty if
+    profiling fails."""
     with torch.inference_mode():
         context = _ProbeContext(bench, min(max_len, _MAX_NEIGHBOUR_POSITION))
         try:
@@ -203,7 +206,8 @@ class _ProbeContext:
     def _neighbours(
         self, own: Sequence[int], room: int, params: SamplingParams, *, chunk: bool
     ) -> list[Span]:
-        """Decode tokens at other positions, in every second pass a prompt chunk, and room for a few tokens of padding."""
+        """Decode tokens at other positions, in every second pass a prompt chunk, and room for a
+        few tokens of padding."""
         page_size = self._bench.page_size
         spans: list[Span] = []
         room -= min(3, room // 4)

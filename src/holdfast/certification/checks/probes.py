@@ -1,4 +1,4 @@
-"""Probe tokens among neighbours, and the comparison of bits. Results stay on the device until they are read."""
+"""Probe tokens among neighbours, and the comparison of bits on the device."""
 
 from functools import lru_cache
 
@@ -12,10 +12,10 @@ _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def seatings(num_tokens: int) -> list[list[int]]:
-    """Where the probes are in a batch: at the front, spread, at the end. A small batch holds fewer probes.
+    """Where the probes are in a batch: at the front, spread, at the end. Small batches hold fewer.
 
-    In large batches they are only spread, from the first token to the last: a library chooses its order of summation by
-    the size of the batch, and the choice shows at every place.
+    In large batches they are only spread, from the first token to the last: a library chooses its
+    order of summation by the size of the batch, and the choice shows at every place.
     """
     count = min(NUM_PROBES, num_tokens)
     front = list(range(count))
@@ -27,7 +27,7 @@ def seatings(num_tokens: int) -> list[list[int]]:
 
 
 def plant(probes: Tensor, num_tokens: int, at: list[int], scales: tuple[float, float]) -> Tensor:
-    """A batch of random neighbours, scaled by the two scales in turn, with the probes at these places."""
+    """A batch of random neighbours, scaled by the two scales in turn, and the probes in it."""
     batch = _neighbours(_round_up(num_tokens), probes.shape[1], probes.device)[:num_tokens].clone()
     batch[::2] *= scales[0]
     batch[1::2] *= scales[1]
@@ -67,7 +67,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 class Differences:
-    """Which labels were seen to differ. Comparisons are enqueued on the device and read once, by `labels`."""
+    """Which labels differ. Comparisons are enqueued on the device and read once, by `labels`."""
 
     def __init__(self) -> None:
         self._labels: list[int] = []

@@ -1,4 +1,4 @@
-"""Choose the GEMM recipes of a model: load them from disk, or search for split-K and split-N on the device."""
+"""Choose the GEMM recipes of a model: load them from disk, or search on the device."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from holdfast.version import __version__
 from holdfast.worker.device import device_parts
 
 REFERENCE_TOKENS = 256
-# The same sizes whatever the largest pass, so that the choice, and with it the fingerprint, does not depend on it.
+# Independent of the largest pass, so that the choice, and with it the fingerprint, is too.
 BATCH_SIZES = gpu_batch_sizes(8192)
 _INTERPRETED_SIZES = (1, 2, 8, 256, 512)  # under Triton's interpreter, which only tests use
 _FORMAT = 2
@@ -76,8 +76,8 @@ def search_recipes(
     progress: Progress | None = None,
     anew: bool = False,
 ) -> tuple[GemmRecipe, ...]:
-    """A recipe for every shape, from disk or found now. `subject` is all else the result depends on: device,
-    libraries, settings."""
+    """A recipe for every shape, from disk or found now. `subject` is all else the result depends
+    on: device, libraries, settings."""
     merged = _merge(shapes)
     subject = {
         "format": _FORMAT,

@@ -8,7 +8,8 @@ PLAIN = -1  # as split_k: the library's own call, whatever the recipe
 
 
 class Multiply(Protocol):
-    """x [M, K], weight [N, K] -> [M, N], or with split_k >= 1 the partial sums, fp32 [split_k, M, N].
+    """x [M, K], weight [N, K] -> [M, N], or with split_k >= 1 the partial sums, fp32 [split_k, M,
+    N].
 
     split_n: compute so many output columns first, then the others; 0: all at once.
     """
@@ -17,7 +18,7 @@ class Multiply(Protocol):
 
 
 def library_multiply(x: Tensor, weight: Tensor, split_k: int, split_n: int = 0) -> Tensor:
-    """The GEMM of the Triton backend: the library's, or for small M the backend's own kernel (not if PLAIN)."""
+    """The GEMM of the Triton backend: the library's or, if not PLAIN, its own small-M kernel."""
     from holdfast.numerics.backends.triton.gemm import multiply
     from holdfast.numerics.ops import Linear
 

@@ -1,4 +1,4 @@
-"""GEMM recipes: one for each shape of a model's GEMMs, kept on disk under a hash of all that the choice depends on."""
+"""GEMM recipes, one for each shape of a model's GEMMs, and their file on disk."""
 
 import json
 import logging
@@ -16,7 +16,8 @@ SPLITS = (0, 1, 2, 4, 8)  # of K; 0: the library's own call
 
 @dataclass(frozen=True)
 class GemmShape:
-    """y = x W^T with W [N, K]. fp32_output: a bias or the sampler needs fp32 sums, so split-K is at least 1."""
+    """y = x W^T with W [N, K]. fp32_output: a bias or the sampler needs fp32 sums, so split-K is
+    at least 1."""
 
     name: str
     out_features: int

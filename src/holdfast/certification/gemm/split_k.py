@@ -1,13 +1,13 @@
 """The split-K search: the fewest splits of K with which every batch size gives the same bits.
 
-A library splits K by the batch size M. Where that does not change a bit, the library's own call is the recipe (split-K
-0). Where it does, K is split in 1, 2, 4 or 8 parts whose fp32 sums are added in order. The search runs on the device,
-with random weights of the shape, before any weights are loaded. The fewest splits win, never the fastest, so the same
-machine always makes the same choice. The library's own call may also be split along N by time (`split_n`), where the
-bits stay the same.
+A library splits K by the batch size M. Where that does not change a bit, the library's own call is
+the recipe (split-K 0). Where it does, K is split in 1, 2, 4 or 8 parts whose fp32 sums are added in
+order. The search runs on the device, with random weights of the shape, before any weights are
+loaded. The fewest splits win, never the fastest, so the same machine always makes the same choice.
+The library's own call may also be split along N by time (`split_n`), where the bits stay the same.
 
-Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and the result is nothing
-but the rounding of the order of summation.
+Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and
+the result is nothing but the rounding of the order of summation.
 
     weight  [ A | A permuted ]        probe  [ x | -x permuted alike ]
 """
@@ -36,7 +36,7 @@ def search_split_k(
     sizes: list[int],
     reference_tokens: int,
 ) -> GemmRecipe:
-    """The recipe of one shape. If no split-K agrees at all sizes, the one that agrees at the most."""
+    """The recipe of one shape: the first split-K that agrees at all sizes, else at the most."""
     bench = _SplitKBench(shape, multiply, dtype, device, sizes, reference_tokens)
     _, num_plain_results = bench.compare(PLAIN)
     best: tuple[int, list[int]] | None = None
@@ -65,7 +65,7 @@ def search_split_k(
 
 
 class _SplitKBench:
-    """Random weights of one shape, probes for them, and neighbours that are huge and tiny in turn."""
+    """Random weights of one shape, probes, and neighbours that are huge and tiny in turn."""
 
     def __init__(
         self,
@@ -102,14 +102,15 @@ class _SplitKBench:
         self._multiply, self._sizes, self._reference_tokens = multiply, sizes, reference_tokens
 
     def find_split_n(self, sizes: Sequence[int]) -> dict[int, int]:
-        """Where split-N makes the library's own call faster and leaves the reference bits, among these sizes."""
+        """Where split-N makes the library's own call faster and leaves the reference bits, among
+        these sizes."""
         padded = frozenset(padded_batch_sizes(self._sizes[-1]))
         found = find_split_n(self._multiply, self.weight, [size for size in sizes if size in padded])
         matching, _ = self.compare(0, found) if found else ((), 0)
         return {size: columns for size, columns in found.items() if size in matching}
 
     def compare(self, split_k: int, split_n: Mapping[int, int] | None = None) -> tuple[list[int], int]:
-        """The sizes that give the reference bits, and how many different results there are. One read from the device.
+        """The sizes that give the reference bits, and how many different results there are.
 
         With split_n, only its sizes are tested. The reference is never split along N.
         """
@@ -145,8 +146,8 @@ class _SplitKBench:
 
 
 def _seatings(size: int) -> list[tuple[list[int], list[int]]]:
-    """(rows, probes) of each call: all probes, spread from the first row to the last, in turns where they do not fit.
-    Which probe is at which row depends on the size."""
+    """(rows, probes) of each call: all probes, spread from the first row to the last, in turns
+    where they do not fit. Which probe is at which row depends on the size."""
     turned = [(size + probe) % NUM_PROBES for probe in range(NUM_PROBES)]
     if size >= NUM_PROBES:
         return [([seat * (size - 1) // (NUM_PROBES - 1) for seat in range(NUM_PROBES)], turned)]

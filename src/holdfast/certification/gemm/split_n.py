@@ -1,8 +1,9 @@
 """Split-N tuning: compute the output columns of a GEMM in two calls where profiling shows a gain.
 
-The result is bitwise identical: an output does not depend on its column's place. The split-K search checks that for
-every split, and the certificate checks what runs. A library chooses its tiles by the shape, and at some shapes badly:
-28672 columns with M = 448 took 286 us at once on an H200, and 166 us as 16128 columns and then 12544.
+The result is bitwise identical: an output does not depend on its column's place. The split-K search
+checks that for every split, and the certificate checks what runs. A library chooses its tiles by
+the shape, and at some shapes badly: 28672 columns with M = 448 took 286 us at once on an H200, and
+166 us as 16128 columns and then 12544.
 """
 
 import statistics
@@ -29,7 +30,8 @@ _WARM_SECONDS = 0.3  # an idle device runs faster for a moment, and ranks the fo
 
 
 def find_split_n(multiply: Multiply, weight: Tensor, sizes: Sequence[int]) -> dict[int, int]:
-    """Batch size -> columns to compute first, where that is faster than one call. Empty on a CPU."""
+    """Batch size -> columns to compute first, where that is faster than one call. Empty on a
+    CPU."""
     outputs, width = weight.shape
     if weight.device.type != "cuda" or outputs < _MIN_COLUMNS:
         return {}

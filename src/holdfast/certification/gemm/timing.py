@@ -1,7 +1,8 @@
-"""Device time of a GEMM, and of its recipe relative to the library's own call. The latter is reported and decides nothing.
+"""Device times of GEMMs. Those of recipes are reported and decide nothing.
 
-Calls are captured in one CUDA graph, over several copies of the weight: neither Python nor a weight in the device's
-cache is measured. The partial sums of split-K are not added here; the kernel that reads the product adds them.
+Calls are captured in one CUDA graph, over several copies of the weight: neither Python nor a weight
+in the device's cache is measured. The partial sums of split-K are not added here; the kernel that
+reads the product adds them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class TimedGemm:
         torch.cuda.synchronize(x.device)
 
     def microseconds(self, times: int = 1) -> float:
-        """Of one GEMM, the mean of so many replays. One more replay before them hides the launch."""
+        """Of one GEMM, the mean of so many replays, after one that hides the launch."""
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._graph.replay()
         began.record()
@@ -58,7 +59,8 @@ def copies_of(weight: Tensor) -> list[Tensor]:
 def time_recipe(
     multiply: Multiply, weight: Tensor, split_k: int, split_n: Mapping[int, int], sizes: Sequence[int]
 ) -> tuple[tuple[int, float], ...]:
-    """(batch size, time of the recipe / time of the plain call). Empty on a CPU, whose times say nothing about a GPU."""
+    """(batch size, time of the recipe / time of the plain call). Empty on a CPU, whose times say
+    nothing about a GPU."""
     if weight.device.type != "cuda":
         return ()
     weights = copies_of(weight)

@@ -24,8 +24,8 @@ class GrammarMaskWorker:
 
     @contextmanager
     def computing(self, spans: Sequence[Span]) -> Iterator[Callable[[], list[Masks]]]:
-        """Start to compute the masks of the spans' sampled tokens; wait for them on exit. Yields a function that returns
-        them, by span."""
+        """Start to compute the masks of the spans' sampled tokens; wait for them on exit. Yields
+        a function that returns them, by span."""
         if not any(_is_constrained(span) for span in spans):
             yield lambda: [()] * len(spans)
             return
@@ -41,7 +41,7 @@ def _is_constrained(span: Span) -> bool:
 
 
 def _masks(span: Span) -> Masks:
-    """One mask for each sampled token. A grammar that fails allows nothing, and affects no other span."""
+    """One mask for each sampled token. A grammar that fails allows nothing in its own span."""
     if span.constraint is None or span.num_sampled == 0:
         return ()
     constraint, count = span.constraint, span.num_sampled

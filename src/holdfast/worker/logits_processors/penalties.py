@@ -1,11 +1,11 @@
-"""Penalties for tokens that occurred before: repetition over prompt and answer, frequency and presence over the answer.
+"""Penalties for tokens that occurred before: repetition, frequency and presence.
 
     repetition   logit > 0 ? logit / r : logit * r      if the token occurred in prompt or answer
     frequency    logit - f * count                      count: how often it occurred in the answer
     presence     logit - p                              if it occurred in the answer
 
-The penalties are a function of the request's own tokens, so there are no counts to keep or to roll back. Every operation
-is rounded to fp32 by itself: the bits do not depend on the batch.
+The penalties are a function of the request's own tokens, so there are no counts to keep or to roll
+back. Every operation is rounded to fp32 by itself: the bits do not depend on the batch.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ def apply_penalties(logits: Tensor, placed: PlacedSlices) -> None:
 
 
 def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """Rows of the logits, token ids that occurred before them, and how often in the answer: three arrays of one length."""
+    """Rows of the logits, token ids that occurred before them, and how often in the answer:
+    three arrays of one length."""
     span = one.span
     assert len(span.history) == span.start, "a penalty needs all tokens before the span"
     tokens = np.array(span.history + span.token_ids[: one.stop], dtype=np.int64)
@@ -62,9 +63,11 @@ def _occurred(at: int, one: LogitsSlice, vocab_size: int) -> tuple[Ints, Ints, I
 
 
 def _distinct(tokens: Ints, vocab_size: int) -> tuple[Ints, Ints, Ints]:
-    """The distinct ids in order of occurrence, where each occurs first, and which of them each token is.
+    """The distinct ids in order of occurrence, where each occurs first, and which of them each
+    token is.
 
-    As np.unique, but without sorting and much faster. Of the scratch array only written elements are read.
+    As np.unique, but without sorting and much faster. Of the scratch array only written elements
+    are read.
     """
     places = np.arange(len(tokens))
     scratch = np.empty(vocab_size, np.int64)

@@ -1,6 +1,7 @@
 """The logits processors of a request, in order: penalties, logit bias, token masks.
 
-Each token's logits are changed by its own request's settings and tokens alone. The order is that of `SamplingParams`.
+Each token's logits are changed by its own request's settings and tokens alone. The order is that of
+`SamplingParams`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 
 
 def apply_logits_processors(logits: Tensor, slices: Sequence[LogitsSlice]) -> list[int]:
-    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may have been masked."""
+    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may
+    have been masked."""
     placed: list[tuple[int, LogitsSlice]] = []
     at = 0
     for one in slices:

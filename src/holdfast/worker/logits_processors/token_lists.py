@@ -1,7 +1,8 @@
 """The token lists of a request as tensors: logit bias, allowed and bad token ids.
 
-A list can be as long as the vocabulary, too long to convert for every token. So the tensors are made once for each
-`SamplingParams` object and dropped with it. Ids outside the vocabulary are ignored.
+A list can be as long as the vocabulary, too long to convert for every token. So the tensors are
+made once for each `SamplingParams` object and dropped with it. Ids outside the vocabulary are
+ignored.
 """
 
 import weakref
@@ -17,7 +18,8 @@ from holdfast.worker.transfer import send_array
 
 @dataclass(frozen=True)
 class TokenLists:
-    """Biases by token id, and an upper limit of each logit: -inf for tokens that are not allowed, inf for all others."""
+    """Biases by token id, and an upper limit of each logit: -inf for tokens that are not
+    allowed, inf for all others."""
 
     bias_ids: Tensor  # int64 [biased]
     biases: Tensor  # fp32 [biased]
@@ -25,7 +27,8 @@ class TokenLists:
     allowed_bits: int  # the allowed tokens as one number, bit i for token i; -1 if all are
 
 
-# By identity: comparing two SamplingParams would read their lists. An id may be reused after its object has died.
+# By identity: comparing two SamplingParams would read their lists. An id may be reused after its
+# object has died.
 _cache: dict[tuple[int, int, torch.device], tuple[weakref.ref[SamplingParams], TokenLists]] = {}
 
 

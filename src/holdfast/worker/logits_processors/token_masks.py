@@ -1,7 +1,7 @@
-"""Token masks: allowed and bad token ids, grammar masks, bad words, and end tokens before min_tokens.
+"""Token masks: allowed and bad ids, grammar masks, bad words, end tokens before min_tokens.
 
-A logit becomes the minimum of itself and its limit, which is inf for an allowed token and -inf for any other. So the
-bits of allowed tokens do not change.
+A logit becomes the minimum of itself and its limit, which is inf for an allowed token and -inf for
+any other. So the bits of allowed tokens do not change.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,8 @@ _LIMITS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of the eig
 
 
 def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> list[int]:
-    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may have been masked."""
+    """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may
+    have been masked."""
     vocab_size, device = logits.shape[1], logits.device
     masked: set[int] = set()
     single: list[tuple[int, int]] = []  # (row, token id)
@@ -65,11 +66,13 @@ def _grammar_limits(
 
 
 def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
-    """The tokens that a grammar allows before min_tokens. others: the tokens that the other settings allow.
+    """The tokens that a grammar allows before min_tokens. others: the tokens that the other
+    settings allow.
 
-    If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That holds for the model's
-    own end tokens, which a grammar allows only where the answer is complete. A stop id of the client may also be text of
-    the grammar; ending with it would leave the answer incomplete, so it stays suppressed even if nothing else is allowed.
+    If only end tokens are left, min_tokens is waived: a longer answer would break the grammar. That
+    holds for the model's own end tokens, which a grammar allows only where the answer is complete.
+    A stop id of the client may also be text of the grammar; ending with it would leave the answer
+    incomplete, so it stays suppressed even if nothing else is allowed.
     """
     sampling = slice_.span.sampling
     going_on = allowed & ~_bits(sampling.suppressed_ids, vocab_size)
@@ -81,7 +84,8 @@ def _bits(token_ids: Iterable[int], vocab_size: int) -> int:
 
 
 def _early_ends(slice_: LogitsSlice, index: int) -> list[int]:
-    """The end tokens that are suppressed at this token. With a grammar mask, the mask excludes them already."""
+    """The end tokens that are suppressed at this token. With a grammar mask, the mask excludes
+    them already."""
     has_mask = bool(slice_.masks) and slice_.masks[index] is not None
     return [] if has_mask or not _is_early(slice_, index) else list(slice_.span.sampling.suppressed_ids)
 
