@@ -1,4 +1,4 @@
-"""`holdfast certify`: the table, the JSON, a fresh one, a refusal."""
+"""`holdfast certify`: table, JSON, --fresh, refusal."""
 
 import json
 from dataclasses import replace
@@ -14,14 +14,14 @@ def wide(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def own_certificates(monkeypatch, cache_dir: Path, tmp_path: Path):
-    """Which nobody else makes or forgets; the built kernels are everybody's."""
+    """Certificates of this test alone; the built kernels are shared."""
     (cache_dir / "kernels").mkdir(exist_ok=True)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "kernels").symlink_to(cache_dir / "kernels")
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_the_table_names_every_kind_of_operation(holdfast, model):
+def test_table_has_every_kind_of_operation(holdfast, model):
     result = holdfast("certify", model)
     assert result.exit_code == 0, result.stderr
     for word in (
@@ -32,12 +32,12 @@ def test_the_table_names_every_kind_of_operation(holdfast, model):
         "rms_norm",
         "logsumexp",
         "comparisons",
-        "certified row totals",
+        "certified batch sizes",
     ):
         assert word in result.stdout
 
 
-def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
+def test_fresh_certificate_equals_the_stored_one(holdfast, model):
     kept = json.loads(holdfast("certify", model, "--json").stdout)
     fresh = json.loads(holdfast("certify", model, "--json", "--fresh").stdout)
     assert "now" in holdfast("certify", model, "--fresh").stdout
@@ -45,9 +45,7 @@ def test_a_fresh_certificate_says_what_the_kept_one_says(holdfast, model):
     assert fresh["key"] == kept["key"]
 
 
-def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile(
-    holdfast, model, monkeypatch
-):
+def test_fresh_certifies_again_if_another_process_stored_a_certificate(holdfast, model, monkeypatch):
     from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
@@ -63,16 +61,16 @@ def test_a_fresh_certificate_is_made_even_if_another_process_keeps_one_meanwhile
     assert len(asked) >= 2
 
 
-def test_a_certificate_that_cannot_be_forgotten_is_shown_as_kept(holdfast, model, monkeypatch):
+def test_certificate_that_cannot_be_deleted_is_shown_as_stored(holdfast, model, monkeypatch):
     from holdfast.certification import certificate
 
     assert holdfast("certify", model).exit_code == 0
     monkeypatch.setattr(certificate, "delete_certificate", lambda key: None)
     result = holdfast("certify", model, "--fresh")
-    assert result.exit_code == 0 and "kept since" in result.stdout
+    assert result.exit_code == 0 and "stored earlier" in result.stdout
 
 
-def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
+def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     from holdfast.certification import certify as certifying
 
     certify = certifying.certify
@@ -93,13 +91,13 @@ def test_a_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     assert "the reference does not repeat" in refused.stderr
 
 
-def test_shapes_are_for_a_gpu(holdfast):
+def test_shapes_need_a_gpu(holdfast):
     result = holdfast("certify", "--shapes", "llama-3.1-8b", "--device", "cpu")
     assert result.exit_code == 2
-    assert "asks a GPU" in result.stderr
+    assert "tests the GEMMs of a GPU" in result.stderr
 
 
-def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
+def test_gemm_recipes_as_table_and_json(holdfast, monkeypatch):
     from holdfast.certification.gemm.recipes import GemmRecipe
     from holdfast.engine import builder as build
 
@@ -126,7 +124,7 @@ def test_recipes_of_a_shape_are_a_table_and_json(holdfast, monkeypatch):
     assert listed[2]["cuts"][0] == [0, 16128]
 
 
-def test_kernels_that_were_seen_are_named(holdfast, model, monkeypatch):
+def test_table_lists_the_kernels_seen(holdfast, model, monkeypatch):
     from holdfast.certification import certify as certifying
 
     load = certifying.load_certificate

@@ -1,4 +1,4 @@
-"""`holdfast chat --url`: the same conversation, with a server."""
+"""`holdfast chat --url`: a conversation with a server."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def chat(holdfast, server):
     return call
 
 
-def heed_interrupts() -> None:
+def accept_interrupts() -> None:
     """A test run in the background ignores SIGINT, and its children would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,7 +40,7 @@ def messages(server):
     ]
 
 
-def test_turns_are_remembered_until_reset(chat, server):
+def test_server_gets_all_turns_until_reset(chat, server):
     result = chat("--system", "be brief", stdin="one\ntwo\n/reset\nthree\n/exit\nfour\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == ["2 said", "4 said", "2 said"]
@@ -52,14 +52,14 @@ def test_turns_are_remembered_until_reset(chat, server):
     ]
 
 
-def test_the_mode_is_told_where_the_server_tells_it(chat, server):
+def test_summary_has_the_mode_if_the_server_sends_it(chat, server):
     assert "certified · 2 tokens · seed 7 · length" in chat("-d", "--seed", "7").stderr
     assert "ordinary · 2 tokens · seed 5 · length" in chat().stderr
     server.holdfast = False
     assert "\n2 tokens · length" in f"\n{chat().stderr}"
 
 
-def test_only_what_was_asked_for_is_sent(chat, server):
+def test_defaults_are_not_sent(chat, server):
     assert chat().exit_code == 0
     body = server.completions()[0].body
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
@@ -67,7 +67,7 @@ def test_only_what_was_asked_for_is_sent(chat, server):
     assert body == {"model": "fake", "max_tokens": 512, "temperature": 0.7, **streamed, **said}
 
 
-def test_sampling_goes_over_the_wire(chat, server):
+def test_sampling_options_are_sent(chat, server):
     options = ("-n", "9", "-t", "0", "--top-k", "3", "--min-p", "0.1", "--stop", "x", "--stop", "y", "-d")
     options += (
         "--logit-bias",
@@ -98,13 +98,13 @@ def test_sampling_goes_over_the_wire(chat, server):
     assert body | wanted == body
 
 
-def test_a_model_can_be_named(chat, server):
+def test_model_option_names_the_model(chat, server):
     assert chat("--model", "other").exit_code == 0
     assert server.completions()[0].body["model"] == "other"
     assert server.count("/v1/models") == 0
 
 
-def test_the_key_is_sent(chat, server, monkeypatch):
+def test_api_key_is_sent(chat, server, monkeypatch):
     server.api_key = "secret"
     refused = chat()
     assert refused.exit_code == 2
@@ -123,37 +123,37 @@ def test_the_key_is_sent(chat, server, monkeypatch):
         (("a-model",), "MODEL"),
     ],
 )
-def test_what_belongs_to_a_model_here_is_refused(chat, server, options, named):
+def test_options_of_a_local_model_are_refused_with_url(chat, server, options, named):
     result = chat(*options)
     assert result.exit_code == 2
-    assert f"error: {named} belongs to a model that runs here" in result.stderr
+    assert f"error: {named} is for a local model" in result.stderr
     assert server.asked == []
 
 
-def test_what_belongs_to_a_server_needs_one(holdfast):
+def test_api_key_is_refused_without_url(holdfast):
     result = holdfast("chat", "--api-key", "k", stdin="")
     assert result.exit_code == 2
     assert "--api-key is for a server" in result.stderr
 
 
-def test_without_a_server_the_model_may_be_named_either_way_but_once(holdfast, model):
+def test_local_model_is_argument_or_option_but_not_both(holdfast, model):
     assert holdfast("chat", "-m", model, stdin="").exit_code == 0
     twice = holdfast("chat", model, "-m", model, stdin="")
     assert twice.exit_code == 2 and "the model is given twice" in twice.stderr
 
 
-def test_what_no_server_understands_is_refused(chat, server):
+def test_option_that_cannot_be_sent_is_refused(chat, server):
     result = chat("--bad-token-id", "5")
     assert result.exit_code == 2
     assert "--bad-token-id cannot be sent" in result.stderr
 
 
-def test_a_wrong_setting_is_refused_before_anything_is_sent(chat, server):
+def test_wrong_setting_is_refused_before_anything_is_sent(chat, server):
     assert chat("--top-p", "3").exit_code == 2
     assert server.asked == []
 
 
-def test_an_error_is_one_line_and_its_turn_is_forgotten(chat, server):
+def test_server_error_is_one_line_and_its_turn_is_dropped(chat, server):
     server.status = 503
     result = chat(stdin="one\ntwo\n")
     assert result.exit_code == 0
@@ -162,7 +162,7 @@ def test_an_error_is_one_line_and_its_turn_is_forgotten(chat, server):
     assert messages(server) == [[("user", "one")], [("user", "two")]]
 
 
-def test_an_error_inside_an_answer_is_told(chat, server):
+def test_error_event_inside_an_answer_is_shown(chat, server):
     server.error = {"message": "a pass failed", "type": "server_error"}
     result = chat(stdin="one\ntwo\n")
     assert result.stderr.splitlines() == ["error: a pass failed"] * 2
@@ -170,40 +170,40 @@ def test_an_error_inside_an_answer_is_told(chat, server):
 
 
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_a_connection_that_breaks_is_told(chat, server, pieces):
+def test_broken_connection_is_reported(chat, server, pieces):
     server.cut_after = pieces
     result = chat()
     assert result.exit_code == 0
     assert result.stderr.count("ended the connection inside an answer") == 1
 
 
-def test_nobody_there_says_where(holdfast):
+def test_unreachable_server_is_named(holdfast):
     result = holdfast("chat", "--url", "http://127.0.0.1:1", stdin="hello\n")
     assert result.exit_code == 2
     assert "the server at http://127.0.0.1:1 cannot be reached" in result.stderr
 
 
-def test_what_is_no_address(holdfast):
+def test_wrong_url_is_refused(holdfast):
     result = holdfast("chat", "--url", "ftp://x", stdin="")
     assert result.exit_code == 2
     assert "no address of a server" in result.stderr
 
 
-def test_a_full_context_forgets_the_oldest_turns(chat, server):
+def test_context_length_error_drops_the_oldest_turns(chat, server):
     server.max_messages = 4
     result = chat(stdin="one\ntwo\nthree\n")
     assert result.stdout.splitlines() == ["1 said", "3 said", "3 said"]
-    assert "the context is full: forgot the oldest turn" in result.stderr
+    assert "the context is full: dropped the oldest turn" in result.stderr
     assert messages(server)[-1] == [("user", "two"), ("assistant", "3 said"), ("user", "three")]
 
 
-def test_a_message_that_never_fits_is_told(chat, server):
+def test_message_that_never_fits_is_reported(chat, server):
     server.max_messages = 1
     result = chat("--system", "be brief")
     assert "error: the server says 400: too long" in result.stderr
 
 
-def test_an_interrupt_leaves_the_server_and_the_talk_goes_on(server):
+def test_interrupt_aborts_the_request_and_the_chat_continues(server):
     server.hold = True
     command = [sys.executable, "-m", "holdfast", "chat", "--url", server.url]
     talk = subprocess.Popen(
@@ -212,7 +212,7 @@ def test_an_interrupt_leaves_the_server_and_the_talk_goes_on(server):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-        preexec_fn=heed_interrupts,
+        preexec_fn=accept_interrupts,
     )
     never_hang = threading.Timer(60, talk.kill)
     never_hang.start()
@@ -231,7 +231,7 @@ def test_an_interrupt_leaves_the_server_and_the_talk_goes_on(server):
 
 
 @pytest.mark.slow
-def test_a_server_says_what_the_model_says_here(holdfast, model, monkeypatch):
+def test_server_gives_the_same_answers_as_the_local_model(holdfast, model, monkeypatch):
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     options = ("-d", "-n", "12", "-t", "0.8", "--seed", "3", "--system", "the quick brown fox")
     turns = "the lazy dog\nthe fox\n"

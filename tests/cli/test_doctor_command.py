@@ -1,4 +1,4 @@
-"""`holdfast doctor` says what there is, and never falls over what is not."""
+"""`holdfast doctor`: its checks, and what it says about missing parts."""
 
 import json
 from importlib import metadata
@@ -13,7 +13,7 @@ def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
 
 
-def test_it_names_versions_device_and_kernels(holdfast):
+def test_doctor_shows_versions_device_and_kernels(holdfast):
     result = holdfast("doctor")
     assert result.exit_code == 0, result.stdout
     for word in (
@@ -33,7 +33,7 @@ def test_it_names_versions_device_and_kernels(holdfast):
         assert word in result.stdout
 
 
-def test_without_compiler_model_and_cache_it_is_still_usable(holdfast, monkeypatch, tmp_path):
+def test_doctor_accepts_a_missing_compiler_model_and_cache(holdfast, monkeypatch, tmp_path):
     def no_compiler():
         raise ConfigError("no C compiler")
 
@@ -63,35 +63,35 @@ def uninstall(monkeypatch):
     return hide
 
 
-def test_a_missing_package_exits_with_1(holdfast, uninstall):
+def test_missing_package_exits_with_1(holdfast, uninstall):
     uninstall("tokenizers")
     result = holdfast("doctor")
     assert result.exit_code == 1
     assert "Not usable yet: tokenizers" in result.stdout
 
 
-def test_without_llguidance_it_says_how_to_get_structured_output(holdfast, uninstall):
+def test_missing_llguidance_says_how_to_install_it(holdfast, uninstall):
     uninstall("llguidance")
     result = holdfast("doctor")
     assert result.exit_code == 0
     assert "pip install 'holdfast[structured]'" in result.stdout
 
 
-def test_a_named_model_has_the_fingerprint_its_answers_have(holdfast, model):
+def test_doctor_shows_the_fingerprint_of_a_model(holdfast, model):
     answer = json.loads(holdfast("generate", "the dog", "-m", model, "-n", "2", "--json").stdout)
     result = holdfast("doctor", model)
     assert result.exit_code == 0, result.stdout
     assert f"fingerprint {answer['fingerprint']}" in result.stdout
 
 
-def test_a_named_model_that_is_not_there_is_a_finding(holdfast):
+def test_missing_model_is_reported(holdfast):
     result = holdfast("doctor", "/no/such/folder")
     assert result.exit_code == 1
     assert "/no/such/folder" in result.stdout
     assert "Not usable yet: model" in result.stdout
 
 
-def test_what_raises_becomes_a_finding(holdfast, monkeypatch):
+def test_check_that_raises_is_reported(holdfast, monkeypatch):
     def broken():
         raise RuntimeError("the machine is on fire")
 

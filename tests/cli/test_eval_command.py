@@ -10,7 +10,7 @@ from holdfast.training.loop import start_run
 from holdfast.training.settings import SIZES, Settings
 
 
-def test_a_folder_is_examined(holdfast, tmp_path: Path):
+def test_eval_of_a_model_folder(holdfast, tmp_path: Path):
     settings = Settings(max_events=2, size=SIZES["tiny"], long_texts=False)
     model, out = tmp_path / "model", tmp_path / "out"
     export(start_run(settings, torch.device("cpu")).built, settings, model)
@@ -23,7 +23,7 @@ def test_a_folder_is_examined(holdfast, tmp_path: Path):
     assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_is_refused(holdfast, tmp_path: Path, model: str):
+def test_wrong_eval_options_are_refused(holdfast, tmp_path: Path, model: str):
     for wrong, named in (
         ([tmp_path / "none"], "no model folder"),
         ([model], "training.json"),

@@ -30,7 +30,7 @@ def ask(holdfast, model):
     return call
 
 
-def test_the_first_of_several_choices_is_the_only_one_of_one(ask):
+def test_first_choice_is_the_same_as_with_n_1(ask):
     asked = ("the dog", *QUICK, "-d", "--seed", "5", "--logprobs", "1")
     alone, several = ask(*asked), ask(*asked, "--n", "3")
     assert len(alone["choices"]) == 1
@@ -42,7 +42,7 @@ def test_the_first_of_several_choices_is_the_only_one_of_one(ask):
             assert answer[field] == answer["choices"][0][field]
 
 
-def test_choices_stand_under_headings_in_order(holdfast, model, ask):
+def test_choices_have_headings_in_order(holdfast, model, ask):
     asked = ("the dog", *QUICK, "-d", "--seed", "5", "--n", "3")
     first, second, third = (choice["text"] for choice in ask(*asked)["choices"])
     result = holdfast("generate", "-m", model, *asked, "--stats")
@@ -50,7 +50,7 @@ def test_choices_stand_under_headings_in_order(holdfast, model, ask):
     assert " · 3 choices · 18 tokens · seed 5 · length, length, length · " in result.stderr
 
 
-def test_choices_of_several_prompts(holdfast, model):
+def test_headings_of_several_prompts_with_several_choices(holdfast, model):
     result = holdfast(
         "generate", "-m", model, "-p", "dog", "-p", "fox", *QUICK, "--n", "2", "--logprobs", "0"
     )
@@ -59,7 +59,7 @@ def test_choices_of_several_prompts(holdfast, model):
     assert [title.strip() for title in titles] == ["1.1", "1.2", "2.1", "2.2"]
 
 
-def test_lists_and_biases_decide_what_is_said(ask):
+def test_token_lists_and_biases_restrict_the_answer(ask):
     asked = ("the dog", *QUICK, "-t", "0")
     plain = ask(*asked)["token_ids"]
     assert ask(*asked, "--logit-bias", "40=100")["token_ids"] == [40] * 6
@@ -68,25 +68,25 @@ def test_lists_and_biases_decide_what_is_said(ask):
     assert plain[0] not in ask(*asked, "--bad-token-id", str(plain[0]))["token_ids"]
 
 
-def test_a_bad_word_is_not_written(ask):
+def test_bad_word_is_not_generated(ask):
     asked = ("the dog", *QUICK, "-t", "0", "--logit-bias", "40=100")  # a hundred does not outweigh a ban
     word = ask(*asked)["text"][0]
     assert word not in ask(*asked, "--bad-word", word)["text"]
 
 
-def test_penalties_make_repeating_rarer(ask):
+def test_penalties_reduce_repetition(ask):
     asked = ("the dog", "-n", "24", "--ignore-eos", "--raw", "-t", "0", "--logit-bias", "40=20")
     assert ask(*asked)["token_ids"] == [40] * 24
     assert ask(*asked, "--frequency-penalty", "2")["token_ids"].count(40) < 24
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_a_penalty_is_asked_for_by_its_name(ask, name):
+def test_penalty_option_changes_the_answer(ask, name):
     settings = ask("the dog", *QUICK, f"--{name.replace('_', '-')}", "1.5")["receipt"]["settings"]
     assert settings[name] == 1.5
 
 
-def test_the_prompt_s_own_logprobs(holdfast, model, ask):
+def test_prompt_logprobs_are_reported(holdfast, model, ask):
     asked = ("the dog", *QUICK, "--prompt-logprobs", "2")
     answer = ask(*asked)
     first, *others = answer["prompt_logprobs"]
@@ -98,17 +98,17 @@ def test_the_prompt_s_own_logprobs(holdfast, model, ask):
     assert all(one["bits"] in table for one in others)
 
 
-def test_without_asking_there_are_none(ask):
+def test_prompt_logprobs_are_off_by_default(ask):
     assert ask("the dog", *QUICK)["prompt_logprobs"] is None
 
 
-def test_echo_begins_with_the_prompt_and_needs_no_answer(holdfast, model, ask):
+def test_echo_repeats_the_prompt(holdfast, model, ask):
     assert ask("the dog", *QUICK, "--echo")["text"].startswith("the dog")
     result = holdfast("generate", "the dog", "-m", model, "-n", "0", "--raw", "--echo")
     assert result.stdout == "the dog\n"
 
 
-def test_the_fingerprint_is_the_receipt_s(ask):
+def test_fingerprint_is_that_of_the_receipt(ask):
     answer = ask("the dog", *QUICK)
     assert re.fullmatch("[0-9a-f]{64}", answer["fingerprint"])
     assert answer["receipt"]["fingerprint"]["digest"] == answer["fingerprint"]
@@ -138,7 +138,7 @@ def test_engine_options_change_no_bit(ask, more):
 
 
 @pytest.mark.parametrize("given", ["text", "file"])
-def test_json_of_a_schema(ask, tmp_path, given):
+def test_json_schema_from_text_and_file(ask, tmp_path, given):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))
     answer = ask("the dog", "-n", "60", "--json-schema", schema if given == "file" else json.dumps(SCHEMA))
@@ -147,13 +147,13 @@ def test_json_of_a_schema(ask, tmp_path, given):
 
 
 @pytest.mark.parametrize("given", ["text", "file"])
-def test_text_of_a_grammar(ask, tmp_path, given):
+def test_lark_grammar(ask, tmp_path, given):
     grammar = tmp_path / "form.lark"
     grammar.write_text(GRAMMAR)
     assert ask("the dog", "--lark", grammar if given == "file" else GRAMMAR)["text"] in ("ab", "cd")
 
 
-def test_the_other_forms(ask):
+def test_regex_choice_and_json_object(ask):
     assert re.fullmatch("[0-9]{3}x", ask("the dog", "--regex", "[0-9]{3}x")["text"])
     assert ask("the dog", "--choice", "yes", "--choice", "no")["text"] in ("yes", "no")
     assert ask("the dog", "-n", "9", "--json-object")["text"].lstrip().startswith("{")
@@ -177,7 +177,7 @@ def test_the_other_forms(ask):
         (("--json-schema", "/dev/zero"), "the JSON schema is too large"),
     ],
 )
-def test_a_form_that_cannot_be_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
+def test_wrong_structured_output_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
     result = holdfast("generate", "the dog", "-m", model, *arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
@@ -185,7 +185,7 @@ def test_a_form_that_cannot_be_is_one_line_and_exit_code_2(holdfast, model, argu
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_form_in_a_file_that_is_no_text(holdfast, model, tmp_path):
+def test_schema_file_that_is_no_text_is_refused(holdfast, model, tmp_path):
     file = tmp_path / "schema.json"
     file.write_bytes(b"\xff\xfe")
     result = holdfast("generate", "the dog", "-m", model, "--json-schema", file)

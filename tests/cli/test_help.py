@@ -1,4 +1,4 @@
-"""Help and version answer at once and name everything there is."""
+"""--help and --version: fast, without torch, and complete."""
 
 import subprocess
 import sys
@@ -114,7 +114,7 @@ def test_version(holdfast):
     assert holdfast("--version").stdout == f"holdfast {__version__}\n"
 
 
-def test_help_does_without_torch():
+def test_help_does_not_import_torch():
     code = (
         "import sys; from holdfast.cli.main import app; print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
@@ -122,5 +122,5 @@ def test_help_does_without_torch():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_an_unknown_command_is_a_usage_error(holdfast):
+def test_unknown_command_is_a_usage_error(holdfast):
     assert holdfast("sing").exit_code == 2

@@ -1,4 +1,4 @@
-"""Ctrl-C ends the answer, not the conversation."""
+"""Ctrl-C in `holdfast chat` ends the answer, not the conversation."""
 
 import signal
 import subprocess
@@ -11,23 +11,23 @@ from support.tiny import tiny_model
 
 
 @pytest.fixture
-def patient_model(tmp_path):
-    """Room for an answer that is still growing when the signal comes."""
+def long_model(tmp_path):
+    """A long context: the answer is still streaming when the signal comes."""
     return str(tiny_model(tmp_path / "long", max_position_embeddings=40_000))
 
 
-def heed_interrupts() -> None:
+def accept_interrupts() -> None:
     """A test run in the background ignores SIGINT, and its children would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
+def test_interrupt_cancels_the_answer_and_the_chat_continues(long_model):
     command = [
         sys.executable,
         "-m",
         "holdfast",
         "chat",
-        patient_model,
+        long_model,
         "-n",
         "39000",
         "-t",
@@ -41,7 +41,7 @@ def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-        preexec_fn=heed_interrupts,
+        preexec_fn=accept_interrupts,
     )
     never_hang = threading.Timer(60, chat.kill)
     never_hang.start()
@@ -55,6 +55,6 @@ def test_an_interrupt_cancels_the_answer_and_the_talk_goes_on(patient_model):
         if b"abort" in chat.stderr.readline():
             break
     _, noted = chat.communicate(b"/reset\n/exit\n", timeout=60)
-    assert b"forgotten" in noted
+    assert b"cleared" in noted
     never_hang.cancel()
     assert chat.returncode == 0

@@ -24,6 +24,6 @@ def test_reference_has_every_option():
         assert one.option.help in reference
 
 
-def test_a_page_without_marks_is_refused():
+def test_page_without_marks_is_refused():
     with pytest.raises(ValueError, match="marks"):
         update(f"a page {BEGIN}")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from holdfast.cli.receipt_file import write_receipts
+from holdfast.cli.results import write_receipts
 from holdfast.core.results import Choice, Result, Stats
 from holdfast.errors import InvalidRequest
 
@@ -17,7 +17,7 @@ def file(tmp_path):
     return tmp_path / "receipt.json"
 
 
-def test_a_receipt_replays(holdfast, model, file):
+def test_receipt_file_can_be_replayed(holdfast, model, file):
     result = holdfast("generate", "the dog", "-m", model, *QUICK, "-d", "--n", "2", "--receipt", file)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("[1]\n")
@@ -26,7 +26,7 @@ def test_a_receipt_replays(holdfast, model, file):
     assert "12 tokens in 2 choices" in again.stdout
 
 
-def test_of_several_prompts_there_is_one_a_line(holdfast, model, file):
+def test_receipts_of_several_prompts_are_one_a_line(holdfast, model, file):
     holdfast("generate", "-p", "dog", "-p", "fox", "-m", model, *QUICK, "-d", "--raw", "--receipt", file)
     lines = file.read_text().splitlines()
     answers = [
@@ -39,7 +39,7 @@ def test_of_several_prompts_there_is_one_a_line(holdfast, model, file):
     assert all(holdfast("replay", "-", stdin=line).exit_code == 0 for line in lines)
 
 
-def test_the_prompt_can_be_left_out(holdfast, model, file):
+def test_receipt_without_prompt_has_its_digest(holdfast, model, file):
     asked = ("generate", "the dog", "-m", model, *QUICK, "-d", "--no-prompt-in-receipt", "--json")
     answer = json.loads(holdfast(*asked, "--receipt", file).stdout)
     assert answer["receipt"]["prompt"]["token_ids"] is None
@@ -48,13 +48,13 @@ def test_the_prompt_can_be_left_out(holdfast, model, file):
     assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
 
 
-def test_an_earlier_receipt_is_written_over(holdfast, model, file):
+def test_receipt_file_is_overwritten(holdfast, model, file):
     file.write_text("x" * 100_000)
     holdfast("generate", "the dog", "-m", model, *QUICK, "--receipt", file)
     assert json.loads(file.read_text())["mode"] == "none"
 
 
-def test_an_answer_that_failed_keeps_its_line(file):
+def test_failed_answer_has_a_null_receipt(file):
     def result(receipt):
         return Result((1,), (Choice("", (), "error"),), 0, "none", Stats(), receipt)
 
@@ -65,14 +65,14 @@ def test_an_answer_that_failed_keeps_its_line(file):
 @pytest.mark.parametrize(
     ("path", "said"), [(".", "it is a folder"), ("none/receipt.json", "there is no folder")]
 )
-def test_what_cannot_be_written_is_said_before_the_model_is_loaded(holdfast, tmp_path, path, said):
+def test_unwritable_receipt_is_refused_before_the_model_is_loaded(holdfast, tmp_path, path, said):
     result = holdfast("generate", "the dog", "-m", "/no/such/model", "--receipt", tmp_path / path)
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
     assert said in result.stderr
 
 
-def test_a_disk_that_fails_is_one_line(monkeypatch, file):
+def test_write_error_is_one_line(monkeypatch, file):
     def full(*_, **__):
         raise OSError(28, os.strerror(28))
 

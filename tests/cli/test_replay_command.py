@@ -1,4 +1,4 @@
-"""`holdfast replay`: what it says, and its exit codes."""
+"""`holdfast replay`: output and exit codes."""
 
 import copy
 import json
@@ -36,27 +36,27 @@ def write(tmp_path):
     return put
 
 
-def test_the_same_exits_with_0(holdfast, made, write):
+def test_same_result_exits_with_0(holdfast, made, write):
     result = holdfast("replay", write(made))
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "The same, bit for bit: 8 tokens and the bits of 8 logprobs (certified).\n"
     assert result.stderr == ""
 
 
-def test_under_load_and_verified(holdfast, made, write):
+def test_replay_under_load_with_verification(holdfast, made, write):
     result = holdfast("replay", write(made), "--load", "6", "--determinism", "verify")
     assert result.exit_code == 0, result.stdout
-    assert "(verified, beside 6 other requests)" in result.stdout
+    assert "(verified, with 6 other requests)" in result.stdout
 
 
-def test_from_stdin_and_out_of_an_answer(holdfast, made, model):
+def test_receipt_from_stdin_inside_an_answer(holdfast, made, model):
     assert holdfast("replay", "-", stdin=json.dumps(made)).exit_code == 0
     answer = holdfast("generate", "the dog", "-m", model, "-d", "-n", "6", "--json").stdout
     assert holdfast("replay", "-", stdin=answer).exit_code == 0
     assert holdfast("replay", "-", "--line", "2", stdin=f"{answer}{json.dumps(made)}\n").exit_code == 0
 
 
-def test_as_json(holdfast, made, write):
+def test_replay_result_as_json(holdfast, made, write):
     outcome = json.loads(holdfast("replay", write(made), "--json").stdout)
     assert outcome == {
         "same": True,
@@ -76,7 +76,7 @@ def tampered(made, position):
     return receipt
 
 
-def test_another_answer_exits_with_1_and_says_where(holdfast, made, write):
+def test_different_answer_exits_with_1_and_names_the_position(holdfast, made, write):
     result = holdfast("replay", write(tampered(made, 5)))
     assert result.exit_code == 1
     assert result.stdout.startswith("Different: choice 0, position 5: expected token 300 ")
@@ -84,19 +84,19 @@ def test_another_answer_exits_with_1_and_says_where(holdfast, made, write):
     assert (outcome["same"], outcome["difference"]["position"]) == (False, 5)
 
 
-def test_another_fingerprint_is_shown_leaf_by_leaf_and_nothing_is_run(holdfast, made, write, tmp_path):
+def test_fingerprint_differences_are_listed_and_nothing_runs(holdfast, made, write, tmp_path):
     other = tiny_model(tmp_path / "other", seed=8)
     result = holdfast("replay", write(made), "--model", other)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
-    assert lines[0] == "The fingerprints differ, so the bits may:"
+    assert lines[0] == "The fingerprints differ, so the bits may differ:"
     assert lines[1].startswith("  weights: ")
     assert lines[1].endswith("... in the receipt")
     assert lines[2].startswith("Nothing was run.")
     assert len(lines) == 3
 
 
-def test_force_compares_all_the_same(holdfast, made, write, tmp_path):
+def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_path):
     other = tiny_model(tmp_path / "other", seed=8)
     result = holdfast("replay", write(made), "--model", other, "--force")
     assert result.exit_code == 1
@@ -113,21 +113,21 @@ def test_force_compares_all_the_same(holdfast, made, write, tmp_path):
     assert outcome["fingerprint_differences"][0].startswith("libraries.torch: ")
 
 
-def test_another_dtype_is_named(holdfast, made, write):
+def test_dtype_difference_is_listed(holdfast, made, write):
     result = holdfast("replay", write(made), "--dtype", "bf16")
     assert result.exit_code == 1
     assert "  dtype: bfloat16 here, float32 in the receipt" in result.stdout
 
 
-def test_an_ordinary_request_is_called_one(holdfast, model, write):
+def test_ordinary_request_is_noted(holdfast, model, write):
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     result = holdfast("replay", write(receipts.ask(LLM(model), "the dog", params)))
-    assert "nothing was promised" in result.stderr
+    assert "no guarantee applies" in result.stderr
     assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
-def test_a_prompt_that_was_left_out(holdfast, model, write, chat):
+def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, chat):
     llm = LLM(model)
     prompt = llm.chat_tokens([{"role": "user", "content": "the dog"}]) if chat else "the dog"
     params = SamplingParams(max_tokens=4, deterministic=True)
@@ -141,7 +141,7 @@ def test_a_prompt_that_was_left_out(holdfast, model, write, chat):
         ((), "leaves its prompt out"),
         (("--prompt", "the cat"), "not the receipt's"),
         (("--prompt-ids", "1, 2"), "not the receipt's"),
-        (("--prompt-ids", "one"), "must be numbers"),
+        (("--prompt-ids", "one"), "must be token ids separated by commas"),
         (("--prompt-ids", "1", "--prompt", "a"), "give the prompt once"),
     ):
         result = holdfast("replay", file, *arguments)
@@ -157,7 +157,7 @@ def test_a_prompt_that_was_left_out(holdfast, model, write, chat):
         ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/1"),
     ],
 )
-def test_a_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, said):
+def test_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, said):
     file = tmp_path / "bad.json"
     file.write_text(content)
     result = holdfast("replay", file)
@@ -167,13 +167,13 @@ def test_a_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, 
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_receipt_that_is_not_there(holdfast, tmp_path):
+def test_missing_receipt_file(holdfast, tmp_path):
     result = holdfast("replay", tmp_path / "nowhere.json")
     assert result.exit_code == 2
     assert "there is no receipt" in result.stderr
 
 
-def test_a_model_that_is_not_there(holdfast, made, write):
+def test_missing_model_of_a_receipt(holdfast, made, write):
     receipt = {**made, "engine": {**made["engine"], "model": "/no/such/folder"}}
     result = holdfast("replay", write(receipt))
     assert result.exit_code == 2
@@ -185,7 +185,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_another_thread_count_in_another_process(made, write):
+def test_thread_count_of_the_receipt_is_used_in_another_process(made, write):
     threads = made["engine"]["num_threads"]
     done = run("holdfast", "replay", write(made), "--num-threads", threads + 1)
     assert done.returncode == 1, done.stderr
@@ -195,7 +195,7 @@ def test_another_thread_count_in_another_process(made, write):
 
 @pytest.mark.slow
 @pytest.mark.smollm2
-def test_one_process_makes_a_receipt_and_another_replays_it_under_load(tmp_path):
+def test_receipt_of_another_process_is_replayed_under_load(holdfast, tmp_path):
     try:
         locate(None)
     except ModelNotFound as error:
@@ -206,6 +206,6 @@ def test_one_process_makes_a_receipt_and_another_replays_it_under_load(tmp_path)
     file.write_text(made.stdout)
     assert json.loads(made.stdout)["engine"]["model"] is None
     for mode in ("auto", "verify"):
-        done = run("holdfast", "replay", file, "--load", "4", "--determinism", mode)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = holdfast("replay", file, "--load", "4", "--determinism", mode)
+        assert done.exit_code == 0, done.stdout + done.stderr
         assert "The same, bit for bit: 24 tokens and the bits of 24 logprobs" in done.stdout

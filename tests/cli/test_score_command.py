@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from holdfast.cli.answers import bits
+from holdfast.cli.results import bits
 from holdfast.engine.llm import LLM
 
 
@@ -26,7 +26,7 @@ def score(holdfast, model):
 
 
 @pytest.mark.parametrize("template", ["--raw", "--chat"])
-def test_the_bits_are_those_generate_reported(holdfast, model, score, template):
+def test_score_bits_are_those_of_generate(holdfast, model, score, template):
     asked = ("the dog", "-m", model, "-n", "8", "--ignore-eos", "-d", "--logprobs", "0", "--json", template)
     answer = json.loads(holdfast("generate", *asked).stdout)
     chat = ("--chat",) if template == "--chat" else ()
@@ -41,7 +41,7 @@ def test_the_bits_are_those_generate_reported(holdfast, model, score, template):
         assert scored["deterministic"] is True
 
 
-def test_texts_and_ids_are_the_same(score, model):
+def test_texts_and_ids_give_the_same_score(score, model):
     tokenizer = LLM(model).engine.tokenizer
     prompt, completion = tokenizer.encode("the dog"), tokenizer.encode(" sleeps")
     (texts,) = score("the dog", " sleeps")
@@ -51,7 +51,7 @@ def test_texts_and_ids_are_the_same(score, model):
     assert score("--prompt-ids", ids(prompt), "--completion-ids", ids(completion)) == [texts]
 
 
-def test_a_line_is_a_sum_and_below_it_are_the_tokens(holdfast, model, score):
+def test_output_is_the_sum_and_then_the_tokens(holdfast, model, score):
     (scored,) = score("the dog", " sleeps")
     total = math.fsum(one["logprob"] for one in scored["tokens"])
     assert scored["sum"] == total
@@ -66,7 +66,7 @@ def test_a_line_is_a_sum_and_below_it_are_the_tokens(holdfast, model, score):
 
 
 @pytest.mark.parametrize("source", ["file", "stdin"])
-def test_many_pairs_in_one_batch(score, monkeypatch, tmp_path, source):
+def test_pairs_of_a_file_are_scored_in_order(score, monkeypatch, tmp_path, source):
     pairs = [
         {"prompt": "the dog", "completion": " sleeps", "note": "not ours"},
         {"prompt": [5, 6, 7], "completion": "fox"},
@@ -91,7 +91,7 @@ def test_many_pairs_in_one_batch(score, monkeypatch, tmp_path, source):
     assert batches == [3, 4]
 
 
-def test_ordinary_scores_need_no_guarantee(score, holdfast, model):
+def test_ordinary_scores_with_determinism_off(score, holdfast, model):
     (scored,) = score("the dog", " sleeps", "--ordinary", "--determinism", "off")
     assert scored["deterministic"] is False
     refused = holdfast("score", "the dog", " sleeps", "--determinism", "off", "-m", model)
@@ -106,8 +106,8 @@ def test_ordinary_scores_need_no_guarantee(score, holdfast, model):
         (("the dog",), "a pair is one prompt and one completion"),
         (("a", "b", "--prompt-ids", "1"), "a pair is one prompt and one completion"),
         (("--prompt-ids", "1"), "a pair is one prompt and one completion"),
-        (("--prompt-ids", "1;2", "x"), "--prompt-ids must be token ids with commas"),
-        (("x", "--completion-ids", "1.5"), "--completion-ids must be token ids with commas"),
+        (("--prompt-ids", "1;2", "x"), "--prompt-ids must be token ids separated by commas"),
+        (("x", "--completion-ids", "1.5"), "--completion-ids must be token ids separated by commas"),
         (("x", "--completion-ids", "100000"), "token id 100000 is not in the vocabulary"),
         (("x", ""), "at least one token each"),
         (("", "x"), "at least one token each"),
@@ -116,7 +116,7 @@ def test_ordinary_scores_need_no_guarantee(score, holdfast, model):
         (("--file", "/dev/null"), "there is nothing to score"),
     ],
 )
-def test_a_wrong_pair_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
+def test_wrong_pair_is_one_line_and_exit_code_2(holdfast, model, arguments, said):
     result = holdfast("score", *arguments, "-m", model)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
@@ -140,7 +140,7 @@ def test_a_wrong_pair_is_one_line_and_exit_code_2(holdfast, model, arguments, sa
         ('{"prompt": "\\ud800", "completion": "a"}', "a lone surrogate"),
     ],
 )
-def test_a_wrong_line_is_named(holdfast, model, tmp_path, line, said):
+def test_wrong_line_of_a_file_is_named(holdfast, model, tmp_path, line, said):
     file = tmp_path / "pairs.jsonl"
     file.write_text(f'{{"prompt": "a", "completion": "b"}}\n{line}\n')
     result = holdfast("score", "--file", file, "-m", model)
@@ -150,7 +150,7 @@ def test_a_wrong_line_is_named(holdfast, model, tmp_path, line, said):
     assert result.stdout == ""
 
 
-def test_a_file_that_is_no_text(holdfast, model, tmp_path):
+def test_pair_file_that_is_no_text_is_refused(holdfast, model, tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_bytes(b"\xff\xfe")
     result = holdfast("score", "--file", file, "-m", model)

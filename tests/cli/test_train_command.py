@@ -11,7 +11,7 @@ from holdfast.training.settings import PRESETS
 TINY = ["--size", "tiny", "--steps", "2", "--batch", "4", "-n", "2", "--device", "cpu"]
 
 
-def test_help(holdfast, monkeypatch):
+def test_train_help(holdfast, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     shown = holdfast("train", "thinking", "--help").stdout
     for word in (
@@ -28,7 +28,7 @@ def test_help(holdfast, monkeypatch):
     assert " thinking " in holdfast("train", "--help").stdout
 
 
-def test_a_model_is_trained_written_and_resumed(holdfast, tmp_path: Path, monkeypatch):
+def test_train_writes_a_model_and_resumes(holdfast, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
     out = tmp_path / "model"
     done = holdfast("train", "thinking", "--out", str(out), "--preset", "short", *TINY)
@@ -38,11 +38,11 @@ def test_a_model_is_trained_written_and_resumed(holdfast, tmp_path: Path, monkey
     assert holdfast("train", "thinking", "--out", str(out), "--resume").exit_code == 0
     again = ("train", "thinking", "--out", str(out), "--preset", "short", *TINY)
     refused = holdfast(*again)
-    assert refused.exit_code == 2 and "--overwrite starts over" in refused.stderr
+    assert refused.exit_code == 2 and "--overwrite starts again" in refused.stderr
     assert holdfast(*again, "--overwrite").exit_code == 0
 
 
-def test_an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been(holdfast, tmp_path: Path, monkeypatch):
+def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, monkeypatch):
     from holdfast.training import loop
 
     monkeypatch.setitem(PRESETS, "short", replace(PRESETS["short"], eval_texts=2, eval_events=(1,)))
@@ -58,17 +58,17 @@ def test_an_interrupted_run_is_saved_and_goes_on_as_if_it_had_not_been(holdfast,
 
     monkeypatch.setattr(loop, "_take_step", interrupt)
     done = holdfast("train", "thinking", "--out", str(cut), *wanted)
-    assert done.exit_code == 130 and "interrupted behind step 2 of 4" in done.stderr
+    assert done.exit_code == 130 and "interrupted after step 2 of 4" in done.stderr
     assert not (cut / "model.safetensors").exists()
     assert signal.getsignal(signal.SIGINT) is before, "whoever started this may have interrupts ignored"
     assert holdfast("train", "thinking", "--out", str(cut), "--resume").exit_code == 0
     assert (cut / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_log_is_told_how_it_goes(holdfast, tmp_path: Path, monkeypatch):
+def test_train_logs_losses_without_a_terminal(holdfast, tmp_path: Path, monkeypatch):
     from holdfast.cli.commands import train as command
 
-    monkeypatch.setattr(command, "_TOLD_EVERY", 10)
+    monkeypatch.setattr(command, "_LOG_STEPS", 10)
     wanted = ["--max-thought", "4", "--no-while-answering", "--eval-every", "0", "--no-compile"]
     out = ["train", "thinking", "--out", str(tmp_path / "m"), *TINY, "--steps", "11", *wanted]
     done = holdfast(*out)
@@ -77,7 +77,7 @@ def test_a_log_is_told_how_it_goes(holdfast, tmp_path: Path, monkeypatch):
     assert '"max_thought": 4' in (tmp_path / "m" / "thinking.json").read_text()
 
 
-def test_what_cannot_be_is_refused(holdfast, tmp_path: Path):
+def test_wrong_train_options_are_refused(holdfast, tmp_path: Path):
     out = ["train", "thinking", "--out", str(tmp_path / "m")]
     for wrong, named in (
         (["--task", "juggling"], "juggling"),

@@ -1,1 +1,1 @@
-"""The command line: `holdfast generate | chat | score | certify | replay | doctor | bench`."""
+"""The `holdfast` command: `main` has the commands, `commands` one module for each."""

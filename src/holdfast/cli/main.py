@@ -1,6 +1,6 @@
-"""The console script. Commands import torch when they run, so that help and version answer at once.
+"""The console script. Commands import torch when they run, so that --help and --version are fast.
 
-An error Holdfast raises on purpose is one red line and exit code 2; anything else is a bug and shows itself whole.
+A `HoldfastError` is shown as one red line, with exit code 2. Any other exception is a bug and shows its traceback.
 """
 
 import logging
@@ -19,13 +19,13 @@ from holdfast.cli.commands.replay import replay
 from holdfast.cli.commands.score import score
 from holdfast.cli.commands.serve import CONTEXT, serve
 from holdfast.cli.commands.train import train
-from holdfast.cli.show import show_error
+from holdfast.cli.console import show_error
 from holdfast.errors import HoldfastError
 from holdfast.version import __version__
 
 
 class _Commands(TyperGroup):
-    """Turns Holdfast's own errors into a line and an exit code, wherever below they were raised."""
+    """Turns a `HoldfastError` of any command into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +38,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     name="holdfast",
-    help="An LLM inference engine whose answers can be had twice, bit for bit.",
+    help="An LLM inference engine that gives the same answer, bit for bit, every time.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,7 +67,7 @@ def start(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """An LLM inference engine whose answers can be had twice, bit for bit."""
+    """An LLM inference engine that gives the same answer, bit for bit, every time."""
     logging.basicConfig(format="holdfast: %(message)s", level=logging.WARNING)
 
 

@@ -10,10 +10,10 @@ import typer
 
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_serve import serve
+from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_folder, require_packages
-from holdfast.cli.show import note
 from holdfast.engine.config import EngineConfig
 
 _MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.console import note
 from holdfast.cli.requirements import require_packages
-from holdfast.cli.show import note
 
 
 def gpu(

@@ -10,10 +10,10 @@ import typer
 
 from holdfast.bench.serve.load import Pace
 from holdfast.bench.serve.workload import Shape, Span
+from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.requirements import require_folder, require_packages
-from holdfast.cli.show import note
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import DeterminismMode

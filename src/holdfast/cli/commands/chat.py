@@ -1,4 +1,4 @@
-"""`holdfast chat`: a conversation in the terminal, or line by line through a pipe; with a model here, or with a server."""
+"""`holdfast chat`: a conversation in the terminal or through a pipe, with a local model or with a server."""
 
 import sys
 from collections.abc import Iterator
@@ -7,22 +7,22 @@ from typing import Annotated, Protocol
 
 import typer
 
+from holdfast.cli.answer_writer import has_thoughts
+from holdfast.cli.console import note, show_error
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
 from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.show import note, show_error
-from holdfast.cli.thoughts import has_thoughts
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError, RequestError
 
 _SAMPLING = SamplingOptions(max_tokens=512)
-_HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+_HELP = "/reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 _LOCAL_ONLY = parameter_names(EngineConfig)
 _SERVER = "Server"
 
 
 class Conversation(Protocol):
-    """Turn by turn. `say` writes the answer to stdout as it comes and returns a line about it, if there is one."""
+    """`say` writes the answer to stdout as it arrives and returns a summary line, if there is one."""
 
     def say(self, text: str) -> str | None: ...
 
@@ -45,7 +45,7 @@ def chat(
     api_key: Annotated[
         str | None,
         typer.Option(
-            help="The key the server wants.",
+            help="The server's API key.",
             envvar="HOLDFAST_API_KEY",
             show_default=False,
             rich_help_panel=_SERVER,
@@ -56,7 +56,7 @@ def chat(
         typer.Option(
             "--model",
             "-m",
-            help="What the server calls the model; without it, the first it names. Without --url, as MODEL.",
+            help="The model's name on the server. Default: the first the server lists. Without --url, the same as MODEL.",
             show_default=False,
             rich_help_panel=_SERVER,
         ),
@@ -65,19 +65,17 @@ def chat(
         bool | None,
         typer.Option(
             "--thoughts/--no-thoughts",
-            help="Show what a model that thinks writes while it reads, on stderr: dimmed, in a terminal in its place in the "
-            "answer. Without either, if the model thinks.",
+            help="Show the thoughts of a thinking model on stderr; in a terminal, dimmed and inside the answer. Default: "
+            "shown if the model thinks.",
             show_default=False,
         ),
     ] = None,
     sampling: SamplingOptions = _SAMPLING,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Talk with a model. /reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
     if url is not None:
-        _refuse(
-            given_options(context, _LOCAL_ONLY), "belongs to a model that runs here; leave it out with --url"
-        )
+        _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
         from holdfast.cli.conversation.remote import RemoteConversation
         from holdfast.cli.conversation.server_client import ChatServer
 
@@ -85,7 +83,7 @@ def chat(
         remote = RemoteConversation(
             server, model_name, sampling.params(), system, with_thoughts=thoughts is not False
         )
-        _begin(remote)
+        _converse(remote)
         return
     _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
     if model is not None and model_name is not None:
@@ -96,9 +94,9 @@ def chat(
     params = sampling.params()
     llm = o.open_llm(replace(engine, model=model or model_name, max_num_seqs=1))
     if thoughts:
-        has_thoughts(llm, params)  # says so if not
+        has_thoughts(llm, params)  # a note if not
     with AsyncEngine(llm.engine) as running:
-        _begin(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
+        _converse(LocalConversation(llm, running, params, system, with_thoughts=thoughts is not False))
 
 
 def _refuse(given: list[str], why: str) -> None:
@@ -106,33 +104,29 @@ def _refuse(given: list[str], why: str) -> None:
         raise ConfigError(f"{', '.join(given)} {why}")
 
 
-def _begin(conversation: Conversation) -> None:
+def _converse(conversation: Conversation) -> None:
+    """Answer line by line until the input ends. A turn that fails is reported and not kept."""
     if sys.stdin.isatty():
         note(_HELP)
-    _converse(conversation)
-
-
-def _converse(conversation: Conversation) -> None:
-    """Turn by turn, until the lines end. A turn that fails says so and is forgotten."""
-    for line in _lines():
+    for line in _read_lines():
         if line in ("/exit", "/quit"):
             return
         if line == "/reset":
             conversation.reset()
-            note("the conversation is forgotten")
+            note("the conversation is cleared")
         elif line.startswith("/"):
             note(_HELP)
         elif line:
             try:
-                about = conversation.say(line)
-                if about is not None:
-                    note(about)
+                summary = conversation.say(line)
+                if summary is not None:
+                    note(summary)
             except RequestError as error:
                 show_error(str(error))
 
 
-def _lines() -> Iterator[str]:
-    """What the user says, a line at a time. Ctrl-C at the prompt begins a new line."""
+def _read_lines() -> Iterator[str]:
+    """The user's lines. Ctrl-C at the prompt begins a new line."""
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() its history and editing)

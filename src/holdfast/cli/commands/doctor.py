@@ -1,6 +1,6 @@
-"""`holdfast doctor`: what is installed, what was found, and whether Holdfast can run. Nothing missing makes it fail.
+"""`holdfast doctor`: versions, device, kernels, cache, certificate, default model, and whether Holdfast can run.
 
-Each finding is gathered by itself: one that raises becomes a finding that says so.
+Each check runs by itself: one that raises becomes a line that says so.
 """
 
 import os
@@ -34,8 +34,8 @@ _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missin
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line. "bad" means that Holdfast cannot run; "note" that it runs, but not at its best."""
+class Diagnostic:
+    """One line of the table. "bad": Holdfast cannot run. "note": it runs, but slower or with less."""
 
     what: str
     found: str
@@ -44,86 +44,86 @@ class Finding:
 
 def doctor(
     model: Annotated[
-        str | None, typer.Argument(help="Open this model and show its fingerprint.", show_default=False)
+        str | None, typer.Argument(help="Load this model and show its fingerprint.", show_default=False)
     ] = None,
 ) -> None:
     """Show versions, device, kernels, cache, certificate and default model. Exits with 1 if Holdfast cannot run.
 
-    Two machines that show the same fingerprint of a model give the same bits.
+    Two machines with the same fingerprint of a model compute the same bits.
     """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    findings: list[Finding] = []
-    named = [] if model is None else [("model", lambda: _fingerprint(model))]
-    for what, look in (*_LOOKS, *named):
+    diagnostics: list[Diagnostic] = []
+    model_check = [] if model is None else [("model", lambda: _fingerprint(model))]
+    for what, check in (*_CHECKS, *model_check):
         try:
-            findings.append(look())
-        except Exception as error:  # whatever is broken is what a doctor is there to say
-            findings.append(Finding(what, f"{type(error).__name__}: {error}", "bad"))
+            diagnostics.append(check())
+        except Exception as error:
+            diagnostics.append(Diagnostic(what, f"{type(error).__name__}: {error}", "bad"))
     table = Table(title="Holdfast on this machine", title_justify="left", show_header=False)
     for _ in range(3):
-        table.add_column(overflow="fold")  # a digest or a path is copied whole
-    for finding in findings:
-        table.add_row(finding.what, _MARKS[finding.mark], escape(finding.found))
+        table.add_column(overflow="fold")  # so that digests and paths can be copied
+    for diagnostic in diagnostics:
+        table.add_row(diagnostic.what, _MARKS[diagnostic.mark], escape(diagnostic.found))
     console = Console(highlight=False)
     console.print(table)
-    bad = [finding.what for finding in findings if finding.mark == "bad"]
+    bad = [diagnostic.what for diagnostic in diagnostics if diagnostic.mark == "bad"]
     if bad:
         console.print(f"[red]Not usable yet:[/] {', '.join(bad)}")
         raise typer.Exit(1)
     console.print('[green]Usable.[/] Try: holdfast generate --deterministic "What is a holdfast?"')
 
 
-def _python() -> Finding:
-    return Finding("python", f"{platform.python_version()} ({sys.executable})", "good")
+def _python() -> Diagnostic:
+    return Diagnostic("python", f"{platform.python_version()} ({sys.executable})", "good")
 
 
-def _holdfast() -> Finding:
-    return Finding("holdfast", __version__, "good")
+def _holdfast() -> Diagnostic:
+    return Diagnostic("holdfast", __version__, "good")
 
 
-def _package(name: str) -> Callable[[], Finding]:
-    def look() -> Finding:
+def _package(name: str) -> Callable[[], Diagnostic]:
+    def check() -> Diagnostic:
         try:
-            return Finding(name, metadata.version(name), "good")
+            return Diagnostic(name, metadata.version(name), "good")
         except metadata.PackageNotFoundError:
             needed = name not in ("gguf", "huggingface-hub", "httpx")
-            return Finding(name, "not installed", "bad" if needed else "note")
+            return Diagnostic(name, "not installed", "bad" if needed else "note")
 
-    return look
+    return check
 
 
-def _structured() -> Finding:
+def _structured() -> Diagnostic:
     try:
-        return Finding("structured output", f"llguidance {metadata.version('llguidance')}", "good")
+        return Diagnostic("structured output", f"llguidance {metadata.version('llguidance')}", "good")
     except metadata.PackageNotFoundError:
         how = "pip install 'holdfast[structured]'"
-        return Finding("structured output", f"llguidance is not installed; install it with: {how}", "note")
+        return Diagnostic("structured output", f"llguidance is not installed; install it with: {how}", "note")
 
 
-def _device() -> Finding:
+def _device() -> Diagnostic:
     import torch
 
     from holdfast.worker.device import choose_device, cpu_name
 
     device = choose_device("auto")
     if device.type == "cuda":
-        return Finding("device", f"{device}: {torch.cuda.get_device_name(device)}", "good")
-    return Finding("device", f"cpu: {cpu_name()}, {torch.backends.cpu.get_cpu_capability()}")
+        return Diagnostic("device", f"{device}: {torch.cuda.get_device_name(device)}", "good")
+    return Diagnostic("device", f"cpu: {cpu_name()}, {torch.backends.cpu.get_cpu_capability()}")
 
 
-def _gpu() -> Finding:
-    """What torch sees, and whether it can be used."""
+def _gpu() -> Diagnostic:
+    """The GPUs torch sees, and whether they can be used."""
     import torch
 
     from holdfast.worker.device import cublas_version, has_triton
 
     if not torch.cuda.is_available():
-        return Finding("gpu", f"none that this torch sees ({torch.__version__})")
+        return Diagnostic("gpu", f"none seen by torch {torch.__version__}")
     if not has_triton():
-        return Finding(
+        return Diagnostic(
             "gpu", "not used: triton is not installed; install it with: pip install triton", "note"
         )
     found = []
@@ -135,31 +135,31 @@ def _gpu() -> Finding:
             f"cuda:{index} {name}, capability {major}.{minor}, {free >> 30} of {total >> 30} GiB free"
         )
     libraries = f"CUDA {torch.version.cuda}, cuBLAS {cublas_version()}, triton {metadata.version('triton')}"
-    return Finding("gpu", f"{'; '.join(found)}; {libraries}", "good")
+    return Diagnostic("gpu", f"{'; '.join(found)}; {libraries}", "good")
 
 
-def _threads() -> Finding:
+def _threads() -> Diagnostic:
     import torch
 
-    return Finding("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
+    return Diagnostic("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores")
 
 
-def _kernels() -> Finding:
+def _kernels() -> Diagnostic:
     from holdfast.errors import ConfigError
     from holdfast.numerics.backends.c.kernels import load_kernels
     from holdfast.worker.device import choose_device
 
     if choose_device("auto").type == "cuda":
-        return Finding("kernels", "triton", "good")
+        return Diagnostic("kernels", "triton", "good")
     try:
         kernels = load_kernels()
     except ConfigError as error:
-        return Finding("kernels", f"torch operations, because {error}", "note")
+        return Diagnostic("kernels", f"torch operations, because {error}", "note")
     variant = f"{kernels.variant}{' with amx' if kernels.has_amx else ''}"
-    return Finding("kernels", f"c, {variant}, by {kernels.built.compiler}", "good")
+    return Diagnostic("kernels", f"c, {variant}, by {kernels.built.compiler}", "good")
 
 
-def _cache() -> Finding:
+def _cache() -> Diagnostic:
     from holdfast.numerics.cache_dir import cache_folder
 
     folder = cache_folder()
@@ -168,23 +168,25 @@ def _cache() -> Finding:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Finding("cache", f"{folder} cannot be written ({error}); every start certifies anew", "note")
-    return Finding("cache", f"{folder} can be written", "good")
+        return Diagnostic(
+            "cache", f"{folder} cannot be written ({error}); every start certifies again", "note"
+        )
+    return Diagnostic("cache", f"{folder} can be written", "good")
 
 
-def _model() -> Finding:
+def _model() -> Diagnostic:
     from holdfast.errors import ModelNotFound
     from holdfast.models.locate import locate
 
     try:
         located = locate(None)
     except ModelNotFound as error:
-        return Finding("default model", f"{error}", "note")
-    return Finding("default model", f"{located.name} at {located.path}", "good")
+        return Diagnostic("default model", f"{error}", "note")
+    return Diagnostic("default model", f"{located.name} at {located.path}", "good")
 
 
-def _certificate() -> Finding:
-    """Whether one is kept for the default model, on this device, with these versions."""
+def _certificate() -> Diagnostic:
+    """Whether there is a stored one for the default model, on this device, with these versions."""
     import torch
 
     from holdfast.certification.certificate import list_certificates
@@ -196,7 +198,7 @@ def _certificate() -> Finding:
     try:
         model = open_checkpoint(locate(None).path).config
     except HoldfastError:
-        return Finding("certificate", "none looked for: there is no default model", "note")
+        return Diagnostic("certificate", "not checked: there is no default model", "note")
     ours = {
         "holdfast": __version__,
         "torch": str(torch.__version__),
@@ -211,22 +213,24 @@ def _certificate() -> Finding:
         and sizes.items() <= shapes.items()
     ]
     if not fitting:
-        return Finding("certificate", "none kept for the default model; the first start makes one", "note")
+        return Diagnostic(
+            "certificate", "none stored for the default model; the first start makes one", "note"
+        )
     refused = next((one.refusal for one in fitting if one.refusal is not None), None)
     if refused is not None:
-        return Finding("certificate", refused, "note")
-    return Finding("certificate", f"{len(fitting)} kept for the default model on this device", "good")
+        return Diagnostic("certificate", refused, "note")
+    return Diagnostic("certificate", f"{len(fitting)} stored for the default model on this device", "good")
 
 
-def _fingerprint(model: str) -> Finding:
-    """Of a model as `generate` opens it without further options."""
+def _fingerprint(model: str) -> Diagnostic:
+    """The fingerprint of a model with the default options of `generate`."""
     from holdfast.engine.replay import fingerprint_of
 
     llm = o.open_llm(EngineConfig(model, determinism="off"))
-    return Finding("model", f"{model}, fingerprint {fingerprint_of(llm).digest}", "good")
+    return Diagnostic("model", f"{model}, fingerprint {fingerprint_of(llm).digest}", "good")
 
 
-_LOOKS: tuple[tuple[str, Callable[[], Finding]], ...] = (
+_CHECKS: tuple[tuple[str, Callable[[], Diagnostic]], ...] = (
     ("python", _python),
     ("holdfast", _holdfast),
     *((name, _package(name)) for name in _PACKAGES),

@@ -1,4 +1,4 @@
-"""`holdfast eval`: a thin call into `holdfast.training.eval`."""
+"""`holdfast eval`: options for `holdfast.training.eval`."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.show import note
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
     from holdfast.training.eval.eval import Candidate
 
-evaluate = typer.Typer(help="Ask trained models what they learnt.", no_args_is_help=True)
+evaluate = typer.Typer(help="Evaluate trained models.", no_args_is_help=True)
 _ENGINE = replace(o.ENGINE, prefix_cache=False)
 
 
 @evaluate.callback()
 def start() -> None:
-    """Ask trained models what they learnt."""
+    """Evaluate trained models."""
 
 
 @evaluate.command()
@@ -32,56 +32,70 @@ def thinking(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Folders that holdfast train wrote, each FOLDER or NAME=FOLDER.", metavar="MODEL..."
+            help="Folders written by holdfast train, each FOLDER or NAME=FOLDER.", metavar="MODEL..."
         ),
     ],
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=FOLDER of a model to compare with; several if given several times."),
+        typer.Option(help="NAME=FOLDER of a model to compare with; may be repeated."),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="parity or variables, or both; without one, what the first model was trained on."),
+        typer.Option(
+            help="parity or variables; may be repeated. Default: the tasks the first model was trained on."
+        ),
     ] = None,
-    events: Annotated[str, typer.Option(help="Numbers of events.")] = "10,20,40,60,80,100",
-    count: Annotated[int, typer.Option(min=1, help="Texts of each number of events.")] = 500,
-    baseline_count: Annotated[int, typer.Option(min=1, help="The same, for a baseline.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the texts.")] = 1,
+    events: Annotated[
+        str, typer.Option(help="Numbers of events in the eval sets, separated by commas.")
+    ] = "10,20,40,60,80,100",
+    count: Annotated[int, typer.Option(min=1, help="Number of texts for each number of events.")] = 500,
+    baseline_count: Annotated[int, typer.Option(min=1, help="The same, for baselines.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the texts.")] = 1,
     long_texts: Annotated[
         bool | None,
         typer.Option(
             "--long-texts/--short-texts",
-            help="Sentences that say nothing between the events; without either, as the first model was trained.",
+            help="Filler sentences between the events, or none. Default: as in the training of the first model.",
             show_default=False,
         ),
     ] = None,
     deterministic: Annotated[
-        bool, typer.Option("--deterministic/--no-deterministic", help="Ask with the guarantee, or without.")
+        bool,
+        typer.Option("--deterministic/--no-deterministic", help="Send deterministic or ordinary requests."),
     ] = True,
     accuracy: Annotated[
         bool,
-        typer.Option("--accuracy/--no-accuracy", help="Ask all lengths, or only measure what else is named."),
+        typer.Option(
+            "--accuracy/--no-accuracy", help="Measure accuracy by length, or only what other options ask for."
+        ),
     ] = True,
     ablate: Annotated[
-        bool, typer.Option("--ablate", help="Ask again without states, and with the last thought swapped.")
+        bool,
+        typer.Option("--ablate", help="Also measure without states, and with the last thought replaced."),
     ] = False,
     latency: Annotated[
         bool,
-        typer.Option("--latency", help="Time one request alone, all models in turns, 40 events of parity."),
+        typer.Option(
+            "--latency", help="Time single requests, all models in turns, with 40 events of parity."
+        ),
     ] = False,
-    latency_count: Annotated[int, typer.Option(min=1, help="Texts timed.")] = 25,
+    latency_count: Annotated[int, typer.Option(min=1, help="Number of texts timed.")] = 25,
     rounds: Annotated[
-        bool, typer.Option("--rounds", help="Time prefill with guessed thoughts against chunk by chunk.")
+        bool, typer.Option("--rounds", help="Time prefill with predicted thoughts against chunk by chunk.")
     ] = False,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Time tokens with thinking, without, and in a plain folder.")
+        bool,
+        typer.Option(
+            "--cost",
+            help="Time tokens with thinking, without thinking, and of a model folder without thinking.",
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for eval-thinking.json, written again as it grows, and plots.")
+        Path | None, typer.Option(help="Folder for eval-thinking.json, updated during the run, and plots.")
     ] = None,
     engine: EngineConfig = _ENGINE,
 ) -> None:
-    """Accuracy by length through the serving engine, and what thoughts do and cost."""
+    """Measure accuracy by length with the serving engine, and the effect and cost of thoughts."""
     from holdfast.training.eval.eval import ExamSettings, hold_exam
     from holdfast.training.eval.table import show_exam
 

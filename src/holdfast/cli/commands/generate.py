@@ -1,4 +1,4 @@
-"""`holdfast generate`: prompts in, answers out, streamed as they are committed."""
+"""`holdfast generate`: answer prompts; text is streamed as it is committed."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.answers import as_json, show_logprobs
+from holdfast.cli.answer_writer import AnswerWriter, PromptText, has_thoughts
+from holdfast.cli.console import note, show_error
+from holdfast.cli.inputs import read_prompts
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.options.sampling import SamplingOptions
-from holdfast.cli.options.structured import FormOptions
-from holdfast.cli.prompt_text import TokenText
-from holdfast.cli.prompts import read_prompts
-from holdfast.cli.receipt_file import drop_prompt, require_writable, write_receipts
-from holdfast.cli.show import note, show_error, stats_line
-from holdfast.cli.thoughts import Writer, has_thoughts
+from holdfast.cli.options.structured import StructuredOptions
+from holdfast.cli.results import (
+    as_json,
+    drop_prompt,
+    require_writable,
+    show_logprobs,
+    stats_line,
+    write_receipts,
+)
 from holdfast.core.results import Result
 from holdfast.engine.config import EngineConfig
 
@@ -28,48 +33,48 @@ if TYPE_CHECKING:
     from holdfast.text.tokenizer import Tokenizer
 
 _SAMPLING = SamplingOptions()
-_NO_FORM = FormOptions()
+_STRUCTURED = StructuredOptions()
 
 
 @grouped()
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help='The prompt; "-", or nothing in a pipe, reads it from stdin.')
+        str | None, typer.Argument(help='The prompt. "-" reads it from stdin; so does no prompt, in a pipe.')
     ] = None,
     prompts: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", help="A further prompt; may be repeated.")
+        list[str] | None, typer.Option("--prompt", "-p", help="Another prompt; may be repeated.")
     ] = None,
     prompts_file: Annotated[
         Path | None,
-        typer.Option(help='A file with one prompt a line, all answered in one batch; "-" is stdin.'),
+        typer.Option(help='A file with one prompt on each line, answered in one batch; "-" is stdin.'),
     ] = None,
     model: o.ModelOption = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Use the model's chat template, or take the prompt raw; without either, the template if there is one.",
+            help="Apply the model's chat template, or use the prompt as it is. Default: the template, if the model has one.",
             show_default=False,
         ),
     ] = None,
     json_output: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a prompt, a line each; all answers are in its choices."),
+        typer.Option("--json", help="One JSON object for each prompt, on one line, with all its choices."),
     ] = False,
     thoughts: Annotated[
         bool,
         typer.Option(
             "--thoughts",
-            help="Show what a model that thinks writes while it reads: the prompt with each thought behind what it read, "
-            "then the answer with its own. They go to stderr, so that stdout holds the answer alone: dimmed and in "
-            "their place in a terminal, elsewhere a line each. --json has them with or without this.",
+            help="Show the thoughts of a thinking model on stderr: the prompt with each thought after the text it is about, "
+            "then the answer with its thoughts. In a terminal they are dimmed and inside the text, elsewhere one line "
+            "each. --json always has them.",
         ),
     ] = False,
     stats: Annotated[bool, typer.Option("--stats", help="Show mode, seed and counts on stderr.")] = False,
     receipt: Annotated[
         Path | None,
         typer.Option(
-            help="Write the receipt to this file, for holdfast replay; of several prompts, one a line, in order.",
+            help="Write the receipt to this file, for holdfast replay; for several prompts, one a line, in order.",
             show_default=False,
         ),
     ] = None,
@@ -77,26 +82,26 @@ def generate(
         bool,
         typer.Option(
             "--no-prompt-in-receipt",
-            help="Keep only the prompt's digest in receipts; who replays one must know the prompt.",
+            help="Write only the prompt's digest to receipts; replay then needs the prompt.",
         ),
     ] = False,
     sampling: SamplingOptions = _SAMPLING,
-    form: FormOptions = _NO_FORM,
+    structured: StructuredOptions = _STRUCTURED,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Answer a prompt, or several in one batch."""
-    params = sampling.params(form.form())
-    asked = read_prompts(prompt, prompts or [], prompts_file)
+    params = sampling.params(structured.structured_output())
+    texts = read_prompts(prompt, prompts or [], prompts_file)
     if receipt is not None:
         require_writable(receipt)
     llm = o.open_llm(replace(engine, model=model))
     output = Output(
-        len(asked),
+        len(texts),
         json_output,
         keep_prompts=not no_prompt_in_receipt,
         with_thoughts=thoughts and has_thoughts(llm, params),
     )
-    results = _answer(llm, asked, params, chat, output)
+    results = _answer(llm, texts, params, chat, output)
     if receipt is not None:
         write_receipts(receipt, results)
     for number, result in enumerate(results, 1):
@@ -113,7 +118,7 @@ def generate(
 def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", chat: bool | None, output: "Output"
 ) -> list[Result]:
-    """Submit everything, then show the answers in prompt order, the first unfinished one as it grows."""
+    """Submit all prompts, then show the answers in prompt order; the current one is streamed."""
     from holdfast.engine.async_engine import AsyncEngine
 
     through_template = llm.engine.tokenizer.chat_template is not None if chat is None else chat
@@ -134,7 +139,7 @@ def _answer(
 
 @dataclass(frozen=True)
 class Output:
-    """How answers are written to stdout: as text under headings, if there are several, or as JSON lines."""
+    """Writes answers to stdout: as text, with headings if there are several, or as JSON lines."""
 
     num_prompts: int
     as_json: bool
@@ -149,17 +154,17 @@ class Output:
         tokenizer: "Tokenizer",
         prompt: str | list[int],
     ) -> Result:
-        """Write the answers to one prompt and give back its result.
+        """Write the answers to one prompt and return its result.
 
-        The first choice is shown as it grows. The others grow beside it; they follow when all are complete.
+        The first choice is streamed. The other choices follow when all are complete.
         """
         if not self.as_json:
-            read = TokenText(tokenizer, prompt) if self.with_thoughts else None
+            read = PromptText(tokenizer, prompt) if self.with_thoughts else None
             writer = self._begin(number, 0, num_choices, read)
             later: dict[int, list[Delta]] = {}
             for delta in handle:
                 if delta.index == 0:
-                    writer.take(delta.text, delta.thoughts)
+                    writer.write(delta.text, delta.thoughts)
                 else:
                     later.setdefault(delta.index, []).append(delta)
             writer.end()
@@ -173,7 +178,7 @@ class Output:
                 writer = self._begin(number, index, num_choices)
                 for delta in later.get(index, ()):
                     own = [one for one in delta.thoughts if one.position >= len(result.prompt_token_ids)]
-                    writer.take(delta.text, own)
+                    writer.write(delta.text, own)
                 writer.end()
         sys.stdout.flush()
         return result
@@ -183,9 +188,11 @@ class Output:
         parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
         return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
 
-    def _begin(self, number: int, index: int, num_choices: int, prompt: TokenText | None = None) -> Writer:
-        """The heading, and a writer of what stands under it. Of several choices, the first shows the prompt."""
-        writer = Writer(with_thoughts=self.with_thoughts, prompt=prompt)
+    def _begin(
+        self, number: int, index: int, num_choices: int, prompt: PromptText | None = None
+    ) -> AnswerWriter:
+        """Write the heading, if any, and make the writer of the answer under it."""
+        writer = AnswerWriter(with_thoughts=self.with_thoughts, prompt=prompt)
         if self.num_prompts > 1 or num_choices > 1:
             first = number == 1 and index == 0
             label = f"[{self.label(number, index, num_choices)}]"

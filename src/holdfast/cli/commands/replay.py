@@ -1,6 +1,6 @@
-"""`holdfast replay`: asks a receipt's request again and says whether it is the same to the bit.
+"""`holdfast replay`: repeat the request of a receipt and compare the result bit for bit.
 
-Exit codes: 0 the same, 1 different, 2 nothing could be compared.
+Exit codes: 0 the same, 1 different, 2 an error.
 """
 
 import json
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from holdfast.cli.console import note
+from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
-from holdfast.cli.show import note
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest
 from holdfast.numerics.recipe import KernelBackend
@@ -25,53 +26,60 @@ _MAX_LOAD = 1024
 
 def replay(
     receipt: Annotated[
-        str, typer.Argument(help="The receipt's file, or an answer's JSON that holds one; \"-\" reads stdin.")
+        str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')
     ],
     model: o.ModelOption = None,
     line: Annotated[
         int | None,
-        typer.Option(help="Which line, where there is a receipt on each.", min=1, show_default=False),
+        typer.Option(
+            help="Number of the line, in a file with one receipt a line.", min=1, show_default=False
+        ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare bits even where the fingerprints differ.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare even if the fingerprints differ.")] = False,
     load: Annotated[
-        int, typer.Option(help="Run this many random ordinary requests beside it.", min=0, max=_MAX_LOAD)
+        int,
+        typer.Option(help="Run this many random ordinary requests at the same time.", min=0, max=_MAX_LOAD),
     ] = 0,
     prompt: Annotated[
         str | None,
         typer.Option(
             "--prompt",
             "-p",
-            help="The prompt, where the receipt leaves it out; raw or as one chat message.",
+            help="The prompt, if the receipt has only its digest; raw text or one chat message.",
             show_default=False,
         ),
     ] = None,
     prompt_ids: Annotated[
         str | None,
-        typer.Option(help="The same as token ids, with commas between them.", show_default=False),
+        typer.Option(help="The same as token ids, separated by commas.", show_default=False),
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="The outcome as one JSON object.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+        typer.Option(
+            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
+        ),
     ] = None,
     determinism: Annotated[
         Literal["auto", "verify"],
-        typer.Option(help="How the guarantee is kept; the bits are the same.", rich_help_panel="Engine"),
+        typer.Option(help="auto or verify; the bits are the same.", rich_help_panel="Engine"),
     ] = "auto",
     num_threads: Annotated[
         int | None,
-        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+        typer.Option(
+            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
+        ),
     ] = None,
     kernels: Annotated[
         Literal["auto", "c", "torch", "compiled", "library"] | None,
-        typer.Option(help="Instead of the receipt's own.", show_default=False, rich_help_panel="Engine"),
+        typer.Option(
+            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
+        ),
     ] = None,
 ) -> None:
-    """Replay a receipt: compare fingerprints, ask the request again, compare every token and logprob bit.
+    """Replay a receipt: compare the fingerprints, repeat the request, compare every token and logprob bit.
 
-    Exits with 0 if all is the same, with 1 if not.
+    Exits with 0 if everything is the same, with 1 if not.
     """  # fmt: skip
     from holdfast.engine.replay import fingerprint_of
 
@@ -109,23 +117,14 @@ def _run(llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | N
         raise InvalidRequest("give the prompt once: --prompt or --prompt-ids, not both")
     ids = None
     if prompt_ids is not None:
-        ids = _parse_ids(prompt_ids)
+        ids = parse_ids(prompt_ids, "--prompt-ids")
     elif prompt is not None:
         ids = _tokenize(llm, prompt, receipt.prompt_digest)
     return replay_receipt(llm, receipt, ids, num_neighbours=load)
 
 
-def _parse_ids(text: str) -> list[int]:
-    try:
-        return [int(one) for one in text.replace(",", " ").split()]
-    except ValueError:
-        raise InvalidRequest(
-            f"--prompt-ids must be numbers with commas between them, not {text[:80]!r}"
-        ) from None
-
-
 def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
-    """The prompt as the receipt took it: raw, or as one message of a chat. Its digest tells which."""
+    """The prompt as raw text or as one chat message: whichever has the receipt's digest."""
     from holdfast.receipts.fingerprint import digest_of
 
     raw = llm.engine.tokenizer.encode(prompt)
@@ -136,17 +135,15 @@ def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
 
 def _show(receipt: "Receipt", differences: list[str], outcome: "Replay | None", load: int) -> None:
     if receipt.mode == "none":
-        note("this was an ordinary request: nothing was promised of it, and a difference breaks no promise")
+        note("this was an ordinary request: it may differ, no guarantee applies")
     if differences:
-        typer.echo("The fingerprints differ, so the bits may:")
+        typer.echo("The fingerprints differ, so the bits may differ:")
         for line in differences:
             typer.echo(f"  {line}")
     if outcome is None:
-        typer.echo(
-            "Nothing was run. Open the engine as the receipt says, or compare all the same with --force."
-        )
+        typer.echo("Nothing was run. Use the engine options of the receipt, or compare anyway with --force.")
         return
-    beside = f", beside {load} other requests" if load else ""
+    beside = f", with {load} other requests" if load else ""
     if outcome.difference is None:
         choices = "" if outcome.num_choices == 1 else f" in {outcome.num_choices} choices"
         typer.echo(

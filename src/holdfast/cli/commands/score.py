@@ -1,4 +1,4 @@
-"""`holdfast score`: the logprobs of given completions behind given prompts, all in one batch."""
+"""`holdfast score`: the logprobs of given completions after given prompts, in one batch."""
 
 import json
 import math
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.answers import bits
+from holdfast.cli.inputs import ScorePair, read_pairs
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.pairs import Pair, read_pairs
+from holdfast.cli.results import bits
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest, PromptTooLong
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 @grouped()
 def score(
     prompt: Annotated[
-        str | None, typer.Argument(help="A raw text; or see --prompt-ids.", show_default=False)
+        str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.", show_default=False)
     ] = None,
     completion: Annotated[
-        str | None, typer.Argument(help="A raw text; or see --completion-ids.", show_default=False)
+        str | None,
+        typer.Argument(help="The completion as raw text; or use --completion-ids.", show_default=False),
     ] = None,
     prompt_ids: Annotated[
         str | None,
-        typer.Option(help="The prompt as token ids, with commas between them.", show_default=False),
+        typer.Option(help="The prompt as token ids, separated by commas.", show_default=False),
     ] = None,
     completion_ids: Annotated[
         str | None, typer.Option(help="The completion as token ids.", show_default=False)
@@ -38,32 +39,34 @@ def score(
     file: Annotated[
         Path | None,
         typer.Option(
-            help='Further pairs, a JSON object a line: {"prompt": ..., "completion": ...}, texts or lists of token '
+            help='More pairs, one JSON object a line: {"prompt": ..., "completion": ...}, texts or lists of token '
             'ids; "-" is stdin.',
             show_default=False,
         ),
     ] = None,
     model: o.ModelOption = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Put prompts that are texts through the model's chat template.")
+        bool, typer.Option("--chat", help="Apply the model's chat template to text prompts.")
     ] = False,
     think: Annotated[
-        bool, typer.Option("--think/--no-think", help="Let a model that thinks do so, or do without.")
+        bool, typer.Option("--think/--no-think", help="Let a thinking model think, or not.")
     ] = True,
     ordinary: Annotated[
-        bool, typer.Option("--ordinary", help="Without the guarantee that the bits are always the same.")
+        bool,
+        typer.Option("--ordinary", help="Score without the guarantee that the bits are always the same."),
     ] = False,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Below each sum: id, logprob, fp32 bits and text of every token.")
+        bool,
+        typer.Option("--tokens", help="After each sum, list id, logprob, fp32 bits and text of every token."),
     ] = False,
     json_output: Annotated[
-        bool, typer.Option("--json", help="One JSON object a pair, a line each, with every token.")
+        bool, typer.Option("--json", help="One JSON object for each pair, on one line, with every token.")
     ] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Show the logprob of a completion behind a prompt: the sum over its tokens, a line each pair.
+    """Show the logprob of a completion after a prompt: the sum over its tokens, one line for each pair.
 
-    The bits are those that generate reports when it writes the same tokens deterministically.
+    The bits are those that generate reports for the same tokens with --deterministic.
     """
     texts = [text for text in (prompt, completion) if text is not None]
     pairs = read_pairs(texts, prompt_ids, completion_ids, file)
@@ -77,7 +80,7 @@ def score(
 
 @dataclass(frozen=True)
 class Scored:
-    """A completion's tokens, with their texts and logprobs."""
+    """The tokens of a completion, with their texts and logprobs."""
 
     token_ids: list[int]
     texts: list[str]
@@ -88,7 +91,7 @@ class Scored:
 
     @property
     def total(self) -> float:
-        """Exact until it is rounded once: no order of adding shows in it."""
+        """The exact sum, rounded once. It does not depend on the order of addition."""
         return math.fsum(self.logprobs)
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,7 +113,7 @@ class Scored:
             typer.echo(f"{id_:>8}  {value:>12.6f}  {bits(value)}  {text!r}")
 
 
-def _score(llm: "LLM", pairs: list[Pair], chat: bool, deterministic: bool, think: bool) -> list[Scored]:
+def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, think: bool) -> list[Scored]:
     from holdfast.engine.replay import fingerprint_of
 
     ids = [_tokenize(llm, pair, chat, deterministic) for pair in pairs]
@@ -130,8 +133,8 @@ def _score(llm: "LLM", pairs: list[Pair], chat: bool, deterministic: bool, think
     ]
 
 
-def _tokenize(llm: "LLM", pair: Pair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
-    """Prompt and completion as the engine takes them. What is wrong with a pair is said with its place."""
+def _tokenize(llm: "LLM", pair: ScorePair, chat: bool, deterministic: bool) -> tuple[list[int], list[int]]:
+    """The token ids of prompt and completion. An error names the pair's line."""
     try:
         prompt = pair.prompt
         if chat and isinstance(prompt, str):

@@ -1,16 +1,16 @@
-"""`holdfast serve`: from the command line, the environment and a file to a running server."""
+"""`holdfast serve`: start a server with options from the command line, the environment and a file."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import load_config_file
 from holdfast.cli.options.groups import grouped
-from holdfast.cli.show import note
+from holdfast.cli.requirements import require_packages
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
 from holdfast.server.config import ServerConfig
@@ -51,33 +51,25 @@ def serve(
         typer.Option(
             min=0,
             max=1,
-            help="Accepted for scripts written for other engines; --kv-memory is what counts.",
+            help="Accepted for scripts written for vLLM and ignored; use --kv-memory.",
             show_default=False,
             rich_help_panel="Engine",
         ),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI clients expect it, with a page that shows it work.
+    """Serve a model over HTTP with OpenAI's API, and a page that shows the engine at work.
 
-    An option comes from the command line, else from the environment (HOLDFAST_PORT for --port), else from the file given
-    with --config, else it has its default. SIGTERM ends the server when running requests are answered.
+    An option is taken from the command line, else from the environment (HOLDFAST_PORT for --port), else from the file given
+    with --config. SIGTERM ends the server after the running requests.
     """
-    if context.args:  # not shown: it may be a key
-        raise ConfigError(
-            "only one MODEL can be served; give an option that takes several values once for each"
-        )
-    _require_packages()
+    if context.args:  # not shown, because it may be a key
+        raise ConfigError("only one MODEL can be served; repeat an option that takes several values")
+    require_packages(*_PACKAGES, extra="server", what="the server")
     if gpu_memory_utilization is not None:
         note(
-            "--gpu-memory-utilization is accepted for scripts written for other engines and has no effect: "
-            "--kv-memory says how much memory keys and values may take"
+            "--gpu-memory-utilization is accepted for scripts written for vLLM and has no effect; "
+            "--kv-memory sets the memory of the KV cache"
         )
     from holdfast.server.main import run
 
     raise typer.Exit(run(server, replace(engine, model=model)))
-
-
-def _require_packages() -> None:
-    for package in _PACKAGES:
-        if find_spec(package) is None:
-            raise ConfigError(f"the server needs {package}; install it with: pip install 'holdfast[server]'")

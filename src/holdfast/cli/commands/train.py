@@ -1,4 +1,4 @@
-"""`holdfast train`: a thin call into `holdfast.training`."""
+"""`holdfast train`: options, progress and interrupts for `holdfast.training`."""
 
 import signal
 import tempfile
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.show import note, stderr
+from holdfast.cli.console import note, stderr
+from holdfast.cli.requirements import require_packages
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
 _FORMS = ("thinking", "none", "cot", "words")
 _THOUGHTS = ("changed", "all", "worked")
-_TOLD_EVERY = 250  # steps, to a log
-_INTERRUPTED = 130  # as a shell says it
+_LOG_STEPS = 250  # steps between log lines without a terminal
+_INTERRUPTED = 130  # the exit code of a shell
 
 
 @train.callback()
@@ -34,71 +34,77 @@ def start() -> None:
 
 @train.command()
 def thinking(
-    out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the state to resume from.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model, its curves and the train state.")],
     preset: Annotated[
         str | None,
-        typer.Option(help="coin: the built-in model. short: parity of four events, a minute on a laptop."),
+        typer.Option(help="coin: the built-in model. short: parity of four events, one minute on a laptop."),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(help="parity, variables, babi:FILE or gsm8k:FILE; several if given several times."),
+        typer.Option(help="parity, variables, babi:FILE or gsm8k:FILE; may be repeated."),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            help="thinking, or a baseline: none, cot (restates every event), words (a word an event)."
+            help="thinking, or a baseline: none, cot (restates every event), words (one word for each event)."
         ),
     ] = None,
     max_events: Annotated[
-        int | None, typer.Option("--max-events", "-n", min=1, help="Longest text trained on, N.")
+        int | None, typer.Option("--max-events", "-n", min=1, help="Maximum number of events of a text, N.")
     ] = None,
-    size: Annotated[str | None, typer.Option(help="Of a new backbone: tiny, small, coin or large.")] = None,
+    size: Annotated[
+        str | None, typer.Option(help="Size of a new backbone: tiny, small, coin or large.")
+    ] = None,
     backbone: Annotated[
-        Path | None, typer.Option(help="A model folder to begin with, instead of a size.")
+        Path | None, typer.Option(help="A model folder to start from, instead of a size.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=0, help="Positions a new backbone sees, 0 for all.")
+        int | None, typer.Option(min=0, help="Attention window of a new backbone; 0: no limit.")
     ] = None,
-    chunk: Annotated[int | None, typer.Option(min=1, help="Tokens in a chunk, c.")] = None,
-    max_thought: Annotated[int | None, typer.Option(min=1, help="Tokens in a thought.")] = None,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Number of tokens of a chunk, C.")] = None,
+    max_thought: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tokens of a thought.")
+    ] = None,
     while_answering: Annotated[
         bool | None,
-        typer.Option("--while-answering/--no-while-answering", help="Whether it thinks about its answer."),
+        typer.Option(
+            "--while-answering/--no-while-answering",
+            help="Think while answering as well, or only while reading.",
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps in all.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps.")] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Time in all, instead of steps: as many as fit are taken.")
+        float | None, typer.Option(min=0.0, help="Duration of the run, instead of a number of steps.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Texts in a step.")] = None,
-    accumulate: Annotated[int | None, typer.Option(min=1, help="Passes a step is cut into.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="At its height.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Number of texts of a step.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="Number of passes of a step (gradient accumulation).")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Maximum learning rate.")] = None,
     variables_thought: Annotated[
-        str | None, typer.Option(help="What is thought of variables: changed, all or worked.")
+        str | None, typer.Option(help="Contents of a thought in the variables task: changed, all or worked.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of weights and texts.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and texts.")] = None,
     eval_every: Annotated[
-        int | None, typer.Option(min=0, help="Steps from test to test, 0 for one at the end.")
+        int | None, typer.Option(min=0, help="Number of steps between evaluations; 0: only at the end.")
     ] = None,
     compile_: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compile the layers; if not said, on a GPU."),
+        typer.Option("--compile/--no-compile", help="Compile the layers. Default: on a GPU."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes that make texts, 0 for a thread; if not said, 2 on a GPU."),
+        typer.Option(min=0, help="Processes that generate texts; 0: a thread. Default: 2 on a GPU."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run saved in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start over where --out holds a run already.")
+        bool, typer.Option("--overwrite", help="Start again even if --out has a run.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    num_threads: Annotated[int | None, typer.Option(min=1, help="On a CPU.")] = None,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
 ) -> None:
-    """Train a thinking model, or a baseline, and write it as a folder the engine opens."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "training draws its curves with matplotlib; install it: pip install 'holdfast[train]'"
-        )
+    """Train a thinking model, or a baseline, and write it as a model folder."""
+    require_packages("matplotlib", extra="train", what="training")
     from holdfast.numerics.settings import apply_numeric_settings
     from holdfast.training.loop import resume_run, start_run
     from holdfast.training.settings import SIZES
@@ -129,7 +135,9 @@ def thinking(
     if window is not None:
         changes["window"] = window or None
     if resume and (changes or preset):
-        raise ConfigError("--resume goes on with the settings of the run in --out; give no others")
+        raise ConfigError(
+            "--resume continues with the settings of the run in --out; other options cannot be given"
+        )
     where = _device(device)
     if resume:
         run = resume_run(out, where)
@@ -141,11 +149,11 @@ def thinking(
 
 
 def _require_place(out: Path, overwrite: bool) -> None:
-    """A folder that can be written, and no run in it that would be lost."""
+    """The folder can be written, and no run in it would be overwritten."""
     from holdfast.training.train_state import STATE_FILE
 
     if (out / STATE_FILE).exists() and not overwrite:
-        raise ConfigError(f"{out} holds a run; --resume goes on with it, --overwrite starts over")
+        raise ConfigError(f"{out} has a run; --resume continues it, --overwrite starts again")
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
@@ -190,27 +198,27 @@ def _train(run: "Run", out: Path) -> None:
     note(f"{count / 1e6:.1f} million parameters, {', '.join(run.settings.tasks)}, on {run.device}")
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     console = stderr()
-    pace = _Pace(run.step)
+    timer = _StepTimer(run.step)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
         def report(moment: "Moment") -> None:
-            told = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
+            line_start = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
             bar.update(
                 line, completed=moment.step, total=run.settings.steps, description=f"loss {moment.loss:.4f}"
             )
             if moment.accuracy:
                 shown = ", ".join(f"{name} {share:.1%}" for name, share in moment.accuracy.items())
-                note(f"{told}, right: {shown}")
-                pace.since(moment.step)  # testing is no part of a step
-            elif not console.is_terminal and moment.step % _TOLD_EVERY == 0:
+                note(f"{line_start}, right: {shown}")
+                timer.lap(moment.step)  # the evaluation does not count as a step
+            elif not console.is_terminal and moment.step % _LOG_STEPS == 0:
                 parts = f"answer {moment.answer:.4f}, thought {moment.thought:.4f}"
-                note(f"{told} ({parts}), {pace.since(moment.step):.1f} ms a step")
+                note(f"{line_start} ({parts}), {timer.lap(moment.step):.1f} ms a step")
 
         with _until_interrupted() as stops:
             go_on(run, out, report=report, stops=stops)
     if run.step < run.settings.steps:
-        note(f"interrupted behind step {run.step} of {run.settings.steps}; --resume goes on with it")
+        note(f"interrupted after step {run.step} of {run.settings.steps}; --resume continues")
         raise typer.Exit(_INTERRUPTED)
     export(run.built, run.settings, out)
     plot_curves(run.moments, out / "curves.png")
@@ -219,13 +227,13 @@ def _train(run: "Run", out: Path) -> None:
 
 @contextmanager
 def _until_interrupted() -> Iterator[Callable[[], bool]]:
-    """Whether there was an interrupt; a second one is not waited with until a step is done."""
+    """Tells whether there was an interrupt. A second interrupt ends the process at once."""
     found = threading.Event()
 
     def stop(number: int, frame: object) -> None:
         found.set()
         signal.signal(signal.SIGINT, before)
-        note("interrupted: the step is finished and the run saved; once more to leave at once")
+        note("interrupted: finishing the step and saving the run; interrupt again to leave at once")
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -234,14 +242,14 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Pace:
-    """How long a step took since it was last asked."""
+class _StepTimer:
+    """Measures the time of a step."""
 
     def __init__(self, step: int) -> None:
         self._step, self._time = step, time.monotonic()
 
-    def since(self, step: int) -> float:
-        """Milliseconds."""
+    def lap(self, step: int) -> float:
+        """Milliseconds for each step since the last call."""
         now = time.monotonic()
         passed = (now - self._time) * 1000 / max(1, step - self._step)
         self._step, self._time = step, now

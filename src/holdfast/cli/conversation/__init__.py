@@ -1,1 +1,1 @@
-"""`holdfast chat`: a conversation with a local model or with a server."""
+"""Conversations of `holdfast chat`, with a local model or with a server."""

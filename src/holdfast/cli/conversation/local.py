@@ -1,9 +1,10 @@
-"""A conversation with a model in this process. It forgets its oldest turns when the context is full."""
+"""A conversation with a model in this process. If the context is full, the oldest turns are dropped."""
 
 from typing import TYPE_CHECKING
 
-from holdfast.cli.show import mode_line, note, show_error
-from holdfast.cli.thoughts import NewThoughts, Writer
+from holdfast.cli.answer_writer import AnswerWriter, NewThoughts
+from holdfast.cli.console import note, show_error
+from holdfast.cli.results import mode_line
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import PromptTooLong
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LocalConversation:
-    """The messages so far. Only turns that were answered are kept."""
+    """The messages so far. Turns that failed are not kept."""
 
     def __init__(
         self,
@@ -37,16 +38,16 @@ class LocalConversation:
         self._new_thoughts.forget()
 
     def say(self, text: str) -> str:
-        """One turn: the answer goes to stdout as it is committed. An answer stopped by Ctrl-C counts as said."""
+        """One turn: the answer goes to stdout as it is committed. An answer stopped by Ctrl-C is kept."""
         question = {"role": "user", "content": text}
         prompt_ids = self._fit(question)
         handle = self._engine.submit(prompt_ids, self._params)
-        writer = Writer(with_thoughts=self._with_thoughts)
+        writer = AnswerWriter(with_thoughts=self._with_thoughts)
         self._new_thoughts.begin_turn()
         while handle.result is None:
             try:
                 for delta in handle:
-                    writer.take(delta.text, self._new_thoughts.take(delta.thoughts))
+                    writer.write(delta.text, self._new_thoughts.select(delta.thoughts))
             except KeyboardInterrupt:
                 handle.cancel()
         writer.end()
@@ -58,7 +59,7 @@ class LocalConversation:
         return mode_line(result)
 
     def _fit(self, question: dict[str, str]) -> list[int]:
-        """The prompt's tokens. The oldest turns are forgotten, with a word about it, until it fits the context."""
+        """The prompt's tokens. The oldest turns are dropped, with a note, until the prompt fits the context."""
         room = self._llm.engine.limits.max_model_len - self._params.max_tokens
         kept = list(self.turns)
         while True:
@@ -67,15 +68,15 @@ class LocalConversation:
                 break
             if not kept:
                 raise PromptTooLong(
-                    f"this message alone takes {len(prompt_ids)} tokens and the context has room for {max(room, 0)} "
-                    f"beside an answer of {self._params.max_tokens}; say it shorter or lower --max-tokens"
+                    f"this message takes {len(prompt_ids)} tokens, and the context has {max(room, 0)} beside an answer of "
+                    f"{self._params.max_tokens}; shorten the message or lower --max-tokens"
                 )
             kept = kept[2:]
         if len(kept) < len(self.turns):
-            note_forgotten((len(self.turns) - len(kept)) // 2)
+            note_dropped_turns((len(self.turns) - len(kept)) // 2)
             self.turns = kept
         return prompt_ids
 
 
-def note_forgotten(num_turns: int) -> None:
-    note(f"the context is full: forgot the oldest {'turn' if num_turns == 1 else f'{num_turns} turns'}")
+def note_dropped_turns(num_turns: int) -> None:
+    note(f"the context is full: dropped the oldest {'turn' if num_turns == 1 else f'{num_turns} turns'}")

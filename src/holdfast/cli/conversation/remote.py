@@ -1,12 +1,12 @@
-"""A conversation with a server: what is sent to it, and what is told of its answers. Its errors are one line each."""
+"""A conversation with an OpenAI-compatible server. An error of the server is one line."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.cli.conversation.local import note_forgotten
+from holdfast.cli.answer_writer import AnswerWriter, NewThoughts
+from holdfast.cli.console import show_error
+from holdfast.cli.conversation.local import note_dropped_turns
 from holdfast.cli.conversation.server_client import ChatServer, RequestRefused, StreamedAnswer
-from holdfast.cli.show import show_error
-from holdfast.cli.thoughts import NewThoughts, Writer
 from holdfast.core.results import Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import ConfigError, ServerError
@@ -20,21 +20,23 @@ _SAME_NAMES = (
 
 
 def request_fields(params: SamplingParams) -> dict[str, Any]:
-    """Sampling as a server is told of it: what has its default is left out, so that servers that know little take it."""
+    """Sampling as fields of a request. Defaults are left out, so that servers without our extensions accept it."""
     if params.bad_ids:
         raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
-    usual = SamplingParams()
-    said: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
-    said |= {
-        name: getattr(params, name) for name in _SAME_NAMES if getattr(params, name) != getattr(usual, name)
+    defaults = SamplingParams()
+    fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
+    fields |= {
+        name: getattr(params, name)
+        for name in _SAME_NAMES
+        if getattr(params, name) != getattr(defaults, name)
     }
     if params.biases:
-        said["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
-    return said
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.biases}
+    return fields
 
 
 class RemoteConversation:
-    """The messages so far. Only turns that were answered are kept."""
+    """The messages so far. Turns that failed are not kept."""
 
     def __init__(
         self,
@@ -45,10 +47,10 @@ class RemoteConversation:
         *,
         with_thoughts: bool = True,
     ) -> None:
-        """Raises `ServerError` if nobody answers, `ConfigError` for what cannot be asked of a server."""
+        """Raises `ServerError` if the server does not answer, `ConfigError` for settings that cannot be sent."""
         fields = request_fields(params)
         self._server = server
-        self._asked = {"model": model or server.first_model(), **fields, **_STREAMED}
+        self._fields = {"model": model or server.first_model(), **fields, **_STREAMED}
         self._system = [{"role": "system", "content": system}] if system is not None else []
         self._with_thoughts = with_thoughts
         self._new_thoughts = NewThoughts()
@@ -59,12 +61,12 @@ class RemoteConversation:
         self._new_thoughts.forget()
 
     def say(self, text: str) -> str | None:
-        """One turn. An answer stopped by Ctrl-C counts as said; one that failed is told and forgotten."""
+        """One turn. An answer stopped by Ctrl-C is kept; a failed one is reported and dropped."""
         question = {"role": "user", "content": text}
-        writer = Writer(with_thoughts=self._with_thoughts)
+        writer = AnswerWriter(with_thoughts=self._with_thoughts)
         self._new_thoughts.begin_turn()
         try:
-            answer = self._ask(question, writer)
+            answer = self._request(question, writer)
         except ServerError as error:
             show_error(str(error))
             return None
@@ -75,30 +77,30 @@ class RemoteConversation:
         self.turns += [question, {"role": "assistant", "content": answer.text}]
         return answer_line(answer)
 
-    def _ask(self, question: dict[str, str], writer: Writer) -> StreamedAnswer:
-        """The answer. The oldest turns are forgotten until the server finds room for the rest."""
+    def _request(self, question: dict[str, str], writer: AnswerWriter) -> StreamedAnswer:
+        """The answer. The oldest turns are dropped until the server accepts the length."""
 
         def show(text: str, thoughts: Sequence[Thought]) -> None:
-            writer.take(text, self._new_thoughts.take(thoughts))
+            writer.write(text, self._new_thoughts.select(thoughts))
 
         kept = list(self.turns)
         while True:
             try:
                 messages = [*self._system, *kept, question]
-                answer = self._server.stream({**self._asked, "messages": messages}, show)
+                answer = self._server.stream({**self._fields, "messages": messages}, show)
                 break
             except RequestRefused as error:
                 if error.code != "context_length_exceeded" or not kept:
                     raise
                 kept = kept[2:]
         if len(kept) < len(self.turns):
-            note_forgotten((len(self.turns) - len(kept)) // 2)
+            note_dropped_turns((len(self.turns) - len(kept)) // 2)
             self.turns = kept
         return answer
 
 
 def answer_line(answer: StreamedAnswer) -> str:
-    """What is known of an answer, in the words of `show.mode_line`."""
+    """Mode, length, seed and finish reason, in the format of `mode_line`, as far as the server sends them."""
     about = answer.holdfast or {}
     parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
     if "mode" in about:

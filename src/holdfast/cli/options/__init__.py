@@ -1,1 +1,1 @@
-"""Groups of command-line options."""
+"""Command-line options, from the configuration dataclasses and from groups of their own."""

@@ -1,12 +1,12 @@
-"""A command's options from a YAML file: the same names, and values as one would type them.
+"""A command's options from a YAML file: the names and values of the command line.
 
     model: smollm2
     max-model-len: 4096          # or max_model_len
     api-key: [one, two]
-    determinism: off             # the word off: values are taken as they are written
+    determinism: off             # the word off, not a boolean: values are taken as text
 
-The file gives defaults: the environment and the command line come before it. It is never executed and nothing in it is
-shown again, because it may hold keys: an error names the file, the line and the option.
+The file sets defaults: the environment and the command line override it. Its values are never shown, because they may be
+keys: an error names the file, the line and the option.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _SCALARS = frozenset(_YAML + name for name in ("str", "int", "float", "bool", "t
 
 
 def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
-    """The call-back of an eager option: what the file says becomes the command's defaults."""
+    """Callback of an eager option: the values of the file become the command's defaults."""
     if path is not None and not context.resilient_parsing:
         options = {
             one.name: getattr(one, "multiple", False)
@@ -37,7 +37,7 @@ def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str | list[str]]:
-    """The options a file sets, by their names with underscores. options says of each whether it may be repeated."""
+    """The options in a file, by name with underscores. options says for each name whether it may be repeated."""
     settings: dict[str, str | list[str]] = {}
     for key, value in _pairs(path):
         where = f"{path}, line {key.start_mark.line + 1}"
@@ -49,7 +49,7 @@ def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str |
 
 
 def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
-    """The names and values of the file's one mapping, as nodes of YAML: nothing is made of them."""
+    """The names and values of the file's mapping, as YAML nodes: no object is constructed."""
     try:
         import yaml
     except ImportError as error:
@@ -60,9 +60,9 @@ def _pairs(path: Path) -> Sequence[tuple[Any, Any]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{where}: this is no YAML; write one name: value a line") from None
+        raise ConfigError(f"{path}{where}: this is not YAML; write one name: value a line") from None
     except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"{path} is no YAML; write one name: value a line") from None
+        raise ConfigError(f"{path} is not YAML; write one name: value a line") from None
     if root is None or root.tag == f"{_YAML}null":
         return ()
     if not isinstance(root, yaml.MappingNode):
@@ -91,7 +91,7 @@ def _name(key: Any, where: str, options: Mapping[str, bool]) -> str:
     if name in options:
         return name
     near = get_close_matches(name, options, n=1)
-    hint = f"did you mean {_spelled(near[0])}?" if near else "see holdfast serve --help for what there is"
+    hint = f"did you mean {_spelled(near[0])}?" if near else "see holdfast serve --help"
     raise ConfigError(f"{where}: there is no option {show(written)}; {hint}")
 
 

@@ -7,7 +7,7 @@ import typer
 from holdfast.engine.config import EngineConfig
 
 if TYPE_CHECKING:
-    from holdfast.cli.progress import StageBars
+    from holdfast.cli.console import StageBars
     from holdfast.engine.llm import LLM
 
 MODEL_HELP = "Folder, .gguf file, Hugging Face id or built-in name. Default: the default model."
@@ -20,7 +20,7 @@ ENGINE = EngineConfig()
 
 def open_llm(config: EngineConfig, bars: "StageBars | None" = None) -> "LLM":
     """Load the model, with a progress bar."""
-    from holdfast.cli.progress import StageBars
+    from holdfast.cli.console import StageBars
     from holdfast.engine.llm import LLM
 
     with bars or StageBars() as progress:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from holdfast.cli.show import note
+from holdfast.cli.console import note
 from holdfast.core.options import OptionField, option_fields
 from holdfast.errors import ConfigError
 

@@ -1,6 +1,6 @@
-"""How answers are sampled, as a group of options, and the `SamplingParams` they ask for.
+"""Sampling as a group of options. The fields have the names of `SamplingParams`, which checks their values.
 
-The fields have the names of `SamplingParams`, which checks them. None stands for its default.
+None means the default of `SamplingParams`.
 """
 
 from dataclasses import dataclass
@@ -24,36 +24,51 @@ def _option(*names: str, help: str, panel: str = _SAMPLING, default_shown: bool 
 class SamplingOptions:
     """A group of options (`groups`)."""
 
-    max_tokens: Annotated[int, _option("--max-tokens", "-n", help="Longest answer.")] = 128
-    min_tokens: Annotated[int, _option(help="Shortest answer.")] = 0
-    temperature: Annotated[float, _option("--temperature", "-t", help="0 is greedy.")] = 0.7
-    top_k: Annotated[int, _option(help="Sample from the k best; 0 is off.")] = 0
-    top_p: Annotated[float, _option(help="Sample from the best that make up this mass.")] = 1.0
-    min_p: Annotated[float, _option(help="Leave out what is less likely than this times the best.")] = 0.0
-    seed: Annotated[int | None, _option(help="Seed of the noise; without one, one is made and told.")] = None
+    max_tokens: Annotated[
+        int, _option("--max-tokens", "-n", help="Maximum number of tokens of the answer.")
+    ] = 128
+    min_tokens: Annotated[int, _option(help="Minimum number of tokens of the answer.")] = 0
+    temperature: Annotated[
+        float, _option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
+    ] = 0.7
+    top_k: Annotated[int, _option(help="Sample from the k most likely tokens; 0 is off.")] = 0
+    top_p: Annotated[
+        float, _option(help="Nucleus sampling: keep the smallest set of tokens with this total probability.")
+    ] = 1.0
+    min_p: Annotated[
+        float, _option(help="Drop tokens that are less likely than this times the most likely one.")
+    ] = 0.0
+    seed: Annotated[
+        int | None, _option(help="Seed of the sampling noise. Default: a random one, which is reported.")
+    ] = None
     n: Annotated[
-        int, _option("--n", help="Answers to each prompt; the first is the one that --n 1 gives.")
+        int, _option("--n", help="Number of answers to each prompt; the first is the same as with --n 1.")
     ] = 1
     deterministic: Annotated[
         bool,
         _option(
-            "--deterministic", "-d", help="The same tokens and logprob bits every time, whatever else runs."
+            "--deterministic",
+            "-d",
+            help="Give the same tokens and logprob bits every time, whatever else runs.",
         ),
     ] = False
-    stop: Annotated[list[str] | None, _option(help="End at this text; may be repeated.")] = None
+    stop: Annotated[list[str] | None, _option(help="Stop at this text; may be repeated.")] = None
     stop_token_ids: Annotated[
-        list[int] | None, _option("--stop-token-id", help="End at this token; may be repeated.")
+        list[int] | None, _option("--stop-token-id", help="Stop at this token; may be repeated.")
     ] = None
-    ignore_eos: Annotated[bool, _option("--ignore-eos", help="Go on behind the model's own end.")] = False
+    ignore_eos: Annotated[
+        bool, _option("--ignore-eos", help="Keep generating after the end-of-text token.")
+    ] = False
     repetition_penalty: Annotated[
         float,
-        _option(help="Above 1: tokens of the prompt and the answer so far are less likely to come again."),
+        _option(help="Above 1: tokens of the prompt and of the answer so far become less likely."),
     ] = 1.0
     frequency_penalty: Annotated[
-        float, _option(help="From -2 to 2: taken off a token's logit for each time the answer holds it.")
+        float,
+        _option(help="From -2 to 2: subtracted from a token's logit for each time it is in the answer."),
     ] = 0.0
     presence_penalty: Annotated[
-        float, _option(help="From -2 to 2: taken off a token's logit once the answer holds it.")
+        float, _option(help="From -2 to 2: subtracted once from the logit of a token that is in the answer.")
     ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
@@ -64,36 +79,38 @@ class SamplingOptions:
     ] = None
     allowed_token_ids: Annotated[
         list[int] | None,
-        _option("--allowed-token-id", help="Choose only this token and others named so; may be repeated."),
+        _option(
+            "--allowed-token-id", help="Sample only from the tokens given with this option; may be repeated."
+        ),
     ] = None
     bad_token_ids: Annotated[
-        list[int] | None, _option("--bad-token-id", help="Never choose this token; may be repeated.")
+        list[int] | None, _option("--bad-token-id", help="Never sample this token; may be repeated.")
     ] = None
     bad_words: Annotated[
-        list[str] | None, _option("--bad-word", help="Never write this text; may be repeated.")
+        list[str] | None, _option("--bad-word", help="Never generate this text; may be repeated.")
     ] = None
-    think: Annotated[
-        bool, _option("--think/--no-think", help="Let a model that thinks do so, or do without.")
-    ] = True
+    think: Annotated[bool, _option("--think/--no-think", help="Let a thinking model think, or not.")] = True
     logprobs: Annotated[
         int | None,
         _option(
-            help="Report the chosen token's logprob and this many best.", panel=_REPORT, default_shown=False
+            help="Report the logprob of each token of the answer, and this many of the most likely ones.",
+            panel=_REPORT,
+            default_shown=False,
         ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
-        _option(help="The same for the prompt's own tokens.", panel=_REPORT, default_shown=False),
+        _option(help="The same for the tokens of the prompt.", panel=_REPORT, default_shown=False),
     ] = None
-    echo: Annotated[
-        bool, _option("--echo", help="Begin the answer's text with the prompt.", panel=_REPORT)
-    ] = False
+    echo: Annotated[bool, _option("--echo", help="Repeat the prompt before the answer.", panel=_REPORT)] = (
+        False
+    )
 
-    def params(self, form: StructuredOutput | None = None) -> SamplingParams:
-        """What is asked for; raises `InvalidRequest` for what cannot be."""
+    def params(self, structured: StructuredOutput | None = None) -> SamplingParams:
+        """The settings of a request; raises `InvalidRequest` for wrong ones."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         biases = [_parse_bias(text) for text in self.logit_bias or ()]
-        return SamplingParams(**{**given, "logit_bias": biases, "structured": form})
+        return SamplingParams(**{**given, "logit_bias": biases, "structured": structured})
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

@@ -1,7 +1,7 @@
-"""The form an answer must have, as a group of options. That only one may be given is for `StructuredOutput` to say.
+"""Structured output as a group of options. `StructuredOutput` refuses more than one of them.
 
-A schema or a grammar may stand in a file. What it looks like decides, never what files there are: JSON begins with a
-brace, and a grammar has a colon in it.
+A schema or a grammar may be in a file. Which of the two a value is depends on the value alone, never on the files that
+exist: a JSON schema begins with a brace, and a grammar contains a colon.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from holdfast.errors import InvalidRequest
 
 
 def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Form of the answer (one of)", show_default=False)
+    return typer.Option(*names, help=help, rich_help_panel="Structured output (one of)", show_default=False)
 
 
 @dataclass(frozen=True)
-class FormOptions:
+class StructuredOptions:
     """A group of options (`groups`)."""
 
     json_schema: Annotated[
@@ -28,28 +28,28 @@ class FormOptions:
     ] = None
     json_object: Annotated[bool, _option("--json-object", help="Any JSON object.")] = False
     regex: Annotated[str | None, _option(help="Text that matches this regular expression.")] = None
-    choice: Annotated[
-        list[str] | None, _option(help="One of these texts; give the option once for each.")
-    ] = None
+    choice: Annotated[list[str] | None, _option(help="One of these texts; repeat the option for each.")] = (
+        None
+    )
     lark: Annotated[
         str | None,
-        _option(help="Text of this Lark grammar: a file, or the grammar itself if it has a colon in it."),
+        _option(help="Text of this Lark grammar: a file, or the grammar itself if it contains a colon."),
     ] = None
 
-    def form(self) -> StructuredOutput | None:
-        """What was asked for, if anything was; raises `InvalidRequest` for more than one."""
+    def structured_output(self) -> StructuredOutput | None:
+        """The constraint, if any is given; raises `InvalidRequest` for more than one."""
         schema, lark = self.json_schema, self.lark
         if schema is not None and not schema.lstrip().startswith("{"):
             schema = _read(schema, "JSON schema")
         if lark is not None and ":" not in lark:
             lark = _read(lark, "Lark grammar")
-        if self == FormOptions():
+        if self == StructuredOptions():
             return None
         return StructuredOutput(schema, self.json_object, self.regex, self.choice or None, lark)
 
 
 def _read(path: str, what: str) -> str:
-    """A file's text; of one that is too large no more than it takes to see that."""
+    """The text of a file, at most one character more than is allowed."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             return file.read(MAX_GRAMMAR_CHARS + 1)

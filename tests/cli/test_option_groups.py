@@ -1,4 +1,4 @@
-"""Groups of options: spread into single ones, and gathered again."""
+"""Option groups: dataclass fields as options of a command."""
 
 import inspect
 from dataclasses import dataclass, fields
@@ -41,26 +41,26 @@ def told(*arguments, without=()):
     return result, got
 
 
-def test_a_field_is_an_option_and_its_default_is_the_group_s():
+def test_group_fields_are_options_with_the_group_s_defaults():
     _, got = told()
     assert got == [("you", STORM)]
     _, got = told("me", "--wind", "7", "--wet", "a", "--wet", "b")
     assert got == [("me", Weather("the sea", 7, ["a", "b"]))]
 
 
-def test_a_field_that_is_no_option_keeps_its_value():
+def test_field_without_option_keeps_its_value():
     result, _ = told("--place", "there")
     assert result.exit_code == 2
 
 
-def test_what_a_command_does_without_is_not_offered():
+def test_without_leaves_an_option_out():
     result, _ = told("--wind", "7", without=("wind",))
     assert result.exit_code == 2
     _, got = told("--wet", "a", without=("wind",))
     assert got[0][1].wind == 50
 
 
-def test_the_help_has_the_options_and_the_command_s_own_words(monkeypatch):
+def test_help_has_the_group_s_options(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     result, _ = told("--help")
     for words in ("Tell it.", "--wind", "In knots.", "default: 50", "--wet"):
@@ -82,7 +82,7 @@ def test_llm_shows_the_fields_of_the_engine_config():
         assert one.option.help in LLM.__init__.__doc__
 
 
-def test_options_become_settings():
+def test_sampling_options_become_params():
     asked = SamplingOptions(
         seed=4, n=2, stop=["."], logit_bias=["7=-1.5", "3=2"], bad_words=["no"], echo=True
     )
@@ -99,6 +99,6 @@ def test_options_become_settings():
 
 
 @pytest.mark.parametrize("text", ["", "=", "7", "7=", "=1", "a=1", "7=b", "7=1=2", "1.5=1"])
-def test_a_bias_that_is_none(text):
+def test_wrong_logit_bias_is_refused(text):
     with pytest.raises(InvalidRequest, match="such as 42=-5"):
         SamplingOptions(logit_bias=[text]).params()

@@ -1,4 +1,4 @@
-"""Thoughts on the command line: where they stand, where they go, and that stdout stays the answer's."""
+"""Answers and thoughts on the command line: thoughts go to stderr, stdout has the answer only."""
 
 import io
 import json
@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from holdfast.cli import thoughts
-from holdfast.cli.prompt_text import TokenText
-from holdfast.cli.thoughts import NewThoughts, Writer, spell
+from holdfast.cli import answer_writer
+from holdfast.cli.answer_writer import AnswerWriter, NewThoughts, PromptText, thought_line
 from holdfast.core.results import Thought
 from holdfast.text.tokenizer import byte_tokenizer
 from support.fake_server import FakeServer
@@ -42,9 +41,9 @@ class Terminal(io.StringIO):
 def screen(monkeypatch):
     """One terminal for stdout and stderr, without colours."""
     both = Terminal()
-    monkeypatch.setattr(thoughts, "sys", SimpleNamespace(stdout=both))
+    monkeypatch.setattr(answer_writer, "sys", SimpleNamespace(stdout=both))
     console = Console(file=both, force_terminal=True, color_system=None, soft_wrap=True, highlight=False)
-    monkeypatch.setattr(thoughts, "stderr", lambda: console)
+    monkeypatch.setattr(answer_writer, "stderr", lambda: console)
     return both
 
 
@@ -57,79 +56,79 @@ class Letters:
     def __len__(self):
         return len(self._text)
 
-    def until(self, length):
+    def take_until(self, length):
         piece, self._read = self._text[self._read : length], max(self._read, length)
         return piece
 
 
 def say(writer):
     """A prompt of ten letters in chunks of four, and an answer."""
-    writer.take("", [thought(0, "one"), thought(1, "", ())])
-    writer.take("ab")
-    writer.take("", [thought(2, "two\n2")])
-    writer.take("cdef")
+    writer.write("", [thought(0, "one"), thought(1, "", ())])
+    writer.write("ab")
+    writer.write("", [thought(2, "two\n2")])
+    writer.write("cdef")
     writer.end()
 
 
-def test_in_a_terminal_they_stand_in_their_place(screen):
-    say(Writer(with_thoughts=True, prompt=Letters("0123456789")))
+def test_terminal_shows_thoughts_inside_the_text(screen):
+    say(AnswerWriter(with_thoughts=True, prompt=Letters("0123456789")))
     assert screen.getvalue() == "0123 ‹one›456789\nab ‹two 2›cdef\n"
 
 
-def test_in_a_conversation_they_stand_before_the_answer(screen):
-    writer = Writer(with_thoughts=True)
-    writer.take("", [thought(0, "one"), thought(1, "two")])
-    writer.take("yes", [thought(2, "three")])
+def test_conversation_shows_thoughts_before_the_answer(screen):
+    writer = AnswerWriter(with_thoughts=True)
+    writer.write("", [thought(0, "one"), thought(1, "two")])
+    writer.write("yes", [thought(2, "three")])
     writer.end()
     assert screen.getvalue() == "‹one› ‹two› ‹three›\nyes\n"
 
 
-def test_nothing_is_shown_unless_it_is_wanted(screen):
-    say(Writer())
+def test_thoughts_are_off_by_default(screen):
+    say(AnswerWriter())
     assert screen.getvalue() == "abcdef\n"
 
 
-def test_they_are_dimmed(monkeypatch, screen):
+def test_thoughts_are_dimmed(monkeypatch, screen):
     console = Console(file=screen, force_terminal=True, color_system="standard", soft_wrap=True)
-    monkeypatch.setattr(thoughts, "stderr", lambda: console)
-    writer = Writer(with_thoughts=True)
-    writer.take("yes", [thought(0, "one")])
+    monkeypatch.setattr(answer_writer, "stderr", lambda: console)
+    writer = AnswerWriter(with_thoughts=True)
+    writer.write("yes", [thought(0, "one")])
     assert screen.getvalue() == "\x1b[2;3m‹one›\x1b[0m\nyes"
 
 
-def test_without_a_terminal_each_has_a_line_behind_what_it_read(capsys):
-    say(Writer(with_thoughts=True, prompt=Letters("0123456789")))
+def test_pipe_shows_each_thought_on_a_line(capsys):
+    say(AnswerWriter(with_thoughts=True, prompt=Letters("0123456789")))
     told = capsys.readouterr()
     assert told.out == "abcdef\n"
     assert told.err.splitlines() == ["0123 ‹one›", "456789", "ab ‹two 2›"]
 
 
-def test_tokens_without_text_are_told_by_their_ids():
-    assert spell(thought(0, " a\n b ")) == "a b"
-    assert spell(thought(0, "", (5, 6))) == "#5 #6"
+def test_thought_without_text_is_shown_as_token_ids():
+    assert thought_line(thought(0, " a\n b ")) == "a b"
+    assert thought_line(thought(0, "", (5, 6))) == "#5 #6"
 
 
-def test_a_conversation_shows_a_thought_once():
+def test_conversation_shows_a_thought_once():
     new = NewThoughts()
     one, two, three = thought(0, "one"), thought(1, "two"), thought(2, "three")
     new.begin_turn()
-    assert new.take([one]) + new.take([two]) == [one, two]
+    assert new.select([one]) + new.select([two]) == [one, two]
     new.begin_turn()
-    assert new.take([one, two, three]) == [three]
+    assert new.select([one, two, three]) == [three]
     new.begin_turn()
     other = thought(1, "other")
-    assert new.take([one, other, three]) == [other, three]  # what lies behind a new one is new
+    assert new.select([one, other, three]) == [other, three]  # what lies behind a new one is new
     new.forget()
     new.begin_turn()
-    assert new.take([one]) == [one]
+    assert new.select([one]) == [one]
 
 
-def test_no_piece_of_a_prompt_ends_inside_a_character():
-    text = TokenText(byte_tokenizer(), "aé€")
-    assert [text.until(length) for length in (2, 3, 5, 6, 6)] == ["a", "é", "", "€", ""]
+def test_prompt_text_never_ends_inside_a_character():
+    text = PromptText(byte_tokenizer(), "aé€")
+    assert [text.take_until(length) for length in (2, 3, 5, 6, 6)] == ["a", "é", "", "€", ""]
 
 
-def test_generate_keeps_stdout_to_the_answer(holdfast, thinker):
+def test_generate_writes_thoughts_to_stderr_only(holdfast, thinker):
     plain = holdfast("generate", PROMPT, "-m", thinker, *ASKED)
     shown = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--thoughts")
     assert shown.exit_code == 0, shown.stderr
@@ -139,7 +138,7 @@ def test_generate_keeps_stdout_to_the_answer(holdfast, thinker):
     assert lines[0].startswith("heads tails the coin") and lines[0].endswith("›")
     (whole,) = [json.loads(holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--json").stdout)]
     told = [Thought(**{**one, "token_ids": tuple(one["token_ids"])}) for one in whole["thoughts"]]
-    written = [f"‹{spell(one)}›" for one in told if one.token_ids]
+    written = [f"‹{thought_line(one)}›" for one in told if one.token_ids]
     assert written and [line[line.index("‹") :] for line in lines if "‹" in line] == written
     assert [one.position for one in told] == [4 * one.chunk + 3 for one in told]
     assert whole["choices"][0]["thoughts"] == whole["thoughts"]
@@ -151,7 +150,7 @@ def test_stats_count_thoughts(holdfast, thinker, model):
     assert "thoughts" not in holdfast("generate", "the dog", "-m", model, *ASKED, "--stats").stderr
 
 
-def test_of_several_choices_each_has_the_thoughts_of_its_answer(holdfast, thinker):
+def test_each_choice_shows_the_thoughts_of_its_answer(holdfast, thinker):
     plain = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--n", "2")
     result = holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--n", "2", "--thoughts")
     assert result.stdout_bytes == plain.stdout_bytes
@@ -163,7 +162,7 @@ def test_of_several_choices_each_has_the_thoughts_of_its_answer(holdfast, thinke
     assert second.count("‹") == sum(bool(one["token_ids"]) for one in behind)
 
 
-def test_thinking_can_be_done_without(holdfast, thinker):
+def test_no_think_has_no_thoughts(holdfast, thinker):
     def ask(*more):
         return json.loads(holdfast("generate", PROMPT, "-m", thinker, *ASKED, "--json", *more).stdout)
 
@@ -173,7 +172,7 @@ def test_thinking_can_be_done_without(holdfast, thinker):
     assert shown.exit_code == 0 and shown.stderr == "without thinking there are no thoughts to show\n"
 
 
-def test_a_plain_model_says_that_it_does_not_think_and_answers(holdfast, model):
+def test_plain_model_answers_with_a_note(holdfast, model):
     asked = ("generate", "the dog", "-m", model, *ASKED)
     plain, shown = holdfast(*asked), holdfast(*asked, "--thoughts")
     assert shown.exit_code == 0 and shown.stderr == f"{NONE}\n"
@@ -181,7 +180,7 @@ def test_a_plain_model_says_that_it_does_not_think_and_answers(holdfast, model):
     assert json.loads(holdfast(*asked, "--json").stdout)["thoughts"] == []
 
 
-def test_chat_shows_what_is_new_in_every_turn(holdfast, thinker):
+def test_chat_shows_new_thoughts_of_every_turn(holdfast, thinker):
     def chat(*more):
         lines = f"{PROMPT}\nthe coin is\n"
         result = holdfast("chat", thinker, "-n", "9", "-t", "0", "--ignore-eos", *more, stdin=lines)
@@ -196,13 +195,13 @@ def test_chat_shows_what_is_new_in_every_turn(holdfast, thinker):
     assert shown.stderr.startswith(again.stderr)
 
 
-def test_chat_with_a_plain_model_says_nothing_unless_asked(holdfast, model):
+def test_chat_with_a_plain_model_has_no_note_by_default(holdfast, model):
     asked = ("chat", model, "-n", "4", "-t", "0")
     assert NONE not in holdfast(*asked, stdin="the dog\n").stderr
     assert NONE in holdfast(*asked, "--thoughts", stdin="the dog\n").stderr
 
 
-def test_thoughts_of_a_server_are_shown(holdfast, monkeypatch):
+def test_chat_shows_the_thoughts_of_a_server(holdfast, monkeypatch):
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     told = {"index": 0, "chunk": 0, "position": 3, "text": "tails", "token_ids": [7]}
 

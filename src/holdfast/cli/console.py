@@ -1,16 +1,41 @@
-"""A progress bar on stderr for the stages of loading a model; silent where stderr is no terminal."""
+"""Output to stderr: errors, notes, progress bars. stdout is for answers only.
+
+rich is imported when something is shown.
+"""
 
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from holdfast.cli.show import stderr
-
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 
+def stderr() -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_error(message: str) -> None:
+    """One red line."""
+    from rich.text import Text
+
+    stderr().print(Text(f"error: {' '.join(message.split())}", style="red"))
+
+
+def note(message: str) -> None:
+    """One dimmed line."""
+    from rich.text import Text
+
+    stderr().print(Text(message, style="dim"))
+
+
 class StageBars:
-    """One bar a stage, gone when the work is done. Call it with (stage, done, in all)."""
+    """A progress bar for each stage of loading a model, removed at the end; silent if stderr is no terminal.
+
+    Call it with (stage, done, total).
+    """
 
     def __init__(self) -> None:
         self.stages: dict[str, TaskID | None] = {}
