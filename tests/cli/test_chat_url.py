@@ -230,7 +230,6 @@ def test_interrupt_aborts_the_request_and_the_chat_continues(server):
     assert json.dumps(server.completions()[-1].body["messages"][1]) == '{"role": "assistant", "content": "1"}'
 
 
-@pytest.mark.slow
 def test_server_gives_the_same_answers_as_the_local_model(holdfast, model, monkeypatch):
     monkeypatch.delenv("HOLDFAST_API_KEY", raising=False)
     options = ("-d", "-n", "12", "-t", "0.8", "--seed", "3", "--system", "the quick brown fox")

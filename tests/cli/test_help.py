@@ -62,7 +62,7 @@ COMMANDS = {
         *("--log-format", "--log-level", "--otlp-endpoint", "HOLDFAST_MODEL", "HOLDFAST_API_KEY"),
         *(" Server ", " Limits ", " Engine ", " Logs ", "HOLDFAST_KV_MEMORY"),
     ],
-    ("bench",): ["demo", "cpu", "needle"],
+    ("bench",): ["demo", "cpu", "determinism"],
     ("bench", "cpu"): ["--rounds"],
     ("bench", "serve"): [
         "--url",
@@ -72,7 +72,7 @@ COMMANDS = {
         "--compare-offline",
         "--interference",
     ],
-    ("bench", "needle"): ["--runs"],
+    ("bench", "determinism"): ["--runs"],
     ("bench", "demo"): ["forced rollbacks"],
     ("train",): ["thinking"],
     ("train", "thinking"): ["--out", "--preset", "--task", "--form", "--max-events"],

@@ -193,7 +193,7 @@ def test_thread_count_of_the_receipt_is_used_in_another_process(made, write):
     assert run("holdfast", "replay", write(made), "--load", "3").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.smollm2
 def test_receipt_of_another_process_is_replayed_under_load(holdfast, tmp_path):
     try:

@@ -47,8 +47,8 @@ def certify(
 ) -> None:
     """Show the certificate: every operation of the model, the batch sizes tested, and those whose bits differed.
 
-    On a GPU also the split-K of each GEMM, its cost, and the kernels that ran. Exits with 1 if
-    deterministic requests would be refused.
+    On a GPU also the split-K of each GEMM, its cost, and the kernels that ran.
+    Exits with 1 if deterministic requests would be refused.
     """
     if shapes is not None:
         _show_shapes(replace(engine, model=shapes, load_format="dummy"), fresh, json_output)

@@ -4,17 +4,18 @@ Exit codes: 0 the same, 1 different, 2 an error.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.console import note
 from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
+from holdfast.cli.options.groups import given_options, grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import InvalidRequest
-from holdfast.numerics.recipe import KernelBackend
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
+_ENGINE = ("dtype", "determinism", "num_threads", "kernels")
 
 
+@grouped(only=_ENGINE)
 def replay(
+    context: typer.Context,
     receipt: Annotated[
         str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')
     ],
-    model: o.ModelOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The model. Default: that of the receipt.", show_default=False),
+    ] = None,
     line: Annotated[
         int | None,
         typer.Option(
@@ -54,43 +61,19 @@ def replay(
         typer.Option(help="The same as token ids, separated by commas.", show_default=False),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
-        ),
-    ] = None,
-    determinism: Annotated[
-        Literal["auto", "verify"],
-        typer.Option(help="auto or verify; the bits are the same.", rich_help_panel="Engine"),
-    ] = "auto",
-    num_threads: Annotated[
-        int | None,
-        typer.Option(
-            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
-        ),
-    ] = None,
-    kernels: Annotated[
-        Literal["auto", "c", "torch", "compiled", "library"] | None,
-        typer.Option(
-            help="Overrides the value in the receipt.", show_default=False, rich_help_panel="Engine"
-        ),
-    ] = None,
+    engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Replay a receipt: compare the fingerprints, repeat the request, compare every token and logprob bit.
 
+    dtype, threads and kernels are those of the receipt unless they are given.
     Exits with 0 if everything is the same, with 1 if not.
-    """  # fmt: skip
+    """
     from holdfast.engine.replay import fingerprint_of
 
     read = _read(receipt, line)
-    config = EngineConfig(
-        model=read.engine.model if model is None else model,
-        dtype=read.engine.dtype if dtype is None else dtype,
-        determinism=determinism,
-        num_threads=read.engine.num_threads if num_threads is None else num_threads,
-        kernels=cast(KernelBackend, kernels or read.engine.kernels),
-    )
+    recorded = {name: getattr(read.engine, name) for name in ("dtype", "num_threads", "kernels")}
+    recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
+    config = replace(engine, model=read.engine.model if model is None else model, **recorded)
     llm = o.open_llm(config)
     differences = fingerprint_of(llm).differences(read.fingerprint)
     outcome = None

@@ -59,8 +59,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page that shows the engine at work.
 
-    An option is taken from the command line, else from the environment (HOLDFAST_PORT for --port), else from the file given
-    with --config. SIGTERM ends the server after the running requests.
+    An option is taken from the command line, else from the environment (HOLDFAST_PORT), else from the --config file.
+    SIGTERM ends the server after the running requests.
     """
     if context.args:  # not shown, because it may be a key
         raise ConfigError("only one MODEL can be served; repeat an option that takes several values")

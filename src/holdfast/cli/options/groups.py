@@ -124,7 +124,7 @@ def _setting_parameters(one: OptionField, default: Any) -> list[inspect.Paramete
     option = one.option
     metavar = option.metavar
     if option.old_values:
-        metavar = f"[{'|'.join(one.choices)}]"
+        metavar = f"<{'|'.join(one.choices)}>"
     hint = _typer_type(one)
     if isinstance(default, tuple):
         default = list(default) or None
