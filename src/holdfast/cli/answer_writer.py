@@ -1,8 +1,8 @@
 """Write an answer to the terminal as it is streamed, with the thoughts of a thinking model.
 
-stdout gets the answer only, byte for byte; thoughts go to stderr. If both are terminals, each thought
-is shown dimmed after the text it is about. Otherwise each thought is a line of its own, after the text
-that was read since the last one. Trivial thoughts are not shown.
+stdout gets the answer only, byte for byte; thoughts go to stderr. If both are terminals, each
+thought is shown dimmed after the text it is about. Otherwise each thought is a line of its own,
+after the text that was read since the last one. Trivial thoughts are not shown.
 
     inline      the coin is heads, flip it ‹tails› and again ‹heads›
                 heads
@@ -24,7 +24,10 @@ _STYLE = "dim italic"
 
 
 class PromptText:
-    """The text of a prompt, taken in order, up to a number of tokens. No piece of it ends inside a character."""
+    """The text of a prompt, taken in order, up to a number of tokens.
+
+    No piece of it ends inside a character.
+    """
 
     def __init__(self, tokenizer: "Tokenizer", prompt: str | Sequence[int]) -> None:
         from holdfast.text.detokenizer import Detokenizer
@@ -44,7 +47,10 @@ class PromptText:
 
 
 class AnswerWriter:
-    """Writes one answer as it arrives. With a prompt, the prompt is shown first, with its thoughts."""
+    """Writes one answer as it arrives.
+
+    With a prompt, the prompt is shown first, with its thoughts.
+    """
 
     def __init__(self, *, with_thoughts: bool = False, prompt: PromptText | None = None) -> None:
         self._with_thoughts = with_thoughts
@@ -123,7 +129,10 @@ def has_thoughts(llm: "LLM", params: SamplingParams) -> bool:
 
 
 class NewThoughts:
-    """Selects the thoughts that were not shown in the last turn: every turn reads the whole conversation again."""
+    """Selects the thoughts that the last turn did not show.
+
+    Every turn reads the whole conversation again.
+    """
 
     def __init__(self) -> None:
         self._last: list[Thought] = []

@@ -32,7 +32,7 @@ def note(message: str) -> None:
 
 
 class StageBars:
-    """A progress bar for each stage of loading a model, removed at the end; silent if stderr is no terminal.
+    """Progress bars for the stages of loading a model; silent if stderr is no terminal.
 
     Call it with (stage, done, total).
     """

@@ -15,7 +15,10 @@ Text = str | list[int]
 
 
 def read_prompts(prompt: str | None, further: list[str], file: Path | None) -> list[str]:
-    """All prompts in this order: the argument, --prompt, the lines of the file. Without any of them: stdin."""
+    """All prompts in this order: the argument, --prompt, the lines of the file.
+
+    Without any of them: stdin.
+    """
     prompts = [_read_stdin() if prompt == "-" else prompt] if prompt is not None else []
     prompts += further
     if file is not None:
@@ -37,7 +40,7 @@ def parse_ids(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class ScorePair:
-    """A prompt and a completion, each text or token ids. where is the pair's line in a file, for errors."""
+    """A prompt and a completion, each text or token ids. where names its line, for errors."""
 
     prompt: Text
     completion: Text

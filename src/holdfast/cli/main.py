@@ -1,6 +1,7 @@
 """The console script. Commands import torch when they run, so that --help and --version are fast.
 
-A `HoldfastError` is shown as one red line, with exit code 2. Any other exception is a bug and shows its traceback.
+A `HoldfastError` is shown as one red line, with exit code 2. Any other exception is a bug and shows
+its traceback.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Results as the command line writes them: JSON lines, tables of logprobs, one-line summaries, receipt files."""
+"""Results as the command line writes them: JSON, tables of logprobs, summaries, receipt files."""
 
 import json
 import os
@@ -22,7 +22,8 @@ def bits(value: float) -> str:
 def as_json(result: Result) -> str:
     """One line with everything that a second run is compared with.
 
-    As in a `Result`, the fields of the first choice are at the top level as well; "choices" has all choices.
+    As in a `Result`, the fields of the first choice are at the top level as well; "choices" has all
+    choices.
     """
     choices = [_choice(one) for one in result.choices]
     content = {
@@ -123,7 +124,9 @@ def require_writable(path: Path) -> None:
 
 
 def write_receipts(path: Path, results: Sequence[Result]) -> None:
-    """Write one JSON object a line, as `holdfast replay` reads them: line k is prompt k's, null if its answer failed."""
+    """Write one JSON object a line, as `holdfast replay` reads them: line k is prompt k's, null if
+    its answer failed.
+    """
     lines = [f"{json.dumps(result.receipt)}\n" for result in results]
     try:
         path.write_text("".join(lines), encoding="utf-8")

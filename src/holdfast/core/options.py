@@ -1,9 +1,10 @@
-"""Declare a setting once: a dataclass field with its help text, its aliases and its spelling as an option.
+"""Declare a setting once: a dataclass field with its help text, its aliases and its option name.
 
     max_num_seqs: int | None = option(None, "Requests that run at once.", panel="Engine", unset="64 on a CPU")
 
-The dataclass is the only declaration. Command-line options, environment variables, names in a configuration file and the
-table in docs/operations.md are derived from its fields (`holdfast.cli.options`). Choices are the field's `Literal` type.
+The dataclass is the only declaration. Command-line options, environment variables, names in a
+configuration file and the table in docs/operations.md are derived from its fields
+(`holdfast.cli.options`). Choices are the field's `Literal` type.
 """
 
 import inspect
@@ -37,12 +38,12 @@ P = ParamSpec("P")
 class Option:
     """How a field is offered as an option.
 
-    name         the option's name if it is not the field's: one --api-key adds to api_keys
+    name         the option's name if it is not the field's: each --api-key adds to api_keys
     unset        what None means, for the documentation
     aliases      other names for the setting, accepted without a note
     deprecated   old names, accepted with a note
     old_values   old values and their replacements, accepted with a note
-    file_chars   the option takes a file that holds the value, of at most this many characters; 0: the value itself
+    file_chars   if not 0, the option takes a file with the value, of at most this many characters
     """
 
     help: str
@@ -104,7 +105,7 @@ def _read_fields(config: Any) -> tuple[OptionField, ...]:
 
 
 def accept_aliases(config: type[T]) -> type[T]:
-    """Class decorator: the constructor of a dataclass accepts the aliases of its fields as keywords."""
+    """Class decorator: the constructor of a dataclass accepts the aliases of its fields."""
     init: Callable[..., None] = config.__init__
     names = {alias: one for one in option_fields(config) for alias in one.all_aliases}
 
@@ -126,7 +127,10 @@ def accept_aliases(config: type[T]) -> type[T]:
 def takes_fields_of(
     config: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Decorate an `__init__(self, *args, **options)`: type checkers, `inspect` and `help` see the dataclass's fields."""
+    """Decorate an `__init__(self, *args, **options)`.
+
+    Type checkers, `inspect` and `help` see the fields of the dataclass as its parameters.
+    """
 
     def wrap(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -140,7 +144,10 @@ def takes_fields_of(
 
 
 def check_choices(config: Any) -> None:
-    """Replace old values by new ones, with a warning. Raise `ConfigError` for a value that is no choice of its field."""
+    """Replace old values by new ones, with a warning.
+
+    Raise `ConfigError` for a value that is no choice of its field.
+    """
     for one in option_fields(type(config)):
         value = getattr(config, one.field_name)
         if isinstance(value, str) and value in one.option.old_values:
@@ -153,7 +160,7 @@ def check_choices(config: Any) -> None:
 
 
 def warn_deprecated(message: str) -> None:
-    """A `DeprecationWarning` at the first caller outside Holdfast, so that Python shows it there."""
+    """A `DeprecationWarning` at the first caller outside Holdfast: Python shows it there."""
     level = 1
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("holdfast."):

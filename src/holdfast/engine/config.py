@@ -1,6 +1,7 @@
-"""Settings of one engine. An `EngineConfig` that exists is consistent; the builder checks it against the model.
+"""Settings of one engine. An `EngineConfig` is consistent; the builder checks it against the model.
 
-Its fields are the engine's options everywhere: `LLM(...)`, the command line, environment, configuration file.
+Its fields are the engine's options everywhere: `LLM(...)`, the command line, environment,
+configuration file.
 """
 
 # ruff: noqa: RUF009  (option() makes a dataclass field)
@@ -50,8 +51,8 @@ _option = partial(option, panel="Engine")
 class EngineConfig:
     """Settings of one engine. None means: decided by the device or the model.
 
-    max_num_seqs, max_pass_tokens, kv_memory, prefix_cache, speculation and spot_check_rate change the speed and never a bit
-    of a deterministic answer.
+    max_num_seqs, max_pass_tokens, kv_memory, prefix_cache, speculation and spot_check_rate change
+    the speed and never a bit of a deterministic answer.
     """
 
     model: str | None = None
@@ -132,7 +133,9 @@ class EngineConfig:
             parse_bytes(self.kv_memory)
 
     def spot_check_rate_on(self, device_kind: str) -> float:
-        """The default is lower on a GPU: it computes more tokens, and one check there costs hundreds of tokens."""
+        """The default is lower on a GPU: it computes more tokens, and one check there costs
+        hundreds of tokens.
+        """
         return _SPOT_CHECK_RATES[device_kind] if self.spot_check_rate is None else self.spot_check_rate
 
     def batch_limits(self, device_kind: str) -> BatchLimits:
@@ -161,7 +164,10 @@ def parse_bytes(value: int | str) -> int:
 
 
 def default_kv_bytes() -> int:
-    """On a CPU: a quarter of the memory, at most 2 GiB. Pages cost no memory until they are written."""
+    """On a CPU: a quarter of the memory, at most 2 GiB.
+
+    Pages cost no memory until they are written.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 4, 2 << 30)
 
@@ -170,5 +176,5 @@ _GPU_RESERVE = 4 << 30  # for logits, captured graphs and the activations of a l
 
 
 def default_gpu_kv_bytes(free: int) -> int:
-    """On a GPU: 90% of the memory that is free after the weights, less a reserve; at least half of it."""
+    """On a GPU: 90% of the memory left after the weights, less a reserve; at least half of it."""
     return max(free * 9 // 10 - _GPU_RESERVE, free // 2)

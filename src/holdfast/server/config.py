@@ -1,4 +1,7 @@
-"""Settings of one server. A `ServerConfig` that exists is consistent; the engine's settings are in `EngineConfig`."""
+"""Settings of one server.
+
+A `ServerConfig` that exists is consistent; the engine's settings are in `EngineConfig`.
+"""
 
 # ruff: noqa: RUF009  (option() makes a dataclass field)
 
@@ -20,7 +23,10 @@ _logs = partial(option, panel="Logs")
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Address, access, limits, logs. Sizes are bytes, times are seconds. Without api_keys every client is accepted."""
+    """Address, access, limits, logs.
+
+    Sizes are bytes, times are seconds. Without api_keys every client is accepted.
+    """
 
     host: str = _server(
         "127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines; then set an API key as well."

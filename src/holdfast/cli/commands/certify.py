@@ -1,4 +1,4 @@
-"""`holdfast certify`: the batch sizes this machine computes with the reference's bits, as a table or JSON."""
+"""`holdfast certify`: the batch sizes this machine computes with the reference's bits."""
 
 import gc
 import json
@@ -45,7 +45,7 @@ def certify(
     json_output: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Show the certificate: every operation of the model, the batch sizes tested, and those whose bits differed.
+    """Show the certificate: every operation, the batch sizes tested, and those that differed.
 
     On a GPU also the split-K of each GEMM, its cost, and the kernels that ran.
     Exits with 1 if deterministic requests would be refused.

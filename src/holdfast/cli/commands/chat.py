@@ -1,4 +1,4 @@
-"""`holdfast chat`: a conversation in the terminal or through a pipe, with a local model or with a server."""
+"""`holdfast chat`: talk with a local model or a server, in the terminal or through a pipe."""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _SERVER = "Server"
 
 
 class Conversation(Protocol):
-    """`say` writes the answer to stdout as it arrives and returns a summary line, if there is one."""
+    """`say` writes the answer to stdout as it arrives and returns a summary line, if any."""
 
     def say(self, text: str) -> str | None: ...
 
@@ -73,7 +73,9 @@ def chat(
     sampling: SamplingOptions = _SAMPLING,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Talk with a model. /reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer."""
+    """Talk with a model. /reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
+    answer.
+    """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
         from holdfast.cli.conversation.remote import RemoteConversation

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: versions, device, kernels, cache, certificate, default model, and whether Holdfast can run.
+"""`holdfast doctor`: show what is installed and found, and whether Holdfast can run.
 
 Each check runs by itself: one that raises becomes a line that says so.
 """
@@ -35,7 +35,10 @@ _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missin
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One line of the table. "bad": Holdfast cannot run. "note": it runs, but slower or with less."""
+    """One line of the table.
+
+    "bad": Holdfast cannot run. "note": it runs, but slower or with less.
+    """
 
     what: str
     found: str
@@ -47,8 +50,9 @@ def doctor(
         str | None, typer.Argument(help="Load this model and show its fingerprint.", show_default=False)
     ] = None,
 ) -> None:
-    """Show versions, device, kernels, cache, certificate and default model. Exits with 1 if Holdfast cannot run.
+    """Show versions, device, kernels, cache, certificate and default model.
 
+    Exits with 1 if Holdfast cannot run.
     Two machines with the same fingerprint of a model compute the same bits.
     """
     from rich.console import Console

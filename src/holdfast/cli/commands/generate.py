@@ -184,7 +184,9 @@ class Output:
         return result
 
     def label(self, number: int, index: int, num_choices: int) -> str:
-        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second prompt's third."""
+        """ "2" is the second prompt's answer, or the only prompt's second; "2.3" the second
+        prompt's third.
+        """
         parts = [number] if self.num_prompts > 1 or num_choices == 1 else []
         return ".".join(map(str, [*parts, index + 1] if num_choices > 1 else parts))
 

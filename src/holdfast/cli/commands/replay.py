@@ -63,7 +63,7 @@ def replay(
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Replay a receipt: compare the fingerprints, repeat the request, compare every token and logprob bit.
+    """Replay a receipt: compare fingerprints, repeat the request, compare tokens and logprob bits.
 
     dtype, threads and kernels are those of the receipt unless they are given.
     Exits with 0 if everything is the same, with 1 if not.
@@ -76,14 +76,14 @@ def replay(
     config = replace(engine, model=read.engine.model if model is None else model, **recorded)
     llm = o.open_llm(config)
     differences = fingerprint_of(llm).differences(read.fingerprint)
-    outcome = None
+    replayed = None
     if force or not differences:
-        outcome = _run(llm, read, prompt, prompt_ids, load)
+        replayed = _run(llm, read, prompt, prompt_ids, load)
     if json_output:
-        typer.echo(json.dumps(_as_json(read, differences, outcome), ensure_ascii=False))
+        typer.echo(json.dumps(_as_json(read, differences, replayed), ensure_ascii=False))
     else:
-        _show(read, differences, outcome, load)
-    if outcome is None or not outcome.same:
+        _show(read, differences, replayed, load)
+    if replayed is None or not replayed.same:
         raise typer.Exit(1)
 
 
@@ -116,38 +116,38 @@ def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
     return raw
 
 
-def _show(receipt: "Receipt", differences: list[str], outcome: "Replay | None", load: int) -> None:
+def _show(receipt: "Receipt", differences: list[str], replayed: "Replay | None", load: int) -> None:
     if receipt.mode == "none":
         note("this was an ordinary request: it may differ, no guarantee applies")
     if differences:
         typer.echo("The fingerprints differ, so the bits may differ:")
         for line in differences:
             typer.echo(f"  {line}")
-    if outcome is None:
+    if replayed is None:
         typer.echo("Nothing was run. Use the engine options of the receipt, or compare anyway with --force.")
         return
     beside = f", with {load} other requests" if load else ""
-    if outcome.difference is None:
-        choices = "" if outcome.num_choices == 1 else f" in {outcome.num_choices} choices"
+    if replayed.difference is None:
+        choices = "" if replayed.num_choices == 1 else f" in {replayed.num_choices} choices"
         typer.echo(
-            f"The same, bit for bit: {outcome.num_tokens} tokens{choices} and the bits of {outcome.num_logprobs} logprobs "
-            f"({outcome.mode}{beside})."
+            f"The same, bit for bit: {replayed.num_tokens} tokens{choices} and the bits of {replayed.num_logprobs} logprobs "
+            f"({replayed.mode}{beside})."
         )
         return
-    first = outcome.difference
+    first = replayed.difference
     at = "" if first.position is None else f", position {first.position}"
     typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
 
 
-def _as_json(receipt: "Receipt", differences: list[str], outcome: "Replay | None") -> dict[str, object]:
-    first = None if outcome is None else outcome.difference
+def _as_json(receipt: "Receipt", differences: list[str], replayed: "Replay | None") -> dict[str, object]:
+    first = None if replayed is None else replayed.difference
     return {
-        "same": outcome is not None and outcome.same,
+        "same": replayed is not None and replayed.same,
         "fingerprint_differences": differences,
-        "compared": outcome is not None,
+        "compared": replayed is not None,
         "difference": None
         if first is None
         else {"choice": first.choice, "position": first.position, "what": first.what},
         "promised": receipt.mode != "none",
-        "mode": None if outcome is None else outcome.mode,
+        "mode": None if replayed is None else replayed.mode,
     }

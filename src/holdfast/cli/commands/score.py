@@ -64,7 +64,7 @@ def score(
     ] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Show the logprob of a completion after a prompt: the sum over its tokens, one line for each pair.
+    """Show the logprob of a completion after a prompt: the sum over its tokens, one line a pair.
 
     The bits are those that generate reports for the same tokens with --deterministic.
     """

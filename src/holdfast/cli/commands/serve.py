@@ -1,4 +1,4 @@
-"""`holdfast serve`: start a server with options from the command line, the environment and a file."""
+"""`holdfast serve`: start a server; options from the command line, the environment, a file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +59,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, and a page that shows the engine at work.
 
-    An option is taken from the command line, else from the environment (HOLDFAST_PORT), else from the --config file.
-    SIGTERM ends the server after the running requests.
+    Options are taken from the command line, else the environment (HOLDFAST_PORT), else the --config
+    file. SIGTERM ends the server after the running requests.
     """
     if context.args:  # not shown, because it may be a key
         raise ConfigError("only one MODEL can be served; repeat an option that takes several values")

@@ -1,4 +1,7 @@
-"""A conversation with a model in this process. If the context is full, the oldest turns are dropped."""
+"""A conversation with a model in this process.
+
+If the context is full, the oldest turns are dropped.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -38,7 +41,10 @@ class LocalConversation:
         self._new_thoughts.forget()
 
     def say(self, text: str) -> str:
-        """One turn: the answer goes to stdout as it is committed. An answer stopped by Ctrl-C is kept."""
+        """One turn: the answer goes to stdout as it is committed.
+
+        An answer stopped by Ctrl-C is kept.
+        """
         question = {"role": "user", "content": text}
         prompt_ids = self._fit(question)
         handle = self._engine.submit(prompt_ids, self._params)
@@ -59,7 +65,10 @@ class LocalConversation:
         return mode_line(result)
 
     def _fit(self, question: dict[str, str]) -> list[int]:
-        """The prompt's tokens. The oldest turns are dropped, with a note, until the prompt fits the context."""
+        """The prompt's tokens.
+
+        The oldest turns are dropped, with a note, until the prompt fits the context.
+        """
         room = self._llm.engine.limits.max_model_len - self._params.max_tokens
         kept = list(self.turns)
         while True:

@@ -20,7 +20,10 @@ _SAME_NAMES = (
 
 
 def request_fields(params: SamplingParams) -> dict[str, Any]:
-    """Sampling as fields of a request. Defaults are left out, so that servers without our extensions accept it."""
+    """Sampling as fields of a request.
+
+    Defaults are left out, so that servers without our extensions accept it.
+    """
     if params.bad_ids:
         raise ConfigError("--bad-token-id cannot be sent to a server; use --bad-word or --logit-bias")
     defaults = SamplingParams()
@@ -47,7 +50,9 @@ class RemoteConversation:
         *,
         with_thoughts: bool = True,
     ) -> None:
-        """Raises `ServerError` if the server does not answer, `ConfigError` for settings that cannot be sent."""
+        """Raises `ServerError` if the server does not answer, `ConfigError` for settings that
+        cannot be sent.
+        """
         fields = request_fields(params)
         self._server = server
         self._fields = {"model": model or server.first_model(), **fields, **_STREAMED}
@@ -100,7 +105,7 @@ class RemoteConversation:
 
 
 def answer_line(answer: StreamedAnswer) -> str:
-    """Mode, length, seed and finish reason, in the format of `mode_line`, as far as the server sends them."""
+    """Mode, length, seed and finish reason as in `mode_line`, as far as the server sends them."""
     about = answer.holdfast or {}
     parts = [f"{answer.num_tokens} tokens", str(answer.finish_reason)]
     if "mode" in about:

@@ -1,8 +1,8 @@
-"""A client of an OpenAI-compatible server: which model it serves, and one streamed chat answer at a time.
+"""A client of an OpenAI-compatible server: its first model, and streamed chat answers.
 
-The connection is httpx's, without proxies, redirects or credentials from the environment, and with the
-system's certificates. Events are split here: httpx's `iter_lines` also splits at characters, such as
-U+2028, that may stand inside an event.
+The connection is httpx's, without proxies, redirects or credentials from the environment, and with
+the system's certificates. Events are split here: httpx's `iter_lines` also splits at characters,
+such as U+2028, that an event may contain.
 """
 
 import json
@@ -24,7 +24,10 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class RequestRefused(ServerError):
-    """The server answered with an error status. The message is the server's, on one line; code is its error code, if any."""
+    """The server answered with an error status.
+
+    The message is the server's, on one line; code is its error code, if any.
+    """
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"the server says {status}: {_error_message(body)}")
@@ -89,8 +92,8 @@ class ChatServer:
     def stream(self, body: dict[str, Any], show: Show) -> StreamedAnswer:
         """One answer; show is called with its text and thoughts as they arrive.
 
-        Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if no text arrives. An error
-        after that is in the answer.
+        Ctrl-C ends it by closing the connection, which aborts the request. Raises `ServerError` if
+        no text arrives. An error after that is in the answer.
         """
         answer = StreamedAnswer()
         try:

@@ -5,8 +5,8 @@
     api-key: [one, two]
     determinism: off             # the word off, not a boolean: values are taken as text
 
-The file sets defaults: the environment and the command line override it. Its values are never shown, because they may be
-keys: an error names the file, the line and the option.
+The file sets defaults: the environment and the command line override it. Its values are never
+shown, because they may be keys: an error names the file, the line and the option.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def load_config_file(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def read_config_file(path: Path, options: Mapping[str, bool]) -> dict[str, str | list[str]]:
-    """The options in a file, by name with underscores. options says for each name whether it may be repeated."""
+    """The options in a file. options has all names, and whether each may be repeated."""
     settings: dict[str, str | list[str]] = {}
     for key, value in _pairs(path):
         where = f"{path}, line {key.start_mark.line + 1}"

@@ -1,4 +1,4 @@
-"""The model and the engine's options: `EngineConfig` is the option group, `open_llm` opens what it describes."""
+"""The model and the engine's options. `EngineConfig` is the option group."""
 
 from typing import TYPE_CHECKING, Annotated
 

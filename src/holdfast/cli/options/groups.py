@@ -1,12 +1,12 @@
-"""Option groups: a command takes a frozen dataclass, and the dataclass's fields are the command's options.
+"""Option groups: a command takes a frozen dataclass, whose fields are the command's options.
 
     @grouped(without=("max_num_seqs",))
     def chat(model: ModelArgument = None, engine: EngineConfig = ENGINE) -> None: ...
 
-A field is an option if it is declared with `holdfast.core.options.option` (settings of the engine and
-the server), or if its type is `Annotated[..., typer.Option(...)]` (groups that only the command line
-has). The default is the value in the instance the command starts from. Each alias of a setting is a
-hidden option, so that the environment and the configuration file accept it as well.
+A field is an option if it is declared with `holdfast.core.options.option` (settings of the engine
+and the server), or if its type is `Annotated[..., typer.Option(...)]` (groups that only the command
+line has). The default is the value in the instance the command starts from. Each alias of a setting
+is a hidden option, so that the environment and the configuration file accept it as well.
 """
 
 import inspect
@@ -34,7 +34,7 @@ _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # the first that has a
 def grouped(
     *, without: Collection[str] = (), only: Collection[str] | None = None
 ) -> Callable[[Command], Command]:
-    """Replace a command's group parameters by single options: all fields, without some, or only some."""
+    """Replace a command's groups by single options: all fields, without some, or only some."""
 
     def spread(command: Command) -> Command:
         groups: dict[str, _Group] = {}
@@ -67,7 +67,7 @@ def grouped(
 
 
 def given_options(context: typer.Context, names: Collection[str]) -> list[str]:
-    """Those of these parameters that are on the command line, as written: --max-num-seqs, or MODEL for an argument."""
+    """The parameters that are on the command line: --max-num-seqs, or MODEL for an argument."""
     given = []
     for one in context.command.params:
         if one.name in names and _source(context, one.name or "") == "COMMANDLINE":
@@ -140,7 +140,10 @@ def _setting_parameters(one: OptionField, default: Any) -> list[inspect.Paramete
 
 
 def _typer_type(one: OptionField) -> Any:
-    """The type typer reads an option with. Sizes such as 512MiB are text; old values are checked by the dataclass."""
+    """The type typer reads an option with.
+
+    Sizes such as 512MiB are text; old values are checked by the dataclass.
+    """
     if one.option.file_chars:
         return Path | None
     if one.type == tuple[str, ...]:
@@ -174,7 +177,10 @@ def _value(one: OptionField, found: dict[str, Any], context: typer.Context) -> A
 
 
 def _several(name: str, values: list[str] | None, context: typer.Context) -> tuple[str, ...]:
-    """The values of an option that may be repeated. In the environment, one variable holds them all, with commas."""
+    """The values of an option that may be repeated.
+
+    In the environment, one variable holds them all, with commas.
+    """
     if values and _source(context, name) == "ENVIRONMENT":
         values = [part for value in values for part in value.split(",") if part]
     variable = f"{context.auto_envvar_prefix}_{name.upper()}"

@@ -1,4 +1,5 @@
-"""The reference of `holdfast serve`'s options in docs/operations.md, generated from the configuration dataclasses.
+"""The reference of `holdfast serve`'s options in docs/operations.md, generated from the
+configuration dataclasses.
 
     python -m holdfast.cli.options.reference docs/operations.md
 

@@ -1,4 +1,4 @@
-"""Sampling as a group of options. The fields have the names of `SamplingParams`, which checks their values.
+"""Sampling as a group of options: the fields of `SamplingParams`, which checks their values.
 
 None means the default of `SamplingParams`.
 """

@@ -1,7 +1,7 @@
 """Structured output as a group of options. `StructuredOutput` refuses more than one of them.
 
-A schema or a grammar may be in a file. Which of the two a value is depends on the value alone, never on the files that
-exist: a JSON schema begins with a brace, and a grammar contains a colon.
+A schema or a grammar may be in a file. Which of the two a value is depends on the value alone,
+never on the files that exist: a JSON schema begins with a brace, and a grammar contains a colon.
 """
 
 from dataclasses import dataclass
