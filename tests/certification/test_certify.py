@@ -339,8 +339,14 @@ def test_chosen_recipes_reach_the_backend(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(build, "uses_triton", lambda *given: True)
     monkeypatch.setattr(build, "choose_recipes", lambda *given: chosen)
     monkeypatch.setattr(build, "open_backend", lambda dtype, **given: opened.append(given))
-    settings = SimpleNamespace(threads=1)
-    build._open_backend(EngineConfig(), cast(Any, None), torch.bfloat16, CPU, cast(Any, settings), None)
+    setup = SimpleNamespace(
+        config=EngineConfig(),
+        model=None,
+        dtype=torch.bfloat16,
+        device=CPU,
+        settings=SimpleNamespace(threads=1),
+    )
+    build._open_backend(cast(Any, setup), None)
     (given,) = opened
     assert given["split_k"] == {(28672, 4096): 0, (4096, 14336): 2}
     assert given["split_n"] == {(28672, 4096): {256: 16128, 448: 21504}}

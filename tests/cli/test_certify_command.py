@@ -111,7 +111,7 @@ def test_gemm_recipes_as_table_and_json(holdfast, monkeypatch):
     )
     asked = []
     monkeypatch.setattr(
-        build, "recipes_of", lambda config, show=None, *, anew=False: asked.append((config, anew)) or found
+        build, "gemm_recipes", lambda config, show=None, *, anew=False: asked.append((config, anew)) or found
     )
     result = holdfast("certify", "--shapes", "llama-3.1-8b", "--fresh")
     assert result.exit_code == 0, result.stderr

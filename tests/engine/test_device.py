@@ -210,7 +210,7 @@ def test_random_weights_of_a_folder_s_shape(tiny_llama: Path, tmp_path: Path) ->
 
 
 def test_a_cpu_has_no_recipes_to_choose(tiny_llama: Path) -> None:
-    assert build.recipes_of(EngineConfig(str(tiny_llama), device="cpu")) == ()
+    assert build.gemm_recipes(EngineConfig(str(tiny_llama), device="cpu")) == ()
 
 
 _INTERPRETED = """

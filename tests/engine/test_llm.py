@@ -413,9 +413,9 @@ def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> No
         traces += engine.tracer.take()
     (result,) = results.values()
     assert result is not None
-    told = [one for trace in traces for one in trace.sequences]
+    told = [one for trace in traces for one in trace.requests]
     assert sum(len(one.rolled_back_ids) for one in told) == result.stats.rolled_back
-    assert sum(one.accepted for one in told) == result.stats.accepted
+    assert sum(one.num_accepted for one in told) == result.stats.accepted
     assert (result.stats.rolled_back > 0) == (mode == "verify")
     assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.num_steps + 1))
 

@@ -18,7 +18,7 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine import tracer as tracer_module
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
-from holdfast.engine.tracer import StepTrace, Tracer, settle
+from holdfast.engine.tracer import StepTrace, Tracer, compare_candidates
 from holdfast.scheduler.token_log import TokenLog
 
 DETERMINISTIC = SamplingParams(max_tokens=40, temperature=0.9, seed=3, deterministic=True, ignore_eos=True)
@@ -48,18 +48,18 @@ class Watcher:
     def take(self, engine: Engine) -> None:
         for trace in engine.tracer.take() if engine.tracer is not None else ():
             self.traces.append(trace)
-            for one in trace.sequences:
+            for one in trace.requests:
                 known = self.tokens.get(one.request_id, ())
-                assert one.committed_from <= len(known), "nothing is left out"
+                assert one.committed_start <= len(known), "nothing is left out"
                 before = self.candidates.get(one.request_id, ())
-                self.tokens[one.request_id] = known[: one.committed_from] + one.committed_ids
+                self.tokens[one.request_id] = known[: one.committed_start] + one.committed_ids
                 assert len(self.tokens[one.request_id]) == one.committed_len
-                if before and one.rolled_back_ids and one.rolled_back_from >= len(known):
-                    dropped = before[one.rolled_back_from - len(known) :]
+                if before and one.rolled_back_ids and one.rolled_back_start >= len(known):
+                    dropped = before[one.rolled_back_start - len(known) :]
                     assert one.rolled_back_ids[: len(dropped)] == dropped, "what was a candidate was dropped"
                 self.candidates[one.request_id] = one.candidate_ids
                 self.rolled_back[one.request_id] += one.rolled_back_ids
-                self.accepted[one.request_id] += one.accepted
+                self.accepted[one.request_id] += one.num_accepted
             self.ended.update(trace.ended)
 
 
@@ -156,8 +156,8 @@ def test_attached_in_mid_flight_it_first_tells_everything(attach_at: int) -> Non
     results = run(engine, (PROMPT, DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher, attach_at=attach_at)
     first = watcher.traces[0]
     assert first.is_first and not any(one.is_first for one in watcher.traces[1:])
-    assert [one.committed_from for one in first.sequences] == [0, 0]
-    assert first.sequences[0].committed_ids[: len(PROMPT)] == PROMPT
+    assert [one.committed_start for one in first.requests] == [0, 0]
+    assert first.requests[0].committed_ids[: len(PROMPT)] == PROMPT
     for request_id, result in results.items():
         assert watcher.tokens[request_id] == result.prompt_token_ids + result.token_ids
 
@@ -167,7 +167,7 @@ def test_several_answers_are_several_sequences() -> None:
     results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), watcher=watcher)
     check_told(watcher, results)
     (first,) = results
-    groups = {one.request_id: one.answers for trace in watcher.traces for one in trace.sequences}
+    groups = {one.request_id: one.first_id for trace in watcher.traces for one in trace.requests}
     assert groups == {first: first, first + 1: first, first + 2: first}
 
 
@@ -203,8 +203,8 @@ def test_pages_and_lengths_are_those_of_the_engine() -> None:
         engine.step()
         trace = engine.tracer.take()[-1]
         (seq,) = engine.scheduler.requests
-        (told,) = trace.sequences
-        assert (trace.pages_used, trace.num_pages, trace.page_size) == (
+        (told,) = trace.requests
+        assert (trace.num_pages_used, trace.num_pages, trace.page_size) == (
             pool.num_held,
             pool.num_pages,
             pool.page_size,
@@ -225,10 +225,10 @@ def test_waiting_requests_are_told_once() -> None:
         engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
     engine.step()
     trace = engine.tracer.take()[-1]
-    assert [one.phase for one in trace.sequences] == ["decode", "queued", "queued"]
+    assert [one.phase for one in trace.requests] == ["decode", "queued", "queued"]
     assert (trace.num_running, trace.num_waiting) == (1, 2)
     engine.step()
-    assert len(engine.tracer.take()[-1].sequences) == 1
+    assert len(engine.tracer.take()[-1].requests) == 1
 
 
 def test_an_aborted_request_ends_at_once() -> None:
@@ -243,7 +243,7 @@ def test_an_aborted_request_ends_at_once() -> None:
     assert update.result is not None
     assert watcher.ended == {request.request_id: "abort"}
     assert len(watcher.rolled_back[request.request_id]) == update.result.stats.rolled_back > 0
-    assert watcher.traces[-1].pages_used == 0
+    assert watcher.traces[-1].num_pages_used == 0
     assert not engine.abort(request.request_id)
     assert engine.tracer.take() == []
 
@@ -307,18 +307,18 @@ def test_an_answer_that_starts_over_is_told_again() -> None:
         engine.step()
         watcher.take(engine)
     (request_id,) = watcher.tokens
-    first = next(trace.sequences[0] for trace in watcher.traces if trace.step == 7)
-    assert first.committed_from == len(PROMPT)
+    first = next(trace.requests[0] for trace in watcher.traces if trace.step == 7)
+    assert first.committed_start == len(PROMPT)
     assert len(watcher.tokens[request_id]) == len(PROMPT) + DETERMINISTIC.max_tokens
 
 
 def test_of_a_long_sequence_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer_module, "MOST_TOLD", 8)
+    monkeypatch.setattr(tracer_module, "MAX_TRACED_TOKENS", 8)
     engine = engine_in("verify")
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
     engine.tracer = Tracer(engine)
-    (told,) = engine.tracer.take()[0].sequences
-    assert (told.committed_from, told.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
+    (told,) = engine.tracer.take()[0].requests
+    assert (told.committed_start, told.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
 
 
 def test_traces_cross_a_process_boundary() -> None:
@@ -343,11 +343,11 @@ def test_traces_cross_a_process_boundary() -> None:
         ((5, 6), (), (), (0, (5, 6))),  # given up
     ],
 )
-def test_settle(
+def test_compare_candidates(
     candidates: tuple[int, ...], committed: tuple[int, ...], still: tuple[int, ...], expected: tuple[Any, ...]
 ) -> None:
     log = TokenLog((1, 2, 3))
     log.commit(committed)
     for token_id in still:
         log.propose(token_id)
-    assert settle(candidates, 3, log) == expected
+    assert compare_candidates(candidates, 3, log) == expected

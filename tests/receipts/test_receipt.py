@@ -251,3 +251,10 @@ def test_tools_that_rewrite_numbers_do_no_harm() -> None:
 def test_settings_hold_nothing_json_does_not_know() -> None:
     params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": FORMS[0]})
     assert json.loads(json.dumps(settings_of(params))) == settings_of(params)
+
+
+def test_old_module_path_still_works_with_a_warning() -> None:
+    import holdfast.engine.receipt as old
+
+    with pytest.warns(DeprecationWarning, match=r"holdfast\.receipts\.receipt"):
+        assert old.without_prompt is without_prompt

@@ -1,12 +1,12 @@
-"""Traces of a step, made by hand."""
+"""Hand-written step traces."""
 
 from dataclasses import replace
 
-from holdfast.engine.tracer import PassTrace, SequenceTrace, StepTrace
+from holdfast.engine.tracer import PassTrace, RequestTrace, StepTrace
 
-SEQUENCE = SequenceTrace(
+REQUEST = RequestTrace(
     request_id=7,
-    answers=7,
+    first_id=7,
     deterministic=True,
     phase="decode",
     prompt_len=2,
@@ -15,7 +15,7 @@ SEQUENCE = SequenceTrace(
     canonical_len=2,
     computed_len=3,
     num_pages=1,
-    committed_from=0,
+    committed_start=0,
     committed_ids=(1, 2, 3),
     candidate_ids=(4,),
 )
@@ -24,16 +24,16 @@ FIRST = StepTrace(
     is_first=True,
     milliseconds=0.0,
     passes=(),
-    sequences=(SEQUENCE,),
+    requests=(REQUEST,),
     ended=(),
     num_running=1,
     num_waiting=0,
-    pages_used=1,
+    num_pages_used=1,
     num_pages=10,
     page_size=16,
 )
 
 
-def step(number: int, *sequences: SequenceTrace, ended: tuple[tuple[int, str], ...] = ()) -> StepTrace:
+def step(number: int, *requests: RequestTrace, ended: tuple[tuple[int, str], ...] = ()) -> StepTrace:
     passes = (PassTrace("fast", False, 1, 1, ((7, 3, 1),)),)
-    return replace(FIRST, step=number, is_first=False, passes=passes, sequences=sequences, ended=ended)
+    return replace(FIRST, step=number, is_first=False, passes=passes, requests=requests, ended=ended)

@@ -1,9 +1,10 @@
-"""From settings to a running engine: choose the device, ask it for recipes, load the model, size the KV cache, capture
+"""Builds an engine: choose the device and the backend, load the model, size the KV cache, capture CUDA
 graphs, certify the machine."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -19,7 +20,6 @@ from holdfast.engine.config import (
     default_kv_bytes,
     parse_bytes,
 )
-from holdfast.engine.dummy_model import dummy_tokenizer, open_dummy
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import RequestLimits
 from holdfast.engine.status import ShowProgress
@@ -28,7 +28,10 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import load_decoder
+from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
+from holdfast.models.safetensors import read_config
+from holdfast.models.shapes import published_config
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.ops import Backend
@@ -40,7 +43,7 @@ from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.blocks import load_blocks
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.thinking.weights import thinking_parts
@@ -51,110 +54,128 @@ from holdfast.worker.thought_runner import ThoughtRunner
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_REFERENCE_PASSES = 2  # a canonical pass in a captured graph has at most so many reference passes
+_MAX_GRAPH_REFERENCES = (
+    2  # a canonical pass in a CUDA graph has at most this many times the reference's tokens
+)
+
+StageProgress = Callable[[int, int], None]  # (done, total) of one stage
 
 
 def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
-    """Find the model, load it and everything around it."""
+    """Find the model, load it and build its engine."""
     if config.load_format == "dummy":
         device = choose_device(config.device, config.kernels)
-        tokenizer = dummy_tokenizer(config.model, config.chat_template)
-        return assemble(config, open_dummy(config.model, device), tokenizer, show)
+        tokenizer = _dummy_tokenizer(config.model, config.chat_template)
+        return assemble(config, _open_dummy(config.model, device), tokenizer, show)
     checkpoint = open_checkpoint(locate(config.model).path)
-    return assemble(
-        config, checkpoint, open_tokenizer(checkpoint.path, chat_template=config.chat_template), show
-    )
+    tokenizer = open_tokenizer(checkpoint.path, chat_template=config.chat_template)
+    return assemble(config, checkpoint, tokenizer, show)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A configuration with what the device and the model add to it."""
+
+    config: EngineConfig
+    model: DecoderConfig
+    thinking: ThinkingConfig | None  # of a model that thinks
+    device: torch.device
+    dtype: torch.dtype
+    settings: NumericSettings
+    limits: BatchLimits
+    max_len: int
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking is not None
 
 
 def assemble(
     config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
 ) -> Engine:
-    """An engine over an open checkpoint."""
-    device = choose_device(config.device, config.kernels)
-    settings = apply_numeric_settings(config.num_threads, device=device)
+    """Build an engine for an open checkpoint."""
     model = checkpoint.config
-    thinking = read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None
-    max_len = _max_len(config, model)
-    dtype = torch_dtype(config, model.torch_dtype)
-    limits = config.batch_limits(device.type)
-    backend = _open_backend(config, model, dtype, device, settings, show)
-    if thinking is not None:
-        _check_chunk(thinking, backend.page_size)
-    schedule = SchedulerConfig(
-        max_num_seqs=limits.max_num_seqs,
-        max_pass_tokens=limits.max_pass_tokens,
-        reference_tokens=backend.recipe.rows,
-        determinism=config.determinism,
-        prefix_cache=config.prefix_cache,
-        speculation=config.speculation,
-        spot_check_rate=config.spot_check_rate_on(device.type),
-        async_scheduling=device.type == "cuda" and thinking is None,
-        chunk_len=0 if thinking is None else thinking.chunk,
-        while_answering=thinking is None or thinking.while_answering,
+    device = choose_device(config.device, config.kernels)
+    setup = _Setup(
+        config=config,
+        model=model,
+        thinking=read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None,
+        device=device,
+        dtype=torch_dtype(config, model.torch_dtype),
+        settings=apply_numeric_settings(config.num_threads, device=device),
+        limits=config.batch_limits(device.type),
+        max_len=_max_len(config, model),
     )
-    if config.kv_memory is not None:  # too little is said before anything is loaded
-        num_pages_in(
-            parse_bytes(config.kv_memory), model, dtype, backend.page_size, thinks=thinking is not None
-        )
+    thinking = setup.thinking
+    backend = _open_backend(setup, show)
+    if thinking is not None:
+        _require_chunks_in_pages(thinking, backend.page_size)
+    schedule = _schedule(setup, backend)
+    if config.kv_memory is not None:  # refuse too little memory before loading anything
+        _num_pages_in(setup, backend, parse_bytes(config.kv_memory))
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
-    fingerprinter = FingerprintTask(
+    fingerprint = FingerprintTask(
         checkpoint,
         lambda: engine_parts(
             model,
             eos_ids,
             tokenizer,
             backend.recipe,
-            settings,
+            setup.settings,
             device_parts(device),
             None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
         ),
     )
-    longest = max_len if thinking is None else max(max_len, thinking.longest)
-    decoder = load_decoder(checkpoint, backend, dtype, longest, _stage(show, "Loading weights"))
+    longest = setup.max_len if thinking is None else max(setup.max_len, thinking.longest)
+    decoder = load_decoder(checkpoint, backend, setup.dtype, longest, _stage(show, "Loading weights"))
     blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
-    num_pages = _num_pages(config, model, backend, limits, max_len, thinks=thinking is not None)
+    num_pages = _num_pages(setup, backend)
     store = KVStore(num_pages, model, backend)
-    thinker = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
-    runner = ModelRunner(decoder, store, thinker)
+    thought_runner = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
+    runner = ModelRunner(decoder, store, thought_runner)
     if device.type == "cuda":
-        _capture(runner, schedule, max_len, _stage(show, "Capturing graphs"))
-    certifying = _stage(show, "Certifying")
+        _capture(runner, schedule, setup.max_len, _stage(show, "Capturing graphs"))
     certificate = obtain_certificate(
         decoder,
         runner,
         store,
         determinism=config.determinism,
-        settings=settings,
-        max_pass_tokens=limits.max_pass_tokens,
-        max_len=max_len,
-        progress=certifying,
+        settings=setup.settings,
+        max_pass_tokens=setup.limits.max_pass_tokens,
+        max_len=setup.max_len,
+        progress=_stage(show, "Certifying"),
     )
     if certificate is not None:
-        schedule = replace(schedule, certified_sizes=_padded_sizes(certificate.sizes, backend, limits))
-    scheduler = Scheduler(schedule, PagePool(num_pages, backend.page_size))
-    asked = RequestLimits(
-        vocab_size=model.vocab_size,
-        max_model_len=max_len,
-        eos_ids=eos_ids,
-        refusal=_refusal(config, certificate),
-        max_thought=0 if thinking is None else thinking.max_thought,
-        thought_end=-1 if thinking is None else thinking.end_id,
+        sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
+        schedule = replace(schedule, certified_sizes=sizes)
+    return Engine(
+        Scheduler(schedule, PagePool(num_pages, backend.page_size)),
+        runner,
+        tokenizer,
+        RequestLimits(
+            vocab_size=model.vocab_size,
+            max_model_len=setup.max_len,
+            eos_ids=eos_ids,
+            refusal=_refusal(config, certificate),
+            max_thought=0 if thinking is None else thinking.max_thought,
+            thought_end=-1 if thinking is None else thinking.end_id,
+        ),
+        certificate,
+        GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
+        ReceiptFactory(fingerprint, config.model),
     )
-    receipts = ReceiptFactory(fingerprinter, config.model)
-    grammars = GrammarCompiler(tokenizer, model.vocab_size, eos_ids)
-    return Engine(scheduler, runner, tokenizer, asked, certificate, grammars, receipts)
 
 
-def recipes_of(
+def gemm_recipes(
     config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
 ) -> tuple[GemmRecipe, ...]:
-    """The recipes an engine with these settings multiplies by, without loading a weight; none on a CPU's own paths."""
+    """The GEMM recipes of an engine with this configuration, without loading its weights. None on a CPU."""
     device = choose_device(config.device, config.kernels)
     if not uses_triton(config.kernels, device):
         return ()
     settings = apply_numeric_settings(config.num_threads, device=device)
     if config.load_format == "dummy":
-        model = open_dummy(config.model, device).config
+        model = _open_dummy(config.model, device).config
     else:
         model = open_checkpoint(locate(config.model).path).config
     dtype = torch_dtype(config, model.torch_dtype)
@@ -162,62 +183,48 @@ def recipes_of(
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
-    """The dtype to compute in; "auto" follows the checkpoint, in bf16 where it is quantised or silent."""
+    """The dtype to compute in. "auto" is the checkpoint's, or bf16 if that is quantised or not given."""
     name = stored if config.dtype == "auto" else config.dtype
     return _DTYPES[DTYPES.get(name or "", "bfloat16")]
 
 
-def _open_backend(
-    config: EngineConfig,
-    model: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    settings: NumericSettings,
-    show: ShowProgress | None,
-) -> Backend:
-    """On a GPU with the recipes it asks for."""
-    if not uses_triton(config.kernels, device):
-        return open_backend(dtype, kernels=_kernels(config, model), num_threads=settings.threads)
-    choices = choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"))
-    return open_backend(
-        dtype,
-        kernels="triton",
-        num_threads=settings.threads,
-        device=device,
-        vendor_gemm=config.determinism == "off",
-        split_k=split_k_by_shape(choices),
-        split_n=split_n_by_shape(choices),
+def _schedule(setup: _Setup, backend: Backend) -> SchedulerConfig:
+    config, thinking = setup.config, setup.thinking
+    return SchedulerConfig(
+        max_num_seqs=setup.limits.max_num_seqs,
+        max_pass_tokens=setup.limits.max_pass_tokens,
+        reference_tokens=backend.recipe.rows,
+        determinism=config.determinism,
+        prefix_cache=config.prefix_cache,
+        speculation=config.speculation,
+        spot_check_rate=config.spot_check_rate_on(setup.device.type),
+        async_scheduling=setup.device.type == "cuda" and thinking is None,
+        chunk_len=0 if thinking is None else thinking.chunk,
+        while_answering=thinking is None or thinking.while_answering,
     )
 
 
-def _capture(
-    runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: Callable[[int, int], None] | None
-) -> None:
-    """Graphs of passes of every total; to verify, also of those that decide, else of those that check."""
-    sizes = padded_batch_sizes(schedule.max_pass_tokens)
-    rows = schedule.reference_tokens
-    canonical = [rows * count for count in range(1, _REFERENCE_PASSES + 1)]
-    if schedule.determinism != "verify":
-        canonical = [rows] if schedule.spot_check_rate > 0 else []
-    runner.capture(sizes, canonical, progress, max_len=max_len)
+def _open_backend(setup: _Setup, show: ShowProgress | None) -> Backend:
+    """The backend that computes; on a GPU with the GEMM recipes chosen for it."""
+    config, dtype, num_threads = setup.config, setup.dtype, setup.settings.threads
+    if not uses_triton(config.kernels, setup.device):
+        return open_backend(dtype, kernels=_cpu_kernels(config, setup.model), num_threads=num_threads)
+    recipes = choose_recipes(
+        setup.model, dtype, setup.device, setup.settings, _stage(show, "Choosing recipes")
+    )
+    return open_backend(
+        dtype,
+        kernels="triton",
+        num_threads=num_threads,
+        device=setup.device,
+        vendor_gemm=config.determinism == "off",
+        split_k=split_k_by_shape(recipes),
+        split_n=split_n_by_shape(recipes),
+    )
 
 
-def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimits) -> tuple[int, ...]:
-    """Of the certified totals those that passes are padded to: on a GPU those with a graph."""
-    if backend.device.type != "cuda":
-        return tuple(certified)
-    wanted = frozenset(padded_batch_sizes(limits.max_pass_tokens))
-    return tuple(size for size in certified if size in wanted)
-
-
-def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
-    if config.determinism == "off":
-        return "this engine runs with determinism off; start it with determinism auto or verify"
-    return certificate.refusal if certificate is not None else None
-
-
-def _kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
-    """The path asked for, unless this model's heads are larger than the C kernels take."""
+def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
+    """The configured kernels, unless this model's heads are too large for the C kernels."""
     if config.kernels == "torch" or model.head_dim <= MAX_HEAD_DIM:
         return config.kernels
     reason = f"the C kernels take heads of at most {MAX_HEAD_DIM}, this model's have {model.head_dim}"
@@ -225,6 +232,34 @@ def _kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
         raise ConfigError(f"{reason}; use kernels auto or torch")
     _log.warning("using the slower torch backend: %s", reason)
     return "torch"
+
+
+def _capture(
+    runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: StageProgress | None
+) -> None:
+    """Capture CUDA graphs: of passes of every padded size, and of the canonical passes that verify (with
+    `verify`) or that check the certificate (with `auto`)."""
+    reference = schedule.reference_tokens
+    if schedule.determinism == "verify":
+        canonical = [reference * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
+    else:
+        canonical = [reference] if schedule.spot_check_rate > 0 else []
+    runner.capture(padded_batch_sizes(schedule.max_pass_tokens), canonical, progress, max_len=max_len)
+
+
+def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimits) -> tuple[int, ...]:
+    """The certified batch sizes that passes are padded to: on a GPU those with a CUDA graph."""
+    if backend.device.type != "cuda":
+        return tuple(certified)
+    captured = frozenset(padded_batch_sizes(limits.max_pass_tokens))
+    return tuple(size for size in certified if size in captured)
+
+
+def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
+    """Why deterministic requests are refused, or None."""
+    if config.determinism == "off":
+        return "this engine runs with determinism off; start it with determinism auto or verify"
+    return certificate.refusal if certificate is not None else None
 
 
 def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
@@ -236,35 +271,49 @@ def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
     return config.max_model_len
 
 
-def _num_pages(
-    config: EngineConfig,
-    model: DecoderConfig,
-    backend: Backend,
-    limits: BatchLimits,
-    max_len: int,
-    *,
-    thinks: bool,
-) -> int:
-    """As many pages as the budget holds; without one, at most what every request at full length would need."""
-    dtype = _DTYPES[backend.recipe.dtype]
-    if config.kv_memory is not None:
-        return num_pages_in(parse_bytes(config.kv_memory), model, dtype, backend.page_size, thinks=thinks)
-    on_gpu = backend.device.type == "cuda"
-    budget = default_gpu_kv_bytes(free_memory(backend.device)) if on_gpu else default_kv_bytes()
-    size = backend.page_size
-    most = limits.max_num_seqs * -(-max_len // size)
-    budget = max(budget, page_bytes(model, dtype, size, thinks=thinks))
-    return min(num_pages_in(budget, model, dtype, size, thinks=thinks), most)
+def _num_pages(setup: _Setup, backend: Backend) -> int:
+    """The pages that fit the KV budget. Without a configured one, at most what all requests need at full length."""
+    if setup.config.kv_memory is not None:
+        return _num_pages_in(setup, backend, parse_bytes(setup.config.kv_memory))
+    on_gpu = setup.device.type == "cuda"
+    budget = default_gpu_kv_bytes(free_memory(setup.device)) if on_gpu else default_kv_bytes()
+    budget = max(budget, page_bytes(setup.model, setup.dtype, backend.page_size, thinks=setup.thinks))
+    num_needed = setup.limits.max_num_seqs * -(-setup.max_len // backend.page_size)
+    return min(_num_pages_in(setup, backend, budget), num_needed)
 
 
-def _check_chunk(thinking: ThinkingConfig, page_size: int) -> None:
+def _num_pages_in(setup: _Setup, backend: Backend, num_bytes: int) -> int:
+    return num_pages_in(num_bytes, setup.model, setup.dtype, backend.page_size, thinks=setup.thinks)
+
+
+def _require_chunks_in_pages(thinking: ThinkingConfig, page_size: int) -> None:
     if page_size % thinking.chunk:
         raise UnsupportedModel(
             f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of {page_size}"
         )
 
 
-def _stage(show: ShowProgress | None, what: str) -> Callable[[int, int], None] | None:
+def _open_dummy(model: str | None, device: torch.device) -> DummyCheckpoint:
+    """Random weights, for benchmarks. model is a folder with a config.json or the name of a published shape."""
+    if model is None:
+        raise ConfigError(
+            "load_format dummy needs a model: a folder with a config.json, or a name such as llama-3.1-8b"
+        )
+    folder = Path(model).expanduser()
+    config = read_config(folder) if folder.is_dir() else published_config(model)
+    return DummyCheckpoint(config, device=device)
+
+
+def _dummy_tokenizer(model: str | None, chat_template: str | None) -> Tokenizer:
+    """The folder's tokenizer; without one, a token for each byte."""
+    folder = Path(model or "").expanduser()
+    if model and (folder / "tokenizer.json").is_file():
+        return open_tokenizer(folder, chat_template=chat_template)
+    tokenizer = byte_tokenizer()
+    return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
+
+
+def _stage(show: ShowProgress | None, stage: str) -> StageProgress | None:
     if show is None:
         return None
-    return lambda done, total: show(what, done, total)
+    return lambda done, total: show(stage, done, total)

@@ -159,11 +159,10 @@ class Engine:
 
         A pass that raises ends the requests in flight and no others.
         """
+        is_async = self.scheduler.config.async_scheduling
         try:
             plan = self._start_next()
-            if not self._in_flight or (
-                plan and len(self._in_flight) <= self.scheduler.config.async_scheduling
-            ):
+            if not self._in_flight or (plan and is_async and len(self._in_flight) == 1):
                 return []
             results = self._wait_for_oldest()
         except _PlanFailed as failed:
@@ -171,7 +170,7 @@ class Engine:
         plan, _ = self._in_flight.popleft()
         events = self._update_scheduler(plan, results)
         try:
-            if self.scheduler.config.async_scheduling and not self._in_flight:
+            if is_async and not self._in_flight:
                 self._start_next()  # before the outputs are made: the device waits for this
         except _PlanFailed as failed:
             return self._end_step(plan, events) + self._fail_in_flight(failed.plan, failed.message)
@@ -213,7 +212,7 @@ class Engine:
 
     def _update_scheduler(self, plan: StepPlan, results: Sequence[PassResult]) -> list[Event]:
         tracer = self.tracer
-        between = None if tracer is None else (lambda: self._trace(tracer.look))
+        between = None if tracer is None else (lambda: self._trace(tracer.observe))
         return self.scheduler.update(plan, results, between)
 
     def _fail_in_flight(self, plan: StepPlan, message: str) -> list[RequestOutput]:

@@ -1,9 +1,10 @@
-"""What a step did, for somebody who watches: plain data, made only while somebody does.
+"""Traces of engine steps for the inspector: plain data, made only while an inspector page is open.
 
-A tracer looks at the live sequences between plan and pass, between the passes that are taken in, and behind the verdict,
-and compares with what it saw before: candidates that were there and are neither committed nor still candidates were rolled
-back. It reads and changes nothing, so no answer depends on it. It may be attached at any moment; its first trace tells
-everything there is. With plans in flight a trace is of the plan that was taken in.
+A tracer observes the live requests after the plan, between the passes of an update and after the
+update, and compares with its last observation. Candidates that were there and are now neither
+committed nor candidates were rolled back. A tracer only reads, so no answer depends on it. It can
+be attached at any time; its first trace has all live requests. With plans in flight, a trace
+describes the plan whose results were processed.
 """
 
 import time
@@ -18,7 +19,7 @@ from holdfast.scheduler.token_log import TokenLog
 if TYPE_CHECKING:
     from holdfast.engine.engine import Engine
 
-MOST_TOLD = 1024  # tokens of a sequence in one trace: of more, the last
+MAX_TRACED_TOKENS = 1024  # of one request in one trace; the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,16 @@ class PassTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceTrace:
-    """One sequence behind the step, and what the step changed.
+class RequestTrace:
+    """One request (a branch, if it has several choices) after a step, and what the step changed.
 
-    committed_ids are the tokens from committed_from on, prompt included; what was told before of positions from there on
-    holds no more. rolled_back_ids were candidates for the positions from rolled_back_from on; accepted counts those that
-    stood. answers is the first request of those that share a prompt, as the n answers of one client's request do.
+    committed_ids are the tokens from position committed_start on, prompt included; they replace what
+    earlier traces had from there on. rolled_back_ids were candidates from position rolled_back_start
+    on. num_accepted counts the candidates that were accepted. first_id is the id of the first branch.
     """
 
     request_id: int
-    answers: int
+    first_id: int
     deterministic: bool
     phase: str
     prompt_len: int
@@ -51,142 +52,142 @@ class SequenceTrace:
     canonical_len: int
     computed_len: int
     num_pages: int
-    committed_from: int
+    committed_start: int
     committed_ids: tuple[int, ...]
     candidate_ids: tuple[int, ...]
-    accepted: int = 0
-    rolled_back_from: int = 0
+    num_accepted: int = 0
+    rolled_back_start: int = 0
     rolled_back_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepTrace:
-    """One step, or what happened between two, then without passes.
+    """One step; or what happened between two steps, then without passes.
 
-    is_first: the tracer was just attached, so whatever is not told here is not there. Only sequences are told that are new or
-    changed. ended are (request_id, finish reason). Milliseconds count from the plan to the verdict.
+    requests are those that are new or changed. is_first: the tracer was just attached, and requests
+    are all there are. ended are (request_id, finish reason). milliseconds are from plan to update.
     """
 
     step: int
     is_first: bool
     milliseconds: float
     passes: tuple[PassTrace, ...]
-    sequences: tuple[SequenceTrace, ...]
+    requests: tuple[RequestTrace, ...]
     ended: tuple[tuple[int, str], ...]
     num_running: int
     num_waiting: int
-    pages_used: int
+    num_pages_used: int
     num_pages: int
     page_size: int
 
 
-class Seen:
-    """A sequence as it was last looked at, and what happened to it since it was last told."""
+class _TrackedRequest:
+    """A request at its last observation, and what happened since its last trace."""
 
-    def __init__(self, seq: RequestState) -> None:
-        self.seq = seq
-        self._candidates = seq.tokens.candidates
-        self._committed_len = seq.tokens.committed_len
-        self._told_len = 0
-        self._told: tuple[object, ...] = ()
-        self._accepted = 0
-        self._rolled_back_from = 0
+    def __init__(self, state: RequestState) -> None:
+        self.state = state
+        self._candidates = state.tokens.candidates
+        self._committed_len = state.tokens.committed_len
+        self._traced_len = 0
+        self._last: tuple[object, ...] = ()
+        self._num_accepted = 0
+        self._rolled_back_start = 0
         self._rolled_back: tuple[int, ...] = ()
 
-    def look(self) -> None:
-        """Note what became of the candidates since the last look."""
-        log = self.seq.tokens
-        accepted, dropped = settle(self._candidates, self._committed_len, log)
-        self._accepted += accepted
-        if dropped:
-            self._rolled_back_from = min(self._committed_len + accepted, log.committed_len)
-            self._rolled_back = dropped
-        self._candidates = log.candidates
-        self._committed_len = log.committed_len
-        self._told_len = min(self._told_len, log.committed_len)  # less, if it started over
+    def observe(self) -> None:
+        """Find out which candidates were accepted or rolled back since the last observation."""
+        tokens = self.state.tokens
+        num_accepted, rolled_back = compare_candidates(self._candidates, self._committed_len, tokens)
+        self._num_accepted += num_accepted
+        if rolled_back:
+            self._rolled_back_start = min(self._committed_len + num_accepted, tokens.committed_len)
+            self._rolled_back = rolled_back
+        self._candidates = tokens.candidates
+        self._committed_len = tokens.committed_len
+        self._traced_len = min(self._traced_len, tokens.committed_len)  # less, if it restarted
 
-    def tell(self) -> SequenceTrace | None:
-        """The sequence as it is now, unless nothing changed since it was told."""
-        seq, log = self.seq, self.seq.tokens
-        state = (
-            *(seq.phase, seq.canonical_len, seq.computed_len, len(seq.page_table)),
-            *(log.committed_len, self._candidates, self._rolled_back),
+    def make_trace(self) -> RequestTrace | None:
+        """The request now; None if it has not changed since its last trace."""
+        state, tokens = self.state, self.state.tokens
+        now = (
+            *(state.phase, state.canonical_len, state.computed_len, len(state.page_table)),
+            *(tokens.committed_len, self._candidates, self._rolled_back),
         )
-        if state == self._told:
+        if now == self._last:
             return None
-        start = max(self._told_len, log.committed_len - MOST_TOLD)
-        told = SequenceTrace(
-            request_id=seq.request_id,
-            answers=seq.request.leader or seq.request_id,
-            deterministic=seq.deterministic,
-            phase=seq.phase.value,
-            prompt_len=log.prompt_len,
-            cached_len=min(seq.stats.cached_tokens, log.committed_len),
-            committed_len=log.committed_len,
-            canonical_len=seq.canonical_len,
-            computed_len=seq.computed_len,
-            num_pages=len(seq.page_table),
-            committed_from=start,
-            committed_ids=log.ids(start, log.committed_len),
+        start = max(self._traced_len, tokens.committed_len - MAX_TRACED_TOKENS)
+        trace = RequestTrace(
+            request_id=state.request_id,
+            first_id=state.request.leader or state.request_id,
+            deterministic=state.deterministic,
+            phase=state.phase.value,
+            prompt_len=tokens.prompt_len,
+            cached_len=min(state.stats.cached_tokens, tokens.committed_len),
+            committed_len=tokens.committed_len,
+            canonical_len=state.canonical_len,
+            computed_len=state.computed_len,
+            num_pages=len(state.page_table),
+            committed_start=start,
+            committed_ids=tokens.ids(start, tokens.committed_len),
             candidate_ids=self._candidates,
-            accepted=self._accepted,
-            rolled_back_from=self._rolled_back_from,
+            num_accepted=self._num_accepted,
+            rolled_back_start=self._rolled_back_start,
             rolled_back_ids=self._rolled_back,
         )
-        self._told = (*state[:-1], ())
-        self._told_len = log.committed_len
-        self._accepted, self._rolled_back_from, self._rolled_back = 0, 0, ()
-        return told
+        self._last = (*now[:-1], ())
+        self._traced_len = tokens.committed_len
+        self._num_accepted, self._rolled_back_start, self._rolled_back = 0, 0, ()
+        return trace
 
 
 class Tracer:
-    """Watches one engine. Its thread is the engine's."""
+    """Traces one engine, in the engine's thread."""
 
     def __init__(self, engine: "Engine") -> None:
         self._scheduler = engine.scheduler
         self._counters = engine.counters
-        self._seen: dict[int, Seen] = {}
-        self._planned: list[tuple[StepPlan, int, float]] = []  # those in flight: which step, and when
-        self._told: list[StepTrace] = []
-        self.look()
-        self._tell((), is_first=True)
+        self._tracked: dict[int, _TrackedRequest] = {}
+        self._in_flight: list[tuple[StepPlan, int, float]] = []  # plan, its step, when it was made
+        self._traces: list[StepTrace] = []
+        self.observe()
+        self._add_trace((), is_first=True)
 
     def take(self) -> list[StepTrace]:
-        """The traces since they were last taken."""
-        told, self._told = self._told, []
-        return told
+        """The traces since the last call."""
+        traces, self._traces = self._traces, []
+        return traces
 
     def on_plan(self, plan: StepPlan) -> None:
-        """A plan was made. Candidates from a look-up are there now and judged before the step ends."""
-        self._planned.append((plan, self._counters.num_steps, time.perf_counter()))
-        self.look()
+        """A plan was made. Candidates of the n-gram proposer exist now and are judged before the step ends."""
+        self._in_flight.append((plan, self._counters.num_steps, time.perf_counter()))
+        self.observe()
 
     def on_update(self, plan: StepPlan) -> None:
-        """What the plan gave was taken in, or its requests were given up."""
+        """The results of a plan were processed, or its requests failed."""
         step, planned_at = self._counters.num_steps, time.perf_counter()
-        for number, (planned, step_planned, at) in enumerate(self._planned):
-            if planned is plan:  # else it was made before anybody watched
-                step, planned_at = step_planned, at
-                del self._planned[: number + 1]
+        for index, (planned, planned_step, at) in enumerate(self._in_flight):
+            if planned is plan:  # else it was made before the tracer was attached
+                step, planned_at = planned_step, at
+                del self._in_flight[: index + 1]
                 break
-        self.look()
-        self._tell(plan.passes, step=step, milliseconds=1e3 * (time.perf_counter() - planned_at))
+        self.observe()
+        self._add_trace(plan.passes, step=step, milliseconds=1e3 * (time.perf_counter() - planned_at))
 
     def on_abort(self) -> None:
-        """Something ended between two steps."""
-        self.look()
-        self._tell(())
+        """A request was aborted between two steps."""
+        self.observe()
+        self._add_trace(())
 
-    def look(self) -> None:
-        """Candidates may be judged before the next look."""
-        for seq in self._scheduler.requests:
-            seen = self._seen.get(seq.request_id)
-            if seen is None or seen.seq is not seq:
-                self._seen[seq.request_id] = Seen(seq)
-        for seen in self._seen.values():
-            seen.look()
+    def observe(self) -> None:
+        """Compare all live requests with the last observation."""
+        for state in self._scheduler.requests:
+            tracked = self._tracked.get(state.request_id)
+            if tracked is None or tracked.state is not state:
+                self._tracked[state.request_id] = _TrackedRequest(state)
+        for tracked in self._tracked.values():
+            tracked.observe()
 
-    def _tell(
+    def _add_trace(
         self,
         passes: tuple[Pass, ...],
         *,
@@ -194,38 +195,40 @@ class Tracer:
         milliseconds: float = 0.0,
         is_first: bool = False,
     ) -> None:
-        told = [seen.tell() for seen in self._seen.values()]
-        gone = [seen.seq for seen in self._seen.values() if not seen.seq.is_live]
-        for seq in gone:
-            del self._seen[seq.request_id]
+        requests = [tracked.make_trace() for tracked in self._tracked.values()]
+        ended = [tracked.state for tracked in self._tracked.values() if not tracked.state.is_live]
+        for state in ended:
+            del self._tracked[state.request_id]
         pool = self._scheduler.pool
-        self._told.append(
+        self._traces.append(
             StepTrace(
                 step=self._counters.num_steps if step is None else step,
                 is_first=is_first,
                 milliseconds=milliseconds,
                 passes=tuple(_pass_trace(one) for one in passes),
-                sequences=tuple(one for one in told if one is not None),
-                ended=tuple((seq.request_id, _reason(seq)) for seq in gone),
+                requests=tuple(one for one in requests if one is not None),
+                ended=tuple((state.request_id, _finish_reason(state)) for state in ended),
                 num_running=self._scheduler.num_running,
                 num_waiting=self._scheduler.num_waiting,
-                pages_used=pool.num_held,
+                num_pages_used=pool.num_held,
                 num_pages=pool.num_pages,
                 page_size=pool.page_size,
             )
         )
 
 
-def settle(candidates: tuple[int, ...], at: int, log: TokenLog) -> tuple[int, tuple[int, ...]]:
-    """Of the candidates that stood behind position at: how many were committed since, and which were dropped."""
-    if log.committed_len == at and log.candidates[: len(candidates)] == candidates:
+def compare_candidates(
+    candidates: tuple[int, ...], position: int, tokens: TokenLog
+) -> tuple[int, tuple[int, ...]]:
+    """Of the candidates there were from a position on: how many were accepted since, and which were rolled back."""
+    if tokens.committed_len == position and tokens.candidates[: len(candidates)] == candidates:
         return 0, ()
-    accepted = 0
-    for candidate, committed in zip(candidates, log.ids(at, log.committed_len), strict=False):
+    num_accepted = 0
+    for candidate, committed in zip(candidates, tokens.ids(position, tokens.committed_len), strict=False):
         if candidate != committed:
             break
-        accepted += 1
-    return accepted, candidates[accepted:]
+        num_accepted += 1
+    return num_accepted, candidates[num_accepted:]
 
 
 def _pass_trace(one: Pass) -> PassTrace:
@@ -233,7 +236,7 @@ def _pass_trace(one: Pass) -> PassTrace:
     return PassTrace(one.kind.value, one.certified, one.num_tokens, one.num_tokens_padded, spans)
 
 
-def _reason(seq: RequestState) -> str:
-    if seq.phase is Phase.FINISHED:
-        return seq.finish_reason or "stop"
-    return "abort" if seq.phase is Phase.ABORTED else "error"
+def _finish_reason(state: RequestState) -> str:
+    if state.phase is Phase.FINISHED:
+        return state.finish_reason or "stop"
+    return "abort" if state.phase is Phase.ABORTED else "error"

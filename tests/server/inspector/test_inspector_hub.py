@@ -12,7 +12,7 @@ import pytest
 from holdfast.server.errors import ApiError
 from holdfast.server.inspector import hub as hub_module
 from holdfast.server.inspector.hub import MAX_QUEUED, MAX_SUBSCRIBERS, Hub
-from support.step_traces import FIRST, SEQUENCE, step
+from support.step_traces import FIRST, REQUEST, step
 
 
 class Wire:
@@ -85,12 +85,12 @@ def test_first_a_snapshot_then_steps() -> None:
                 ["<4>"],
             )
             changed = replace(
-                SEQUENCE,
-                committed_from=3,
+                REQUEST,
+                committed_start=3,
                 committed_len=4,
                 committed_ids=(5,),
                 candidate_ids=(),
-                rolled_back_from=3,
+                rolled_back_start=3,
                 rolled_back_ids=(4,),
             )
             wire.hub.publish(step(2, changed))
@@ -119,7 +119,7 @@ def test_a_later_watcher_gets_what_is_there_now() -> None:
             await early.read()
             wire.hub.publish(FIRST)
             wire.hub.publish(
-                step(2, replace(SEQUENCE, committed_from=3, committed_len=4, committed_ids=(9,)))
+                step(2, replace(REQUEST, committed_start=3, committed_len=4, committed_ids=(9,)))
             )
             async with watching(wire.hub) as late:
                 kind, data = await late.read()
@@ -197,7 +197,7 @@ def test_traces_of_an_earlier_tracer_say_nothing() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
             await page.read()
-            wire.hub.publish(step(90, SEQUENCE))
+            wire.hub.publish(step(90, REQUEST))
             wire.hub.publish(FIRST)
             assert (await page.read())[1]["step"] == 1
         async with watching(wire.hub) as page:
@@ -216,7 +216,7 @@ def test_a_new_engine_begins_anew() -> None:
             wire.hub.reset()
             kind, data = await page.read()
             assert (kind, data["requests"]) == ("snapshot", [])
-            wire.hub.publish(replace(FIRST, sequences=()))
+            wire.hub.publish(replace(FIRST, requests=()))
             kind, data = await page.read()
             assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
 

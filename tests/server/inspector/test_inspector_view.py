@@ -9,7 +9,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.tracer import Tracer
 from holdfast.server.inspector.view import SHOWN_TOKENS, EngineView
-from support.step_traces import FIRST, SEQUENCE, step
+from support.step_traces import FIRST, REQUEST, step
 
 
 class Page:
@@ -57,10 +57,10 @@ def test_following_steps_is_the_same_as_a_snapshot() -> None:
 def test_only_the_end_of_a_long_request_is_sent() -> None:
     ids = tuple(range(1000))
     view = EngineView(str)
-    long = replace(SEQUENCE, prompt_len=900, committed_len=1000, committed_ids=ids)
-    (sent,) = view.update(replace(FIRST, sequences=(long,)))["requests"]
+    long = replace(REQUEST, prompt_len=900, committed_len=1000, committed_ids=ids)
+    (sent,) = view.update(replace(FIRST, requests=(long,)))["requests"]
     assert (sent["from"], sent["tokens"]) == (1000 - SHOWN_TOKENS, [str(one) for one in ids[-SHOWN_TOKENS:]])
-    view.update(step(2, replace(long, committed_from=1000, committed_len=1001, committed_ids=(5,))))
+    view.update(step(2, replace(long, committed_start=1000, committed_len=1001, committed_ids=(5,))))
     (shown,) = view.snapshot()["requests"]
     assert (shown["from"], len(shown["tokens"]), shown["tokens"][-1]) == (
         1001 - SHOWN_TOKENS,
@@ -71,10 +71,8 @@ def test_only_the_end_of_a_long_request_is_sent() -> None:
 
 def test_an_answer_that_starts_over_shows_what_it_gave_up() -> None:
     view = EngineView(str)
-    view.update(
-        replace(FIRST, sequences=(replace(SEQUENCE, committed_len=5, committed_ids=(1, 2, 3, 4, 5)),))
-    )
-    again = replace(SEQUENCE, committed_from=2, committed_len=2, committed_ids=(), candidate_ids=())
+    view.update(replace(FIRST, requests=(replace(REQUEST, committed_len=5, committed_ids=(1, 2, 3, 4, 5)),)))
+    again = replace(REQUEST, committed_start=2, committed_len=2, committed_ids=(), candidate_ids=())
     (sent,) = view.update(step(2, again))["requests"]
     assert (sent["rolled_back_from"], sent["rolled_back"]) == (2, ["3", "4", "5"])
     assert view.snapshot()["requests"][0]["tokens"] == ["1", "2"]

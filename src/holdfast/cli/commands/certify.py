@@ -58,10 +58,10 @@ def certify(
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))
     else:
-        from holdfast.engine.builder import recipes_of
+        from holdfast.engine.builder import gemm_recipes
 
         _show(certificate, is_new)
-        _show_recipes(recipes_of(config))
+        _show_recipes(gemm_recipes(config))
     if certificate.refusal is not None:
         raise typer.Exit(1)
 
@@ -84,10 +84,10 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
 
 def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
-    from holdfast.engine.builder import recipes_of
+    from holdfast.engine.builder import gemm_recipes
 
     with StageBars() as bars:
-        recipes = recipes_of(config, bars, anew=fresh)
+        recipes = gemm_recipes(config, bars, anew=fresh)
     if not recipes:
         raise ConfigError("--shapes tests the GEMMs of a GPU, and this engine would compute on the CPU")
     if json_output:

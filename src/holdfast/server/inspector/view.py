@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.engine.tracer import SequenceTrace, StepTrace
+from holdfast.engine.tracer import RequestTrace, StepTrace
 
 SHOWN_TOKENS = 240
 
@@ -19,7 +19,7 @@ TokenText = Callable[[int], str]
 class RequestView:
     """One live request: its latest trace, and its last tokens, the first of them at position `start`."""
 
-    trace: SequenceTrace
+    trace: RequestTrace
     start: int = 0
     tokens: list[str] = field(default_factory=list)
 
@@ -49,7 +49,7 @@ class EngineView:
     def update(self, trace: StepTrace) -> dict[str, Any]:
         """The `step` event for a trace."""
         self._last = trace
-        requests = [self._update_request(one) for one in trace.sequences]
+        requests = [self._update_request(one) for one in trace.requests]
         for request_id, _ in trace.ended:
             self._requests.pop(request_id, None)
         passes = [
@@ -78,7 +78,7 @@ class EngineView:
         ]
         return {**self._engine_state(), "requests": requests}
 
-    def _update_request(self, trace: SequenceTrace) -> dict[str, Any]:
+    def _update_request(self, trace: RequestTrace) -> dict[str, Any]:
         request = self._requests.setdefault(trace.request_id, RequestView(trace))
         request.trace = trace
         committed_ids = trace.committed_ids[-SHOWN_TOKENS:]
@@ -89,7 +89,7 @@ class EngineView:
         rolled_back = replaced + self._texts(trace.rolled_back_ids)
         if rolled_back:
             event["rolled_back"] = rolled_back[:SHOWN_TOKENS]
-            event["rolled_back_from"] = start if replaced else trace.rolled_back_from
+            event["rolled_back_from"] = start if replaced else trace.rolled_back_start
         return event
 
     def _engine_state(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class EngineView:
             "step": last.step,
             "running": last.num_running,
             "waiting": last.num_waiting,
-            "pages_used": last.pages_used,
+            "pages_used": last.num_pages_used,
             "num_pages": last.num_pages,
             "page_size": last.page_size,
         }
@@ -110,11 +110,11 @@ class EngineView:
 
 
 def _request_event(
-    trace: SequenceTrace, start: int, tokens: list[str], candidates: list[str]
+    trace: RequestTrace, start: int, tokens: list[str], candidates: list[str]
 ) -> dict[str, Any]:
     return {
         "id": trace.request_id,
-        "first_id": trace.answers,
+        "first_id": trace.first_id,
         "deterministic": trace.deterministic,
         "phase": trace.phase,
         "prompt": trace.prompt_len,
@@ -126,5 +126,5 @@ def _request_event(
         "from": start,
         "tokens": tokens,
         "candidates": candidates,
-        "accepted": trace.accepted,
+        "accepted": trace.num_accepted,
     }
