@@ -284,7 +284,7 @@ def test_a_tracer_that_breaks_harms_nobody(
 
     alone = run(engine_in("verify"), (PROMPT, DETERMINISTIC))
     engine.tracer = Tracer(engine)
-    monkeypatch.setattr(tracer_module, "settle", fail)
+    monkeypatch.setattr(tracer_module, "compare_candidates", fail)
     with caplog.at_level(logging.ERROR):
         results = run(engine, (PROMPT, DETERMINISTIC))
     assert engine.tracer is None
