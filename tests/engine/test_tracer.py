@@ -288,7 +288,7 @@ def test_a_tracer_that_breaks_harms_nobody(
     with caplog.at_level(logging.ERROR):
         results = run(engine, (PROMPT, DETERMINISTIC))
     assert engine.tracer is None
-    assert "could not be told" in caplog.text
+    assert "could not be traced" in caplog.text
     assert [one.token_ids for one in results.values()] == [one.token_ids for one in alone.values()]
 
 
