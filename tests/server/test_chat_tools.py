@@ -141,12 +141,15 @@ def test_no_tools_with_none(client: openai.OpenAI) -> None:
     ("settings", "says"),
     [
         ({"tools": [function("a b")]}, "function.name must be"),
-        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "none of the tools"),
-        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice needs tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have another form"),
+        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "not one of the tools"),
+        ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice requires tools"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "cannot be combined with structured output",
+        ),
         (
             {"tools": [*TOOLS, function("odd", x={"not": {}})], "tool_choice": "required"},
-            "parameters of tool 'odd' cannot be forced: Unimplemented keys",
+            "parameters of tool 'odd' cannot be compiled to a grammar: Unimplemented keys",
         ),
     ],
     ids=["name", "choice", "no tools", "two forms", "schema"],

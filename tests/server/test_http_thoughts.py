@@ -171,9 +171,9 @@ def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
         ({"forced_thoughts": [[0, [5]]]}, "'forced_thoughts': expected an object"),
         ({"forced_thoughts": {"0": "tails"}}, "'forced_thoughts.0': expected an array"),
         ({"forced_thoughts": {"0": ["tails"]}}, "'forced_thoughts.0[0]': expected an integer"),
-        ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
-        ({"forced_thoughts": {"-1": [5]}}, "keys of forced_thoughts must be numbers of chunks"),
-        ({"forced_thoughts": {"3": [5], "03": [6]}}, "keys of forced_thoughts must be numbers of chunks"),
+        ({"forced_thoughts": {"first": [5]}}, "keys of forced_thoughts must be chunk indices"),
+        ({"forced_thoughts": {"-1": [5]}}, "keys of forced_thoughts must be chunk indices"),
+        ({"forced_thoughts": {"3": [5], "03": [6]}}, "keys of forced_thoughts must be chunk indices"),
         ({"forced_thoughts": {"99999999": [5]}}, "a chunk of forced_thoughts must be from 0"),
         ({"forced_thoughts": {"0": [-1]}}, "a thought of forced_thoughts must be from 0"),
         ({"forced_thoughts": {"0": [10**6]}}, "token id 1000000 is not in the vocabulary"),
@@ -245,4 +245,4 @@ def test_a_plain_model_cannot_be_made_to_think(tiny_server: Server, path: str, a
     answer = tiny_server.post(path, {**body, **asked})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] in asked and error["code"] == "unsupported_value"
-    assert "models that think, and this one does not" in error["message"]
+    assert "thinking models, and this model is none" in error["message"]

@@ -4,12 +4,12 @@ from fastapi import FastAPI
 
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
-from holdfast.server.api.info import about_routes
+from holdfast.server.api.info import info_routes
 from holdfast.server.api.replay import replay_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
-from holdfast.server.api.unsupported import unserved_routes
+from holdfast.server.api.unsupported import unsupported_routes
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
@@ -20,13 +20,13 @@ def make_app(front: Frontend, hub: Hub) -> FastAPI:
     """Everything a client can reach over HTTP."""
     app = make_documented_app(with_keys=bool(front.config.api_keys))
     for routes in (
-        about_routes(front),
+        info_routes(front),
         chat_routes(front),
         completion_routes(front),
         token_routes(front),
         score_routes(front),
         replay_routes(front),
-        unserved_routes(),
+        unsupported_routes(),
     ):
         app.include_router(routes)
     if front.config.inspector:

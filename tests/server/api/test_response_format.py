@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.server.api.response_format import form_of
+from holdfast.server.api.response_format import parse_structured_output
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FIELDS = (
@@ -23,7 +23,7 @@ FIELDS = (
 
 
 def ask(**fields: Any) -> StructuredOutput | None:
-    return form_of(SimpleNamespace(**{**dict.fromkeys(FIELDS), **fields}))
+    return parse_structured_output(SimpleNamespace(**{**dict.fromkeys(FIELDS), **fields}))
 
 
 def named(**changes: Any) -> dict[str, Any]:
@@ -75,13 +75,13 @@ def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
         ({"response_format": {}}, "response_format.type must be"),
         ({"response_format": {"type": "grammar"}}, "response_format.type must be"),
         ({"response_format": {"type": ["text"]}}, "response_format.type must be"),
-        ({"response_format": {"type": "json_object", "json_schema": {}}}, 'needs the type "json_schema"'),
+        ({"response_format": {"type": "json_object", "json_schema": {}}}, 'requires the type "json_schema"'),
         ({"response_format": {"type": "json_schema"}}, "json_schema must be an object"),
         ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "json_schema.name must be"),
         ({"response_format": named(name="a b")}, "json_schema.name must be"),
         ({"response_format": named(name="x" * 65)}, "json_schema.name must be"),
         ({"response_format": named(strict=1)}, "strict must be true or false"),
-        ({"response_format": named(description=1)}, "description must be a text"),
+        ({"response_format": named(description=1)}, "description must be a string"),
         ({"response_format": named(schema=None)}, "schema must be a JSON schema"),
         ({"response_format": named(schema="{}")}, "schema must be a JSON schema"),
         ({"response_format": named(schema=deep(65))}, "nested deeper than 64"),
@@ -91,10 +91,10 @@ def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
         ({"structured_outputs": []}, "structured_outputs must be an object"),
         ({"structured_outputs": {}}, "exactly one of json, regex, choice, grammar, json_object; it has 0"),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "it has 2"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "does not know 'structural_tag'"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "unknown field 'structural_tag'"),
         ({"structured_outputs": {"json": 3}}, "structured_outputs.json must be a JSON schema"),
-        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a text"),
-        ({"structured_outputs": {"grammar": 3}}, "structured_outputs.grammar must be a text"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex must be a string"),
+        ({"structured_outputs": {"grammar": 3}}, "structured_outputs.grammar must be a string"),
         ({"structured_outputs": {"choice": "abc"}}, "structured_outputs.choice must be a list"),
         ({"structured_outputs": {"choice": []}}, "choice needs"),
         ({"structured_outputs": {"choice": ["a", 1]}}, "every choice"),
@@ -104,10 +104,10 @@ def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
         ({"guided_json": '{"const": NaN}'}, "not valid JSON"),
         ({"guided_json": [1]}, "guided_json must be a JSON schema"),
         ({"guided_json": deep(100_000)}, "nested deeper than 64"),
-        ({"guided_regex": 1}, "guided_regex must be a text"),
+        ({"guided_regex": 1}, "guided_regex must be a string"),
         ({"guided_choice": "ab"}, "guided_choice must be a list"),
         ({"guided_choice": ["x"] * 2000}, "choice needs"),
-        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice ask for a form each"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice cannot be combined"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format and guided_json"),
     ],
     ids=range(38),

@@ -17,10 +17,10 @@ from holdfast.server.tools.deltas import (
     ToolCallDelta,
     ToolCallIds,
     merge_deltas,
-    parse_text,
 )
 from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
+from support.tool_parsing import parse_text
 
 NAMES = ("f", "get_weather")
 FORMATS = [HERMES, LLAMA3, MISTRAL]

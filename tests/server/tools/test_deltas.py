@@ -15,8 +15,8 @@ from holdfast.server.tools.deltas import (
     finish_reason,
     merge_content,
     merge_deltas,
-    parse_text,
 )
+from support.tool_parsing import parse_text
 
 
 def test_deltas_add_up() -> None:

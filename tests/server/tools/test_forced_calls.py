@@ -11,17 +11,18 @@ import pytest
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_parser import AutoToolParser
-from holdfast.server.tools.deltas import ParsedMessage, ToolCallDelta, ToolCallIds, merge_deltas, parse_text
+from holdfast.server.tools.deltas import ParsedMessage, ToolCallDelta, ToolCallIds, merge_deltas
 from holdfast.server.tools.forced_calls import (
     MAX_FORCED_CALLS,
     ForcedToolParser,
     calls_or_json_grammar,
-    explain_refusal,
+    explain_grammar_error,
     forced_grammar,
 )
 from holdfast.server.tools.formats import HERMES, LLAMA3, MISTRAL, ToolFormat, choose_format
 from holdfast.server.tools.tool_config import ToolConfig, parse_tools
 from support.grammar_walks import HARNESSES, GrammarHarness, HarnessFactory, byte_harness, needs_llguidance
+from support.tool_parsing import parse_text
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -201,14 +202,23 @@ def test_which_arguments_are_allowed(schema: Any, arguments: str, allowed: bool)
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        ({"properties": {"a": {"not": {}}}}, "'bad' cannot be forced: Unimplemented keys"),
+        ({"properties": {"a": {"not": {}}}}, "'bad' cannot be compiled to a grammar: Unimplemented keys"),
         (
             {"properties": {"a": {"$ref": "#/$defs/none"}}},
-            "'bad' cannot be forced: Pointer '/\\$defs/none' does not exist$",
+            "'bad' cannot be compiled to a grammar: Pointer '/\\$defs/none' does not exist$",
         ),
-        ({"properties": {"a": {"$ref": "http://localhost/"}}}, "'bad' cannot be forced: Resource"),
-        ({"properties": {"a": {"type": "text"}}}, "'bad' cannot be forced: Invalid type: text$"),
-        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "cannot be forced: unclosed group$"),
+        (
+            {"properties": {"a": {"$ref": "http://localhost/"}}},
+            "'bad' cannot be compiled to a grammar: Resource",
+        ),
+        (
+            {"properties": {"a": {"type": "text"}}},
+            "'bad' cannot be compiled to a grammar: Invalid type: text$",
+        ),
+        (
+            {"properties": {"a": {"type": "string", "pattern": "("}}},
+            "cannot be compiled to a grammar: unclosed group$",
+        ),
     ],
     ids=range(5),
 )
@@ -218,7 +228,7 @@ def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         byte_harness().compiler.compile(forced_grammar(use, HERMES))
     with pytest.raises(InvalidRequest, match=says):
-        raise InvalidRequest(explain_refusal(str(refusal.value), use))
+        raise InvalidRequest(explain_grammar_error(str(refusal.value), use))
 
 
 @needs_llguidance
@@ -232,8 +242,8 @@ def test_tools_can_be_too_large_together() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         byte_harness().compiler.compile(forced_grammar(use, HERMES))
     assert re.fullmatch(
-        r"the parameters of tool 't\d+' cannot be forced: grammar size .* too big .*",
-        explain_refusal(str(refusal.value), use),
+        r"the parameters of tool 't\d+' cannot be compiled to a grammar: grammar size .* too big .*",
+        explain_grammar_error(str(refusal.value), use),
     )
 
 
@@ -244,8 +254,8 @@ def test_a_refusal_of_the_answer_s_form() -> None:
     with pytest.raises(InvalidRequest) as refusal:
         byte_harness().compiler.compile(form)
     assert (
-        explain_refusal(str(refusal.value), use)
-        == "the form of the answer cannot be used: Invalid type: text"
+        explain_grammar_error(str(refusal.value), use)
+        == "the structured output cannot be compiled to a grammar: Invalid type: text"
     )
 
 
@@ -279,7 +289,7 @@ def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> No
             jsonschema.validate(json.loads(reply.content or ""), form.get("json_schema", {"type": "object"}))
     assert replies
     frame, name = tool_format.frame, "now"
-    call = f"{frame.before}{frame.opening}{name}{frame.middle}{{}}{frame.closing}{frame.behind}"
+    call = f"{frame.before}{frame.opening}{name}{frame.middle}{{}}{frame.closing}{frame.after}"
     assert allows(either, call)
     assert allows(either, "[1, 2]") == ("json_schema" in form)
 
@@ -305,7 +315,7 @@ def test_an_answer_may_be_cut_off_anywhere(tool_format: ToolFormat) -> None:
         : 2 if tool_format.many else 1
     ]
     calls = [frame.opening + name + frame.middle + arguments + frame.closing for name, arguments in written]
-    text = frame.before + frame.between.join(calls) + frame.behind
+    text = frame.before + frame.between.join(calls) + frame.after
     for end in range(len(text) + 1):
         found = read(text[:end], tool_format, use).calls
         for call, (name, arguments) in zip(found, written, strict=False):

@@ -62,7 +62,7 @@ def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
     text = bracket + rest
     scanner, end = scan(text)
     assert (end if scanner.ended else None) == end_of(text)
-    assert not (scanner.ended and scanner.broken)
+    assert not (scanner.ended and scanner.failed)
 
 
 @settings(deadline=None)
@@ -86,20 +86,20 @@ def test_cuts_change_nothing(bracket: str, rest: str, cuts: list[int]) -> None:
     scanner, taken = JsonScanner(), 0
     for begin, stop in itertools.pairwise(places):
         taken += scanner.feed(text[begin:stop])
-        if scanner.ended or scanner.broken:
+        if scanner.ended or scanner.failed:
             break
-    assert (scanner.ended, scanner.broken, taken) == (whole.ended, whole.broken, end)
+    assert (scanner.ended, scanner.failed, taken) == (whole.ended, whole.failed, end)
 
 
 @pytest.mark.parametrize("text", ["", " ", "1", '"a"', "}", "true", " {}"])
 def test_anything_but_an_object_or_a_list_is_broken(text: str) -> None:
     scanner, end = scan(text)
-    assert end == 0 and scanner.broken == bool(text)
+    assert end == 0 and scanner.failed == bool(text)
 
 
 def test_depth_is_bounded_where_it_is_asked_for() -> None:
     assert scan("[" * MAX_DEPTH + "]" * MAX_DEPTH)[0].ended
-    assert scan("[" * (MAX_DEPTH + 1))[0].broken
+    assert scan("[" * (MAX_DEPTH + 1))[0].failed
     scanner = JsonScanner(max_depth=None)
     scanner.feed('{"a":[' * 100_000 + "]}" * 100_000)
     assert scanner.ended
@@ -112,4 +112,4 @@ NO_LISTS = ["[1,]", "[1 2]", "[}", "{]", "{1: 2}", "{'a': 1}", '{"a" 1}', '{"a":
 
 @pytest.mark.parametrize("text", [*(f'{{"a": {one}}}' for one in NO_NUMBERS + NO_TEXTS), *NO_LISTS])
 def test_what_is_no_json_breaks(text: str) -> None:
-    assert scan(text)[0].broken
+    assert scan(text)[0].failed

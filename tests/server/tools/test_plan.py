@@ -7,11 +7,12 @@ import pytest
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_parser import AutoToolParser
-from holdfast.server.tools.deltas import PlainTextParser, parse_text
+from holdfast.server.tools.deltas import PlainTextParser
 from holdfast.server.tools.forced_calls import ForcedToolParser, calls_or_json_grammar, forced_grammar
 from holdfast.server.tools.formats import HERMES, MISTRAL
 from holdfast.server.tools.plan import plan_tools
 from holdfast.server.tools.tool_config import parse_tools
+from support.tool_parsing import parse_text
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
 NAMED = {"type": "function", "function": {"name": "g"}}
@@ -23,48 +24,48 @@ CALL = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 def test_without_tools_the_form_is_the_client_s(form: StructuredOutput | None) -> None:
     for use in (parse_tools(), parse_tools(TOOLS, "none")):
         plan = plan_tools(use, HERMES, form)
-        assert plan.form == form and not plan.has_tool_form
-        assert isinstance(plan.reader(b""), PlainTextParser)
+        assert plan.structured == form and not plan.is_tool_grammar
+        assert isinstance(plan.parser(b""), PlainTextParser)
         assert plan.explain("the JSON object cannot be used: x") == "the JSON object cannot be used: x"
 
 
 def test_auto_is_free_or_one_of_two() -> None:
     use = parse_tools(TOOLS)
-    assert plan_tools(use, HERMES, None).form is None
+    assert plan_tools(use, HERMES, None).structured is None
     plan = plan_tools(use, HERMES, JSON)
-    assert plan.form == calls_or_json_grammar(use, HERMES, JSON)
-    assert isinstance(plan.reader(b""), AutoToolParser)
-    assert plan.explain("the Lark grammar cannot be used: x").startswith("the parameters of the tools cannot")
+    assert plan.structured == calls_or_json_grammar(use, HERMES, JSON)
+    assert isinstance(plan.parser(b""), AutoToolParser)
+    assert plan.explain("the Lark grammar cannot be used: x").startswith("the tools' parameters cannot")
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_forced_call_is_the_only_form(choice: Any) -> None:
     use = parse_tools(TOOLS, choice)
     plan = plan_tools(use, HERMES, None)
-    assert plan.form == forced_grammar(use, HERMES)
-    assert isinstance(plan.reader(b""), ForcedToolParser)
-    with pytest.raises(InvalidRequest, match="cannot have another form"):
+    assert plan.structured == forced_grammar(use, HERMES)
+    assert isinstance(plan.parser(b""), ForcedToolParser)
+    with pytest.raises(InvalidRequest, match="cannot be combined with structured output"):
         plan_tools(use, HERMES, JSON)
 
 
 @pytest.mark.parametrize("form", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
 def test_tools_stand_beside_json_only(form: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="only beside JSON"):
+    with pytest.raises(InvalidRequest, match="only with JSON"):
         plan_tools(parse_tools(TOOLS), HERMES, StructuredOutput(**form))
 
 
 def test_readers_have_the_request_s_ids() -> None:
     made = [
-        parse_text(plan_tools(parse_tools(TOOLS, choice), HERMES, None).reader(key, place), CALL).calls[0].id
+        parse_text(plan_tools(parse_tools(TOOLS, choice), HERMES, None).parser(key, place), CALL).calls[0].id
         for choice in ("auto", "required")
         for key, place in ((b"one", 0), (b"one", 1), (b"two", 0))
     ]
     assert made[:3] == made[3:] and len(set(made)) == 3
     auto = plan_tools(parse_tools(TOOLS), MISTRAL, None)
-    (call,) = parse_text(auto.reader(b"one"), '[TOOL_CALLS][{"name": "f", "arguments": {}}]').calls
+    (call,) = parse_text(auto.parser(b"one"), '[TOOL_CALLS][{"name": "f", "arguments": {}}]').calls
     assert len(call.id) == 9
 
 
 def test_one_call_where_only_one_was_asked_for() -> None:
-    reader = plan_tools(parse_tools(TOOLS, "auto", False), HERMES, None).reader(b"")
+    reader = plan_tools(parse_tools(TOOLS, "auto", False), HERMES, None).parser(b"")
     assert len(parse_text(reader, CALL + CALL).calls) == 1

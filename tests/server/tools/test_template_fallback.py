@@ -7,11 +7,12 @@ import pytest
 
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_parser import AutoToolParser
-from holdfast.server.tools.deltas import ToolCallIds, parse_text
+from holdfast.server.tools.deltas import ToolCallIds
 from holdfast.server.tools.formats import HERMES
-from holdfast.server.tools.template_fallback import describe_tools, knows_tools, takes_system
+from holdfast.server.tools.template_fallback import describe_tools, supports_system, supports_tools
 from holdfast.server.tools.tool_config import ToolConfig, parse_tools
 from holdfast.text.chat_template import ChatTemplate
+from support.tool_parsing import parse_text
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -111,7 +112,7 @@ def test_tools_are_told_in_the_system_message() -> None:
     (system, question) = describe_tools([QUESTION], USE, CHATML)
     assert (system["role"], question) == ("system", QUESTION)
     for tool in USE.tools:
-        assert json.dumps(tool.shown()["function"], ensure_ascii=False) in system["content"]
+        assert json.dumps(tool.template_dict()["function"], ensure_ascii=False) in system["content"]
     assert "strict" not in system["content"]
     (extended, _) = describe_tools([{"role": "system", "content": "Be brief."}, QUESTION], USE, CHATML)
     assert extended["content"] == f"Be brief.\n\n{system['content']}"
@@ -136,7 +137,7 @@ def test_without_a_system_message_the_user_tells_of_tools(template: str) -> None
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_any_template_shows_the_conversation(name: str) -> None:
     source = TEMPLATES[name]
-    talk = TALK if takes_system(source) else TALK[1:]
+    talk = TALK if supports_system(source) else TALK[1:]
     template = ChatTemplate(source)
     try:
         text = template.render(describe_tools(talk, USE, source))
@@ -170,7 +171,7 @@ def test_the_example_is_a_call_only_of_what_is_no_tool() -> None:
         ([{"function": {"name": 1}}], r"messages\[1\].tool_calls must have a function"),
         (
             [{"function": {"name": "f", "arguments": 1}}],
-            r"arguments of a call of messages\[1\] must be JSON text",
+            r"arguments of a call in messages\[1\] must be JSON text",
         ),
         ([1], r"messages\[1\].tool_calls must be a list of objects"),
         ("f", r"messages\[1\].tool_calls must be a list of objects"),
@@ -209,7 +210,7 @@ def test_arguments_may_be_an_object_or_left_out() -> None:
     ids=range(14),
 )
 def test_which_templates_know_tools(template: str, knows: bool) -> None:
-    assert knows_tools(template) == knows
+    assert supports_tools(template) == knows
 
 
 @pytest.mark.parametrize(
@@ -224,4 +225,4 @@ def test_which_templates_know_tools(template: str, knows: bool) -> None:
     ],
 )
 def test_which_templates_take_a_system_message(template: str, takes: bool) -> None:
-    assert takes_system(template) == takes
+    assert supports_system(template) == takes

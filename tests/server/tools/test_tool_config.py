@@ -32,22 +32,22 @@ def test_tools_are_offered_unless_the_choice_is_none() -> None:
     sent = [tool("a-1", description="d", parameters=CITY, strict=True), tool("b_2", strict=None)]
     use = parse_tools(sent)
     assert use.choice == "auto" and not use.is_forced and use.parallel
-    assert use.tools == use.offered == use.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
+    assert use.tools == use.visible == use.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
     none = parse_tools(sent, "none")
-    assert none.offered == none.callable == () and len(none.tools) == 2
+    assert none.visible == none.callable == () and len(none.tools) == 2
     required = parse_tools(sent, "required", False)
     assert required.is_forced and not required.parallel and required.callable == required.tools
     named = parse_tools(sent, {"type": "function", "function": {"name": "b_2"}})
-    assert named.is_forced and named.callable == (Tool("b_2"),) and len(named.offered) == 2
+    assert named.is_forced and named.callable == (Tool("b_2"),) and len(named.visible) == 2
 
 
 def test_a_tool_is_shown_as_templates_expect_it() -> None:
     (one, two) = parse_tools([tool("a", description="é", parameters=CITY, strict=True), tool("b")]).tools
-    assert one.shown() == {
+    assert one.template_dict() == {
         "type": "function",
         "function": {"name": "a", "description": "é", "parameters": CITY},
     }
-    assert two.shown() == {
+    assert two.template_dict() == {
         "type": "function",
         "function": {"name": "b", "parameters": {"type": "object", "properties": {}}},
     }
@@ -76,8 +76,8 @@ def test_a_schema_is_always_of_an_object() -> None:
         ([tool("a b")], "1 to 64 letters"),
         ([tool("a\n")], "1 to 64 letters"),
         ([tool("é")], "1 to 64 letters"),
-        ([tool("a"), tool("b"), tool("a")], r"tools\[2\].function.name 'a' is taken"),
-        ([tool(description=3)], "description must be a text"),
+        ([tool("a"), tool("b"), tool("a")], r"tools\[2\].function.name 'a' is used by two tools"),
+        ([tool(description=3)], "description must be a string"),
         ([tool(description="\ud800")], "lone surrogate"),
         ([tool(strict="yes")], "strict must be true or false"),
         ([tool(parameters=[])], "must be a JSON schema that is an object, not list"),
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
         ({"type": "function"}, "tool_choice must be"),
         ({"type": "function", "name": "weather"}, "tool_choice must be"),
         ({"type": "function", "function": {"name": 1}}, "tool_choice must be"),
-        ({"type": "function", "function": {"name": "rain"}}, "names 'rain', which is none of the tools"),
+        ({"type": "function", "function": {"name": "rain"}}, "names 'rain', which is not one of the tools"),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "send only the tools"),
         ({"type": "custom", "custom": {"name": "weather"}}, "tool_choice must be"),
     ],
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_a_choice(choice: Any, says: str) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
 def test_a_choice_needs_tools(choice: Any) -> None:
     for tools in (None, []):
-        with pytest.raises(InvalidRequest, match="tool_choice needs tools"):
+        with pytest.raises(InvalidRequest, match="tool_choice requires tools"):
             parse_tools(tools, choice)
 
 

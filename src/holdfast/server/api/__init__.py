@@ -1,1 +1,1 @@
-"""What clients ask for: each route a file, and what several of them share."""
+"""The HTTP API: one module for each group of routes, and what they share. `schema` has the request and response models."""

@@ -1,4 +1,7 @@
-"""POST /v1/chat/completions: a conversation through the model's chat template, with tools and forms."""
+"""POST /v1/chat/completions: chat completions with tools and structured output, streamed or not.
+
+`_stream` writes the server-sent chunks, `_collect` the whole response.
+"""
 
 import time
 from collections.abc import AsyncIterator
@@ -16,10 +19,10 @@ from holdfast.errors import HoldfastError
 from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
 from holdfast.server.api.response_fields import chat_logprobs, holdfast_object, usage
 from holdfast.server.api.sampling import sampling_params
-from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.schema.responses import ChatCompletion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinker
+from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
@@ -29,23 +32,23 @@ from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse
 from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason, merge_deltas
 
 
-def chat_routes(front: Frontend) -> APIRouter:
-    router = APIRouter(tags=["answers"])
-    prompts = ChatPrompts(front.prompts)
+def chat_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+    prompts = ChatPrompts(frontend.prompts)
 
     @router.post(
         "/v1/chat/completions",
         openapi_extra=body_schema(ChatCompletionRequest),
-        responses=responses(ChatCompletion, ASKED, streams=True),
+        responses=responses(ChatCompletion, ENGINE_ERRORS, streams=True),
     )
     async def chat(request: Request) -> Response:
-        """Answer a conversation."""
+        """Create a chat completion."""
         body = await read_body(request, ChatCompletionRequest)
-        front.require_model(body.model)
+        frontend.require_model(body.model)
         _refuse_unsupported(body)
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
-                front.call(
+                frontend.call(
                     request,
                     "chat",
                     deterministic=bool(body.deterministic),
@@ -53,23 +56,23 @@ def chat_routes(front: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            answer = await run_until_disconnect(request, _begin(front, prompts, call, body))
+            response = await run_until_disconnect(request, _submit(frontend, prompts, call, body))
             if body.stream:
-                answer.fingerprint = await run_until_disconnect(request, call.fingerprint())
-                return EventStreamResponse(_events(answer), stack.pop_all())
-            return JSONResponse(await run_until_disconnect(request, _collect(answer)))
+                response.fingerprint = await run_until_disconnect(request, call.fingerprint())
+                return EventStreamResponse(_stream(response), stack.pop_all())
+            return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
     return router
 
 
-async def _begin(
-    front: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest
+async def _submit(
+    frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest
 ) -> "ChatResponse":
-    """Read the conversation and ask the engine."""
-    require_thinker(call, body)
+    """Render the conversation and submit the request to the engine."""
+    require_thinking_model(call, body)
     try:
-        prompt = await prompts.read(body)
-        params = _params(front, body, prompt)
+        prompt = await prompts.render(body)
+        params = _params(frontend, body, prompt)
         await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise to_api_error(error) from None
@@ -77,40 +80,42 @@ async def _begin(
         await call.accepted()
     except ApiError as error:
         raise error.with_message(prompt.plan.explain(error.message)) from None
-    return ChatResponse(front, call, body, prompt)
+    return ChatResponse(frontend, call, body, prompt)
 
 
 class ChatResponse:
-    """One response in the making."""
+    """The state of one response."""
 
-    def __init__(self, front: Frontend, call: Call, body: ChatCompletionRequest, prompt: ChatPrompt) -> None:
-        self.front = front
+    def __init__(
+        self, frontend: Frontend, call: Call, body: ChatCompletionRequest, prompt: ChatPrompt
+    ) -> None:
+        self.frontend = frontend
         self.call = call
         self.body = body
         self.fingerprint = ""
         self.created = int(time.time())
         seed = call.streams[0].seed
         assert seed is not None
-        self.choices = [ChatChoice(prompt.reader(seed, index)) for index in range(body.n or 1)]
+        self.choices = [ChatChoice(prompt.parser(seed, index)) for index in range(body.n or 1)]
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
             "id": f"chatcmpl-{self.call.request_id}",
             "object": kind,
             "created": self.created,
-            "model": self.front.model,
+            "model": self.frontend.model,
             "system_fingerprint": self.fingerprint,
         }
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self.front.prompts, logprobs) if self.body.logprobs else None
+        return chat_logprobs(self.frontend.prompts, logprobs) if self.body.logprobs else None
 
 
 class ChatChoice:
-    """One answer so far: text turned into content and calls."""
+    """The state of one choice: its text, parsed into content and tool calls."""
 
-    def __init__(self, reader: ToolParser) -> None:
-        self._reader = reader
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
         self.deltas: list[ChoiceDelta] = []
         self.logprobs: list[TokenLogprob] = []
         self.token_ids: list[int] = []
@@ -122,9 +127,9 @@ class ChatChoice:
         self.logprobs.extend(delta.logprobs or ())
         self.token_ids.extend(delta.token_ids)
         self.thoughts.extend(delta.thoughts)
-        new = self._reader.feed(delta.text)
+        new = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            new += self._reader.finish()
+            new += self._parser.finish()
         self.deltas += new
         if delta.finish_reason is not None:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
@@ -132,13 +137,13 @@ class ChatChoice:
         return new
 
 
-async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
-    """The role first, then a chunk a delta; the last one says how the answer was come by."""
-    call, body = answer.call, answer.body
-    head = answer.head("chat.completion.chunk")
+async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
+    """Chunks: the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
+    call, body = response.call, response.body
+    head = response.head("chat.completion.chunk")
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    open_ended: dict[str, Any] = {"usage": None} if with_usage else {}
-    for index in range(len(answer.choices)):
+    null_usage: dict[str, Any] = {"usage": None} if with_usage else {}
+    for index in range(len(response.choices)):
         first = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -146,8 +151,8 @@ async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
             "finish_reason": None,
         }
         ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
-        yield sse_event({**head, "choices": [first], **open_ended, **ids})
-    num_open = len(answer.choices)
+        yield sse_event({**head, "choices": [first], **null_usage, **ids})
+    num_unfinished = len(response.choices)
     thoughts = ThoughtStream()
     last: dict[str, Any] = {}
     async for _, delta in call.deltas():
@@ -155,27 +160,27 @@ async def _events(answer: ChatResponse) -> AsyncIterator[bytes]:
             yield KEEP_ALIVE
             continue
         if delta.finish_reason == "error":
-            continue  # told as an event of its own, with the outcome
+            continue  # sent as an error event when the result arrives
         thoughts.add(delta.index, delta.thoughts)
-        for choice in _chunks(answer, delta):
-            num_open -= choice["finish_reason"] is not None
-            if num_open == 0:
+        for choice in _chunk_choices(response, delta):
+            num_unfinished -= choice["finish_reason"] is not None
+            if num_unfinished == 0:
                 last = choice
                 break
-            yield sse_event({**head, "choices": [choice], **open_ended, **thoughts.about()})
-    call.finished([choice.finish_reason or "stop" for choice in answer.choices])
-    about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
+            yield sse_event({**head, "choices": [choice], **null_usage, **thoughts.pop_object()})
+    call.finished([choice.finish_reason or "stop" for choice in response.choices])
+    details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
     if with_usage:
         yield sse_event({**head, "choices": [last], "usage": None})
-        yield sse_event({**head, "choices": [], "usage": usage(call), **about})
+        yield sse_event({**head, "choices": [], "usage": usage(call), **details})
     else:
-        yield sse_event({**head, "choices": [last], **about})
+        yield sse_event({**head, "choices": [last], **details})
     yield DONE
 
 
-def _chunks(answer: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
-    """The choices of the chunks one delta makes. Logprobs and ids go with the first; text held back comes without them."""
-    choice = answer.choices[delta.index]
+def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
+    """The `choices` entries of the chunks for one delta. Logprobs and token ids go with the first of them."""
+    choice = response.choices[delta.index]
     bodies = [one.body() for one in choice.take(delta)]
     if delta.finish_reason is not None or not bodies:
         bodies.append({})
@@ -184,8 +189,8 @@ def _chunks(answer: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
     ]
     chunks[-1]["finish_reason"] = choice.finish_reason
     if delta.logprobs:
-        chunks[0]["logprobs"] = answer.logprobs(list(delta.logprobs))
-    if answer.body.return_token_ids:
+        chunks[0]["logprobs"] = response.logprobs(list(delta.logprobs))
+    if response.body.return_token_ids:
         chunks[0]["token_ids"] = delta.token_ids
     return [
         one
@@ -194,47 +199,50 @@ def _chunks(answer: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
     ]
 
 
-async def _collect(answer: ChatResponse) -> dict[str, Any]:
-    """The whole response."""
-    call, body = answer.call, answer.body
+async def _collect(response: ChatResponse) -> dict[str, Any]:
+    """The whole response, without streaming."""
+    call, body = response.call, response.body
     async for _, delta in call.deltas():
         if delta is not None:
-            answer.choices[delta.index].take(delta)
-    call.finished([choice.finish_reason or "stop" for choice in answer.choices])
-    answer.fingerprint = await call.fingerprint()
+            response.choices[delta.index].take(delta)
+    call.finished([choice.finish_reason or "stop" for choice in response.choices])
+    response.fingerprint = await call.fingerprint()
     choices = []
-    for index, choice in enumerate(answer.choices):
-        written: dict[str, Any] = {
+    for index, choice in enumerate(response.choices):
+        entry: dict[str, Any] = {
             "index": index,
             "message": merge_deltas(choice.deltas).body(),
-            "logprobs": answer.logprobs(choice.logprobs),
+            "logprobs": response.logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
-        choices.append({**written, "token_ids": choice.token_ids} if body.return_token_ids else written)
-    response = {
-        **answer.head("chat.completion"),
+        choices.append({**entry, "token_ids": choice.token_ids} if body.return_token_ids else entry)
+    body_json = {
+        **response.head("chat.completion"),
         "choices": choices,
         "usage": usage(call),
-        "holdfast": {**holdfast_object(call), **all_thoughts(call, (one.thoughts for one in answer.choices))},
+        "holdfast": {
+            **holdfast_object(call),
+            **all_thoughts(call, (one.thoughts for one in response.choices)),
+        },
     }
-    return {**response, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else response
+    return {**body_json, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else body_json
 
 
-def _params(front: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
+def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return sampling_params(
         body,
-        front.config,
-        max_tokens=_room(front, len(prompt.ids)) if given is None else given,
-        structured=prompt.form,
+        frontend.config,
+        max_tokens=_max_tokens_left(frontend, len(prompt.ids)) if max_tokens is None else max_tokens,
+        structured=prompt.plan.structured,
         logprobs=logprobs,
     )
 
 
-def _room(front: Frontend, prompt_len: int) -> int:
-    """Without a limit an answer may take what is left of the context."""
-    ready = front.supervisor.link.ready
+def _max_tokens_left(frontend: Frontend, prompt_len: int) -> int:
+    """The default limit: the rest of the context."""
+    ready = frontend.supervisor.link.ready
     assert ready is not None
     return max(1, min(ready.max_model_len, ready.num_kv_positions) - prompt_len)
 
@@ -244,5 +252,5 @@ def _refuse_unsupported(body: ChatCompletionRequest) -> None:
         raise ApiError(400, 'modalities may only be ["text"]', param="modalities", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(
-            400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value"
+            400, "top_logprobs requires logprobs to be true", param="top_logprobs", code="invalid_value"
         )

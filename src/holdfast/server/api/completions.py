@@ -1,4 +1,7 @@
-"""POST /v1/completions: raw prompts, text or token ids, one or a batch of them."""
+"""POST /v1/completions: completions of prompts, given as text or token ids, one or a batch.
+
+`_stream` writes the server-sent chunks, `_collect` the whole response.
+"""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,12 +17,12 @@ from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
 from holdfast.server.api.response_fields import TextLogprobs, holdfast_object, usage
-from holdfast.server.api.response_format import form_of
+from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.sampling import sampling_params
-from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.api.schema.responses import Completion
-from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinker
+from holdfast.server.api.thinking import ThoughtStream, all_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
@@ -30,27 +33,27 @@ from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse
 _DEFAULT_MAX_TOKENS = 16
 
 
-def completion_routes(front: Frontend) -> APIRouter:
-    router = APIRouter(tags=["answers"])
+def completion_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["completions"])
 
     @router.post(
         "/v1/completions",
         openapi_extra=body_schema(CompletionRequest),
-        responses=responses(Completion, ASKED, streams=True),
+        responses=responses(Completion, ENGINE_ERRORS, streams=True),
     )
     async def completions(request: Request) -> Response:
-        """Complete prompts."""
+        """Create completions of one or several prompts."""
         body = await read_body(request, CompletionRequest)
-        front.require_model(body.model)
+        frontend.require_model(body.model)
         _refuse_unsupported(body)
-        prompts = _prompts(body, front.config.max_prompts)
+        prompts = _prompts(body, frontend.config.max_prompts)
         try:
-            params = await front.prompts.run_in_thread(lambda: _params(body, front))
+            params = await frontend.prompts.run_in_thread(lambda: _params(body, frontend))
         except HoldfastError as error:
             raise to_api_error(error) from None
         async with AsyncExitStack() as stack:
             call = await stack.enter_async_context(
-                front.call(
+                frontend.call(
                     request,
                     "text_completion",
                     deterministic=params.deterministic,
@@ -58,34 +61,34 @@ def completion_routes(front: Frontend) -> APIRouter:
                     stream=bool(body.stream),
                 )
             )
-            answer = CompletionResponse(front, call, body, params)
-            await run_until_disconnect(request, _submit(front, call, prompts, body, params))
+            response = CompletionResponse(frontend, call, body, params)
+            await run_until_disconnect(request, _submit(frontend, call, prompts, body, params))
             if body.stream:
-                answer.fingerprint = await run_until_disconnect(request, call.fingerprint())
-                return EventStreamResponse(_events(answer), stack.pop_all())
-            return JSONResponse(await run_until_disconnect(request, _collect(answer)))
+                response.fingerprint = await run_until_disconnect(request, call.fingerprint())
+                return EventStreamResponse(_stream(response), stack.pop_all())
+            return JSONResponse(await run_until_disconnect(request, _collect(response)))
 
     return router
 
 
 async def _submit(
-    front: Frontend,
+    frontend: Frontend,
     call: Call,
     prompts: list[str | list[int]],
     body: CompletionRequest,
     params: SamplingParams,
 ) -> None:
-    require_thinker(call, body)
-    frame = body.add_special_tokens is not False
+    require_thinking_model(call, body)
+    add_special_tokens = body.add_special_tokens is not False
     try:
         for prompt in prompts:
             if isinstance(prompt, list):
-                front.prompts.require_room(len(prompt))
+                frontend.prompts.require_room(len(prompt))
             text = prompt if isinstance(prompt, str) else None
             ids = (
                 prompt
                 if isinstance(prompt, list)
-                else await front.prompts.encode(prompt, add_special_tokens=frame)
+                else await frontend.prompts.encode(prompt, add_special_tokens=add_special_tokens)
             )
             await call.submit(ids, params, echo_text=text, want_receipt=bool(body.return_receipt))
     except HoldfastError as error:
@@ -95,9 +98,9 @@ async def _submit(
 
 @dataclass
 class _Choice:
-    """One answer so far."""
+    """The state of one choice."""
 
-    offsets: TextLogprobs
+    logprobs_writer: TextLogprobs
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
@@ -106,10 +109,12 @@ class _Choice:
 
 
 class CompletionResponse:
-    """One response in the making."""
+    """The state of one response."""
 
-    def __init__(self, front: Frontend, call: Call, body: CompletionRequest, params: SamplingParams) -> None:
-        self.front = front
+    def __init__(
+        self, frontend: Frontend, call: Call, body: CompletionRequest, params: SamplingParams
+    ) -> None:
+        self.frontend = frontend
         self.call = call
         self.body = body
         self.params = params
@@ -122,22 +127,22 @@ class CompletionResponse:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.front.model,
+            "model": self.frontend.model,
             "system_fingerprint": self.fingerprint,
         }
 
     def index(self, at: int, delta: Delta) -> int:
-        """Choices of the first prompt first."""
+        """The index of a choice: choices of the first prompt first."""
         return at * self.params.n + delta.index
 
 
-async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
-    """A chunk a delta; the last one says how the answer was come by."""
-    call, body = answer.call, answer.body
-    head = answer.head()
+async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
+    """One chunk for each delta; the last chunk has the `holdfast` object."""
+    call, body = response.call, response.body
+    head = response.head()
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    offsets: dict[int, TextLogprobs] = {}
-    begun: set[int] = set()
+    writers: dict[int, TextLogprobs] = {}
+    started: set[int] = set()
     reasons: dict[int, str] = {}
     last: dict[str, Any] = {}
     thoughts = ThoughtStream()
@@ -146,8 +151,8 @@ async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
             yield KEEP_ALIVE
             continue
         if delta.finish_reason == "error":
-            continue  # told as an event of its own, with the outcome
-        index = answer.index(at, delta)
+            continue  # sent as an error event when the result arrives
+        index = response.index(at, delta)
         thoughts.add(index, delta.thoughts)
         choice: dict[str, Any] = {
             "index": index,
@@ -156,98 +161,105 @@ async def _events(answer: CompletionResponse) -> AsyncIterator[bytes]:
             "finish_reason": delta.finish_reason,
         }
         if delta.logprobs:
-            writer = offsets.setdefault(index, TextLogprobs(answer.front.prompts))
+            writer = writers.setdefault(index, TextLogprobs(response.frontend.prompts))
             choice["logprobs"] = writer.write(delta.logprobs)
         if body.return_token_ids:
             choice["token_ids"] = delta.token_ids
-            if index not in begun:
+            if index not in started:
                 choice["prompt_token_ids"] = call.prompts[at]
-            begun.add(index)
+            started.add(index)
         if delta.finish_reason is not None:
             reasons[index] = delta.finish_reason
-        if len(reasons) == len(call.streams) * answer.params.n:
-            last = {**head, "choices": [choice]}  # told when it is known how all of them were come by
+        if len(reasons) == len(call.streams) * response.params.n:
+            last = {
+                **head,
+                "choices": [choice],
+            }  # sent with the `holdfast` object, when all results are known
             continue
-        usage_to_come = {"usage": None} if with_usage else {}
-        yield sse_event({**head, "choices": [choice], **usage_to_come, **thoughts.about()})
+        null_usage = {"usage": None} if with_usage else {}
+        yield sse_event({**head, "choices": [choice], **null_usage, **thoughts.pop_object()})
     call.finished([reasons[index] for index in sorted(reasons)])
-    about = {"holdfast": {**holdfast_object(call), **thoughts.take()}}
+    details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
     if with_usage:
         yield sse_event({**last, "usage": None})
-        yield sse_event({**head, "choices": [], "usage": usage(call), **about})
+        yield sse_event({**head, "choices": [], "usage": usage(call), **details})
     else:
-        yield sse_event({**last, **about})
+        yield sse_event({**last, **details})
     yield DONE
 
 
-async def _collect(answer: CompletionResponse) -> dict[str, Any]:
-    """The whole response."""
-    call, params, body = answer.call, answer.params, answer.body
-    choices = [_Choice(TextLogprobs(answer.front.prompts)) for _ in range(len(call.streams) * params.n)]
+async def _collect(response: CompletionResponse) -> dict[str, Any]:
+    """The whole response, without streaming."""
+    call, params, body = response.call, response.params, response.body
+    choices = [_Choice(TextLogprobs(response.frontend.prompts)) for _ in range(len(call.streams) * params.n)]
     async for at, delta in call.deltas():
         if delta is not None:
-            choice = choices[answer.index(at, delta)]
+            choice = choices[response.index(at, delta)]
             choice.text.append(delta.text)
             choice.token_ids.extend(delta.token_ids)
             choice.logprobs.extend(delta.logprobs or ())
             choice.thoughts.extend(delta.thoughts)
             choice.finish_reason = delta.finish_reason or choice.finish_reason
     call.finished([choice.finish_reason or "stop" for choice in choices])
-    answer.fingerprint = await call.fingerprint()
-    written = [
-        _written(answer, index, choice, call.results[index // params.n])
+    response.fingerprint = await call.fingerprint()
+    entries = [
+        _choice_entry(response, index, choice, call.results[index // params.n])
         for index, choice in enumerate(choices)
     ]
     if body.return_token_ids:
-        for index, one in enumerate(written):
+        for index, one in enumerate(entries):
             one["prompt_token_ids"] = call.prompts[index // params.n]
-    about = {**holdfast_object(call), **all_thoughts(call, (choice.thoughts for choice in choices))}
-    return {**answer.head(), "choices": written, "usage": usage(call), "holdfast": about}
+    details = {**holdfast_object(call), **all_thoughts(call, (choice.thoughts for choice in choices))}
+    return {**response.head(), "choices": entries, "usage": usage(call), "holdfast": details}
 
 
-def _written(answer: CompletionResponse, index: int, choice: _Choice, result: Result) -> dict[str, Any]:
+def _choice_entry(
+    response: CompletionResponse, index: int, choice: _Choice, result: Result
+) -> dict[str, Any]:
     logprobs = None
-    if answer.body.logprobs is not None:
+    if response.body.logprobs is not None:
         before = result.prompt_logprobs or ()
-        first = answer.call.prompts[index // answer.params.n][0]
-        logprobs = choice.offsets.write((*before, *choice.logprobs), first)
-    written: dict[str, Any] = {
+        first = response.call.prompts[index // response.params.n][0]
+        logprobs = choice.logprobs_writer.write((*before, *choice.logprobs), first)
+    entry: dict[str, Any] = {
         "index": index,
         "text": "".join(choice.text),
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
     }
-    if answer.body.return_token_ids:
-        written["token_ids"] = choice.token_ids
-    return written
+    if response.body.return_token_ids:
+        entry["token_ids"] = choice.token_ids
+    return entry
 
 
-def _params(body: CompletionRequest, front: Frontend) -> SamplingParams:
+def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
     echo = bool(body.echo)
     return sampling_params(
         body,
-        front.config,
+        frontend.config,
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        structured=form_of(body),
+        structured=parse_structured_output(body),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if echo else None,
         echo=echo,
     )
 
 
-def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
-    """One entry a prompt. A list of numbers is one prompt."""
+def _prompts(body: CompletionRequest, max_prompts: int) -> list[str | list[int]]:
+    """The list of prompts. A list of numbers is one prompt."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ApiError(400, "prompt is empty; give at least one token", param="prompt", code="invalid_value")
+        raise ApiError(
+            400, "prompt is empty; it must have at least one token", param="prompt", code="invalid_value"
+        )
     if isinstance(prompt[0], int):
         return [[one for one in prompt if isinstance(one, int)]]
-    if len(prompt) > most:
+    if len(prompt) > max_prompts:
         raise ApiError(
             400,
-            f"prompt holds {len(prompt)} prompts; at most {most} are allowed",
+            f"prompt has {len(prompt)} prompts; at most {max_prompts} are allowed",
             param="prompt",
             code="invalid_value",
         )
@@ -255,19 +267,19 @@ def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
-    refusals: tuple[tuple[str, Callable[[], bool], str], ...] = (
+    unsupported: tuple[tuple[str, Callable[[], bool], str], ...] = (
         (
             "best_of",
             lambda: body.best_of not in (None, body.n or 1),
-            "best_of must equal n: answers are not ranked",
+            "best_of must equal n: choices are not ranked",
         ),
         ("suffix", lambda: bool(body.suffix), "suffix is not supported"),
         (
             "echo",
             lambda: bool(body.echo and body.stream and body.logprobs is not None),
-            "echo with logprobs cannot be streamed: the prompt's logprobs come with the end; leave stream out",
+            "echo with logprobs cannot be streamed, because the prompt's logprobs are known only at the end; omit stream",
         ),
     )
-    for param, is_asked, why in refusals:
-        if is_asked():
+    for param, is_requested, why in unsupported:
+        if is_requested():
             raise ApiError(400, why, param=param, code="unsupported_value")

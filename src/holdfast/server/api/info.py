@@ -1,4 +1,4 @@
-"""GET routes that say what the server is and how it does: health, version, models, certificate, metrics."""
+"""GET routes about the server: health, version, models, certificate, metrics."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
-from holdfast.server.api.schema.openapi import NEEDS_NO_KEY, READ, responses
+from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
 from holdfast.server.api.schema.responses import (
     CertificateResponse,
     HealthResponse,
@@ -24,7 +24,7 @@ from holdfast.version import __version__
 _STATUS_SECONDS = 2.0
 
 
-def about_routes(front: Frontend) -> APIRouter:
+def info_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["server"])
 
     @router.get(
@@ -32,41 +32,41 @@ def about_routes(front: Frontend) -> APIRouter:
         openapi_extra=NEEDS_NO_KEY,
         responses={
             **responses(HealthResponse, ()),
-            503: {"model": HealthResponse, "description": "Not now."},
+            503: {"model": HealthResponse, "description": "The server cannot answer requests now."},
         },
     )
     async def health() -> Response:
-        """200 if a request would be answered now, 503 if not. Needs no key."""
-        if not front.admission.is_open:
+        """200 if requests are answered now, else 503. Requires no API key."""
+        if not frontend.admission.is_open:
             return JSONResponse({"status": "draining"}, 503, {"Retry-After": "5"})
-        if not front.supervisor.is_ready:
+        if not frontend.supervisor.is_ready:
             return JSONResponse({"status": "starting"}, 503, {"Retry-After": "5"})
-        if front.supervisor.is_stuck:
+        if frontend.supervisor.is_stuck:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
         return JSONResponse({"status": "ok"})
 
-    @router.get("/version", responses=responses(VersionResponse, READ))
+    @router.get("/version", responses=responses(VersionResponse, GET_ERRORS))
     async def version() -> Response:
-        """The server's own version."""
+        """The version of Holdfast."""
         return JSONResponse({"version": __version__})
 
-    @router.get("/v1/models", responses=responses(ModelList, READ))
+    @router.get("/v1/models", responses=responses(ModelList, GET_ERRORS))
     async def models() -> Response:
-        """The model that is served, under each of its names."""
-        return JSONResponse({"object": "list", "data": [_model(front, name) for name in front.names]})
+        """The served model, under each of its names."""
+        return JSONResponse({"object": "list", "data": [_model(frontend, name) for name in frontend.names]})
 
-    @router.get("/v1/models/{name:path}", responses=responses(ModelInfo, (*READ, 404)))
+    @router.get("/v1/models/{name:path}", responses=responses(ModelInfo, (*GET_ERRORS, 404)))
     async def model(name: str) -> Response:
         """One model."""
-        front.require_model(name)
-        return JSONResponse(_model(front, name))
+        frontend.require_model(name)
+        return JSONResponse(_model(frontend, name))
 
-    @router.get("/v1/certificate", responses=responses(CertificateResponse, (*READ, 503)))
+    @router.get("/v1/certificate", responses=responses(CertificateResponse, (*GET_ERRORS, 503)))
     async def certificate() -> Response:
-        """What the engine was certified for on this machine, and its fingerprint."""
-        link = front.supervisor.link
+        """The engine's certificate on this machine, and its fingerprint."""
+        link = frontend.supervisor.link
         assert link.ready is not None
-        named = await front.fingerprint()
+        named = await frontend.fingerprint()
         return JSONResponse(
             {
                 "object": "holdfast.certificate",
@@ -78,27 +78,27 @@ def about_routes(front: Frontend) -> APIRouter:
             }
         )
 
-    @router.get("/metrics", response_class=PlainTextResponse, responses=responses(None, READ))
+    @router.get("/metrics", response_class=PlainTextResponse, responses=responses(None, GET_ERRORS))
     async def metrics(request: Request) -> Response:
-        """For Prometheus."""
+        """Metrics in Prometheus' text format."""
         try:
             async with asyncio.timeout(_STATUS_SECONDS):
-                await front.supervisor.link.status()  # the listener tells the metrics
+                await frontend.supervisor.link.status()  # the listener updates the metrics
         except (ApiError, EngineStopped, TimeoutError):
-            pass  # the last known figures are better than none
-        text, media_type = front.metrics.render(request.headers.get("accept", ""))
+            pass  # report the last known values
+        text, media_type = frontend.metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=media_type)
 
     return router
 
 
-def _model(front: Frontend, name: str) -> dict[str, Any]:
-    ready = front.supervisor.link.ready if front.supervisor.is_ready else None
+def _model(frontend: Frontend, name: str) -> dict[str, Any]:
+    ready = frontend.supervisor.link.ready if frontend.supervisor.is_ready else None
     return {
         "id": name,
         "object": "model",
-        "created": front.created,
+        "created": frontend.created,
         "owned_by": "holdfast",
-        "root": front.model,
+        "root": frontend.model,
         "max_model_len": None if ready is None else ready.max_model_len,
     }

@@ -1,4 +1,4 @@
-"""POST /v1/replay: ask a receipt's request again, here and now, and compare every bit."""
+"""POST /v1/replay: run a receipt's request again and compare every bit."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
 from holdfast.server.api.response_fields import usage
-from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ReplayRequest
 from holdfast.server.api.schema.responses import ReplayResponse
 from holdfast.server.call import Call
@@ -25,50 +25,55 @@ from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
 
 
-def replay_routes(front: Frontend) -> APIRouter:
+def replay_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post(
-        "/v1/replay", openapi_extra=body_schema(ReplayRequest), responses=responses(ReplayResponse, ASKED)
+        "/v1/replay",
+        openapi_extra=body_schema(ReplayRequest),
+        responses=responses(ReplayResponse, ENGINE_ERRORS),
     )
     async def replay(request: Request) -> Response:
-        """Replay a receipt. Where the fingerprints differ nothing is run unless `force` says so."""
+        """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await read_body(request, ReplayRequest)
         try:
-            receipt, prompt_ids = await front.prompts.run_in_thread(lambda: _read(body))
-            front.prompts.require_room(len(prompt_ids))
+            receipt, prompt_ids = await frontend.prompts.run_in_thread(lambda: _parse(body))
+            frontend.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
             raise to_api_error(error) from None
-        if receipt.params.n > front.config.max_choices:
-            raise ApiError(400, f"n must be at most {front.config.max_choices}", param="receipt")
-        named = await front.fingerprint()
-        differences = Fingerprint(named.parts).differences(receipt.fingerprint, here="here")
-        answer = _answer(receipt, differences)
+        if receipt.params.n > frontend.config.max_choices:
+            message = (
+                f"the receipt's n is {receipt.params.n}; at most {frontend.config.max_choices} is allowed"
+            )
+            raise ApiError(400, message, param="receipt")
+        fingerprint = await frontend.fingerprint()
+        differences = Fingerprint(fingerprint.parts).differences(receipt.fingerprint, here="here")
+        response = _not_compared(receipt, differences)
         if differences and not body.force:
-            return JSONResponse(answer)
+            return JSONResponse(response)
         params = replace(receipt.params, seed=receipt.seed)
-        async with front.call(
+        async with frontend.call(
             request, "replay", deterministic=params.deterministic, num_choices=params.n
         ) as call:
             await call.submit(prompt_ids, params, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
             try:
-                outcome = compare_result(receipt, result, front.prompts.token_text)
+                comparison = compare_result(receipt, result, frontend.prompts.token_text)
             except HoldfastError as error:
                 raise to_api_error(error) from None
-            return JSONResponse({**answer, **_compared(outcome), "usage": usage(call)})
+            return JSONResponse({**response, **_compared(comparison), "usage": usage(call)})
 
     return router
 
 
-def _read(body: ReplayRequest) -> tuple[Receipt, list[int]]:
+def _parse(body: ReplayRequest) -> tuple[Receipt, list[int]]:
     receipt = parse_receipt(body.receipt)
     return receipt, require_prompt(receipt, body.prompt_token_ids)
 
 
 async def _run(call: Call, num_choices: int) -> Result:
-    """The new result, with its choices put together from their deltas."""
+    """The new result, with its choices merged from their deltas."""
     await call.accepted()
     deltas: list[list[Delta]] = [[] for _ in range(num_choices)]
     async for _, delta in call.deltas():
@@ -89,8 +94,8 @@ def _choice(deltas: list[Delta]) -> Choice:
     )
 
 
-def _answer(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
-    """Before anything was compared."""
+def _not_compared(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
+    """The response if nothing was compared."""
     return {
         "object": "holdfast.replay",
         "same": False,
@@ -102,15 +107,15 @@ def _answer(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
     }
 
 
-def _compared(outcome: Replay) -> dict[str, Any]:
-    first = outcome.difference
+def _compared(replay: Replay) -> dict[str, Any]:
+    first = replay.difference
     return {
-        "same": outcome.same,
+        "same": replay.same,
         "compared": True,
         "difference": None
         if first is None
         else {"choice": first.choice, "position": first.position, "what": first.what},
-        "mode": outcome.mode,
-        "num_tokens": outcome.num_tokens,
-        "num_logprobs": outcome.num_logprobs,
+        "mode": replay.mode,
+        "num_tokens": replay.num_tokens,
+        "num_logprobs": replay.num_logprobs,
     }

@@ -1,6 +1,6 @@
-"""The form of an answer as clients ask for it: OpenAI's `response_format`, or vLLM's `structured_outputs` and `guided_*`.
+"""Parses structured output fields: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
 
-A request has one form at most. Schemas are always followed to the letter: `strict` may be said, and changes nothing.
+A request may use one of them. Schemas are always enforced, so `strict` is accepted and changes nothing.
 """
 
 import re
@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from holdfast.core.sampling_params import show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, is_deep
+from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, is_nested_deeper
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
-class FormFields(Protocol):
-    """The fields of a body that ask for a form. None is a field left out."""
+class StructuredOutputFields(Protocol):
+    """The fields of a body that ask for structured output. None is an omitted field."""
 
     @property
     def response_format(self) -> Any: ...
@@ -32,112 +32,114 @@ class FormFields(Protocol):
     def guided_grammar(self) -> Any: ...
 
 
-def form_of(body: FormFields) -> StructuredOutput | None:
-    """The form a body asks for, if it asks for one; raises `InvalidRequest` for two, or for one that is none."""
-    forms: dict[str, StructuredOutput] = {}
-    for name, read in _READERS.items():
+def parse_structured_output(body: StructuredOutputFields) -> StructuredOutput | None:
+    """The structured output a body asks for, if any. Raises `InvalidRequest` for two, or for an invalid one."""
+    found: dict[str, StructuredOutput] = {}
+    for name, parse in _PARSERS.items():
         value = getattr(body, name)
-        form = None if value is None else read(name, value)
-        if form is not None:
-            forms[name] = form
-    if len(forms) > 1:
-        raise InvalidRequest(f"{' and '.join(forms)} ask for a form each; a request can have one")
-    return next(iter(forms.values()), None)
+        output = None if value is None else parse(name, value)
+        if output is not None:
+            found[name] = output
+    if len(found) > 1:
+        raise InvalidRequest(
+            f"{' and '.join(found)} cannot be combined; a request can have one structured output"
+        )
+    return next(iter(found.values()), None)
 
 
-def _read_response_format(place: str, value: object) -> StructuredOutput | None:
+def _parse_response_format(path: str, value: object) -> StructuredOutput | None:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{place} must be an object with a type, not {show(value)}")
+        raise InvalidRequest(f"{path} must be an object with a type, not {show(value)}")
     kind = value.get("type")
     if kind not in ("text", "json_object", "json_schema"):
-        raise InvalidRequest(f'{place}.type must be "text", "json_object" or "json_schema", not {show(kind)}')
+        raise InvalidRequest(f'{path}.type must be "text", "json_object" or "json_schema", not {show(kind)}')
     if kind != "json_schema" and value.get("json_schema") is not None:
-        raise InvalidRequest(f'{place}.json_schema needs the type "json_schema", not {show(kind)}')
+        raise InvalidRequest(f'{path}.json_schema requires the type "json_schema", not {show(kind)}')
     if kind == "text":
         return None
     if kind == "json_object":
         return StructuredOutput(json_object=True)
-    return _read_named_schema(f"{place}.json_schema", value.get("json_schema"))
+    return _parse_named_schema(f"{path}.json_schema", value.get("json_schema"))
 
 
-def _read_named_schema(place: str, value: object) -> StructuredOutput:
+def _parse_named_schema(path: str, value: object) -> StructuredOutput:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{place} must be an object with a name and a schema, not {show(value)}")
+        raise InvalidRequest(f"{path} must be an object with a name and a schema, not {show(value)}")
     name = value.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{place}.name must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
+            f"{path}.name must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
         )
     if not isinstance(value.get("strict"), bool | None):
-        raise InvalidRequest(f"{place}.strict must be true or false, not {show(value['strict'])}")
+        raise InvalidRequest(f"{path}.strict must be true or false, not {show(value['strict'])}")
     if not isinstance(value.get("description"), str | None):
-        raise InvalidRequest(f"{place}.description must be a text, not {show(value['description'])}")
+        raise InvalidRequest(f"{path}.description must be a string, not {show(value['description'])}")
     if not isinstance(value.get("schema"), Mapping):
-        raise InvalidRequest(f"{place}.schema must be a JSON schema that is an object")
-    return _read_schema(f"{place}.schema", value["schema"])
+        raise InvalidRequest(f"{path}.schema must be a JSON schema that is an object")
+    return _parse_schema(f"{path}.schema", value["schema"])
 
 
-def _read_schema(place: str, value: object) -> StructuredOutput:
+def _parse_schema(path: str, value: object) -> StructuredOutput:
     if not isinstance(value, str | Mapping | bool):
-        raise InvalidRequest(f"{place} must be a JSON schema, as an object or as text, not {show(value)}")
-    if is_deep(value, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(f"{place} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        raise InvalidRequest(f"{path} must be a JSON schema, as an object or a string, not {show(value)}")
+    if is_nested_deeper(value, MAX_SCHEMA_DEPTH):
+        raise InvalidRequest(f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
     return StructuredOutput(json_schema=value)
 
 
-def _read_structured_outputs(place: str, value: object) -> StructuredOutput | None:
+def _parse_structured_outputs(path: str, value: object) -> StructuredOutput | None:
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{place} must be an object, not {show(value)}")
+        raise InvalidRequest(f"{path} must be an object, not {show(value)}")
     unknown = sorted(set(value) - set(_KINDS), key=str)
     if unknown:
         raise InvalidRequest(
-            f"{place} does not know {show(unknown[0])}; it may hold one of {', '.join(_KINDS)}"
+            f"{path} has the unknown field {show(unknown[0])}; it may have one of {', '.join(_KINDS)}"
         )
     given = [kind for kind in _KINDS if value.get(kind) not in (None, False)]
     if len(given) != 1:
-        raise InvalidRequest(f"{place} must hold exactly one of {', '.join(_KINDS)}; it has {len(given)}")
-    return _KINDS[given[0]](f"{place}.{given[0]}", value[given[0]])
+        raise InvalidRequest(f"{path} must have exactly one of {', '.join(_KINDS)}; it has {len(given)}")
+    return _KINDS[given[0]](f"{path}.{given[0]}", value[given[0]])
 
 
-def _read_object(place: str, value: object) -> StructuredOutput:
+def _parse_object(path: str, value: object) -> StructuredOutput:
     if value is not True:
-        raise InvalidRequest(f"{place} must be true or false, not {show(value)}")
+        raise InvalidRequest(f"{path} must be true or false, not {show(value)}")
     return StructuredOutput(json_object=True)
 
 
-def _read_regex(place: str, value: object) -> StructuredOutput:
-    return StructuredOutput(regex=_check_text(place, value))
+def _parse_regex(path: str, value: object) -> StructuredOutput:
+    return StructuredOutput(regex=_check_text(path, value))
 
 
-def _read_grammar(place: str, value: object) -> StructuredOutput:
-    return StructuredOutput(lark=_check_text(place, value))
+def _parse_grammar(path: str, value: object) -> StructuredOutput:
+    return StructuredOutput(lark=_check_text(path, value))
 
 
-def _read_choice(place: str, value: object) -> StructuredOutput:
+def _parse_choice(path: str, value: object) -> StructuredOutput:
     if not isinstance(value, list | tuple):
-        raise InvalidRequest(f"{place} must be a list of texts, not {show(value)}")
+        raise InvalidRequest(f"{path} must be a list of strings, not {show(value)}")
     return StructuredOutput(choice=value)
 
 
-def _check_text(place: str, value: object) -> str:
+def _check_text(path: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidRequest(f"{place} must be a text that is not empty, not {show(value)}")
+        raise InvalidRequest(f"{path} must be a string that is not empty, not {show(value)}")
     return value
 
 
-_Reader = Callable[[str, object], StructuredOutput | None]
-_KINDS: dict[str, _Reader] = {
-    "json": _read_schema,
-    "regex": _read_regex,
-    "choice": _read_choice,
-    "grammar": _read_grammar,
-    "json_object": _read_object,
+_Parser = Callable[[str, object], StructuredOutput | None]
+_KINDS: dict[str, _Parser] = {
+    "json": _parse_schema,
+    "regex": _parse_regex,
+    "choice": _parse_choice,
+    "grammar": _parse_grammar,
+    "json_object": _parse_object,
 }
-_READERS: dict[str, _Reader] = {
-    "response_format": _read_response_format,
-    "structured_outputs": _read_structured_outputs,
-    "guided_json": _read_schema,
-    "guided_regex": _read_regex,
-    "guided_choice": _read_choice,
-    "guided_grammar": _read_grammar,
+_PARSERS: dict[str, _Parser] = {
+    "response_format": _parse_response_format,
+    "structured_outputs": _parse_structured_outputs,
+    "guided_json": _parse_schema,
+    "guided_regex": _parse_regex,
+    "guided_choice": _parse_choice,
+    "guided_grammar": _parse_grammar,
 }

@@ -1,4 +1,4 @@
-"""From a body's fields to `SamplingParams`. What may stand in them is said by `SamplingParams` and the server's limits."""
+"""Builds `SamplingParams` from a body's fields. `SamplingParams` and the server's limits validate the values."""
 
 import secrets
 from typing import Any
@@ -15,7 +15,7 @@ _SAME_NAMES = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     "think",
 )
-_SEED_BITS = 53  # every JSON reader keeps such a number as it is
+_SEED_BITS = 53  # every JSON parser reads such an integer exactly
 
 
 def sampling_params(
@@ -28,7 +28,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     echo: bool = False,
 ) -> SamplingParams:
-    """Valid settings; raises `InvalidRequest` or `ApiError` for others."""
+    """The sampling parameters. Raises `InvalidRequest` or `ApiError` if a value is invalid."""
     given: dict[str, Any] = {
         name: getattr(body, name) for name in _SAME_NAMES if getattr(body, name) is not None
     }
@@ -55,10 +55,13 @@ def sampling_params(
     )
 
 
-def _stops(stop: str | list[str], most: int) -> str | list[str]:
-    if not isinstance(stop, str) and len(stop) > most:
+def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:
+    if not isinstance(stop, str) and len(stop) > max_stops:
         raise ApiError(
-            400, f"stop may hold at most {most} strings, not {len(stop)}", param="stop", code="invalid_value"
+            400,
+            f"stop may have at most {max_stops} strings, not {len(stop)}",
+            param="stop",
+            code="invalid_value",
         )
     return stop
 
@@ -66,6 +69,9 @@ def _stops(stop: str | list[str], most: int) -> str | list[str]:
 def _token_id(key: str) -> int:
     if not key.isascii() or not key.isdigit() or len(key) > 10:
         raise ApiError(
-            400, "the keys of logit_bias must be token ids, as text", param="logit_bias", code="invalid_value"
+            400,
+            "the keys of logit_bias must be token ids, as strings",
+            param="logit_bias",
+            code="invalid_value",
         )
     return int(key)

@@ -1,4 +1,4 @@
-"""POST /v1/score: the logprobs of a completion behind a prompt, the very bits it was generated with."""
+"""POST /v1/score: the logprobs of a given completion, bitwise equal to those of its generation."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -7,10 +7,10 @@ from starlette.responses import Response
 from holdfast.core.sampling_params import score_params
 from holdfast.errors import HoldfastError
 from holdfast.server.api.response_fields import finite, holdfast_object, usage
-from holdfast.server.api.schema.openapi import ASKED, body_schema, responses
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ScoreRequest
 from holdfast.server.api.schema.responses import ScoreResponse
-from holdfast.server.api.thinking import forced_thoughts, require_thinker
+from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
 from holdfast.server.call import Call
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
@@ -19,28 +19,30 @@ from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
 
 
-def score_routes(front: Frontend) -> APIRouter:
+def score_routes(frontend: Frontend) -> APIRouter:
     router = APIRouter(tags=["reproducibility"])
 
     @router.post(
-        "/v1/score", openapi_extra=body_schema(ScoreRequest), responses=responses(ScoreResponse, ASKED)
+        "/v1/score",
+        openapi_extra=body_schema(ScoreRequest),
+        responses=responses(ScoreResponse, ENGINE_ERRORS),
     )
     async def score(request: Request) -> Response:
-        """ScoreResponse a completion. A text completion is tokenised alone, without special tokens."""
+        """Score a completion. A text completion is tokenized by itself, without special tokens."""
         body = await read_body(request, ScoreRequest)
-        front.require_model(body.model)
+        frontend.require_model(body.model)
         deterministic = body.deterministic is not False
-        async with front.call(request, "score", deterministic=deterministic, num_choices=1) as call:
-            completion_ids = await run_until_disconnect(request, _run(front, call, body, deterministic))
+        async with frontend.call(request, "score", deterministic=deterministic, num_choices=1) as call:
+            completion_ids = await run_until_disconnect(request, _run(frontend, call, body, deterministic))
             call.finished(["length"])
             logprobs = [one for one in call.results[0].prompt_logprobs or () if one is not None]
             return JSONResponse(
                 {
                     "object": "holdfast.score",
-                    "model": front.model,
+                    "model": frontend.model,
                     "system_fingerprint": await call.fingerprint(),
                     "token_ids": completion_ids,
-                    "tokens": [front.prompts.token_text(one) for one in completion_ids],
+                    "tokens": [frontend.prompts.token_text(one) for one in completion_ids],
                     "logprobs": [finite(one.logprob) for one in logprobs],
                     "sum": sum(finite(one.logprob) for one in logprobs),
                     "usage": usage(call),
@@ -51,15 +53,15 @@ def score_routes(front: Frontend) -> APIRouter:
     return router
 
 
-async def _run(front: Frontend, call: Call, body: ScoreRequest, deterministic: bool) -> list[int]:
-    require_thinker(call, body)
+async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic: bool) -> list[int]:
+    require_thinking_model(call, body)
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
         if isinstance(prompt_ids, str):
-            prompt_ids = await front.prompts.encode(prompt_ids)
+            prompt_ids = await frontend.prompts.encode(prompt_ids)
         if isinstance(completion_ids, str):
-            completion_ids = await front.prompts.encode(completion_ids, add_special_tokens=False)
-        front.prompts.require_room(len(prompt_ids) + len(completion_ids))
+            completion_ids = await frontend.prompts.encode(completion_ids, add_special_tokens=False)
+        frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
         params = score_params(
             deterministic=deterministic,
             think=body.think is not False,

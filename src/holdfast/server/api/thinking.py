@@ -1,7 +1,7 @@
-"""What a model that thinks adds to a completion: fields of the body, and thoughts in the `holdfast` object.
+"""Thinking models: their fields in request bodies, and the `thoughts` in the `holdfast` object.
 
-An answer of a plain model knows nothing of it. Every thought says of which choice it is, so that several choices, and those
-of several prompts, can stand in one list. In a stream each is told once, in the chunk behind which its tokens come.
+Responses of other models have no such field. Every thought has the index of its choice, so one list serves all choices of
+all prompts. A stream sends each thought once, in the chunk before the tokens that follow it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,27 +13,27 @@ from holdfast.server.call import Call
 from holdfast.server.errors import ApiError
 
 
-def require_thinker(call: Call, body: ThinkingFields) -> None:
-    """Refuse what only a model that thinks could do. To think nothing is what a plain model does anyway."""
+def require_thinking_model(call: Call, body: ThinkingFields) -> None:
+    """Refuse fields that only a thinking model supports. `think: false` is accepted by every model."""
     if call.thinks:
         return
-    for param, is_asked in (("think", body.think), ("forced_thoughts", body.forced_thoughts)):
-        if is_asked:
+    for param, value in (("think", body.think), ("forced_thoughts", body.forced_thoughts)):
+        if value:
             raise ApiError(
                 400,
-                f"{param} is for models that think, and this one does not; leave it out",
+                f"{param} is only supported by thinking models, and this model is none; omit it",
                 param=param,
                 code="unsupported_value",
             )
 
 
 def forced_thoughts(given: Mapping[str, Sequence[int]]) -> dict[int, Sequence[int]]:
-    """By the chunk's number, which JSON can only write as text."""
+    """Forced thoughts by chunk index. JSON keys are strings, so the indices are parsed."""
     for key in given:
         if not key.isascii() or not key.isdigit() or len(key) > 8 or key != str(int(key)):
             raise ApiError(
                 400,
-                "the keys of forced_thoughts must be numbers of chunks, as text, such as 0 or 17",
+                'the keys of forced_thoughts must be chunk indices, as strings, such as "0" or "17"',
                 param="forced_thoughts",
                 code="invalid_value",
             )
@@ -41,33 +41,33 @@ def forced_thoughts(given: Mapping[str, Sequence[int]]) -> dict[int, Sequence[in
 
 
 def all_thoughts(call: Call, by_choice: Iterable[Sequence[Thought]]) -> dict[str, Any]:
-    """The field `thoughts` of a whole response; no field for a plain model."""
+    """The field `thoughts` of a whole response; no field if the model does not think."""
     if not call.thinks:
         return {}
-    return {"thoughts": [one for index, each in enumerate(by_choice) for one in _written(index, each)]}
+    return {"thoughts": [one for index, each in enumerate(by_choice) for one in _entries(index, each)]}
 
 
 class ThoughtStream:
-    """Thoughts on their way into a stream."""
+    """The thoughts that a stream has not sent yet."""
 
     def __init__(self) -> None:
-        self._untold: list[dict[str, Any]] = []
+        self._pending: list[dict[str, Any]] = []
 
     def add(self, index: int, thoughts: Sequence[Thought]) -> None:
-        self._untold += _written(index, thoughts)
+        self._pending += _entries(index, thoughts)
 
-    def take(self) -> dict[str, Any]:
-        """The field `thoughts` with those nobody was told of; no field where there are none."""
-        told, self._untold = self._untold, []
-        return {"thoughts": told} if told else {}
+    def pop(self) -> dict[str, Any]:
+        """The field `thoughts` with the pending thoughts; no field if there are none."""
+        thoughts, self._pending = self._pending, []
+        return {"thoughts": thoughts} if thoughts else {}
 
-    def about(self) -> dict[str, Any]:
+    def pop_object(self) -> dict[str, Any]:
         """The same, as the `holdfast` object of a chunk."""
-        told = self.take()
-        return {"holdfast": told} if told else {}
+        field = self.pop()
+        return {"holdfast": field} if field else {}
 
 
-def _written(index: int, thoughts: Sequence[Thought]) -> list[dict[str, Any]]:
+def _entries(index: int, thoughts: Sequence[Thought]) -> list[dict[str, Any]]:
     return [
         {
             "index": index,

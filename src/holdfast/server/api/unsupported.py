@@ -1,4 +1,4 @@
-"""Routes of OpenAI's that are not here. A client that asks for one is told what to use instead."""
+"""OpenAI routes that this server does not have. The error says what to use instead."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -6,19 +6,19 @@ from starlette.responses import Response
 from holdfast.server.errors import ApiError
 
 _INSTEAD = {
-    "/v1/responses": "the Responses API is not served; use POST /v1/chat/completions",
-    "/v1/embeddings": "embeddings are not served",
-    "/v1/moderations": "moderation is not served",
-    "/v1/assistants": "assistants are not served; use POST /v1/chat/completions",
-    "/v1/images/generations": "images are not served",
-    "/v1/audio/speech": "audio is not served",
-    "/v1/audio/transcriptions": "audio is not served",
-    "/v1/files": "files are not served",
-    "/v1/batches": "batches are not served; send a list of prompts to POST /v1/completions, or many requests at once",
+    "/v1/responses": "the Responses API is not supported; use POST /v1/chat/completions",
+    "/v1/embeddings": "embeddings are not supported",
+    "/v1/moderations": "moderation is not supported",
+    "/v1/assistants": "assistants are not supported; use POST /v1/chat/completions",
+    "/v1/images/generations": "images are not supported",
+    "/v1/audio/speech": "audio is not supported",
+    "/v1/audio/transcriptions": "audio is not supported",
+    "/v1/files": "files are not supported",
+    "/v1/batches": "batches are not supported; send a list of prompts to POST /v1/completions, or concurrent requests",
 }
 
 
-def unserved_routes() -> APIRouter:
+def unsupported_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     for path, why in _INSTEAD.items():
         _add(router, path, why)

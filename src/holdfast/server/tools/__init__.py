@@ -1,1 +1,1 @@
-"""Tool calls: what was offered, how models write calls, what forces one and what finds one."""
+"""Tool calls: the request's tools, the formats in which models write calls, grammars that force calls, and parsers."""

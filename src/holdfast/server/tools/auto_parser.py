@@ -1,15 +1,16 @@
-"""Finds the calls in what a model wrote of its own accord (`tool_choice` "auto").
+"""The tool parser for `tool_choice` "auto": finds calls in text that the model was free to write.
 
-A call is JSON, an object or a list of them, that names a tool the client offered and has an object of arguments. It stands
+A call is JSON, an object or a list of objects, that names one of the request's tools and has an object of arguments. It is
 
-    behind the format's opening marker, anywhere, and before its closing marker, another opening one, or the end; or
-    at the beginning of the answer, or behind another call (a ; may come between), without a marker.
+    after the format's opening marker, anywhere, and before its closing marker, another opening marker, or the end; or
+    at the beginning of the text, or after another call (optionally after a ;), without a marker.
 
-Everything else is content, letter for letter, with two exceptions: white space before a call and behind the last one is
-left out, and so are calls beyond the first where only one was asked for. Text that may become a call is held back until
-that is decided; what is not is given back, and looked through again behind its marker. The invariant: how the text was cut
-into pieces changes nothing in what the deltas add up to. It takes steps in proportion to the text, because JSON that holds
-a marker outside of a text is broken there and then (`json_scanner`): of the markers passed, at most one is still open.
+Everything else is content and is passed on unchanged, with two exceptions: white space before a call and after the last
+one is dropped, and so are calls after the first if `parallel_tool_calls` is false. Text that may become a call is held
+back until that is decided. If it is not a call, its marker becomes content and the rest is scanned again.
+
+Invariant: the merged deltas do not depend on how the text was split into chunks. The cost is linear in the text: JSON with
+a marker outside of a string is invalid at once (`json_scanner`), so at most one of the markers passed is still open.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,23 +27,23 @@ _HEAD_CHARS = 64
 
 @dataclass
 class _Capture:
-    """Text that may be a call: lead, JSON, and what stands behind it up to the closing marker."""
+    """Text that may be a call: leading space, JSON, and the text after it up to the closing marker."""
 
-    is_bare: bool
+    is_bare: bool  # without an opening marker
     lead: list[str] = field(default_factory=list)
     scanner: JsonScanner | None = None
     json: list[str] = field(default_factory=list)
-    head: str = ""  # how the JSON begins
-    calls: Sequence[WrittenCall] | None = None  # what the JSON says, once it is complete
+    head: str = ""  # the first characters of the JSON
+    calls: Sequence[WrittenCall] | None = None  # of the JSON, once it is complete
     space: list[str] = field(default_factory=list)
-    marker: str = ""  # a closing or an opening marker that has begun
+    marker: str = ""  # the beginning of a closing or opening marker
 
     def text(self) -> str:
         return "".join((*self.lead, *self.json, *self.space, self.marker))
 
 
 class AutoToolParser:
-    """Reads one answer. `names` are the tools that may be called."""
+    """Parses one choice. `names` are the tools that may be called."""
 
     def __init__(
         self, tool_format: ToolFormat, names: Iterable[str], ids: ToolCallIds, *, parallel: bool = True
@@ -52,35 +53,35 @@ class AutoToolParser:
         self._ids = ids
         self._parallel = parallel
         self._num_calls = 0
-        self._todo: list[tuple[str, int]] = []  # texts and where to go on in them; the last is the next
+        self._todo: list[tuple[str, int]] = []  # stack of (text, position to continue at)
         self._deltas: list[ChoiceDelta] = []
-        self._space: list[str] = []  # white space held back, because a call may follow
-        self._marker = ""  # an opening marker that has begun
+        self._space: list[str] = []  # white space held back in case a call follows
+        self._marker = ""  # the beginning of an opening marker
         self._may_be_bare = True  # whether a call may begin here without a marker
         self._open: _Capture | None = None
 
     def feed(self, text: str) -> list[ChoiceDelta]:
         self._todo.append((text, 0))
         self._run()
-        return self._take_deltas()
+        return self._pop_deltas()
 
     def finish(self) -> list[ChoiceDelta]:
         while self._open is not None:
             if self._open.calls is None:
-                self._give_back(self._open)
+                self._reject(self._open)
                 self._run()
-            else:  # all but its closing marker
+            else:  # complete but for its closing marker
                 marker = self._open.marker
-                self._call(self._open.calls)
+                self._emit_calls(self._open.calls)
                 self._marker = "" if self._format.closing.startswith(marker) else marker
-        self._say(self._marker)
+        self._emit_content(self._marker)
         self._marker = ""
         if not self._num_calls:
             self._deltas += [ContentDelta("".join(self._space))] if self._space else []
         self._space = []
-        return self._take_deltas()
+        return self._pop_deltas()
 
-    def _take_deltas(self) -> list[ChoiceDelta]:
+    def _pop_deltas(self) -> list[ChoiceDelta]:
         deltas, self._deltas = self._deltas, []
         return merge_content(deltas)
 
@@ -92,15 +93,15 @@ class AutoToolParser:
             if self._open is not None:
                 self._capture(self._open, text, at)
             elif self._marker:
-                self._go_on_with_marker(text, at)
+                self._continue_marker(text, at)
             elif self._may_be_bare:
-                self._look_for_bare(text, at)
+                self._find_bare_call(text, at)
             else:
-                self._look_for_marker(text, at)
+                self._find_marker(text, at)
 
-    # Outside of a call. Each takes some of the text and leaves the rest to do.
+    # Outside of a call. Each method consumes some text and pushes the rest onto the stack.
 
-    def _look_for_bare(self, text: str, at: int) -> None:
+    def _find_bare_call(self, text: str, at: int) -> None:
         begin = _skip_space(text, at)
         self._space.append(text[at:begin])
         self._todo.append((text, begin))
@@ -111,43 +112,43 @@ class AutoToolParser:
         else:
             self._may_be_bare = False
 
-    def _look_for_marker(self, text: str, at: int) -> None:
+    def _find_marker(self, text: str, at: int) -> None:
         opening = self._format.opening
         found = text.find(opening, at)
         if found >= 0:
-            self._say(text[at:found])
+            self._emit_content(text[at:found])
             self._open = _Capture(is_bare=False)
             self._todo.append((text, found + len(opening)))
             return
         last = text.rfind(opening[0], max(at, len(text) - len(opening) + 1))
         if last < 0 or not opening.startswith(text[last:]):
             last = len(text)
-        self._say(text[at:last])
+        self._emit_content(text[at:last])
         self._marker = text[last:]
 
-    def _go_on_with_marker(self, text: str, at: int) -> None:
+    def _continue_marker(self, text: str, at: int) -> None:
         rest = self._format.opening[len(self._marker) :]
-        piece = text[at : at + len(rest)]
-        if not rest.startswith(piece):
-            self._say(self._marker)
+        part = text[at : at + len(rest)]
+        if not rest.startswith(part):
+            self._emit_content(self._marker)
             self._marker = ""
             self._todo.append((text, at))
             return
-        self._marker += piece
-        self._todo.append((text, at + len(piece)))
-        if piece == rest:
+        self._marker += part
+        self._todo.append((text, at + len(part)))
+        if part == rest:
             self._marker, self._open = "", _Capture(is_bare=False)
 
-    def _say(self, text: str) -> None:
-        """ContentDelta, but for the white space at its end."""
-        said = text.rstrip(_SPACE)
-        if said:
-            self._deltas.append(ContentDelta("".join((*self._space, said))))
+    def _emit_content(self, text: str) -> None:
+        """Emit content, but hold back white space at its end."""
+        stripped = text.rstrip(_SPACE)
+        if stripped:
+            self._deltas.append(ContentDelta("".join((*self._space, stripped))))
             self._space = []
-        if len(said) < len(text):
-            self._space.append(text[len(said) :])
+        if len(stripped) < len(text):
+            self._space.append(text[len(stripped) :])
 
-    # Inside of what may be a call.
+    # Inside of a possible call.
 
     def _capture(self, open_: _Capture, text: str, at: int) -> None:
         if open_.scanner is None:
@@ -162,24 +163,24 @@ class AutoToolParser:
         if begin < len(text) and text[begin] == ";" and open_.is_bare and not open_.lead:
             begin += 1
         elif begin < len(text):
-            open_.scanner = JsonScanner()  # which sees at once if it is none
+            open_.scanner = JsonScanner()  # fails at once if this is no JSON
         open_.lead.append(text[at:begin])
         self._todo.append((text, begin))
 
     def _scan(self, open_: _Capture, scanner: JsonScanner, text: str, at: int) -> None:
         end = scanner.feed(text, at)
-        piece = text[at:end]
-        open_.json.append(piece)
-        open_.head += piece[: _HEAD_CHARS - len(open_.head)]
+        part = text[at:end]
+        open_.json.append(part)
+        open_.head += part[: _HEAD_CHARS - len(open_.head)]
         self._todo.append((text, end))
-        if scanner.broken or (open_.is_bare and not may_begin_call(open_.head)):
-            self._give_back(open_)
+        if scanner.failed or (open_.is_bare and not may_begin_call(open_.head)):
+            self._reject(open_)
         elif scanner.ended:
             open_.calls = read_calls("".join(open_.json), self._names)
             if open_.calls is None:
-                self._give_back(open_)
+                self._reject(open_)
             elif open_.is_bare or not self._format.closing:
-                self._call(open_.calls)
+                self._emit_calls(open_.calls)
 
     def _close(self, open_: _Capture, text: str, at: int) -> None:
         if not open_.marker:
@@ -190,23 +191,23 @@ class AutoToolParser:
         closing, opening = self._format.closing, self._format.opening
         if not closing.startswith(marker) and not opening.startswith(marker):
             self._todo.append((text, at))
-            self._give_back(open_)
+            self._reject(open_)
             return
         open_.marker = marker
         self._todo.append((text, min(at + 1, len(text))))
         if marker in (closing, opening):
             assert open_.calls is not None
-            self._call(open_.calls)
+            self._emit_calls(open_.calls)
             self._open = None if marker == closing else _Capture(is_bare=False)
 
-    def _give_back(self, open_: _Capture) -> None:
-        """It is no call: its marker is content, and behind it there may be another."""
+    def _reject(self, open_: _Capture) -> None:
+        """Not a call: its marker is content, and the text after it is scanned again."""
         self._open, self._may_be_bare = None, False
         if not open_.is_bare:
-            self._say(self._format.opening)
+            self._emit_content(self._format.opening)
         self._todo.append((open_.text(), 0))
 
-    def _call(self, calls: Sequence[WrittenCall]) -> None:
+    def _emit_calls(self, calls: Sequence[WrittenCall]) -> None:
         self._open, self._may_be_bare = None, True
         self._space = []
         for call in calls:

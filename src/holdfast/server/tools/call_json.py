@@ -1,7 +1,7 @@
-"""The JSON a model writes a call in: {"name": ..., "arguments": {...}}, or "parameters", or a list of such objects.
+"""Reads calls from JSON: {"name": ..., "arguments": {...}}, or "parameters" instead, or a list of such objects.
 
-Arguments are kept letter for letter. A call must name a tool that was offered: a JSON answer that happens to have a name is
-no call.
+Arguments keep the exact text the model wrote. The name must be one of the request's tools: other JSON with a "name" is
+content, not a call.
 """
 
 import json
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _DECODER = json.JSONDecoder(
     parse_int=str, parse_float=str
-)  # numbers are of no interest, and may be very long
+)  # numbers are not converted: they may be very long
 _SPACE = re.compile(r"[ \t\n\r]*")
 _ALL_SPACE = re.compile(r"[ \t\n\r]+")
 _FIRST_MEMBERS = ("name", "arguments", "parameters", "type", "id")
@@ -27,13 +27,13 @@ class WrittenCall:
 
 
 def may_begin_call(head: str) -> bool:
-    """Whether JSON that begins so can still be a call. Once False, it is for everything longer."""
+    """Whether JSON with this beginning can still be a call. Once False, it stays False for longer beginnings."""
     head = _ALL_SPACE.sub("", head)
     return any(one.startswith(head) or head.startswith(one) for one in _HEADS)
 
 
 def read_calls(text: str, names: Set[str]) -> tuple[WrittenCall, ...] | None:
-    """The calls of a JSON object or list; None if any of them is none. The text must be valid JSON."""
+    """The calls in a JSON object or list; None if any element is not a call. The text must be valid JSON."""
     if text[0] == "{":
         call = _read_call(text, _find_members(text, 0)[0], names)
         return None if call is None else (call,)
@@ -52,16 +52,16 @@ def read_calls(text: str, names: Set[str]) -> tuple[WrittenCall, ...] | None:
     return tuple(calls) or None
 
 
-Span = tuple[int, int]
+Range = tuple[int, int]  # of the text
 
 
-def _find_members(text: str, at: int) -> tuple[list[tuple[str, Span]], int]:
-    """The members of the object at a place, each with where its value stands, and the place behind the object."""
+def _find_members(text: str, at: int) -> tuple[list[tuple[str, Range]], int]:
+    """The members of the object at an index, each with the range of its value, and the index after the object."""
     members = []
     at = _skip(text, at + 1)
     while text[at] != "}":
         key, at = _DECODER.raw_decode(text, at)
-        begin = _skip(text, _skip(text, at) + 1)  # behind the colon
+        begin = _skip(text, _skip(text, at) + 1)  # after the colon
         _, end = _DECODER.raw_decode(text, begin)
         members.append((key, (begin, end)))
         at = _skip(text, end)
@@ -69,9 +69,9 @@ def _find_members(text: str, at: int) -> tuple[list[tuple[str, Span]], int]:
     return members, at + 1
 
 
-def _read_call(text: str, members: list[tuple[str, Span]], names: Set[str]) -> WrittenCall | None:
-    found_names = [span for key, span in members if key == "name"]
-    arguments = [span for key, span in members if key in ("arguments", "parameters")]
+def _read_call(text: str, members: list[tuple[str, Range]], names: Set[str]) -> WrittenCall | None:
+    found_names = [where for key, where in members if key == "name"]
+    arguments = [where for key, where in members if key in ("arguments", "parameters")]
     if len(found_names) != 1 or len(arguments) != 1:
         return None
     name = _DECODER.decode(text[slice(*found_names[0])])

@@ -1,8 +1,8 @@
-"""What an answer turns out to be, piece by piece: content, and calls of tools, in OpenAI's shape.
+"""Deltas of a chat choice in OpenAI's shape: content and tool calls.
 
-A reader is fed the answer's text and gives deltas. A whole answer is what its deltas add up to, so a response in one piece
-and a stream cannot differ. The id of a call is a function of the request and the call's place: the same request gives the
-same response twice, ids included.
+A `ToolParser` turns generated text into deltas. A whole message is the merge of its deltas, so a response and a stream
+cannot differ. The id of a call is a function of the request and the call's index: the same request gives the same
+response, ids included.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class ContentDelta:
-    """More text for the client."""
+    """More content."""
 
     text: str
 
@@ -25,7 +25,7 @@ class ContentDelta:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """More of a call. Its first piece has the id and the name; arguments add up to the JSON the model wrote."""
+    """More of a call. The first delta has id and name; the arguments concatenate to the JSON the model wrote."""
 
     index: int
     arguments: str
@@ -46,19 +46,19 @@ ChoiceDelta = ContentDelta | ToolCallDelta
 
 
 class ToolParser(Protocol):
-    """Reads one answer."""
+    """Parses the text of one choice."""
 
     def feed(self, text: str) -> list[ChoiceDelta]:
-        """What is certain now that so much more of the text is known."""
+        """The deltas that are certain after this text."""
         ...
 
     def finish(self) -> list[ChoiceDelta]:
-        """The rest, when no more text comes."""
+        """The remaining deltas, at the end of the text."""
         ...
 
 
 class PlainTextParser:
-    """An answer that is content and nothing else."""
+    """All text is content."""
 
     def feed(self, text: str) -> list[ChoiceDelta]:
         return [ContentDelta(text)] if text else []
@@ -69,7 +69,7 @@ class PlainTextParser:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool. `arguments` is JSON text, and cut off where the answer was."""
+    """A tool call. `arguments` is JSON text, truncated if the choice was."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedMessage:
-    """A whole answer. `content` is None where there is nothing but calls."""
+    """A whole message. `content` is None if there are only calls."""
 
     content: str | None
     calls: tuple[ToolCall, ...] = ()
@@ -100,7 +100,7 @@ class ParsedMessage:
 
 
 def merge_content(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
-    """The same, with contents that follow each other in one: each delta is a chunk on the wire."""
+    """Merge adjacent content deltas, because each delta is sent as one chunk."""
     joined: list[ChoiceDelta] = []
     for is_content, run in groupby(deltas, lambda delta: isinstance(delta, ContentDelta)):
         if is_content:
@@ -113,7 +113,7 @@ def merge_content(deltas: Sequence[ChoiceDelta]) -> list[ChoiceDelta]:
 
 
 def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
-    """The answer its deltas make."""
+    """The message of these deltas."""
     texts: list[str] = []
     heads: list[tuple[str, str]] = []
     arguments: list[list[str]] = []
@@ -126,32 +126,27 @@ def merge_deltas(deltas: Iterable[ChoiceDelta]) -> ParsedMessage:
             arguments.append([])
         arguments[delta.index].append(delta.arguments)
     calls = tuple(
-        ToolCall(id_, name, "".join(pieces)) for (id_, name), pieces in zip(heads, arguments, strict=True)
+        ToolCall(id_, name, "".join(parts)) for (id_, name), parts in zip(heads, arguments, strict=True)
     )
     content = "".join(texts)
     return ParsedMessage(content if content or not calls else None, calls)
 
 
-def parse_text(reader: ToolParser, text: str) -> ParsedMessage:
-    """An answer that is there in one piece."""
-    return merge_deltas([*reader.feed(text), *reader.finish()])
-
-
 def finish_reason(reason: str, num_calls: int) -> str:
-    """What a client is told. An answer that was cut off says so, whatever it called before."""
+    """The choice's finish reason. A truncated choice keeps "length", also if it has calls."""
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 
 @dataclass(frozen=True)
 class ToolCallIds:
-    """Makes the ids of one choice's calls. `key` is the request: its prompt's tokens and its seed, say.
+    """Makes the ids of one choice's calls. `key` identifies the request: a digest of its prompt tokens and its seed.
 
-    Calls of one conversation differ in their prompts, so ids do not come back in a later turn.
+    Turns of a conversation have different prompts, so an id is not repeated in a later turn.
     """
 
     key: bytes
     choice: int = 0
-    short: bool = False  # nine letters and digits, as Mistral's templates ask
+    short: bool = False  # nine letters and digits, as Mistral's templates require
 
     def make(self, index: int, name: str) -> str:
         place = f"{self.choice}:{index}:{name}".encode()

@@ -1,8 +1,8 @@
-"""Calls a client insists on: the grammar that leaves the model nothing else to write, and the reader of what it wrote.
+"""Forced tool calls (`tool_choice` "required" or a name): the grammar that allows only calls, and the parser of its text.
 
-Everything around the arguments is fixed (`CallFrame`), so the reader knows what comes next to the letter and can stream
-arguments as they are written. Each tool's schema is a root of its own in the grammar: `#/$defs/...` and `#` in it mean
-what they meant when the client wrote them. An answer that was cut off ends in the middle of a call.
+All text around the arguments is fixed (`CallFrame`), so the parser knows every character that follows and can stream
+arguments as they are generated. Each tool's schema is a root of its own in the grammar, so that `#/$defs/...` and `#` keep
+their meaning. A truncated choice ends in the middle of a call.
 """
 
 import json
@@ -17,57 +17,59 @@ from holdfast.server.tools.json_scanner import JsonScanner
 from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.structured.spec import JSON_OPTIONS
 
-MAX_FORCED_CALLS = 32  # a weak model may never stop by itself
+MAX_FORCED_CALLS = 32  # a weak model may never stop calling
 
 _RULES_BEFORE_TOOLS = 2
-_NOTED = frozenset(
+_DESCRIPTIVE_KEYWORDS = frozenset(
     ("type", "properties", "required", "title", "description", "$defs", "definitions", "$schema", "examples")
 )
-_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?: \d+ \| .*)?", re.DOTALL)
+_GRAMMAR_ERROR = re.compile(
+    r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?: \d+ \| .*)?", re.DOTALL
+)
 
 
-def forced_grammar(use: ToolConfig, tool_format: ToolFormat) -> StructuredOutput:
-    """One call of a tool that may be called; more if the request and the format allow it."""
-    start = _several(use, tool_format)
-    return StructuredOutput(lark=_write_grammar(start, use.callable, tool_format.frame))
+def forced_grammar(config: ToolConfig, tool_format: ToolFormat) -> StructuredOutput:
+    """One call, or several if the request and the format allow it."""
+    start = _start_rule(config, tool_format)
+    return StructuredOutput(lark=_write_grammar(start, config.callable, tool_format.frame))
 
 
 def calls_or_json_grammar(
-    use: ToolConfig, tool_format: ToolFormat, answer: StructuredOutput
+    config: ToolConfig, tool_format: ToolFormat, output: StructuredOutput
 ) -> StructuredOutput:
-    """Calls, or an answer of the form asked for, which is JSON. What it was is for `AutoReader` to see."""
-    schema = json.loads(answer.texts[0]) if answer.kind == "json_schema" else {"type": "object"}
-    rules = _write_grammar(f"answer | {_several(use, tool_format)}", use.callable, tool_format.frame)
+    """Calls, or JSON of the requested structured output. `AutoToolParser` tells which of them was generated."""
+    schema = json.loads(output.texts[0]) if output.kind == "json_schema" else {"type": "object"}
+    rules = _write_grammar(f"answer | {_start_rule(config, tool_format)}", config.callable, tool_format.frame)
     return StructuredOutput(lark=f"{rules}\nanswer: {_json(schema)}")
 
 
-def explain_refusal(message: str, use: ToolConfig) -> str:
-    """What is wrong with a grammar made here, in the words of the tools it was made of."""
+def explain_grammar_error(message: str, config: ToolConfig) -> str:
+    """The compiler's error for a grammar of this module, in terms of the client's tools."""
     cause = message.partition("cannot be used: ")[2] or message
-    found = _PLACE.fullmatch(cause)
+    found = _GRAMMAR_ERROR.fullmatch(cause)
     if found is None:
-        return f"the parameters of the tools cannot be forced: {cause}"
+        return f"the tools' parameters cannot be compiled to a grammar: {cause}"
     index = (int(found[1]) - 1 - _RULES_BEFORE_TOOLS) // 2
-    if 0 <= index < len(use.callable):
-        return f"the parameters of tool {use.callable[index].name!r} cannot be forced: {found[2]}"
-    return f"the form of the answer cannot be used: {found[2]}"
+    if 0 <= index < len(config.callable):
+        return f"the parameters of tool {config.callable[index].name!r} cannot be compiled to a grammar: {found[2]}"
+    return f"the structured output cannot be compiled to a grammar: {found[2]}"
 
 
-def _several(use: ToolConfig, tool_format: ToolFormat) -> str:
+def _start_rule(config: ToolConfig, tool_format: ToolFormat) -> str:
     frame = tool_format.frame
-    only_one = use.choice == "named" or not use.parallel or not tool_format.many
+    only_one = config.choice == "named" or not config.parallel or not tool_format.many
     more = "" if only_one else f"({_quote(frame.between)} call){{0,{MAX_FORCED_CALLS - 1}}}"
-    return f"{_quote(frame.before)} call {more} {_quote(frame.behind)}"
+    return f"{_quote(frame.before)} call {more} {_quote(frame.after)}"
 
 
 def _write_grammar(start: str, tools: Sequence[Tool], frame: CallFrame) -> str:
-    """Line 1: start; line 2: call; then two lines a tool."""
+    """Line 1: start. Line 2: call. Then two lines for each tool; `explain_grammar_error` relies on this."""
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     lines = [f"start: {start}", f"call: {names}"]
     for index, tool in enumerate(tools):
         head = _quote(frame.opening + tool.name + frame.middle)
         lines.append(f"call_{index}: {head} arguments_{index} {_quote(frame.closing)}")
-        lines.append(f"arguments_{index}: {_json(_close(tool.schema))}")
+        lines.append(f"arguments_{index}: {_json(_forbid_additional(tool.schema))}")
     return "\n".join(lines)
 
 
@@ -81,43 +83,47 @@ def _json(schema: Any) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
-def _close(schema: dict[str, Any]) -> dict[str, Any]:
-    """A function has the parameters it lists and no others, unless its schema says more than which those are."""
+def _forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
+    """Forbid additional parameters, unless the schema has keywords beyond a plain list of properties."""
     properties, required = schema.get("properties"), schema.get("required", ())
-    if properties is None or not _NOTED.issuperset(schema) or not set(required) <= set(properties):
+    if (
+        properties is None
+        or not _DESCRIPTIVE_KEYWORDS.issuperset(schema)
+        or not set(required) <= set(properties)
+    ):
         return schema
     return {**schema, "additionalProperties": False}
 
 
 class ForcedToolParser:
-    """Reads one answer that the grammar of `forced_grammar` allowed, or the beginning of one."""
+    """Parses text that `forced_grammar` allows, or the beginning of such text."""
 
     def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool], ids: ToolCallIds) -> None:
         self._frame = frame = tool_format.frame
         self._heads = {frame.opening + tool.name + frame.middle: tool.name for tool in tools}
         self._ids = ids
         self._num_calls = 0
-        # What may come, and the tool that is called by it; none of it begins like another.
+        # The texts that may follow, and the tool each one calls. None is a prefix of another.
         self._expected: dict[str, str | None] = {
             frame.before + head: name for head, name in self._heads.items()
         }
-        self._marker = ""  # as much of what is expected as has come
-        self._scanner: JsonScanner | None = None  # of the arguments that are being written
+        self._marker = ""  # the part of an expected text that has arrived
+        self._scanner: JsonScanner | None = None  # of the current arguments
 
     def feed(self, text: str) -> list[ChoiceDelta]:
         deltas: list[ChoiceDelta] = []
         at = 0
         while at < len(text):
             if self._scanner is None:
-                at = self._read_frame(text, at, deltas)
+                at = self._parse_frame(text, at, deltas)
             else:
-                at = self._read_arguments(self._scanner, text, at, deltas)
+                at = self._parse_arguments(self._scanner, text, at, deltas)
         return deltas
 
     def finish(self) -> list[ChoiceDelta]:
         return []
 
-    def _read_frame(self, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
+    def _parse_frame(self, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
         self._marker += text[at]
         if self._marker in self._expected:
             name = self._expected[self._marker]
@@ -127,17 +133,19 @@ class ForcedToolParser:
                 deltas.append(ToolCallDelta(self._num_calls, "", self._ids.make(self._num_calls, name), name))
                 self._num_calls += 1
         else:
-            assert any(one.startswith(self._marker) for one in self._expected), "no forced answer goes on so"
+            assert any(one.startswith(self._marker) for one in self._expected), (
+                "the grammar does not allow this text"
+            )
         return at + 1
 
-    def _read_arguments(self, scanner: JsonScanner, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
+    def _parse_arguments(self, scanner: JsonScanner, text: str, at: int, deltas: list[ChoiceDelta]) -> int:
         end = scanner.feed(text, at)
-        assert not scanner.broken, "forced arguments are no JSON"
+        assert not scanner.failed, "the grammar allows only JSON arguments"
         deltas.append(ToolCallDelta(self._num_calls - 1, text[at:end]))
         if scanner.ended:
             self._scanner, frame = None, self._frame
             more = frame.closing + frame.between
             self._expected = {more + head: name for head, name in self._heads.items()}
-            if frame.behind:
-                self._expected[frame.closing + frame.behind] = None
+            if frame.after:
+                self._expected[frame.closing + frame.after] = None
         return end

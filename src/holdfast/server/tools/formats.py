@@ -1,11 +1,11 @@
-"""How models write tool calls. A format is data; the readers of `auto_calls` and `forced_calls` know no model.
+"""The formats in which models write tool calls. A format is data; the parsers have no code for single models.
 
-    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>          Hermes, Qwen, and whoever is told so
+    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>          Hermes, Qwen, and the default
     llama3    <|python_tag|>{"name": ..., "parameters": {...}}                  Llama 3
     mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]              Mistral
 
-A marker may be a special token, and those are no part of an answer's text. So a call is also seen where its JSON stands at
-the beginning of the answer, or right behind another call, without its marker.
+A marker may be a special token, which is not part of the text. So a call without its marker is also recognized at the
+beginning of the text and directly after another call.
 """
 
 from collections.abc import Collection
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallFrame:
-    """What stands around the calls of a forced answer, letter for letter:
+    """The fixed text around forced calls:
 
-    before + opening + name + middle + arguments + closing [+ between + opening ...] + behind
+    before + opening + name + middle + arguments + closing [+ between + opening ...] + after
     """
 
     before: str
@@ -24,7 +24,7 @@ class CallFrame:
     middle: str
     closing: str
     between: str
-    behind: str
+    after: str
 
 
 _PLAIN_LIST = CallFrame("[", '{"name": "', '", "arguments": ', "}", ", ", "]")
@@ -32,10 +32,10 @@ _PLAIN_LIST = CallFrame("[", '{"name": "', '", "arguments": ', "}", ", ", "]")
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """opening and closing are the markers around a call; without a closing one a call ends where its JSON ends.
+    """opening and closing are the markers around a call; without a closing marker a call ends with its JSON.
 
-    frame: how a forced call is written. many: whether a forced answer may hold several. short_ids: Mistral's templates take
-    nothing but nine letters and digits as the id of a call.
+    frame: the text of a forced call. many: whether forced text may have several calls. short_ids: Mistral's templates
+    accept only nine letters and digits as the id of a call.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ToolFormat:
     short_ids: bool = False
 
     def __post_init__(self) -> None:
-        # So a marker that breaks off can only begin again where it broke off, and looking for it never goes back.
+        # The first character occurs once, so a failed partial match never contains the start of another.
         assert self.opening.count(self.opening[0]) == 1
 
 
@@ -56,20 +56,20 @@ HERMES = ToolFormat(
     "</tool_call>",
     CallFrame("", '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n", ""),
 )
-# Llama 3's own templates refuse a conversation with two calls in a message.
+# Llama 3's templates refuse a message with two calls.
 LLAMA3 = ToolFormat(
     "llama3", "<|python_tag|>", "", CallFrame("", '{"name": "', '", "parameters": ', "}", "", ""), many=False
 )
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", _PLAIN_LIST, short_ids=True)
-# A model whose <tool_call> is a special token cannot be made to write it; the JSON alone it can.
-_HIDDEN_HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", _PLAIN_LIST)
+# If <tool_call> is a special token, a grammar cannot force its text; then only the JSON is forced.
+_HERMES_WITHOUT_MARKERS = ToolFormat("hermes", "<tool_call>", "</tool_call>", _PLAIN_LIST)
 
 
 def choose_format(chat_template: str | None, special_tokens: Collection[str] = ()) -> ToolFormat:
-    """By what the template says; special_tokens are the texts of the tokens that are left out of answers."""
+    """Chosen by the markers in the chat template. special_tokens are the texts of tokens that are not in the output."""
     template = chat_template or ""
     if HERMES.opening in template:
-        return _HIDDEN_HERMES if HERMES.opening in special_tokens else HERMES
+        return _HERMES_WITHOUT_MARKERS if HERMES.opening in special_tokens else HERMES
     if MISTRAL.opening in template:
         return MISTRAL
     if LLAMA3.opening in template or "ipython" in template:

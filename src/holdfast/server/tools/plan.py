@@ -1,12 +1,12 @@
-"""What tools and a form together ask of one answer: the form it is held to, and the reader of its text.
+"""Combines tools and structured output: the constraint on a choice, and the parser of its text.
 
-    tool_choice           form asked for      held to                       read by
-    none, or no tools     any                 that form                     PlainTextParser
+    tool_choice           structured output   constrained to                parsed by
+    none, or no tools     any                 that output                   PlainTextParser
     auto                  none                nothing                       AutoToolParser
-    auto                  JSON                calls, or JSON of that form   AutoToolParser
+    auto                  JSON                calls, or that JSON           AutoToolParser
     required, or a name   none                calls                         ForcedToolParser
 
-Whatever is not in the table is refused.
+All other combinations are refused.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from holdfast.server.tools.deltas import PlainTextParser, ToolCallIds, ToolParse
 from holdfast.server.tools.forced_calls import (
     ForcedToolParser,
     calls_or_json_grammar,
-    explain_refusal,
+    explain_grammar_error,
     forced_grammar,
 )
 from holdfast.server.tools.formats import ToolFormat
@@ -27,40 +27,45 @@ from holdfast.server.tools.tool_config import ToolConfig
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """How one request's answers are held to a form and read."""
+    """How the choices of one request are constrained and parsed."""
 
-    use: ToolConfig
+    config: ToolConfig
     tool_format: ToolFormat
-    form: StructuredOutput | None
-    has_tool_form: bool  # whether the form was made here, of tools
+    structured: StructuredOutput | None
+    is_tool_grammar: bool  # whether `structured` was made from tools
 
-    def reader(self, key: bytes, choice: int = 0) -> ToolParser:
-        """The reader of one choice. `key` is what call ids are made of: the prompt's tokens and the seed."""
-        use, tool_format = self.use, self.tool_format
+    def parser(self, key: bytes, choice: int = 0) -> ToolParser:
+        """The parser of one choice. `key` is the key of `ToolCallIds`."""
+        config, tool_format = self.config, self.tool_format
         ids = ToolCallIds(key, choice, short=tool_format.short_ids)
-        if use.is_forced:
-            return ForcedToolParser(tool_format, use.callable, ids)
-        if not use.callable:
+        if config.is_forced:
+            return ForcedToolParser(tool_format, config.callable, ids)
+        if not config.callable:
             return PlainTextParser()
-        return AutoToolParser(tool_format, (tool.name for tool in use.callable), ids, parallel=use.parallel)
+        return AutoToolParser(
+            tool_format, (tool.name for tool in config.callable), ids, parallel=config.parallel
+        )
 
     def explain(self, message: str) -> str:
-        """Why the engine refused the request, in the client's own words."""
-        return explain_refusal(message, self.use) if self.has_tool_form else message
+        """The engine's error message, in terms of the client's tools."""
+        return explain_grammar_error(message, self.config) if self.is_tool_grammar else message
 
 
-def plan_tools(use: ToolConfig, tool_format: ToolFormat, form: StructuredOutput | None) -> ToolPlan:
-    """The plan, or `InvalidRequest` where tools and form cannot both be had."""
-    if use.is_forced:
-        if form is not None:
+def plan_tools(config: ToolConfig, tool_format: ToolFormat, structured: StructuredOutput | None) -> ToolPlan:
+    """The plan. Raises `InvalidRequest` if tools and structured output cannot be combined."""
+    if config.is_forced:
+        if structured is not None:
             raise InvalidRequest(
-                "an answer that must call a tool cannot have another form; leave out the form, or let tool_choice be auto"
+                "a forced tool call cannot be combined with structured output; omit one of them, or set tool_choice to auto"
             )
-        return ToolPlan(use, tool_format, forced_grammar(use, tool_format), has_tool_form=True)
-    if use.callable and form is not None:
-        if form.kind not in ("json_schema", "json_object"):
+        return ToolPlan(config, tool_format, forced_grammar(config, tool_format), is_tool_grammar=True)
+    if config.callable and structured is not None:
+        if structured.kind not in ("json_schema", "json_object"):
             raise InvalidRequest(
-                f"tools cannot be offered beside the form {form.kind!r}, only beside JSON; let tool_choice be none"
+                f"tools cannot be combined with structured output of kind {structured.kind!r}, only with JSON; "
+                "set tool_choice to none"
             )
-        return ToolPlan(use, tool_format, calls_or_json_grammar(use, tool_format, form), has_tool_form=True)
-    return ToolPlan(use, tool_format, form, has_tool_form=False)
+        return ToolPlan(
+            config, tool_format, calls_or_json_grammar(config, tool_format, structured), is_tool_grammar=True
+        )
+    return ToolPlan(config, tool_format, structured, is_tool_grammar=False)

@@ -1,8 +1,8 @@
-"""Tools for chat templates that know nothing of tools.
+"""Tools for chat templates that do not support tools.
 
-Such a template shows a role and a content, and often insists on users and assistants taking turns. So everything is said in
-contents: the tools, and how to call them, behind the system message; earlier calls as the model would have written them;
-results as what the user says next. A conversation with tools then works with any template.
+Such a template renders only role and content, and often requires user and assistant to alternate. So all tool data is
+written into contents: the tools and how to call them after the system message, earlier calls as the model would have
+written them, results as user messages. A conversation with tools then works with any template.
 """
 
 import json
@@ -16,7 +16,7 @@ from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.text.chat_messages import check_messages
 
-_TEXT = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _TOOLS = re.compile(r"(?<![.\w])tools\b")
 _NO_SYSTEM = re.compile(r"system role (?:is )?not supported|only user and assistant roles", re.IGNORECASE)
 _BLOCK_ENDS = {"{%": "%}", "{{": "}}", "{#": "#}"}
@@ -33,35 +33,35 @@ _EXAMPLE = (
 _RESULTS = "Results come back in <tool_response> tags. Where no function is of use, answer as usual."
 
 
-def knows_tools(template: str) -> bool:
-    """Whether a chat template looks at `tools` at all."""
+def supports_tools(template: str) -> bool:
+    """Whether a chat template uses the variable `tools`."""
     at = 0
     while (block := _BLOCK.search(template, at)) is not None:
         end = template.find(_BLOCK_ENDS[block[0]], block.end())
         if end < 0:
             return False
-        if block[0] != "{#" and _TOOLS.search(_TEXT.sub("", template[block.end() : end])):
+        if block[0] != "{#" and _TOOLS.search(_STRING.sub("", template[block.end() : end])):
             return True
         at = end + 2
     return False
 
 
-def takes_system(template: str) -> bool:
-    """Whether a chat template shows a system message, as far as one can see."""
+def supports_system(template: str) -> bool:
+    """Whether a chat template renders system messages; a guess from its source."""
     if _NO_SYSTEM.search(template):
         return False
     return "system" in template or "raise_exception" not in template
 
 
 def describe_tools(
-    messages: Sequence[Mapping[str, Any]], use: ToolConfig, template: str = ""
+    messages: Sequence[Mapping[str, Any]], config: ToolConfig, template: str = ""
 ) -> list[dict[str, Any]]:
-    """The conversation for a template that does not know tools: nothing in it but roles and contents."""
-    plain = _tell_calls(messages)
-    if not use.offered:
+    """The conversation with all tool data in contents."""
+    plain = _inline_calls(messages)
+    if not config.visible:
         return plain
-    description = _describe(use.offered)
-    if not takes_system(template):
+    description = _describe(config.visible)
+    if not supports_system(template):
         return _put_before_user(plain, description)
     first = plain[0]
     if first["role"] in ("system", "developer"):
@@ -70,21 +70,21 @@ def describe_tools(
 
 
 def _describe(tools: Sequence[Tool]) -> str:
-    listed = "\n".join(json.dumps(tool.shown()["function"], ensure_ascii=False) for tool in tools)
-    return f"{_INTRODUCTION}\n<tools>\n{listed}\n</tools>\n\n{_INSTRUCTION}\n{_EXAMPLE}\n\n{_RESULTS}"
+    functions = "\n".join(json.dumps(tool.template_dict()["function"], ensure_ascii=False) for tool in tools)
+    return f"{_INTRODUCTION}\n<tools>\n{functions}\n</tools>\n\n{_INSTRUCTION}\n{_EXAMPLE}\n\n{_RESULTS}"
 
 
 def _put_before_user(messages: list[dict[str, Any]], description: str) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if message["role"] == "user":
-            told = {**message, "content": f"{description}\n\n{message['content']}"}
-            return [*messages[:index], told, *messages[index + 1 :]]
+            inlined = {**message, "content": f"{description}\n\n{message['content']}"}
+            return [*messages[:index], inlined, *messages[index + 1 :]]
     return [{"role": "user", "content": description}, *messages]
 
 
-def _tell_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls and results as contents. Results are the user's, and what the user says next goes with them: turns alternate."""
-    told: list[dict[str, Any]] = []
+def _inline_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Calls and results as contents. Results become user messages, merged with the next user message."""
+    inlined: list[dict[str, Any]] = []
     follows_result = False
     for index, (checked, message) in enumerate(zip(check_messages(messages), messages, strict=True)):
         plain = {key: value for key, value in checked.items() if key not in ("tool_calls", "tool_call_id")}
@@ -95,25 +95,25 @@ def _tell_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif is_result:
             plain = {"role": "user", "content": f"<tool_response>\n{plain['content']}\n</tool_response>"}
         if follows_result and plain["role"] == "user":
-            told[-1]["content"] += f"\n{plain['content']}"
+            inlined[-1]["content"] += f"\n{plain['content']}"
         else:
-            told.append(plain)
+            inlined.append(plain)
         follows_result = is_result
-    return told
+    return inlined
 
 
 def _write_call(index: int, call: Mapping[str, Any]) -> str:
-    """A call as the model wrote it: arguments are the client's letter for letter, so that its prefix is found again."""
+    """A call as the model wrote it. Arguments keep the client's exact text, so that the prefix cache matches."""
     function = call.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):
-        raise InvalidRequest(f"every call of messages[{index}].tool_calls must have a function with a name")
+        raise InvalidRequest(f"every call in messages[{index}].tool_calls must have a function with a name")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, Mapping):
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(arguments, str):
         raise InvalidRequest(
-            f"the arguments of a call of messages[{index}] must be JSON text, not {show(arguments)}"
+            f"the arguments of a call in messages[{index}] must be JSON text, not {show(arguments)}"
         )
     frame = HERMES.frame
     return f"{frame.opening}{name}{frame.middle}{arguments}{frame.closing}"

@@ -1,6 +1,6 @@
-"""The tools a client offers and which of them may be called, checked. A `ToolConfig` that exists is consistent.
+"""A request's `tools`, `tool_choice` and `parallel_tool_calls`, validated. A `ToolConfig` is always consistent.
 
-Nothing is judged here that needs a grammar: whether a schema can be forced on an answer is said when it is compiled.
+Whether a schema can be compiled to a grammar is not checked here but by the grammar compiler.
 """
 
 import json
@@ -13,7 +13,7 @@ from holdfast.core.sampling_params import is_unicode, show
 from holdfast.errors import InvalidRequest
 
 MAX_TOOLS = 128
-MAX_TOOLS_CHARS = 1 << 17  # of all of them together, written as JSON
+MAX_TOOLS_CHARS = 1 << 17  # descriptions and parameters of all tools together
 MAX_SCHEMA_DEPTH = 64
 
 ToolChoiceMode = Literal["none", "auto", "required", "named"]
@@ -24,7 +24,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class Tool:
-    """One function. `parameters` is its JSON schema as text; none: it takes no arguments."""
+    """One function. `parameters` is its JSON schema as text; None: no arguments."""
 
     name: str
     description: str | None = None
@@ -32,13 +32,13 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What its arguments are: always the schema of an object."""
+        """The JSON schema of its arguments, always an object's."""
         if self.parameters is None:
             return {**_NO_PARAMETERS, "additionalProperties": False}
         return {"type": "object", **json.loads(self.parameters)}
 
-    def shown(self) -> dict[str, Any]:
-        """The tool as chat templates expect it."""
+    def template_dict(self) -> dict[str, Any]:
+        """The tool in the shape chat templates expect."""
         function: dict[str, Any] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -48,117 +48,117 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolConfig:
-    """What one request says about tools. `called` is the name of the tool that must be called, where one is named."""
+    """The tool settings of one request. With choice "named", `forced_name` is the tool that must be called."""
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoiceMode = "none"
-    called: str | None = None
+    forced_name: str | None = None
     parallel: bool = True
 
     @property
-    def offered(self) -> tuple[Tool, ...]:
-        """The tools the model is told of. With "none" it is told of none, so that it does not write calls as text."""
+    def visible(self) -> tuple[Tool, ...]:
+        """The tools in the prompt. Empty with "none", so that the model does not write calls as text."""
         return () if self.choice == "none" else self.tools
 
     @property
     def callable(self) -> tuple[Tool, ...]:
-        """The tools an answer may call."""
+        """The tools that may be called."""
         if self.choice == "named":
-            return tuple(tool for tool in self.tools if tool.name == self.called)
-        return self.offered
+            return tuple(tool for tool in self.tools if tool.name == self.forced_name)
+        return self.visible
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer must be a call."""
+        """Whether the model must call a tool."""
         return self.choice in ("required", "named")
 
 
 def parse_tools(tools: object = None, choice: object = None, parallel: object = None) -> ToolConfig:
-    """The body's `tools`, `tool_choice` and `parallel_tool_calls`, or `InvalidRequest`. None is a field left out."""
+    """Validate the three fields of a body; None is an omitted field. Raises `InvalidRequest`."""
     if parallel is not None and not isinstance(parallel, bool):
         raise InvalidRequest(f"parallel_tool_calls must be true or false, not {show(parallel)}")
-    read = _read_list(tools)
-    kind, called = _read_choice(choice, has_tools=bool(read))
-    if not read and kind != "none":
-        raise InvalidRequest("tool_choice needs tools; the request has none")
-    if called is not None and all(tool.name != called for tool in read):
-        raise InvalidRequest(f"tool_choice names {show(called)}, which is none of the tools")
-    return ToolConfig(read, kind, called, parallel is not False)
+    parsed = _parse_list(tools)
+    kind, forced_name = _parse_choice(choice, has_tools=bool(parsed))
+    if not parsed and kind != "none":
+        raise InvalidRequest("tool_choice requires tools; the request has none")
+    if forced_name is not None and all(tool.name != forced_name for tool in parsed):
+        raise InvalidRequest(f"tool_choice names {show(forced_name)}, which is not one of the tools")
+    return ToolConfig(parsed, kind, forced_name, parallel is not False)
 
 
-def _read_list(tools: object) -> tuple[Tool, ...]:
+def _parse_list(tools: object) -> tuple[Tool, ...]:
     if tools is None:
         return ()
     if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
         raise InvalidRequest(f"tools must be a list of objects, not {type(tools).__name__}")
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed")
-    read = tuple(_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
+        raise InvalidRequest(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed")
+    parsed = tuple(_parse_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools))
     seen: set[str] = set()
-    for index, tool in enumerate(read):
+    for index, tool in enumerate(parsed):
         if tool.name in seen:
-            raise InvalidRequest(f"tools[{index}].function.name {show(tool.name)} is taken by another tool")
+            raise InvalidRequest(f"tools[{index}].function.name {show(tool.name)} is used by two tools")
         seen.add(tool.name)
-    if sum(len(tool.description or "") + len(tool.parameters or "") for tool in read) > MAX_TOOLS_CHARS:
-        raise InvalidRequest(f"tools is too large: more than {MAX_TOOLS_CHARS} characters")
-    return read
+    if sum(len(tool.description or "") + len(tool.parameters or "") for tool in parsed) > MAX_TOOLS_CHARS:
+        raise InvalidRequest(f"tools is too large: at most {MAX_TOOLS_CHARS} characters are allowed")
+    return parsed
 
 
-def _read_tool(place: str, tool: object) -> Tool:
+def _parse_tool(path: str, tool: object) -> Tool:
     if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{place} must be an object with a type and a function")
+        raise InvalidRequest(f"{path} must be an object with a type and a function")
     if tool.get("type") != "function":
-        raise InvalidRequest(f'{place}.type must be "function", not {show(tool.get("type"))}')
+        raise InvalidRequest(f'{path}.type must be "function", not {show(tool.get("type"))}')
     function = tool.get("function")
     if not isinstance(function, Mapping):
-        raise InvalidRequest(f"{place}.function must be an object with a name")
-    place += ".function"
+        raise InvalidRequest(f"{path}.function must be an object with a name")
+    path += ".function"
     description = function.get("description")
     if description is not None:
-        _check_text(f"{place}.description", description)
+        _check_text(f"{path}.description", description)
     if not isinstance(function.get("strict"), bool | None):
-        raise InvalidRequest(f"{place}.strict must be true or false, not {show(function['strict'])}")
+        raise InvalidRequest(f"{path}.strict must be true or false, not {show(function['strict'])}")
     return Tool(
-        _read_name(f"{place}.name", function.get("name")),
+        _parse_name(f"{path}.name", function.get("name")),
         description,
-        _read_parameters(f"{place}.parameters", function.get("parameters")),
+        _parse_parameters(f"{path}.parameters", function.get("parameters")),
     )
 
 
-def _read_name(place: str, name: object) -> str:
+def _parse_name(path: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest(
-            f"{place} must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
+            f"{path} must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
         )
     return name
 
 
-def _read_parameters(place: str, schema: object) -> str | None:
+def _parse_parameters(path: str, schema: object) -> str | None:
     if schema is None:
         return None
     if not isinstance(schema, Mapping):
-        raise InvalidRequest(f"{place} must be a JSON schema that is an object, not {type(schema).__name__}")
+        raise InvalidRequest(f"{path} must be a JSON schema that is an object, not {type(schema).__name__}")
     if schema.get("type", "object") != "object":
-        raise InvalidRequest(f'{place}.type must be "object", not {show(schema["type"])}')
+        raise InvalidRequest(f'{path}.type must be "object", not {show(schema["type"])}')
     if not isinstance(schema.get("properties", {}), Mapping):
-        raise InvalidRequest(f"{place}.properties must be an object, not {show(schema['properties'])}")
+        raise InvalidRequest(f"{path}.properties must be an object, not {show(schema['properties'])}")
     required = schema.get("required", [])
     if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
-        raise InvalidRequest(f"{place}.required must be a list of strings, not {show(required)}")
-    if is_deep(schema, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(f"{place} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        raise InvalidRequest(f"{path}.required must be a list of strings, not {show(required)}")
+    if is_nested_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise InvalidRequest(f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{place} cannot be written as JSON: {error}") from None
-    _check_text(place, text)
+        raise InvalidRequest(f"{path} cannot be written as JSON: {error}") from None
+    _check_text(path, text)
     return text
 
 
-def is_deep(value: object, most: int) -> bool:
-    """Whether objects and lists stand in each other more than so many levels deep. Needs no stack of its own."""
+def is_nested_deeper(value: object, max_depth: int) -> bool:
+    """Whether objects and lists are nested deeper than max_depth levels. Iterative, so it cannot overflow the stack."""
     level: list[object] = [value]
-    for _ in range(most + 1):
+    for _ in range(max_depth + 1):
         inner: list[object] = []
         for one in level:
             if isinstance(one, Mapping):
@@ -171,14 +171,14 @@ def is_deep(value: object, most: int) -> bool:
     return True
 
 
-def _check_text(place: str, text: object) -> None:
+def _check_text(path: str, text: object) -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(f"{place} must be a text, not {show(text)}")
+        raise InvalidRequest(f"{path} must be a string, not {show(text)}")
     if not is_unicode(text):
-        raise InvalidRequest(f"{place} is no valid Unicode: it holds a lone surrogate")
+        raise InvalidRequest(f"{path} is not valid Unicode: it contains a lone surrogate")
 
 
-def _read_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:
+def _parse_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, str | None]:
     if choice is None:
         return ("auto" if has_tools else "none"), None
     if choice == "none" or choice == "auto" or choice == "required":

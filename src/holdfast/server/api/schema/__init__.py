@@ -1,1 +1,1 @@
-"""The shapes of bodies and answers, and the OpenAPI document made of them."""
+"""Pydantic models of requests and responses, and the OpenAPI document."""

@@ -1,7 +1,6 @@
-"""JSON schemas of the fields whose content is read elsewhere: tools, and the forms of an answer.
+"""JSON schemas of fields that pydantic does not validate: tools, structured output, maps with numeric keys.
 
-Only the OpenAPI document shows them. What is wrong in such a field is found and said, better, by `tools` and
-`response_format`.
+They appear only in the OpenAPI document. `tools` and `api.response_format` validate these fields, with better messages.
 """
 
 from typing import Annotated, Any
@@ -11,17 +10,17 @@ from pydantic import WithJsonSchema
 from holdfast.server.http.json_body import Many
 
 _NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-_TEXT = {"type": "string", "minLength": 1}
-_MAYBE_TEXT = {"type": ["string", "null"]}
-_MAYBE_BOOLEAN = {"type": ["boolean", "null"]}
+_STRING = {"type": "string", "minLength": 1}
+_OPTIONAL_STRING = {"type": ["string", "null"]}
+_OPTIONAL_BOOLEAN = {"type": ["boolean", "null"]}
 
 _FUNCTION = {
     "type": "object",
     "properties": {
         "name": _NAME,
-        "description": _MAYBE_TEXT,
+        "description": _OPTIONAL_STRING,
         "parameters": {"type": ["object", "null"], "description": "A JSON schema of the arguments."},
-        "strict": _MAYBE_BOOLEAN,
+        "strict": _OPTIONAL_BOOLEAN,
     },
     "required": ["name"],
 }
@@ -42,9 +41,9 @@ _NAMED_SCHEMA = {
     "type": "object",
     "properties": {
         "name": _NAME,
-        "description": _MAYBE_TEXT,
+        "description": _OPTIONAL_STRING,
         "schema": {"type": "object"},
-        "strict": _MAYBE_BOOLEAN,
+        "strict": _OPTIONAL_BOOLEAN,
     },
     "required": ["name", "schema"],
 }
@@ -65,37 +64,37 @@ _RESPONSE_FORMAT = {
         },
     ]
 }
-_CHOICES = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 1024}
+_CHOICES = {"type": "array", "items": _STRING, "minItems": 1, "maxItems": 1024}
 _STRUCTURED_OUTPUTS = {
     "oneOf": [
-        {"type": "object", "properties": {name: form}, "required": [name], "additionalProperties": False}
-        for name, form in (
+        {"type": "object", "properties": {name: schema}, "required": [name], "additionalProperties": False}
+        for name, schema in (
             ("json", {"type": ["string", "object", "boolean"]}),
-            ("regex", _TEXT),
+            ("regex", _STRING),
             ("choice", _CHOICES),
-            ("grammar", {**_TEXT, "description": "Lark."}),
+            ("grammar", {**_STRING, "description": "Lark."}),
             ("json_object", {"const": True}),
         )
     ]
 }
-_BIASES = {
+_LOGIT_BIAS = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,10}$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": 1024,
 }
 
-_FORCED = {
+_FORCED_THOUGHTS = {
     "type": "object",
     "propertyNames": {"pattern": "^[0-9]{1,8}$"},
     "additionalProperties": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 1024},
 }
 
 ToolObject = Annotated[dict[str, Any], WithJsonSchema(_TOOL)]
-ToolChoices = Annotated[
+ToolChoice = Annotated[
     str | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED_TOOL]})
 ]
 ResponseFormat = Annotated[dict[str, Any], WithJsonSchema(_RESPONSE_FORMAT)]
 StructuredOutputs = Annotated[dict[str, Any], WithJsonSchema(_STRUCTURED_OUTPUTS)]
-Biases = Annotated[dict[str, float], WithJsonSchema(_BIASES)]
-ForcedThoughts = Annotated[dict[str, Many[int]], WithJsonSchema(_FORCED)]
+LogitBias = Annotated[dict[str, float], WithJsonSchema(_LOGIT_BIAS)]
+ForcedThoughts = Annotated[dict[str, Many[int]], WithJsonSchema(_FORCED_THOUGHTS)]

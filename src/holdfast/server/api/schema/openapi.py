@@ -1,6 +1,6 @@
-"""The OpenAPI document: what each route takes, what it gives, and what it says when something is wrong.
+"""The OpenAPI document: request bodies, responses and errors of each route.
 
-It is written for people and for programs that make clients; and the server is tested against it, so what it says is so.
+The fuzz test compares every response of a running server with this document.
 """
 
 from collections.abc import Sequence
@@ -32,37 +32,40 @@ _BODIES = (
     ReplayRequest,
 )
 _ERRORS = {
-    400: "A field, a prompt or a setting is wrong; the message says which and how.",
-    401: "The server asks for a key, and this is none of its keys.",
-    404: "There is no such model.",
+    400: "A field is invalid; the message says which one, and what is expected.",
+    401: "The API key is missing or wrong.",
+    404: "The model does not exist.",
     413: "The body is too large.",
-    415: "The body is not JSON, or compressed.",
-    429: "Too many requests wait already; Retry-After says when to ask again.",
-    503: "The server is not up yet, or going down; Retry-After says when to ask again.",
-    504: "The answer took too long.",
+    415: "The body is not JSON, or is compressed.",
+    429: "Too many requests are waiting; Retry-After says when to retry.",
+    503: "The server is starting or shutting down; Retry-After says when to retry.",
+    504: "The request timed out.",
 }
-READ, WRITTEN, ASKED = (401,), (400, 401, 404, 413, 415), (400, 401, 404, 413, 415, 429, 503, 504)
+# Which of these errors a route may return: without a body, with a body, with a request to the engine.
+GET_ERRORS = (401,)
+BODY_ERRORS = (400, 401, 404, 413, 415)
+ENGINE_ERRORS = (*BODY_ERRORS, 429, 503, 504)
 _TAGS = {
-    "answers": "Chat and plain completions, as OpenAI's clients ask for them.",
-    "tokens": "Between text and token ids.",
-    "reproducibility": "What is ours: the very bits of an answer, again.",
-    "server": "What the server is and how it does.",
+    "completions": "Chat completions and completions, compatible with OpenAI's.",
+    "tokens": "Tokenization.",
+    "reproducibility": "Bitwise reproduction: scores and replays.",
+    "server": "Information about the server.",
 }
 NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
 _EVENT = {
     "type": "object",
-    "properties": {"data": {"type": "string", "description": "A chunk, as JSON; at the end [DONE]."}},
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON; [DONE] at the end."}},
     "required": ["data"],
 }
-_STREAM = {"itemSchema": _EVENT, "description": "With `stream`: an event for each piece."}
+_STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for each chunk."}
 
 
 def make_documented_app(*, with_keys: bool = False) -> FastAPI:
-    """An app without routes, whose document will be complete. With keys, it says how to send one."""
+    """An app without routes, with a complete OpenAPI document. with_keys: document the bearer authentication."""
     app = FastAPI(
         title="Holdfast",
         version=__version__,
-        summary="An LLM server whose answers can be had twice, bit for bit.",
+        summary="An LLM server that gives the same answer, bit for bit, every time.",
         docs_url=None,
         redoc_url=None,
         openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
@@ -76,22 +79,22 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its body is this model. `document_bodies` puts the model itself into the document."""
+    """A route's `openapi_extra` for this request model. `document_bodies` adds the model itself."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
-    """Let the app's OpenAPI document hold these models and those inside them."""
+    """Add these models, and those they refer to, to the app's OpenAPI document."""
     names, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     for model in models:
         assert names[(model, "validation")]["$ref"] == _REF.format(model=model.__name__), (
             f"two models named {model.__name__}"
         )
-    write = app.openapi
+    make_document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = write()
+        document = make_document()
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         return document
 
@@ -99,29 +102,29 @@ def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
 
 
 def responses(
-    answer: type[BaseModel] | None, errors: Sequence[int], *, streams: bool = False
+    model: type[BaseModel] | None, errors: Sequence[int], *, streams: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """A route's `responses`: the answer's shape where it is JSON, and which errors may come instead."""
-    good: dict[str, Any] = {"description": "The answer."}
-    if answer is not None:
-        good["model"] = answer
+    """A route's `responses`: the model of a JSON response, and the possible errors."""
+    success: dict[str, Any] = {"description": "Success."}
+    if model is not None:
+        success["model"] = model
     if streams:
-        good["content"] = {"text/event-stream": _STREAM}
-    told: dict[int | str, dict[str, Any]] = {status: _error(_ERRORS[status]) for status in errors}
-    return {200: good, **told, "default": _error("Any other error.")}
+        success["content"] = {"text/event-stream": _STREAM}
+    documented: dict[int | str, dict[str, Any]] = {status: _error(_ERRORS[status]) for status in errors}
+    return {200: success, **documented, "default": _error("Any other error.")}
 
 
 def _error(description: str) -> dict[str, Any]:
-    """In JSON, whatever the route gives otherwise."""
+    """Errors are JSON, also of routes with another content type."""
     schema = {"$ref": _REF.format(model=ErrorResponse.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _document_keys(app: FastAPI) -> None:
-    write = app.openapi
+    make_document = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = write()
+        document = make_document()
         schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer"}
         document["security"] = [{"key": []}]

@@ -1,8 +1,7 @@
-"""What clients may send. A field nobody knows is refused, as OpenAI refuses it; `null` is a field left out.
+"""Request models. Unknown fields are refused, as OpenAI does; `null` is an omitted field.
 
-The models say which fields there are and of which type; what a value may be is said once, by `SamplingParams` and the limits.
-Fields OpenAI knows and that decide nothing here are taken and ignored; those that ask for something we do not do are refused
-unless they ask for nothing.
+The models define fields and types; `SamplingParams` and the server's limits validate the values. OpenAI's fields that have
+no effect here are accepted and ignored. Fields for features that are not supported must be null.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,57 +9,57 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.server.api.schema.field_schemas import (
-    Biases,
     ForcedThoughts,
+    LogitBias,
     ResponseFormat,
     StructuredOutputs,
-    ToolChoices,
+    ToolChoice,
     ToolObject,
 )
 from holdfast.server.http.json_body import Many
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
-_MOST_MESSAGES = 2048  # as OpenAI has it
-_MOST_ALLOWED = 1 << 16
+_MAX_MESSAGES = 2048  # OpenAI's limit
+_MAX_ALLOWED_TOKEN_IDS = 1 << 16
 
 
 class RequestModel(BaseModel):
-    """A request's body."""
+    """A request body: strict types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Taken and ignored.")
+    include_obfuscation: bool | None = Field(None, description="Accepted and ignored.")
 
 
 class ThinkingFields(RequestModel):
-    """What a model that thinks may be told."""
+    """Fields for thinking models."""
 
     think: bool | None = Field(
-        None, description="False: a model that thinks does without. True: refused by a model that does not."
+        None, description="False: a thinking model does not think. True: refused by other models."
     )
     forced_thoughts: ForcedThoughts | None = Field(
         None,
-        description="Numbers of chunks, as text, and the token ids of the thought that stands behind each, "
-        "whatever the model would think there; [] is no thought.",
+        description="Chunk indices, as strings, and the token ids of the thought after each chunk, instead of the "
+        "model's own; [] is no thought.",
     )
 
 
 class GenerationRequest(ThinkingFields):
-    """What chat and plain completions have in common."""
+    """Fields that chat completions and completions share."""
 
     model: str | None = Field(
-        None, max_length=1024, description="One of /v1/models; without it, the one that is served."
+        None, max_length=1024, description="One of /v1/models; the served model if omitted."
     )
     deterministic: bool | None = Field(
-        None, description="Ask for the guarantee: the same bits, whatever else runs."
+        None, description="Guarantee the same tokens and logprob bits, whatever else runs."
     )
-    return_receipt: bool | None = Field(None, description="Put the receipt into the `holdfast` object.")
+    return_receipt: bool | None = Field(None, description="Return the receipt in the `holdfast` object.")
     return_token_ids: bool | None = Field(
-        None, description="Put the token ids of prompt and answers into the response."
+        None, description="Return the token ids of the prompt and the choices."
     )
     max_tokens: int | None = Field(None, ge=0, le=1 << 24)
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
@@ -76,10 +75,10 @@ class GenerationRequest(ThinkingFields):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: Biases | None = Field(
-        None, description="Token ids, as text, and what is added to their logits."
+    logit_bias: LogitBias | None = Field(
+        None, description="Token ids, as strings, and the bias that is added to their logits."
     )
-    allowed_token_ids: TokenIds | None = Field(None, max_length=_MOST_ALLOWED)
+    allowed_token_ids: TokenIds | None = Field(None, max_length=_MAX_ALLOWED_TOKEN_IDS)
     bad_words: Many[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -90,7 +89,7 @@ class GenerationRequest(ThinkingFields):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
-    user: str | None = Field(None, description="Taken and ignored.")
+    user: str | None = Field(None, description="Accepted and ignored.")
     response_format: ResponseFormat | None = None
 
 
@@ -98,14 +97,14 @@ class CompletionRequest(GenerationRequest):
     """/v1/completions"""
 
     prompt: str | TokenIds | Many[str] | Many[TokenIds] = Field(
-        description="Text or token ids, one or a batch of them."
+        description="Text or token ids, one prompt or a batch."
     )
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: int | None = Field(None, ge=1, le=128, description="Only as many as n.")
+    best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
     suffix: str | None = Field(None, description="Not supported.")
     add_special_tokens: bool | None = Field(
-        None, description="Whether a text prompt gets the tokenizer's own frame."
+        None, description="Whether the tokenizer adds its special tokens to a text prompt."
     )
 
 
@@ -116,7 +115,7 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """A template may look for more than these fields, so others are passed on."""
+    """A chat template may use other fields, so unknown ones are passed on."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str = Field(min_length=1, max_length=64)
@@ -129,26 +128,26 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(GenerationRequest):
     """/v1/chat/completions"""
 
-    messages: Many[ChatMessage] = Field(min_length=1, max_length=_MOST_MESSAGES)
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Many[ToolObject] | None = None
-    tool_choice: ToolChoices | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     modalities: Many[str] | None = Field(None, description='Only ["text"].')
-    metadata: dict[str, str] | None = Field(None, description="Taken and ignored.")
-    store: bool | None = Field(None, description="Taken and ignored: nothing is stored.")
-    service_tier: str | None = Field(None, description="Taken and ignored.")
-    safety_identifier: str | None = Field(None, description="Taken and ignored.")
+    metadata: dict[str, str] | None = Field(None, description="Accepted and ignored.")
+    store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
+    service_tier: str | None = Field(None, description="Accepted and ignored.")
+    safety_identifier: str | None = Field(None, description="Accepted and ignored.")
     prompt_cache_key: str | None = Field(
-        None, description="Taken and ignored: prefixes are found by themselves."
+        None, description="Accepted and ignored: prefixes are always cached."
     )
-    prompt_cache_retention: str | None = Field(None, description="Taken and ignored.")
-    reasoning_effort: str | None = Field(None, description="Shown to the chat template.")
-    verbosity: str | None = Field(None, description="Taken and ignored.")
+    prompt_cache_retention: str | None = Field(None, description="Accepted and ignored.")
+    reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
+    verbosity: str | None = Field(None, description="Accepted and ignored.")
     prediction: None = Field(None, description="Not supported: null only.")
     audio: None = Field(None, description="Not supported: null only.")
     web_search_options: None = Field(None, description="Not supported: null only.")
@@ -157,11 +156,11 @@ class ChatCompletionRequest(GenerationRequest):
 
 
 class TokenizeRequest(RequestModel):
-    """/tokenize: a text, or a conversation as the chat template writes it."""
+    """/tokenize: a text, or a conversation rendered by the chat template."""
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | None = None
-    messages: Many[ChatMessage] | None = Field(None, max_length=_MOST_MESSAGES)
+    messages: Many[ChatMessage] | None = Field(None, max_length=_MAX_MESSAGES)
     tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -177,21 +176,21 @@ class DetokenizeRequest(RequestModel):
 
 
 class ScoreRequest(ThinkingFields):
-    """/v1/score: the logprobs of a completion behind a prompt."""
+    """/v1/score: the logprobs of a given completion."""
 
     model: str | None = Field(None, max_length=1024)
     prompt: str | TokenIds
     completion: str | TokenIds
-    deterministic: bool | None = Field(None, description="True unless it says otherwise.")
+    deterministic: bool | None = Field(None, description="Default: true.")
     return_receipt: bool | None = None
 
 
 class ReplayRequest(RequestModel):
-    """/v1/replay: ask a receipt's request again and compare every bit."""
+    """/v1/replay: run a receipt's request again and compare every bit."""
 
     receipt: dict[str, Any]
-    prompt_token_ids: TokenIds | None = Field(None, description="Where the receipt leaves its prompt out.")
-    force: bool | None = Field(None, description="Compare even where the fingerprints differ.")
+    prompt_token_ids: TokenIds | None = Field(None, description="Required if the receipt omits its prompt.")
+    force: bool | None = Field(None, description="Compare even if the fingerprints differ.")
 
 
 Mode = Literal["certified", "verified", "none"]

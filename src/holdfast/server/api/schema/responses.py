@@ -1,7 +1,7 @@
-"""What clients get: the shapes of answers, for the OpenAPI document.
+"""Response models, for the OpenAPI document.
 
-Nothing is built from these models, so that an answer costs no validation. They are held to the truth by the fuzz test, which
-compares every answer of a running server with them.
+Responses are not built from these models, which would cost a validation each. The fuzz test compares every response of a
+running server with them.
 """
 
 from typing import Any, Literal
@@ -13,26 +13,26 @@ from holdfast.server.api.schema.requests import Mode
 
 
 class ResponseModel(BaseModel):
-    """A part of a response. It holds these fields and no others."""
+    """A JSON object of a response, with exactly these fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ErrorInfo(ResponseModel):
     message: str = Field(description="What was wrong, what was expected, what to do.")
-    type: str = Field(description="The kind of error; it follows from the status.")
-    param: str | None = Field(description="The field it is about.")
-    code: str | None = Field(description="The error's own name, for programs.")
+    type: str = Field(description="The kind of error, which follows from the status.")
+    param: str | None = Field(description="The invalid field.")
+    code: str | None = Field(description="A stable name of the error, for programs.")
 
 
 class ErrorResponse(ResponseModel):
-    """Every error has this shape, whatever its status."""
+    """The body of every error response."""
 
     error: ErrorInfo
 
 
 class PromptTokensDetails(ResponseModel):
-    cached_tokens: int = Field(description="Of the prompt, those that were found in the prefix cache.")
+    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
 
 
 class Usage(ResponseModel):
@@ -43,37 +43,39 @@ class Usage(ResponseModel):
 
 
 class RequestDetails(ResponseModel):
-    mode: Mode = Field(description="How the answer was made: certified and verified keep the guarantee.")
+    mode: Mode = Field(description="certified and verified are guaranteed, none is not.")
     seed: int
     stats: Stats
-    receipt: dict[str, Any] | None = Field(None, description="On request; see docs/receipt.schema.json.")
+    receipt: dict[str, Any] | None = Field(
+        None, description="With `return_receipt`; see docs/receipt.schema.json."
+    )
 
 
 class ThoughtInfo(ResponseModel):
-    """What a model that thinks wrote behind a chunk of prompt and answer. A trivial thought has no tokens."""
+    """A thought of a thinking model, after a chunk of tokens. A trivial thought has no tokens."""
 
-    index: int = Field(description="Of which choice.")
+    index: int = Field(description="Index of the choice.")
     chunk: int
-    position: int = Field(description="Of the chunk's last token, in prompt and answer.")
+    position: int = Field(description="Position of the chunk's last token, counted from the prompt's start.")
     text: str
     token_ids: list[int]
 
 
 class HoldfastDetails(RequestDetails):
-    """How an answer was come by. Where there are several prompts: all together, and each by itself."""
+    """How the choices were generated. With several prompts: of all together, and of each one in `requests`."""
 
     requests: list[RequestDetails] | None = None
-    thoughts: list[ThoughtInfo] | None = Field(None, description="Only of a model that thinks.")
+    thoughts: list[ThoughtInfo] | None = Field(None, description="Thinking models only.")
 
 
 class CompletionBase(ResponseModel):
-    """What every completion begins with."""
+    """Fields that all completions share."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str = Field(
-        description="The digest of all that decides bits. Same fingerprint, same bits."
+        description="A digest of everything that decides bits. Same fingerprint, same bits."
     )
     usage: Usage
     holdfast: HoldfastDetails
@@ -117,7 +119,7 @@ class ChatCompletionLogprobs(ResponseModel):
 
 class FunctionCall(ResponseModel):
     name: str
-    arguments: str = Field(description="JSON text; cut off where the answer was.")
+    arguments: str = Field(description="JSON text, truncated if the choice was.")
 
 
 class MessageToolCall(ResponseModel):
@@ -172,15 +174,15 @@ class ScoreResponse(ResponseModel):
 
 class ReplayDifference(ResponseModel):
     choice: int
-    position: int | None = Field(description="Counts the answer's tokens from 0; null: not at a token.")
+    position: int | None = Field(description="Index of the completion's token, from 0; null: not at a token.")
     what: str
 
 
 class ReplayResponse(ResponseModel):
     object: Literal["holdfast.replay"]
     same: bool
-    compared: bool = Field(description="False where the fingerprints differ and `force` was not set.")
-    promised: bool = Field(description="Whether the receipt is one of a deterministic answer.")
+    compared: bool = Field(description="False if the fingerprints differ and `force` was not set.")
+    promised: bool = Field(description="Whether the receipt is of a deterministic request.")
     fingerprint_differences: list[str]
     difference: ReplayDifference | None
     mode: Mode | None
@@ -219,7 +221,7 @@ class FingerprintInfo(ResponseModel):
 class CertificateResponse(ResponseModel):
     object: Literal["holdfast.certificate"]
     determinism: str
-    refusal: str | None = Field(description="Why deterministic requests are refused, where they are.")
+    refusal: str | None = Field(description="Why deterministic requests are refused, if they are.")
     fingerprint: FingerprintInfo
     certificate: dict[str, Any] | None
     revocation: str | None
