@@ -81,7 +81,7 @@ class FaultyLayer(FaultyGemm):
 
 
 class SplitN(FaultyGemm):
-    """No fault. GEMMs of 64 columns have a split-N of `fault` columns, as an engine on a GPU may choose."""
+    """No fault: GEMMs of 64 columns have a split-N of `fault` columns, as on a GPU."""
 
     def linear(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
         return self._inner.linear(x, w, canonical=canonical)

@@ -1,4 +1,6 @@
-"""The check of whole passes: it agrees for a correct runner, finds a faulty one, and leaves the KV pages zeroed."""
+"""The check of whole passes: it accepts a correct runner, detects a faulty one, and zeroes the KV
+pages.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -113,7 +115,7 @@ def test_torch_gemms_that_depend_on_the_batch_size_are_detected() -> None:
     bench = PassBench(ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16)
     check = check_passes(bench, 32, 256)
     assert 0 not in check.sizes_differing
-    assert 1 in check.sizes_differing or check.agrees  # some builds of torch have one class
+    assert 1 in check.sizes_differing or check.agrees  # some builds of torch are batch-invariant
 
 
 def test_pass_sizes_include_common_decode_batches() -> None:

@@ -1,4 +1,6 @@
-"""The source digest: the same at any path, another with every changed byte of a file that decides bits."""
+"""The source digest: the same at any path, another with every changed byte of a file that decides
+bits.
+"""
 
 import shutil
 import subprocess
@@ -138,14 +140,14 @@ def test_every_engine_file_is_listed() -> None:
 
 
 @pytest.mark.parametrize("folder", [*FOLDERS, "engine"])
-def test_sources_that_are_not_there_have_no_digest(copied: Path, folder: str) -> None:
+def test_missing_sources_have_no_digest(copied: Path, folder: str) -> None:
     for file in (copied / folder).rglob("*.py"):
         file.rename(file.with_suffix(".pyc"))
     assert digest_source(copied) is None
 
 
 @pytest.mark.parametrize("error", [OSError, ModuleNotFoundError, TypeError])
-def test_a_package_that_is_no_folder_has_no_digest(
+def test_package_without_folder_has_no_digest(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def fail(package: str) -> Path:

@@ -1,4 +1,7 @@
-"""The split-K search: the fewest splits that agree at every batch size. Recipes are kept on disk."""
+"""The split-K search: the fewest splits that agree at every batch size.
+
+Recipes are kept on disk.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +22,9 @@ CPU = torch.device("cpu")
 
 
 class FakeLibrary:
-    """GEMMs that give the same bits at every batch size, except at those with a planted fault, by split-K."""
+    """GEMMs that give the same bits at every batch size, except at those with a planted fault, by
+    split-K.
+    """
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ def exact(q: Tensor, store: Store, sequence: int, position: int, scale: float, w
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 @pytest.mark.parametrize("window", WINDOWS)
-def test_attention_is_near_the_exact_softmax(
+def test_attention_is_near_the_fp64_softmax(
     backend: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int, window: int | None
 ) -> None:
     store = make_store(backend, dtype, [450, 65, 3], kv_heads, width)
@@ -49,7 +49,7 @@ def test_attention_is_near_the_exact_softmax(
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
+def test_attention_bits_are_the_same_in_decode_window_and_chunk(
     backend: Backend,
     dtype: torch.dtype,
     heads: int,
@@ -83,7 +83,7 @@ def test_a_row_has_the_same_bits_in_decode_in_a_window_and_in_a_chunk(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS[:2])
-def test_bits_do_not_depend_on_which_pages_hold_the_keys(
+def test_attention_bits_do_not_depend_on_the_pages(
     backend: Backend, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> None:
     q = random(20, heads, width, dtype=dtype, device=backend.device)
@@ -94,7 +94,7 @@ def test_bits_do_not_depend_on_which_pages_hold_the_keys(
     assert same_bits(*found)
 
 
-def test_what_lies_behind_a_row_cannot_be_felt(backend: Backend, dtype: torch.dtype) -> None:
+def test_attention_ignores_later_positions(backend: Backend, dtype: torch.dtype) -> None:
     """Infinite keys and values at later positions leave earlier rows alone."""
     store = make_store(backend, dtype, [100], 2, 64)
     q = random(100, 4, 64, dtype=dtype, device=backend.device)
@@ -109,7 +109,7 @@ def test_what_lies_behind_a_row_cannot_be_felt(backend: Backend, dtype: torch.dt
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="graphs are the GPU's")
-def test_a_captured_graph_gives_the_bits_of_a_call(
+def test_attention_in_a_graph_gives_the_bits_of_a_call(
     backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     store = make_store(backend, dtype, [1000, 64, 700], 8, 128)

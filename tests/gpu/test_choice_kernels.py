@@ -81,7 +81,7 @@ def on_cpu(batch: SamplingBatch) -> SamplingBatch:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_choices_are_the_cpus(
+def test_sampled_tokens_equal_the_cpus(
     backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_choices_are_the_cpus(
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_choices_stand_alone(
+def test_sampled_tokens_do_not_depend_on_neighbours(
     backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
     batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_choices_stand_alone(
     )
 
 
-def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
+def test_greedy_equals_sampling_at_temperature_0_with_logprob(
     backend: Backend, device: torch.device, logits: Tensor
 ) -> None:
     ids, logprobs = backend.sample_greedy(logits.clone())
@@ -112,14 +112,14 @@ def test_greedy_is_the_choice_at_temperature_zero_and_its_logprob(
     assert_rows_stand_alone(lambda rows: list(backend.sample_greedy(logits[rows].contiguous())), len(logits))
 
 
-def test_logsumexp(backend: Backend, logits: Tensor) -> None:
+def test_logsumexp_is_near_fp64_and_batch_invariant(backend: Backend, logits: Tensor) -> None:
     exact = torch.logsumexp(logits.double(), 1)
     assert_near(backend.logsumexp(logits.clone()), exact, torch.float32)
     assert_rows_stand_alone(lambda rows: [backend.logsumexp(logits[rows].contiguous())], len(logits))
 
 
 @pytest.mark.parametrize("k", [1, 2, 20])
-def test_top_is_in_order_with_ties_to_the_lowest_id(backend: Backend, logits: Tensor, k: int) -> None:
+def test_topk_is_ordered_with_ties_to_the_lowest_id(backend: Backend, logits: Tensor, k: int) -> None:
     values, ids = backend.topk(logits.clone(), k)
     expected_values, expected_ids = TorchBackend(torch.float32).topk(logits.cpu(), k)
     assert same_bits(values.cpu(), expected_values)
@@ -128,7 +128,7 @@ def test_top_is_in_order_with_ties_to_the_lowest_id(backend: Backend, logits: Te
     assert_rows_stand_alone(lambda rows: list(backend.topk(logits[rows].contiguous(), k)), len(logits))
 
 
-def test_the_dtype_of_activations_does_not_matter(
+def test_sampling_does_not_depend_on_the_activation_dtype(
     device: torch.device, backend: Backend, logits: Tensor
 ) -> None:
     other = open_backend(torch.float16, kernels="triton", num_threads=1, device=device)

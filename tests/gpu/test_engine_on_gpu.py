@@ -44,7 +44,7 @@ def tiny() -> Engine:
     return open_engine()
 
 
-def test_the_certificate_vouches_for_passes_of_all_sizes(engine: Engine) -> None:
+def test_certificate_covers_passes_of_all_sizes(engine: Engine) -> None:
     assert engine.certificate is not None
     assert engine.limits.refusal is None
     if HAS_GPU:
@@ -52,7 +52,7 @@ def test_the_certificate_vouches_for_passes_of_all_sizes(engine: Engine) -> None
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_one_answer_alone_and_under_load_certified_and_verified(
+def test_answer_is_the_same_alone_and_under_load_certified_and_verified(
     engine: Engine, plain: Engine, params: SamplingParams
 ) -> None:
     needle = ProbeRequest(prompt(90), params)
@@ -63,7 +63,7 @@ def test_one_answer_alone_and_under_load_certified_and_verified(
     assert certified.num_distinct == 1
 
 
-def test_an_answer_among_many_is_the_answer_alone(engine: Engine) -> None:
+def test_answer_among_many_equals_the_answer_alone(engine: Engine) -> None:
     load = [(prompt(20 + 13 * number, number), ORDINARY) for number in range(20)]
     alone = answers(scheduled(engine), [(prompt(90), GREEDY)])[0]
     among = answers(scheduled(engine), [*load[:10], (prompt(90), GREEDY), *load[10:]])[10]
@@ -77,7 +77,7 @@ def test_graphs_give_the_bits_of_eager_passes(engine: Engine) -> None:
     assert [outcome(result) for result in answers(eager(engine), requests)] == captured
 
 
-def test_running_ahead_changes_nothing(engine: Engine) -> None:
+def test_async_scheduling_changes_no_answer(engine: Engine) -> None:
     requests = [(prompt(30 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(9)]
     overlapped, stepwise = (
         [outcome(result) for result in answers(scheduled(engine, async_scheduling=overlaps), requests)]
@@ -86,7 +86,7 @@ def test_running_ahead_changes_nothing(engine: Engine) -> None:
     assert overlapped == stepwise
 
 
-def test_verified_answers_are_the_certified_ones(engine: Engine, plain: Engine) -> None:
+def test_verified_answers_equal_certified_ones(engine: Engine, plain: Engine) -> None:
     requests = [(prompt(50 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)]
     certified = [outcome(result) for result in answers(scheduled(engine), requests)]
     for async_scheduling in (False, True):
@@ -94,7 +94,7 @@ def test_verified_answers_are_the_certified_ones(engine: Engine, plain: Engine) 
         assert [outcome(result) for result in answers(verifying, requests)] == certified
 
 
-def test_seeds_decide(tiny: Engine) -> None:
+def test_seed_decides_the_answer(tiny: Engine) -> None:
     other = SamplingParams(
         max_tokens=40,
         temperature=0.9,
@@ -111,7 +111,7 @@ def test_seeds_decide(tiny: Engine) -> None:
     assert first.token_ids != another.token_ids
 
 
-def test_scores_are_the_bits_that_were_reported(tiny: Engine) -> None:
+def test_prompt_logprobs_have_the_bits_of_reported_logprobs(tiny: Engine) -> None:
     asked = prompt(40)
     result = answers(scheduled(tiny), [(asked, SAMPLED)])[0]
     assert result.logprobs is not None
@@ -139,7 +139,9 @@ def test_scores_are_the_bits_that_were_reported(tiny: Engine) -> None:
     ],
     ids=str,
 )
-def test_settings_work_and_are_the_same_certified_and_verified(tiny: Engine, changes: dict[str, Any]) -> None:
+def test_sampling_settings_give_the_same_answer_certified_and_verified(
+    tiny: Engine, changes: dict[str, Any]
+) -> None:
     settings: dict[str, Any] = {
         "max_tokens": 24,
         "temperature": 0,
@@ -160,7 +162,7 @@ def test_settings_work_and_are_the_same_certified_and_verified(tiny: Engine, cha
         assert not set(certified[0].token_ids) & {5, 6, 7}
 
 
-def test_an_abort_in_the_middle_leaves_the_others_alone(tiny: Engine) -> None:
+def test_abort_does_not_affect_other_requests(tiny: Engine) -> None:
     alone = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
     engine = scheduled(tiny)
     wanted = engine.prepare(prompt(60), GREEDY)
@@ -181,7 +183,7 @@ def test_an_abort_in_the_middle_leaves_the_others_alone(tiny: Engine) -> None:
     assert outcome(result) == outcome(alone)
 
 
-def test_requests_that_push_each_other_out_give_the_same_answers(tiny: Engine) -> None:
+def test_preempted_requests_give_the_same_answers(tiny: Engine) -> None:
     page = tiny.scheduler.pool.page_size
     long = replace(GREEDY, max_tokens=2 * page + 20)
     requests = [(prompt(page - 10 + number, number), long) for number in range(6)]
@@ -214,7 +216,7 @@ class Corrupted:
             x[:, 3] *= 1.01
 
 
-def test_a_corrupted_product_is_found_and_the_certificate_revoked(tiny: Engine) -> None:
+def test_faulty_layer_is_detected_and_the_certificate_revoked(tiny: Engine) -> None:
     right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
     backend = cast(ModelRunner, tiny.runner)._decoder.backend
     wrong = scheduled(eager(tiny, Corrupted(backend)), spot_check_rate=1.0)

@@ -26,7 +26,7 @@ from holdfast.worker.greedy_head import GreedyTokens
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
-from worker.sampler_spans import ToldGrammar, mask
+from worker.sampler_spans import FixedGrammar, mask
 
 PAGE, VOCAB, NUM_PAGES = 64, 320, 64
 NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few rows
@@ -164,7 +164,9 @@ def assert_same_kv(one: ModelRunner, other: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
-def test_decode_steps(eager: ModelRunner, graphed: ModelRunner, kind: PassKind) -> None:
+def test_graphed_decode_steps_equal_eager_ones(
+    eager: ModelRunner, graphed: ModelRunner, kind: PassKind
+) -> None:
     """Of a few sequences, padded and not, across a page's edge."""
     found = graphed.run(prompts())
     assert found == eager.run(prompts())
@@ -182,7 +184,7 @@ def test_decode_steps(eager: ModelRunner, graphed: ModelRunner, kind: PassKind) 
 
 
 @pytest.mark.parametrize("kind", [PassKind.FAST, PassKind.CANONICAL])
-def test_greedy_steps_end_in_a_graph(
+def test_greedy_steps_take_the_greedy_head_graph(
     eager: ModelRunner, graphed: ModelRunner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
 ) -> None:
     """With logprobs, without and mixed; tokens that only the device knows go from one to the next."""
@@ -213,7 +215,9 @@ def test_greedy_steps_end_in_a_graph(
     assert_same_kv(eager, graphed)
 
 
-def test_short_windows_beside_decode_rows(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_graphed_windows_among_decode_tokens_equal_eager_ones(
+    eager: ModelRunner, graphed: ModelRunner
+) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     window = Span(0, 63, (7, 8, 9), pages(0), 0, how(0), logprobs=2)
@@ -230,7 +234,7 @@ def test_short_windows_beside_decode_rows(eager: ModelRunner, graphed: ModelRunn
 
 
 @pytest.mark.skipif(not CANONICAL, reason="a reference pass has too many rows for the interpreter")
-def test_canonical_windows(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_graphed_canonical_windows_equal_eager_ones(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     spans = [Span(n, prompt_len(n), (7, 8, 9), pages(n), 0, how(n), logprobs=1) for n in range(NUM_SEQS)]
@@ -282,7 +286,9 @@ def test_long_passes_end_before_the_last_layer(decoder: Decoder, kind: PassKind)
         assert_same_kv(eager, whole)
 
 
-def test_started_ahead_with_unknown_tokens(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_plans_with_unknown_tokens_can_be_started_before_reading(
+    eager: ModelRunner, graphed: ModelRunner
+) -> None:
     """Everything is enqueued before anything is read."""
     num_steps = 12 if HAS_GPU else 2
     results = [eager.run(prompts())]
@@ -294,14 +300,14 @@ def test_started_ahead_with_unknown_tokens(eager: ModelRunner, graphed: ModelRun
     assert_same_kv(eager, graphed)
 
 
-def test_capturing_leaves_the_kv_alone(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_capture_writes_no_kv(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
     capture(graphed)
     assert_same_kv(eager, graphed)
 
 
-def test_a_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: ModelRunner) -> None:
     tokens = tokens_of(eager.run(prompts()))
     graphed.run(prompts())
     count, size = (5, 8) if HAS_GPU else (1, 2)
@@ -313,7 +319,7 @@ def test_a_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: Mo
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="nothing can be waited for")
-def test_starting_waits_for_nothing(eager: ModelRunner, graphed: ModelRunner) -> None:
+def test_start_does_not_synchronize_with_the_device(eager: ModelRunner, graphed: ModelRunner) -> None:
     """CUDA itself raises where the host would wait."""
     for runner in (eager, graphed):
         plans = [prompts(), *(decode(step, [UNKNOWN_TOKEN] * NUM_SEQS, 16) for step in range(2))]
@@ -329,7 +335,7 @@ def test_starting_waits_for_nothing(eager: ModelRunner, graphed: ModelRunner) ->
             read()
 
 
-def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
+def test_window_with_every_sampling_feature_equals_single_tokens(eager: ModelRunner) -> None:
     """A window is its rows one by one, with penalties, lists, bad words, bias and a grammar."""
     params = SamplingParams(
         temperature=0.7,
@@ -341,7 +347,7 @@ def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
         min_tokens=60,
         max_tokens=99,
     )
-    grammar = ToldGrammar(lambda candidates, count: [mask(*range(3, 300), vocab=VOCAB), b"", None][-count:])
+    grammar = FixedGrammar(lambda candidates, count: [mask(*range(3, 300), vocab=VOCAB), b"", None][-count:])
     sampling = Sampling(params, 11, 20, (4, 5), ((PROMPT[30], 31),), eos_ids=(4,))
     free = Span(0, 28, PROMPT[28:31], pages(0), 0, sampling, 2, history=PROMPT[:28], with_checksums=True)
     whole = replace(free, constraint=Constraint(grammar, PROMPT[29:31]))
@@ -356,7 +362,7 @@ def test_every_feature_of_the_sampler(eager: ModelRunner) -> None:
         assert found.samples[0][0].token_id == window.samples[0][row].token_id
 
 
-def test_a_check(eager: ModelRunner) -> None:
+def test_spot_check_detects_one_bit_of_a_key(eager: ModelRunner) -> None:
     """Clean rows pass; one bit of a key, in its transposed home, does not."""
     rows = 256 if HAS_GPU else 10
     one = Span(0, 60, PROMPT[60:70], pages(0), 0, how(0), with_checksums=True)

@@ -19,7 +19,7 @@ SOME_SIZES = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
 @pytest.mark.parametrize("slices", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_products_are_near_fp64_in_every_form(
+def test_gemms_are_near_fp64_for_every_split_k(
     backend: Backend,
     dtype: torch.dtype,
     device: torch.device,
@@ -43,16 +43,12 @@ def test_products_are_near_fp64_in_every_form(
         assert_near(found, exact, torch.float32 if dtype is torch.float32 else dtype)
 
 
-def test_a_weight_that_is_packed_is_not_copied(
-    backend: Backend, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_pack_does_not_copy_the_weight(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:
     weight = random(64, 64, dtype=dtype, device=device)
     assert backend.pack(weight).data.data_ptr() == weight.data_ptr()
 
 
-def test_columns_may_be_cut_at_some_totals(
-    backend: Backend, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_split_n_gives_the_same_bits(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:
     outputs, inputs, first, rows = (28672, 4096, 16128, 256) if HAS_GPU else (96, 64, 64, 40)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
     whole = backend.pack(weight)
@@ -70,7 +66,7 @@ def test_columns_may_be_cut_at_some_totals(
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("slices", [0, 2])
-def test_rows_are_their_own_in_the_reference_form(
+def test_canonical_gemm_is_batch_invariant(
     backend: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
 ) -> None:
     x = random(ROWS, inputs, dtype=dtype, device=device)
@@ -89,7 +85,7 @@ def test_rows_are_their_own_in_the_reference_form(
 
 @pytest.mark.skipif(not HAS_GPU, reason="a question to the GPU's library")
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2-135m"])
-def test_every_product_of_a_model_has_a_recipe_that_is_one_class(model: str, device: torch.device) -> None:
+def test_every_gemm_of_a_model_has_a_batch_invariant_recipe(model: str, device: torch.device) -> None:
     recipes = search_recipes(
         model_gemm_shapes(published_config(model)),
         library_multiply,

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return thinker_folder(tmp_path_factory.mktemp("thinker"), sizes=SIZES)
 
 
-def test_one_answer_and_one_train_of_thought_in_every_company(folder: Path) -> None:
+def test_answer_and_thoughts_are_the_same_alone_and_under_load(folder: Path) -> None:
     engine = _open(folder, "bf16" if HAS_GPU else "fp32")
     asked = prompt(75)
     (alone,) = answers(engine, [(asked, PARAMS)])
@@ -51,7 +51,7 @@ def test_one_answer_and_one_train_of_thought_in_every_company(folder: Path) -> N
         assert (outcome(found), found.thoughts) == expected, changes
 
 
-def test_it_thinks_what_the_definition_says(folder: Path) -> None:
+def test_thoughts_equal_the_reference_definition(folder: Path) -> None:
     engine = _open(folder, "fp32")
     reference = open_reference(folder)
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""A tiny model under a runner, on both paths of the backend and in two dtypes."""
+"""A tiny model under a model runner, on both CPU backends and in two dtypes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Spans and parts as the sampler meets them, and a grammar that says what it is told to."""
+"""Spans and logits slices for tests of the sampler, and a grammar with fixed masks."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,37 +26,37 @@ def span(
     with_checksums: bool = False,
     constraint: Constraint | None = None,
 ) -> Span:
-    """The last `count` of a sequence's tokens as sampled rows."""
+    """A span of the last `count` tokens of a request, all sampled."""
     start = len(tokens) - count
-    how = Sampling(params or SamplingParams(temperature=0), seed, prompt_len, forbidden, bad_words, eos)
+    sampling = Sampling(params or SamplingParams(temperature=0), seed, prompt_len, forbidden, bad_words, eos)
     return Span(
         request_id=1,
         start=start,
         token_ids=tuple(tokens[start:]),
         pages=(0, 1, 2, 3),
         sample_from=0,
-        sampling=how,
+        sampling=sampling,
         logprobs=logprobs,
-        history=tuple(tokens[:start]) if how.needs_history else (),
+        history=tuple(tokens[:start]) if sampling.needs_history else (),
         constraint=constraint,
         with_checksums=with_checksums,
     )
 
 
-def parts(*spans: Span, masks: Sequence[Masks] | None = None) -> list[LogitsSlice]:
-    """All rows in one slice."""
+def slices_of(*spans: Span, masks: Sequence[Masks] | None = None) -> list[LogitsSlice]:
+    """All sampled tokens of the spans in one batch."""
     return next(batch_slices(spans, masks or [()] * len(spans), max_tokens=10**6))
 
 
 def mask(*token_ids: int, vocab: int = VOCAB) -> bytes:
-    """The bits of a grammar that allows these."""
+    """A grammar mask that allows these tokens."""
     allowed = np.zeros(vocab, np.uint8)
     allowed[list(token_ids)] = 1
     return np.packbits(allowed, bitorder="little").tobytes()
 
 
-class ToldGrammar:
-    """Gives the masks it was told to give."""
+class FixedGrammar:
+    """Gives the masks of a function."""
 
     def __init__(self, masks: Callable[[Sequence[int], int], list[bytes | None]]) -> None:
         self._masks = masks

@@ -1,4 +1,7 @@
-"""Which pass takes which graph, and that a graph sees it through its buffer alone. Captures are faked: work is done again."""
+"""Which pass takes which CUDA graph, and that a graph reads only its buffer.
+
+Captures are faked: work runs again.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +19,7 @@ from holdfast.worker.cuda_graphs import CudaGraphs
 from holdfast.worker.input_batch import InputBatch, make_input_batch, send_batch
 from support.fake_recorder import FakeRecorder
 
-HOW = Sampling(SamplingParams(), 0, 4)
+SAMPLING = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")
 SHORT, TALL = 4, 32
 INDEX_ARRAYS = (
@@ -29,7 +32,7 @@ INDEX_ARRAYS = (
 
 
 class FakeDecoder:
-    """Its hidden states say what it read; it notes the rows it was called with."""
+    """Its hidden states are the inputs it read. It records the batch sizes it was called with."""
 
     backend = SimpleNamespace(device=CPU)
     config = SimpleNamespace(hidden_size=4)
@@ -61,12 +64,12 @@ def ends_early(num_tokens: int) -> bool:
     return num_tokens == 16
 
 
-def height(longest: int) -> int:
-    return SHORT if longest <= SHORT else TALL
+def tile_tokens(span_len: int) -> int:
+    return SHORT if span_len <= SHORT else TALL
 
 
 def batch(*spans: Span) -> InputBatch:
-    return make_input_batch(Pass(PassKind.FAST, spans, 0), 4, height)
+    return make_input_batch(Pass(PassKind.FAST, spans, 0), 4, tile_tokens)
 
 
 def decode(count: int, num_pages: int = 3) -> InputBatch:
@@ -78,7 +81,7 @@ def decode(count: int, num_pages: int = 3) -> InputBatch:
                 (number + 20,),
                 tuple(range(number, number + num_pages)),
                 0,
-                HOW,
+                SAMPLING,
                 request_index=number,
             )
             for number in range(count)
@@ -96,13 +99,13 @@ def captured(decoder: FakeDecoder) -> CudaGraphs:
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     done: list[tuple[int, int]] = []
     recorder = FakeRecorder()
-    made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *how_far: done.append(how_far))
+    made.capture([2, 8, 4], [16, 8], 50, recorder, lambda *progress: done.append(progress))
     assert done == [(number, 5) for number in range(1, 6)]
     assert recorder.num_recorded == 5
     return made
 
 
-def test_the_largest_is_captured_first_and_touches_nothing(
+def test_capture_goes_from_largest_to_smallest_and_writes_no_slot(
     captured: CudaGraphs, decoder: FakeDecoder
 ) -> None:
     assert decoder.seen == [(16, True), (8, True), (8, False), (4, False), (2, False)]
@@ -110,41 +113,43 @@ def test_the_largest_is_captured_first_and_touches_nothing(
 
 
 @pytest.mark.parametrize(
-    ("rows", "canonical", "exact", "size"),
+    ("num_tokens", "canonical", "exact", "size"),
     [
         *((2, False, True, 2), (4, False, False, 4), (3, False, True, None), (3, False, False, 4)),
         *((5, False, False, 8), (9, False, False, None), (8, True, True, 8), (16, True, True, 16)),
         *((4, True, True, None), (2, True, True, None), (16, False, True, None), (17, True, True, None)),
     ],
 )
-def test_which_graph_a_pass_takes(
-    captured: CudaGraphs, rows: int, canonical: bool, exact: bool, size: int | None
+def test_pass_takes_the_graph_of_its_size(
+    captured: CudaGraphs, num_tokens: int, canonical: bool, exact: bool, size: int | None
 ) -> None:
-    assert captured.size_for(decode(min(rows, 3)), rows, canonical=canonical, exact=exact) == size
+    assert captured.size_for(decode(min(num_tokens, 3)), num_tokens, canonical=canonical, exact=exact) == size
 
 
-def test_before_anything_is_captured_nothing_fits(decoder: FakeDecoder) -> None:
+def test_no_pass_fits_before_capture(decoder: FakeDecoder) -> None:
     fresh = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     assert fresh.size_for(decode(2), 2, canonical=False, exact=True) is None
 
 
-def test_passes_that_do_not_fit(captured: CudaGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_too_large_for_a_graph_do_not_fit(
+    captured: CudaGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fits(some: InputBatch) -> bool:
         return captured.size_for(some, 8, canonical=False, exact=True) == 8
 
-    short = Span(1, 3, (1, 2, 3, 4), (0, 1), 0, HOW)
+    short = Span(1, 3, (1, 2, 3, 4), (0, 1), 0, SAMPLING)
     assert fits(batch(short, replace(short, request_id=2)))
-    assert not fits(batch(replace(short, token_ids=(1, 2, 3, 4, 5)))), "a long span wants tall tiles"
+    assert not fits(batch(replace(short, token_ids=(1, 2, 3, 4, 5)))), "a long span needs tall tiles"
     assert fits(decode(2, num_pages=50))
-    assert not fits(decode(2, num_pages=51)), "a sequence longer than any that was captured"
+    assert not fits(decode(2, num_pages=51)), "a request longer than the captured maximum"
     monkeypatch.setattr(captured, "_buffer", captured._buffer[:200])
     assert fits(decode(2, num_pages=20))
     assert not fits(decode(8, num_pages=50)), "more pages than the buffer holds"
 
 
 @pytest.mark.parametrize("count", [3, 1, 8, 5])
-def test_a_graph_reads_its_buffer(captured: CudaGraphs, decoder: FakeDecoder, count: int) -> None:
-    """Against the same pass sent by itself, whatever the pass before left in the buffer."""
+def test_graph_reads_its_buffer(captured: CudaGraphs, decoder: FakeDecoder, count: int) -> None:
+    """Compared with the same pass outside of a graph, whatever the pass before left in the buffer."""
     for some in (decode(8, num_pages=40), decode(count)):
         sent = captured.load(some, 8, canonical=False)
         hidden = captured.replay(8, canonical=False)
@@ -157,13 +162,13 @@ def test_a_graph_reads_its_buffer(captured: CudaGraphs, decoder: FakeDecoder, co
             assert getattr(sent, name).tolist() == getattr(alone, name).tolist()
 
 
-def test_tokens_may_be_put_in_before_the_replay(captured: CudaGraphs) -> None:
+def test_token_ids_can_be_filled_in_between_load_and_replay(captured: CudaGraphs) -> None:
     sent = captured.load(decode(3), 4, canonical=False)
     sent.forward.token_ids[1] = 99
     assert captured.replay(4, canonical=False)[:, 0].tolist() == [20, 99, 22, 0]
 
 
-def test_a_long_pass_ends_before_the_last_layer(captured: CudaGraphs) -> None:
+def test_large_graph_ends_before_the_last_layer(captured: CudaGraphs) -> None:
     captured.load(decode(3), 16, canonical=True)
     found = captured.replay(16, canonical=True)
     assert found[:3, 0].tolist() == [20, 21, 22]
@@ -172,25 +177,27 @@ def test_a_long_pass_ends_before_the_last_layer(captured: CudaGraphs) -> None:
     assert torch.equal(captured.replay(8, canonical=True)[:3], found[:3])
 
 
-def test_the_buffer_holds_every_pass_of_the_largest_size(
+def test_buffer_holds_every_pass_of_the_largest_size(
     decoder: FakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every row unknown, sampled and told, each a sequence of its own."""
+    """Every token is a request of its own, is read from the ring, sampled, and written to the ring."""
     monkeypatch.setattr(graphs, "_MAX_PAGE_ENTRIES", 64 * 50)
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     made.capture([64], [], 50, FakeRecorder())
-    spans = [Span(number, 9, (-1,), tuple(range(50)), 0, HOW, request_index=number) for number in range(64)]
+    spans = [
+        Span(number, 9, (-1,), tuple(range(50)), 0, SAMPLING, request_index=number) for number in range(64)
+    ]
     assert made.size_for(batch(*spans), 64, canonical=False, exact=True) == 64
     made.load(batch(*spans), 64, canonical=False)
 
 
-def test_capturing_again_starts_anew(captured: CudaGraphs) -> None:
+def test_second_capture_drops_earlier_graphs(captured: CudaGraphs) -> None:
     captured.capture([2], [], 50, FakeRecorder())
     assert captured.size_for(decode(2), 2, canonical=False, exact=True) == 2
     assert captured.size_for(decode(2), 8, canonical=True, exact=True) is None
 
 
-def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
+def test_large_graph_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None:
     class Tiled(FakeDecoder):
         def forward(self, rows: ForwardBatch, kv: Any, *, canonical: bool, layer_hook: Any = None) -> Tensor:
             assert rows.tiles is not None
@@ -200,10 +207,10 @@ def test_a_graph_of_many_rows_has_tall_tiles_for_long_spans(decoder: FakeDecoder
     tiled = Tiled()
     made = CudaGraphs(tiled, (), TALL, lambda num_tokens: False)  # type: ignore[arg-type]
     made.capture([16, 1024], [], 50, FakeRecorder())
-    single = Span(1, 9, (7,), (1, 2, 3), 0, HOW)
-    long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, HOW)
+    single = Span(1, 9, (7,), (1, 2, 3), 0, SAMPLING)
+    long = Span(2, 0, (5,) * 70, tuple(range(4, 24)), 69, SAMPLING)
     both = batch(single, long)
-    assert made.size_for(both, 16, canonical=False, exact=True) is None, "few rows have no tall tiles"
+    assert made.size_for(both, 16, canonical=False, exact=True) is None, "a small graph has no tall tiles"
     assert made.size_for(both, 1024, canonical=False, exact=True) == 1024
     made.load(both, 1024, canonical=False)
     made.replay(1024, canonical=False)

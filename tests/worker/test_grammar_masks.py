@@ -1,4 +1,4 @@
-"""The thread beside the pass: masks of every span, no span harmed by another's grammar, and nobody left working."""
+"""The thread for grammar masks: spans are independent, and the pass always waits for the thread."""
 
 import threading
 import time
@@ -9,38 +9,38 @@ import pytest
 from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import Span
 from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
-from worker.sampler_spans import ToldGrammar, span
+from worker.sampler_spans import FixedGrammar, span
 
 
 def told(*masks: bytes | None) -> Constraint:
-    return Constraint(ToldGrammar(lambda candidates, count: list(masks)), ())
+    return Constraint(FixedGrammar(lambda candidates, count: list(masks)), ())
 
 
 class Panic(BaseException):
-    """What compiled grammars raise when they break."""
+    """As raised by compiled grammars that panic."""
 
 
 def failing(error: BaseException) -> Constraint:
     def fail(candidates: Sequence[int], count: int) -> list[bytes | None]:
         raise error
 
-    return Constraint(ToldGrammar(fail), ())
+    return Constraint(FixedGrammar(fail), ())
 
 
-def test_masks_by_span() -> None:
+def test_masks_are_returned_by_span() -> None:
     asked: list[tuple[tuple[int, ...], int]] = []
 
     def note(candidates: Sequence[int], count: int) -> list[bytes | None]:
         asked.append((tuple(candidates), count))
         return [b"a", None, b"b"]
 
-    window = span([0] * 9, 3, constraint=Constraint(ToldGrammar(note), (7, 8)))
+    window = span([0] * 9, 3, constraint=Constraint(FixedGrammar(note), (7, 8)))
     with GrammarMaskWorker().computing([span([0] * 9, 2), window]) as masks:
         assert masks() == [(), (b"a", None, b"b")]
     assert asked == [((7, 8), 3)]
 
 
-def test_a_span_without_sampled_rows_asks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_span_without_sampled_tokens_needs_no_mask(caplog: pytest.LogCaptureFixture) -> None:
     chunk = Span(1, 0, (1, 2), (0,), 2, span([0]).sampling, constraint=failing(Panic()))
     with GrammarMaskWorker().computing([chunk]) as masks:
         assert masks() == [()]
@@ -48,7 +48,7 @@ def test_a_span_without_sampled_rows_asks_nothing(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("error", [ValueError("stuck"), Panic("stuck")])
-def test_a_grammar_that_fails_allows_nothing_and_harms_no_other(
+def test_failing_grammar_allows_nothing_and_affects_no_other_span(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans = [
@@ -64,7 +64,7 @@ def test_a_grammar_that_fails_allows_nothing_and_harms_no_other(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a pass failed"), KeyboardInterrupt()])
-def test_an_error_beside_the_work_waits_for_it(error: BaseException) -> None:
+def test_error_in_the_pass_waits_for_the_masks(error: BaseException) -> None:
     done = threading.Event()
 
     def slow(candidates: Sequence[int], count: int) -> list[bytes | None]:
@@ -75,7 +75,7 @@ def test_an_error_beside_the_work_waits_for_it(error: BaseException) -> None:
     worker = GrammarMaskWorker()
     with (
         pytest.raises(type(error)),
-        worker.computing([span([0], 1, constraint=Constraint(ToldGrammar(slow), ()))]),
+        worker.computing([span([0], 1, constraint=Constraint(FixedGrammar(slow), ()))]),
     ):
         raise error
     assert done.is_set()
@@ -83,15 +83,15 @@ def test_an_error_beside_the_work_waits_for_it(error: BaseException) -> None:
         assert masks() == [(b"next",)]
 
 
-def test_the_work_runs_beside_its_owner() -> None:
-    """The grammar waits for something the owner does after starting it."""
+def test_masks_are_computed_in_parallel() -> None:
+    """The grammar waits for something that the pass does after starting it."""
     going = threading.Event()
 
     def waits(candidates: Sequence[int], count: int) -> list[bytes | None]:
         return [b"met" if going.wait(5) else b"missed"]
 
     with GrammarMaskWorker().computing(
-        [span([0], 1, constraint=Constraint(ToldGrammar(waits), ()))]
+        [span([0], 1, constraint=Constraint(FixedGrammar(waits), ()))]
     ) as masks:
         going.set()
         assert masks() == [(b"met",)]

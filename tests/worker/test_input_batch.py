@@ -1,4 +1,4 @@
-"""From spans to rows: tokens, positions, slots, page table, padding, tiles, lanes."""
+"""From spans to the input batch: tokens, positions, slots, page table, padding, tiles, ring slots."""
 
 import random
 from typing import Any
@@ -13,14 +13,14 @@ from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker.input_batch import InputBatch, fill_buffer, layout_of, make_input_batch, send_batch
 from holdfast.worker.page_table_cache import PageTableCache
 
-HOW = Sampling(SamplingParams(), 0, 4)
+SAMPLING = Sampling(SamplingParams(), 0, 4)
 CPU = torch.device("cpu")
 RING_ARRAYS = ("ring_read_indices", "ring_read_slots", "ring_write_indices", "ring_write_slots")
-# Three spans over pages of four slots, as in the picture of `rows.py`.
+# Three spans over pages of four slots.
 SPANS = (
-    Span(1, 8, (11, 12, 13, 14), (9, 8, 7), 3, HOW),
-    Span(2, 37, (21,), tuple(range(20, 30)), 0, HOW),
-    Span(3, 3, (31, 32), (5, 2), 2, HOW),
+    Span(1, 8, (11, 12, 13, 14), (9, 8, 7), 3, SAMPLING),
+    Span(2, 37, (21,), tuple(range(20, 30)), 0, SAMPLING),
+    Span(3, 3, (31, 32), (5, 2), 2, SAMPLING),
 )
 
 
@@ -34,7 +34,7 @@ def batch(*spans: Span) -> InputBatch:
     return make_input_batch(Pass(PassKind.FAST, spans, sum(span.num_tokens for span in spans)), 4)
 
 
-def test_rows_in_span_order_with_padding_behind() -> None:
+def test_tokens_are_in_span_order_followed_by_padding() -> None:
     rows = forward_batch(Pass(PassKind.CANONICAL, SPANS, 10))
     assert rows.num_tokens == 10
     assert rows.token_ids.tolist() == [11, 12, 13, 14, 21, 31, 32, 0, 0, 0]
@@ -42,14 +42,14 @@ def test_rows_in_span_order_with_padding_behind() -> None:
     assert rows.span_starts.tolist() == [0, 4, 5, 7]
 
 
-def test_a_slot_is_its_page_and_offset_and_padding_has_none() -> None:
+def test_slot_is_page_and_offset_and_padding_has_none() -> None:
     rows = forward_batch(Pass(PassKind.FAST, SPANS, 9))
     page_37, page_3, page_4 = 29, 5, 2
     expected = [28, 29, 30, 31, page_37 * 4 + 1, page_3 * 4 + 3, page_4 * 4, -1, -1]
     assert rows.slots.tolist() == expected
 
 
-def test_the_page_table_is_ragged_with_zeros_behind() -> None:
+def test_page_table_is_padded_with_zeros() -> None:
     table = forward_batch(Pass(PassKind.FAST, SPANS, 7)).page_table
     assert table.shape == (3, 10)
     assert table[0].tolist() == [9, 8, 7] + [0] * 7
@@ -57,34 +57,34 @@ def test_the_page_table_is_ragged_with_zeros_behind() -> None:
     assert table[2].tolist() == [5, 2] + [0] * 8
 
 
-def test_which_rows_give_a_token() -> None:
+def test_logits_indices_are_the_sampled_tokens() -> None:
     assert batch(*SPANS).logits_indices.tolist() == [3, 4]
-    window = Span(4, 9, (1, 2, 3), (0, 1, 2), 0, HOW)
+    window = Span(4, 9, (1, 2, 3), (0, 1, 2), 0, SAMPLING)
     assert batch(*SPANS, window).logits_indices.tolist() == [3, 4, 7, 8, 9]
     assert batch(*SPANS[2:]).logits_indices.tolist() == []
 
 
-def test_given_tokens_stand_behind_the_rows_before_the_sampled_ones() -> None:
-    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, HOW, scored_ids=(3, 4))
-    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, HOW, scored_ids=(2, 3, 4))
+def test_scored_tokens_come_before_sampled_ones_in_logits_indices() -> None:
+    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, SAMPLING, scored_ids=(3, 4))
+    whole = Span(4, 9, (1, 2, 3), (0, 1, 2), 3, SAMPLING, scored_ids=(2, 3, 4))
     found = batch(*SPANS, scored, SPANS[1], whole)
     assert found.num_scored == 5
     assert found.logits_indices.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
     assert batch(*SPANS).num_scored == 0
     with pytest.raises(AssertionError, match="a token of its own span"):
-        batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, HOW, scored_ids=(2, 3, 4)))
+        batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, SAMPLING, scored_ids=(2, 3, 4)))
 
 
-def test_the_first_rows_in_order_need_no_looking_up() -> None:
-    decode = [Span(number, 5, (number,), (number, 9), 0, HOW) for number in range(3)]
-    prompt = Span(4, 0, (1, 2), (7,), 2, HOW)
+def test_logits_come_first_only_if_they_are_a_prefix() -> None:
+    decode = [Span(number, 5, (number,), (number, 9), 0, SAMPLING) for number in range(3)]
+    prompt = Span(4, 0, (1, 2), (7,), 2, SAMPLING)
     assert batch(*decode).logits_come_first
     assert batch(*decode, prompt).logits_come_first
     assert not batch(prompt, *decode).logits_come_first
-    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, HOW, scored_ids=(3,))).logits_come_first
+    assert not batch(Span(4, 9, (1, 2), (0, 1, 2), 1, SAMPLING, scored_ids=(3,))).logits_come_first
 
 
-def test_tiles_cut_spans_and_know_their_pages() -> None:
+def test_tiles_split_spans_and_point_to_their_pages() -> None:
     one = Pass(PassKind.FAST, SPANS, 9)
     found = forward_batch(one, tile_tokens=3)
     assert found.tiles is not None
@@ -99,7 +99,7 @@ def test_tiles_cut_spans_and_know_their_pages() -> None:
             assert found.slots[row] == flat[at // 4] * 4 + at % 4
 
 
-def test_each_span_has_tiles_of_its_own_height_and_short_ones_come_first() -> None:
+def test_tile_height_is_chosen_by_span_and_short_tiles_come_first() -> None:
     found = make_input_batch(Pass(PassKind.FAST, SPANS, 7), 4, lambda span_len: 3 if span_len > 2 else 2)
     assert found.tiles.tolist() == [[4, 1, 10], [5, 2, 20], [0, 3, 0], [3, 1, 0]]
     assert found.num_short_tiles == 2
@@ -123,7 +123,7 @@ def random_spans(rng: random.Random) -> tuple[Span, ...]:
                 tuple(tokens),
                 pages,
                 sample_from,
-                HOW,
+                SAMPLING,
                 scored_ids=given,
                 request_index=request_index,
             )
@@ -131,8 +131,8 @@ def random_spans(rng: random.Random) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def slowly(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
-    """What `make_input_batch` does, one row at a time."""
+def expected_arrays(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
+    """What `make_input_batch` does, token by token."""
     width = max(len(span.pages) for span in spans)
     found: dict[str, list[Any]] = {
         name: [] for name in ("token_ids", "positions", "slots", "tiles", "page_table")
@@ -163,7 +163,7 @@ def slowly(spans: tuple[Span, ...], height: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
+def test_input_batch_equals_a_token_by_token_construction(seed: int) -> None:
     rng = random.Random(seed)
     pages = PageTableCache()
     for _ in range(5):
@@ -171,11 +171,11 @@ def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
         found = make_input_batch(
             Pass(PassKind.FAST, spans, 0), 4, lambda longest, height=height: height, pages
         )
-        expected = slowly(spans, height)
+        expected = expected_arrays(spans, height)
         for name, values in expected.items():
             assert getattr(found, name).tolist() == values, name
         assert len(set(found.ring_write_slots.tolist())) == len(found.ring_write_slots), (
-            "two writes to one place"
+            "two writes to one slot"
         )
         assert found.num_request_indices == max(span.request_index for span in spans) + 1
         padded = found.num_tokens + rng.randint(0, 5)
@@ -188,7 +188,7 @@ def test_all_of_it_against_one_row_at_a_time(seed: int) -> None:
             assert getattr(sent, name).tolist() == expected[name], name
 
 
-def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
+def test_reused_buffer_is_overwritten_with_padding() -> None:
     found = batch(*SPANS)
     layout = layout_of(found, 12, (12, 0))
     words = np.full(layout.num_words, -7)
@@ -199,6 +199,6 @@ def test_a_buffer_used_before_is_overwritten_with_padding() -> None:
     assert rows.slots.tolist()[7:] == [-1] * 5
 
 
-def test_an_unknown_token_needs_a_lane() -> None:
+def test_unknown_token_needs_a_request_index() -> None:
     with pytest.raises(AssertionError, match="request index"):
-        batch(Span(1, 3, (UNKNOWN_TOKEN,), (0,), 0, HOW))
+        batch(Span(1, 3, (UNKNOWN_TOKEN,), (0,), 0, SAMPLING))

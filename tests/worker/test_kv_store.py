@@ -1,4 +1,4 @@
-"""The KV store keeps to its budget."""
+"""The KV store: its size in bytes, its budget, its initial content."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def config() -> DecoderConfig:
     )
 
 
-def test_a_pages_bytes_are_those_of_its_tensors(config: DecoderConfig) -> None:
+def test_page_bytes_match_the_tensors(config: DecoderConfig) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         store = KVStore(5, config, TorchBackend(dtype))
         total = sum(part.nbytes for layer in store.layers for part in (layer.keys, layer.values))
@@ -32,7 +32,7 @@ def test_a_pages_bytes_are_those_of_its_tensors(config: DecoderConfig) -> None:
         assert len(store.layers) == 3
 
 
-def test_a_budget_is_never_exceeded(config: DecoderConfig) -> None:
+def test_budget_is_never_exceeded(config: DecoderConfig) -> None:
     one = page_bytes(config, torch.float32, 16)
     assert num_pages_in(one, config, torch.float32, 16) == 1
     assert num_pages_in(7 * one + one - 1, config, torch.float32, 16) == 7
@@ -40,12 +40,12 @@ def test_a_budget_is_never_exceeded(config: DecoderConfig) -> None:
         num_pages_in(one - 1, config, torch.float32, 16)
 
 
-def test_a_slot_never_written_is_zero(config: DecoderConfig) -> None:
+def test_unwritten_slots_are_zero(config: DecoderConfig) -> None:
     layer = KVStore(2, config, TorchBackend(torch.float32)).layers[0]
     assert not layer.keys.any()
     assert not layer.values.any()
 
 
-def test_a_store_the_machine_cannot_hold_is_an_error(config: DecoderConfig) -> None:
+def test_store_larger_than_memory_is_a_config_error(config: DecoderConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be allocated; lower kv_memory"):
         KVStore(1 << 45, config, TorchBackend(torch.float32))

@@ -1,4 +1,4 @@
-"""A pass whose last layer is run for the wanted rows alone: the same bits, and no more work than is wanted."""
+"""Large passes run the last layer only for tokens whose logits are needed, with the same bits."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,8 +26,8 @@ ROW = Span(3, 33, (17,), (14, 15, 16), 0, HOW, logprobs=0)
 
 
 @pytest.fixture
-def ended(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """How many rows went through the last layer by themselves, and whether in the reference's form."""
+def separate_runs(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """For each separate run of the last layer: the number of tokens, and whether it was canonical."""
     seen: list[tuple[int, bool]] = []
     end = decoder.forward_last_layer
 
@@ -60,7 +60,7 @@ def assert_same(one: tuple[PassResult, KVStore], other: tuple[PassResult, KVStor
 
 
 @pytest.mark.parametrize(
-    ("spans", "num_rows"),
+    ("spans", "num_logits"),
     [
         ((LONG,), 1),
         ((MIDDLE, LONG, ROW), 2),
@@ -68,55 +68,61 @@ def assert_same(one: tuple[PassResult, KVStore], other: tuple[PassResult, KVStor
         ((replace(LONG, sample_from=90), MIDDLE), 60),
     ],
 )
-def test_the_wanted_rows_have_the_bits_of_a_whole_pass(
-    decoder: Decoder, ended: list[tuple[int, bool]], spans: tuple[Span, ...], num_rows: int
+def test_separate_last_layer_gives_the_bits_of_a_whole_pass(
+    decoder: Decoder, separate_runs: list[tuple[int, bool]], spans: tuple[Span, ...], num_logits: int
 ) -> None:
     few = run(decoder, *spans, whole=False)
-    assert ended == [(num_rows, True)]
+    assert separate_runs == [(num_logits, True)]
     assert_same(few, run(decoder, *spans, whole=True))
-    assert ended == [(num_rows, True)]
+    assert separate_runs == [(num_logits, True)]
 
 
-def test_where_no_row_is_wanted_there_is_nothing_to_run(
-    decoder: Decoder, ended: list[tuple[int, bool]]
+def test_last_layer_does_not_run_if_no_logits_are_needed(
+    decoder: Decoder, separate_runs: list[tuple[int, bool]]
 ) -> None:
     spans = (MIDDLE, replace(LONG, sample_from=150))
     few = run(decoder, *spans, whole=False)
-    assert few[0].samples == ((), ()) and ended == []
+    assert few[0].samples == ((), ()) and separate_runs == []
     assert_same(few, run(decoder, *spans, whole=True))
 
 
-def test_many_wanted_rows_are_a_whole_pass(decoder: Decoder, ended: list[tuple[int, bool]]) -> None:
+def test_last_layer_is_not_separate_if_many_logits_are_needed(
+    decoder: Decoder, separate_runs: list[tuple[int, bool]]
+) -> None:
     run(decoder, replace(LONG, sample_from=0), whole=False)
-    assert ended == []
+    assert separate_runs == []
 
 
 @pytest.mark.parametrize("how", [{"kind": PassKind.FAST}, {"certified": True}])
-def test_the_references_form_is_for_passes_whose_bits_count(
-    decoder: Decoder, ended: list[tuple[int, bool]], how: dict[str, Any]
+def test_separate_last_layer_is_canonical_only_in_canonical_passes(
+    decoder: Decoder, separate_runs: list[tuple[int, bool]], how: dict[str, Any]
 ) -> None:
-    """In a certified pass rows have them by certificate, but those that go on by themselves are no total of it."""
+    """A certified pass is fast, but the number of tokens in its separate last layer is not
+    certified.
+    """
     few, _ = run(decoder, LONG, ROW, whole=False, **how)
     whole, _ = run(decoder, LONG, ROW, whole=True, **how)
-    assert ended == [(2, "certified" in how)]
+    assert separate_runs == [(2, "certified" in how)]
     for (mine,), (theirs,) in zip(few.samples, whole.samples, strict=True):
         assert mine.logprob is not None and theirs.logprob is not None
         assert mine.token_id == theirs.token_id
         assert mine.logprob.logprob == pytest.approx(theirs.logprob.logprob, abs=0.05)
 
 
-def test_the_last_layer_of_a_model_that_is_looked_at_behind_it_is_never_apart(decoder: Decoder) -> None:
+def test_last_layer_is_never_separate_if_all_tokens_are_needed(decoder: Decoder) -> None:
     last = LastLayer(decoder, (), needs_all_tokens=True)
     assert not last.is_separate(8192) and not last.is_separate(8192, 0)
 
 
-def test_how_many_rows_are_worth_a_pass_of_their_own(decoder: Decoder) -> None:
+def test_last_layer_is_separate_above_a_ratio(decoder: Decoder) -> None:
     last, slab = LastLayer(decoder, (), needs_all_tokens=False), decoder.backend.recipe.rows
     assert last.is_separate(4 * slab) and last.is_separate(4 * slab, slab) and last.is_separate(1, 0)
     assert not last.is_separate(4 * slab - 1) and not last.is_separate(4 * slab, slab + 1)
 
 
-def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wanted(decoder: Decoder) -> None:
+def test_graph_that_ends_early_is_completed_for_all_tokens_if_many_logits_are_needed(
+    decoder: Decoder,
+) -> None:
     store = KVStore(24, decoder.config, decoder.backend)
     last = LastLayer(decoder, store.layers, needs_all_tokens=False)
     one = Pass(PassKind.CANONICAL, (replace(LONG, sample_from=60), ROW), 160)
@@ -130,7 +136,9 @@ def test_what_was_captured_to_end_early_goes_on_with_all_rows_where_many_are_wan
 
 
 class EarlyGraphs:
-    """In place of `Graphs` on a CPU: every pass is a graph of 64 rows that ends before the last layer."""
+    """In place of `CudaGraphs` on a CPU: every pass takes a graph of 64 tokens that ends before the
+    last layer.
+    """
 
     def __init__(self, decoder: Decoder, store: KVStore) -> None:
         self._decoder, self._store = decoder, store
@@ -153,8 +161,8 @@ class EarlyGraphs:
         return self._residual
 
 
-def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_head(decoder: Decoder) -> None:
-    """Even where one was captured for as many rows."""
+def test_graph_that_ends_early_does_not_take_the_greedy_head(decoder: Decoder) -> None:
+    """Even if a greedy head was captured for this size."""
     assert LastLayer(decoder, (), needs_all_tokens=False).is_separate(64)
     greedy = Sampling(SamplingParams(temperature=0), 0, 150)
     one = Pass(
@@ -170,7 +178,7 @@ def test_what_a_graph_left_before_the_last_layer_is_nothing_for_a_greedy_head(de
     assert captured.run(StepPlan((one,))) == plain.run(StepPlan((one,)))
 
 
-def test_wanted_rows_as_spans_of_their_own() -> None:
+def test_logits_batch_has_one_span_per_token() -> None:
     batch = make_input_batch(
         Pass(PassKind.FAST, (MIDDLE, replace(LONG, scored_ids=PROMPT[:3]), ROW), 0), 16, lambda n: 8
     )

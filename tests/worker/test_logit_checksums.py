@@ -1,4 +1,4 @@
-"""The checksum of a row of logits sees every single bit, and does not depend on the batch."""
+"""Checksums of logits change with every single bit, and do not depend on the batch."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def checksums(logits: Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 200])
-def test_every_bit_counts(vocab: int) -> None:
+def test_checksum_changes_with_every_bit(vocab: int) -> None:
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))
     before = checksums(logits)
     for place in {0, vocab // 2, vocab - 1}:
@@ -23,8 +23,10 @@ def test_every_bit_counts(vocab: int) -> None:
             assert checksums(changed) != before, (place, bit)
 
 
-def test_small_differences_do_not_cancel() -> None:
-    """One logit a last bit up and another one down, as another order of summation makes them."""
+def test_checksum_differences_of_opposite_sign_do_not_cancel() -> None:
+    """One logit is one unit in the last place higher, another one lower, as after another order of
+    summation.
+    """
     logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(1))
     before = checksums(logits)
     for place in range(199):
@@ -34,11 +36,11 @@ def test_small_differences_do_not_cancel() -> None:
         assert checksums(changed) != before
 
 
-def test_a_row_is_summed_alone() -> None:
+def test_checksum_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(9, 333, generator=torch.Generator().manual_seed(1))
     assert checksums(logits) == [checksums(row[None].clone())[0] for row in logits]
 
 
-def test_zeros_differ_and_a_nan_equals_itself() -> None:
+def test_checksum_distinguishes_zeros_and_equals_for_nan() -> None:
     assert checksums(torch.zeros(1, 8)) != checksums(-torch.zeros(1, 8))
     assert checksums(torch.full((1, 8), torch.nan)) == checksums(torch.full((1, 8), torch.nan))

@@ -1,17 +1,17 @@
-"""Slices of sampled rows: none too long, none lost, none moved."""
+"""Batches of logits slices: of limited size, complete and in order."""
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampling, Span
 from holdfast.worker.logits_slices import Masks, batch_slices
 
-HOW = Sampling(SamplingParams(), 0, 4)
+SAMPLING = Sampling(SamplingParams(), 0, 4)
 
 
 def chunk(start: int, count: int, sample_from: int) -> Span:
-    return Span(start, start, tuple(range(count)), (0,), sample_from, HOW)
+    return Span(start, start, tuple(range(count)), (0,), sample_from, SAMPLING)
 
 
-def test_rows_in_order_cut_anywhere() -> None:
+def test_batches_keep_token_order_and_split_spans() -> None:
     spans = (chunk(8, 4, 3), chunk(0, 5, 5), chunk(20, 9, 2), chunk(40, 1, 0))
     masks: list[Masks] = [(), (), tuple(bytes([row]) for row in range(2, 9)), ()]
     expected = [(8, 3)] + [(20, row) for row in range(2, 9)] + [(40, 0)]
@@ -33,5 +33,5 @@ def test_rows_in_order_cut_anywhere() -> None:
             assert part.masks == (cut if part.span.start == 20 else ())
 
 
-def test_nothing_sampled_is_no_slice() -> None:
+def test_span_without_sampled_tokens_gives_no_slice() -> None:
     assert list(batch_slices((chunk(0, 5, 5),), [()], 64)) == []

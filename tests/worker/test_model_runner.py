@@ -1,4 +1,4 @@
-"""Passes over a tiny model: scores have the bits of samples, slices change nothing, grammars are waited for."""
+"""Passes over a tiny model: scored and sampled logprobs, batches of logits, grammars."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ from holdfast.core.step_plan import (
 )
 from holdfast.models.decoder import Decoder
 from holdfast.worker.model_runner import ModelRunner
-from worker.sampler_spans import ToldGrammar, mask
+from worker.sampler_spans import FixedGrammar, mask
 
 PROMPT = tuple(torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = (5, 9, 2, 7, 0, 11, 3, 8, 1, 10)
@@ -32,8 +32,8 @@ GREEDY = Sampling(SamplingParams(temperature=0, prompt_logprobs=3), 0, len(PROMP
 
 
 def run(runner: ModelRunner, *spans: Span, kind: PassKind = PassKind.CANONICAL) -> PassResult:
-    num_rows = sum(span.num_tokens for span in spans)
-    (result,) = runner.run(StepPlan((Pass(kind, spans, -(-num_rows // 16) * 16),)))
+    num_tokens = sum(span.num_tokens for span in spans)
+    (result,) = runner.run(StepPlan((Pass(kind, spans, -(-num_tokens // 16) * 16),)))
     return result
 
 
@@ -41,8 +41,8 @@ def chunk(start: int, stop: int, sample_from: int, **asked: Any) -> Span:
     return Span(1, start, PROMPT[start:stop], PAGES, sample_from, GREEDY, **asked)
 
 
-def test_scores_have_the_bits_of_samples(runner: ModelRunner) -> None:
-    """The logprob of the token that would be sampled, asked for as a given one, in one pass and in several."""
+def test_scored_logprobs_have_the_bits_of_sampled_ones(runner: ModelRunner) -> None:
+    """The sampled tokens, scored as known tokens, in one pass and in several."""
     sampled = run(runner, chunk(0, 150, 0, logprobs=3)).samples[0]
     tokens = tuple(each.token_id for each in sampled)
     scores = run(runner, chunk(0, 150, 150, scored_ids=tokens)).scores[0]
@@ -55,7 +55,7 @@ def test_scores_have_the_bits_of_samples(runner: ModelRunner) -> None:
     assert pieces == list(scores)
 
 
-def test_given_and_sampled_rows_of_one_span(runner: ModelRunner) -> None:
+def test_scored_and_sampled_tokens_in_one_span(runner: ModelRunner) -> None:
     known = tuple(range(20, 29))
     mixed = run(runner, chunk(0, 12, 10, scored_ids=known, logprobs=1))
     apart = run(runner, chunk(0, 12, 12, scored_ids=(0, *known, 0, 0)))
@@ -67,18 +67,18 @@ def test_given_and_sampled_rows_of_one_span(runner: ModelRunner) -> None:
     assert plain.scores == ()
 
 
-def test_a_given_token_stands_behind_its_row(runner: ModelRunner, decoder: Decoder) -> None:
-    """Against the log-softmax of the logits themselves."""
+def test_scores_are_the_log_softmax_of_the_next_token(runner: ModelRunner, decoder: Decoder) -> None:
+    """Compared with the log-softmax of the logits."""
     seen: list[Tensor] = []
     logits = decoder.logits
 
-    def noting(hidden: Tensor, *, canonical: bool) -> Tensor:
+    def recording(hidden: Tensor, *, canonical: bool) -> Tensor:
         seen.append(logits(hidden, canonical=canonical))
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "logits", noting)
-        scores = run(runner, chunk(0, 9, 8, scored_ids=PROMPT[3:9])).scores[0]  # behind rows 2 .. 7
+        patch.setattr(decoder, "logits", recording)
+        scores = run(runner, chunk(0, 9, 8, scored_ids=PROMPT[3:9])).scores[0]  # after tokens 2 .. 7
     expected = seen[0].double().log_softmax(-1)
     assert len(seen[0]) == 6
     for row, each in enumerate(scores):
@@ -86,7 +86,7 @@ def test_a_given_token_stands_behind_its_row(runner: ModelRunner, decoder: Decod
         assert each.logprob == pytest.approx(expected[row, each.token_id].item(), abs=1e-4)
 
 
-def test_scores_are_by_span(runner: ModelRunner) -> None:
+def test_scores_are_returned_by_span(runner: ModelRunner) -> None:
     none = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY)
     silent = Sampling(SamplingParams(temperature=0), 0, 9)
     bare = Span(3, 0, PROMPT[:5], (13,), 5, silent, scored_ids=(1, 2))
@@ -99,8 +99,10 @@ def test_scores_are_by_span(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 5, 64])
-def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Nor is there ever a larger one."""
+def test_logits_batch_size_changes_nothing(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """And no batch is larger than the limit."""
     penalised = Sampling(SamplingParams(temperature=0.9, frequency_penalty=1.5), 3, 20)
     window = Span(2, 0, PROMPT[:90], (12, 13, 14, 15, 16, 17), 0, penalised, logprobs=2, with_checksums=True)
     again = replace(window, request_id=3, pages=(18, 19, 20, 21, 22, 23))
@@ -121,7 +123,7 @@ def test_slices_change_nothing(runner: ModelRunner, monkeypatch: pytest.MonkeyPa
     assert whole.samples[0] == whole.samples[2]
 
 
-def test_a_window_with_every_feature_is_its_rows_one_by_one(runner: ModelRunner) -> None:
+def test_window_with_logits_processors_equals_single_tokens(runner: ModelRunner) -> None:
     params = SamplingParams(temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5, bad_token_ids=[7])
     how = Sampling(params, 11, 20, bad_words=((PROMPT[25], 31),))
     whole = Span(1, 20, PROMPT[20:32], PAGES, 0, how, 2, history=PROMPT[:20], with_checksums=True)
@@ -134,8 +136,8 @@ def test_a_window_with_every_feature_is_its_rows_one_by_one(runner: ModelRunner)
     assert list(window) == alone
 
 
-def test_a_grammar_decides(runner: ModelRunner) -> None:
-    grammar = ToldGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
+def test_grammar_mask_decides_the_token(runner: ModelRunner) -> None:
+    grammar = FixedGrammar(lambda candidates, count: [mask(17, vocab=320), b"", None][-count:])
     constrained = chunk(0, 12, 9, logprobs=0, constraint=Constraint(grammar, (4, 5)), with_checksums=True)
     free = run(runner, chunk(0, 12, 9, logprobs=0)).samples[0]
     found = run(runner, constrained).samples[0]
@@ -145,9 +147,7 @@ def test_a_grammar_decides(runner: ModelRunner) -> None:
     assert found[2].logprob == free[2].logprob
 
 
-def test_a_pass_that_fails_leaves_no_grammar_at_work(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_pass_waits_for_its_grammar(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     started, done = threading.Event(), threading.Event()
 
     def slow(candidates: Sequence[int], count: int) -> list[bytes | None]:
@@ -162,16 +162,16 @@ def test_a_pass_that_fails_leaves_no_grammar_at_work(
 
     monkeypatch.setattr(runner._decoder, "forward", fail)
     with pytest.raises(RuntimeError, match="no forward today"):
-        run(runner, chunk(0, 4, 3, constraint=Constraint(ToldGrammar(slow), ())))
+        run(runner, chunk(0, 4, 3, constraint=Constraint(FixedGrammar(slow), ())))
     assert done.is_set()
 
 
-def test_a_grammar_that_fails_harms_nobody_else(runner: ModelRunner) -> None:
+def test_failing_grammar_gives_no_token_and_affects_no_other_request(runner: ModelRunner) -> None:
     def fail(candidates: Sequence[int], count: int) -> list[bytes | None]:
         raise ValueError("broken")
 
     other = Span(2, 0, PROMPT[:3], (12,), 2, GREEDY, logprobs=4)
-    broken = chunk(0, 12, 10, constraint=Constraint(ToldGrammar(fail), ()))
+    broken = chunk(0, 12, 10, constraint=Constraint(FixedGrammar(fail), ()))
     result = run(runner, broken, other)
     assert [each.token_id for each in result.samples[0]] == [NO_TOKEN, NO_TOKEN]
     assert result.samples[1] == run(runner, other).samples[0]

@@ -1,4 +1,4 @@
-"""Penalties, against plain Python and against transformers, bit by bit."""
+"""Penalties compared with plain Python and with transformers, bit by bit."""
 
 import dataclasses
 import struct
@@ -11,7 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors
-from worker.sampler_spans import VOCAB, parts, span
+from worker.sampler_spans import VOCAB, slices_of, span
 
 TOKENS = [3, 7, 7, 1, 9, 3, 3, 120, 9, 9, 50]  # the prompt is the first four
 PENALTIES = [
@@ -41,7 +41,10 @@ def f32(value: float) -> float:
 
 
 def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingParams) -> Tensor:
-    """One row, token by token. A product or quotient of two fp32 numbers is rounded right once it is rounded from fp64."""
+    """The logits of one token, id by id.
+
+    Rounding a product or quotient of two fp32 numbers from fp64 is exact.
+    """
     out = row.clone()
     repetition, frequency, presence = (
         f32(each) for each in (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
@@ -57,60 +60,60 @@ def penalised(row: Tensor, tokens: list[int], prompt_len: int, params: SamplingP
 
 @pytest.mark.parametrize("penalties", PENALTIES)
 @pytest.mark.parametrize("prompt_len", [2, 4, 7, 9, 11])
-def test_each_is_what_plain_python_says(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
+def test_penalties_equal_plain_python(logits: Tensor, penalties: dict[str, float], prompt_len: int) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     found = logits.clone()
-    assert apply_logits_processors(found, parts(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
+    assert apply_logits_processors(found, slices_of(span(TOKENS, 6, params, prompt_len=prompt_len))) == []
     for row in range(6):
         expected = penalised(logits[row], TOKENS[: 6 + row], prompt_len, params)
         assert bits(found[row]) == bits(expected)
 
 
 @pytest.mark.parametrize("penalty", [1.3, 0.7, 2.0, 1.0001])
-def test_repetition_has_the_bits_of_transformers(logits: Tensor, penalty: float) -> None:
+def test_repetition_penalty_has_the_bits_of_transformers(logits: Tensor, penalty: float) -> None:
     process = RepetitionPenaltyLogitsProcessor(penalty)
     params = SamplingParams(temperature=0, repetition_penalty=penalty)
     found = logits.clone()
-    apply_logits_processors(found, parts(span(TOKENS, 6, params)))
+    apply_logits_processors(found, slices_of(span(TOKENS, 6, params)))
     for row in range(6):
         expected = process(torch.tensor([TOKENS[: 6 + row]]), logits[row : row + 1].clone())
         assert bits(found[row]) == bits(expected)
 
 
 @pytest.mark.parametrize("penalties", PENALTIES)
-def test_a_window_is_its_rows_one_by_one(logits: Tensor, penalties: dict[str, float]) -> None:
+def test_penalties_of_a_window_equal_single_tokens(logits: Tensor, penalties: dict[str, float]) -> None:
     params = SamplingParams(temperature=0, **penalties)  # type: ignore[arg-type]
     together = logits.clone()
-    apply_logits_processors(together, parts(span(TOKENS, 6, params)))
+    apply_logits_processors(together, slices_of(span(TOKENS, 6, params)))
     for row in range(6):
         alone = logits[row : row + 1].clone()
-        apply_logits_processors(alone, parts(span(TOKENS[: 6 + row], 1, params)))
+        apply_logits_processors(alone, slices_of(span(TOKENS[: 6 + row], 1, params)))
         assert bits(alone) == bits(together[row])
 
 
-def test_only_ones_own_row_is_changed(logits: Tensor) -> None:
+def test_penalties_change_only_their_own_request(logits: Tensor) -> None:
     found = logits.clone()
     plain, heavy = SamplingParams(temperature=0), SamplingParams(temperature=0, frequency_penalty=2)
     apply_logits_processors(
-        found, parts(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain))
+        found, slices_of(span([9] * 9, 2, plain), span(TOKENS, 2, heavy), span(TOKENS, 2, plain))
     )
     assert bits(found[:2]) == bits(logits[:2])
     assert bits(found[4:]) == bits(logits[4:])
     changed = (found[2:4] != logits[2:4]).nonzero()[:, 1].unique().tolist()
-    assert changed == [3, 9, 50, 120]  # what stands in the answer
+    assert changed == [3, 9, 50, 120]  # the ids in the answer
     assert found[2, 3] == logits[2, 3] - 2 * 2
 
 
-def test_a_long_history_is_counted_whole() -> None:
+def test_frequency_penalty_counts_a_long_history() -> None:
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, VOCAB, 5000).tolist()
     params = SamplingParams(temperature=0, frequency_penalty=0.01)
     found = torch.zeros(1, VOCAB)
-    apply_logits_processors(found, parts(span(tokens, 1, params, prompt_len=1000)))
+    apply_logits_processors(found, slices_of(span(tokens, 1, params, prompt_len=1000)))
     assert found[0].mul(-100).round().int().tolist() == np.bincount(tokens[1000:], minlength=VOCAB).tolist()
 
 
-def test_a_span_without_its_history_is_refused() -> None:
+def test_penalty_without_history_is_refused() -> None:
     short = dataclasses.replace(span(TOKENS, 2, SamplingParams(presence_penalty=1)), history=(1, 2))
     with pytest.raises(AssertionError, match="all tokens before"):
-        apply_logits_processors(torch.zeros(2, VOCAB), parts(short))
+        apply_logits_processors(torch.zeros(2, VOCAB), slices_of(short))

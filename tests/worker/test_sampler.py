@@ -1,4 +1,6 @@
-"""From logits to tokens: what a row's neighbours, its window and its logprobs may not change."""
+"""The sampler: a token does not depend on its neighbours, its window, or the logprobs that are
+reported.
+"""
 
 from typing import Any
 
@@ -14,7 +16,7 @@ from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.worker.sampler import sample
 from holdfast.worker.spot_check import logits_checksums
 from holdfast.worker.transfer import HostCopies
-from worker.sampler_spans import VOCAB, mask, parts
+from worker.sampler_spans import VOCAB, mask, slices_of
 from worker.sampler_spans import span as span_of
 
 CPU = torch.device("cpu")
@@ -36,17 +38,17 @@ def logits() -> Tensor:
 
 
 def span(start: int, count: int, params: SamplingParams, **asked: Any) -> Span:
-    """Rows whose tokens do not matter."""
+    """A span whose tokens do not matter."""
     return span_of([0] * (start + count), count, params, **asked)
 
 
 def one(backend: Backend, logits: Tensor, *spans: Span, masks: Any = None) -> list[Sampled]:
     up = HostCopies(CPU)
-    return sample(backend, logits.clone(), parts(*spans, masks=masks), up).read()
+    return sample(backend, logits.clone(), slices_of(*spans, masks=masks), up).read()
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_window_is_its_rows_one_by_one(backend: Backend, logits: Tensor, kind: str) -> None:
+def test_sampling_a_window_equals_single_tokens(backend: Backend, logits: Tensor, kind: str) -> None:
     params = SETTINGS[kind]
     window = one(backend, logits, span(9, 12, params, logprobs=3))
     alone = [
@@ -56,7 +58,7 @@ def test_a_window_is_its_rows_one_by_one(backend: Backend, logits: Tensor, kind:
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_neighbours_change_nothing(backend: Backend, logits: Tensor, kind: str) -> None:
+def test_tokens_do_not_depend_on_neighbours(backend: Backend, logits: Tensor, kind: str) -> None:
     mine = span(9, 2, SETTINGS[kind], logprobs=2)
     alone = one(backend, logits[5:7], mine)
     before, behind = (
@@ -67,7 +69,7 @@ def test_neighbours_change_nothing(backend: Backend, logits: Tensor, kind: str) 
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_asking_for_logprobs_changes_no_token(backend: Backend, logits: Tensor, kind: str) -> None:
+def test_logprobs_change_no_token(backend: Backend, logits: Tensor, kind: str) -> None:
     plain = one(backend, logits, span(9, 12, SETTINGS[kind]))
     asked = one(backend, logits, span(9, 12, SETTINGS[kind], logprobs=7))
     assert [each.token_id for each in plain] == [each.token_id for each in asked]
@@ -75,8 +77,10 @@ def test_asking_for_logprobs_changes_no_token(backend: Backend, logits: Tensor, 
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_logprobs_are_of_the_raw_logits(backend: Backend, logits: Tensor, kind: str) -> None:
-    """Before temperature, masks and truncation: greedy and sampled report the same numbers."""
+def test_logprobs_are_those_of_the_raw_logits(backend: Backend, logits: Tensor, kind: str) -> None:
+    """Before temperature, masks and truncation: greedy and sampled requests report the same
+    numbers.
+    """
     forbidden = tuple(logits.argmax(-1).tolist())
     params = SamplingParams(**{**vars(SETTINGS[kind]), "min_tokens": 16})
     found = one(backend, logits, span(9, 12, params, logprobs=4, prompt_len=10, forbidden=forbidden))
@@ -92,13 +96,13 @@ def test_logprobs_are_of_the_raw_logits(backend: Backend, logits: Tensor, kind: 
         )
 
 
-def test_the_chosen_ones_logprob_has_the_same_bits_in_the_list(backend: Backend, logits: Tensor) -> None:
+def test_logprob_of_the_token_has_the_same_bits_in_the_top_list(backend: Backend, logits: Tensor) -> None:
     for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=1)):
         assert each.logprob is not None
         assert each.logprob.top == ((each.token_id, each.logprob.logprob),)
 
 
-def test_ties_go_to_the_lowest_id(backend: Backend) -> None:
+def test_ties_go_to_the_lowest_token_id(backend: Backend) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [150, 30, 31]] = 2.0
     (found,) = one(backend, logits, span(9, 1, SETTINGS["greedy"], logprobs=5))
@@ -107,30 +111,30 @@ def test_ties_go_to_the_lowest_id(backend: Backend) -> None:
     assert [token_id for token_id, _ in found.logprob.top] == [30, 31, 150, 0, 1]
 
 
-def test_no_logprobs_beside_the_chosen_one(backend: Backend, logits: Tensor) -> None:
+def test_logprobs_0_reports_the_token_alone(backend: Backend, logits: Tensor) -> None:
     for each in one(backend, logits, span(9, 12, SETTINGS["greedy"], logprobs=0)):
         assert each.logprob is not None
         assert each.logprob.top == ()
 
 
-def test_more_logprobs_than_tokens_are_all_tokens(backend: Backend) -> None:
+def test_more_logprobs_than_the_vocabulary_reports_all_tokens(backend: Backend) -> None:
     (found,) = one(backend, torch.randn(1, 7), span(9, 1, SETTINGS["greedy"], logprobs=50))
     assert found.logprob is not None
     assert sorted(token_id for token_id, _ in found.logprob.top) == list(range(7))
 
 
 def test_stop_tokens_are_masked_until_min_tokens(backend: Backend) -> None:
-    """Rows of one window on both sides of the edge."""
+    """Tokens of one window before and after min_tokens."""
     logits = torch.zeros(6, VOCAB)
     logits[:, 8] = 5.0
     logits[:, 3] = 4.0
     params = SamplingParams(temperature=0, min_tokens=4)
     found = one(backend, logits, span(9, 6, params, prompt_len=10, forbidden=(8,)))
-    # Row 9 gives the first answer token; tokens 1 .. 4 may not be 8: the fourth is not yet allowed to end it.
+    # Position 10 is the first answer token. Answer tokens 1 .. 4 must not be 8: the fourth may not end it yet.
     assert [each.token_id for each in found] == [3, 3, 3, 3, 8, 8]
 
 
-def test_positions_decide_the_noise_and_seeds_differ(backend: Backend) -> None:
+def test_noise_depends_on_position_and_seed(backend: Backend) -> None:
     logits = torch.zeros(40, VOCAB)
     params = SamplingParams(temperature=1)
     first = [each.token_id for each in one(backend, logits, span(9, 40, params, seed=1))]
@@ -141,15 +145,15 @@ def test_positions_decide_the_noise_and_seeds_differ(backend: Backend) -> None:
     assert sum(a == b for a, b in zip(first, other, strict=True)) < 5
 
 
-def test_the_largest_seed(backend: Backend, logits: Tensor) -> None:
+def test_largest_seed_is_accepted(backend: Backend, logits: Tensor) -> None:
     params = SamplingParams(temperature=1)
     largest = one(backend, logits, span(9, 12, params, seed=(1 << 64) - 1))
     assert largest == one(backend, logits, span(9, 12, params, seed=(1 << 64) - 1))
     assert largest != one(backend, logits, span(9, 12, params, seed=(1 << 63) - 1))
 
 
-def test_a_row_without_anything_left_gives_no_token(backend: Backend, logits: Tensor) -> None:
-    """And no logprob; its neighbours go on."""
+def test_fully_masked_logits_give_no_token(backend: Backend, logits: Tensor) -> None:
+    """And no logprob. Its neighbours are not affected."""
     for kind in SETTINGS.values():
         cornered = SamplingParams(**{**vars(kind), "allowed_token_ids": [3], "bad_token_ids": [3]})
         spans = (span(9, 2, kind, logprobs=2), span(9, 2, cornered, logprobs=2), span(9, 2, kind, logprobs=2))
@@ -160,13 +164,13 @@ def test_a_row_without_anything_left_gives_no_token(backend: Backend, logits: Te
         assert (found[:2], found[4]) == (alone[:2], alone[4])
 
 
-def test_a_strange_row_without_masks_gives_a_token_as_ever(backend: Backend) -> None:
+def test_unusual_logits_without_masks_give_a_token(backend: Backend) -> None:
     for value in (-torch.inf, torch.nan):
         (found,) = one(backend, torch.full((1, VOCAB), value), span(9, 1, SETTINGS["greedy"]))
         assert found.token_id == 0
 
 
-def test_the_one_token_left_is_chosen(backend: Backend, logits: Tensor) -> None:
+def test_only_allowed_token_is_chosen(backend: Backend, logits: Tensor) -> None:
     worst = logits.argmin(-1).tolist()
     for kind in SETTINGS.values():
         masks = tuple(mask(token_id) for token_id in worst)
@@ -174,7 +178,7 @@ def test_the_one_token_left_is_chosen(backend: Backend, logits: Tensor) -> None:
         assert [each.token_id for each in found] == worst
 
 
-def test_watched_rows_report_the_raw_bits(backend: Backend, logits: Tensor) -> None:
+def test_checksums_are_those_of_the_raw_logits(backend: Backend, logits: Tensor) -> None:
     biased = SamplingParams(temperature=0, logit_bias={3: 50.0})
     spans = (span(9, 5, SETTINGS["greedy"]), span(9, 7, biased, with_checksums=True))
     found = one(backend, logits, *spans)

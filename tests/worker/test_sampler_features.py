@@ -1,4 +1,6 @@
-"""Everything a request can ask of the sampler at once: a window is its rows one by one, and neighbours change nothing."""
+"""Requests with random sampling features: a window equals its tokens one by one, neighbours change
+nothing.
+"""
 
 import random
 from collections.abc import Sequence
@@ -18,9 +20,9 @@ from holdfast.worker.logits_processors.pipeline import apply_logits_processors
 from holdfast.worker.logits_slices import LogitsSlice, Masks, batch_slices
 from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.transfer import HostCopies
-from worker.sampler_spans import VOCAB, mask, parts, span
+from worker.sampler_spans import VOCAB, mask, slices_of, span
 
-ROWS = 7
+WINDOW = 7
 CPU = torch.device("cpu")
 
 
@@ -34,8 +36,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request with random wishes, and the logits of a window of it."""
+class RandomRequest:
+    """A request with random settings, and the logits of one of its windows."""
 
     tokens: list[int]
     params: SamplingParams
@@ -46,10 +48,10 @@ class Asked:
     logits: Tensor
     logprobs: int | None
 
-    def rows(self, first: int, stop: int) -> Span:
-        """Rows first .. stop - 1 of the window."""
+    def tokens_between(self, first: int, stop: int) -> Span:
+        """Tokens first .. stop - 1 of the window."""
         return span(
-            self.tokens[: len(self.tokens) - ROWS + stop],
+            self.tokens[: len(self.tokens) - WINDOW + stop],
             stop - first,
             self.params,
             prompt_len=self.prompt_len,
@@ -60,14 +62,14 @@ class Asked:
         )
 
 
-def random_request(seed: int) -> Asked:
+def random_request(seed: int) -> RandomRequest:
     rng = random.Random(seed)
 
     def some(count: int) -> list[int]:
-        return [rng.randrange(12) for _ in range(count)]  # few of the vocabulary, so that rules meet
+        return [rng.randrange(12) for _ in range(count)]  # few ids, so that several rules apply to one token
 
-    tokens = some(rng.randint(ROWS, 40))
-    wishes = {
+    tokens = some(rng.randint(WINDOW, 40))
+    settings = {
         "repetition_penalty": rng.choice([0.5, 1.3, 3.0]),
         "frequency_penalty": rng.uniform(-2, 2),
         "presence_penalty": rng.uniform(-2, 2),
@@ -79,19 +81,19 @@ def random_request(seed: int) -> Asked:
         "min_p": 0.05,
         "min_tokens": rng.randint(1, 16),
     }
-    chosen = {name: value for name, value in wishes.items() if rng.random() < 0.5}
+    chosen = {name: value for name, value in settings.items() if rng.random() < 0.5}
     masks: Masks = ()
     if rng.random() < 0.5:
-        masks = tuple(rng.choice([None, b"", mask(*some(3)), mask(*range(1, 190))]) for _ in range(ROWS))
+        masks = tuple(rng.choice([None, b"", mask(*some(3)), mask(*range(1, 190))]) for _ in range(WINDOW))
     generator = torch.Generator().manual_seed(seed)
-    return Asked(
+    return RandomRequest(
         tokens=tokens,
         params=SamplingParams(temperature=rng.choice([0.0, 0.8]), **chosen),
         prompt_len=rng.randint(1, len(tokens)),
         forbidden=(4, 5) if "min_tokens" in chosen else (),
         bad_words=tuple(tuple(some(rng.randint(1, 3))) for _ in range(4)) if rng.random() < 0.5 else (),
         masks=masks,
-        logits=torch.randn(ROWS, VOCAB, generator=generator) * 3,
+        logits=torch.randn(WINDOW, VOCAB, generator=generator) * 3,
         logprobs=rng.choice([None, 0, 4]),
     )
 
@@ -101,13 +103,15 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_window_is_its_rows_one_by_one(backend: Backend, seed: int) -> None:
+def test_window_of_a_random_request_equals_single_tokens(backend: Backend, seed: int) -> None:
     asked = random_request(seed)
     changed = asked.logits.clone()
-    apply_logits_processors(changed, parts(asked.rows(0, ROWS), masks=[asked.masks]))
-    window = sample(backend, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
-    for row in range(ROWS):
-        alone = parts(asked.rows(row, row + 1), masks=[asked.masks[row : row + 1]])
+    apply_logits_processors(changed, slices_of(asked.tokens_between(0, WINDOW), masks=[asked.masks]))
+    window = sample(
+        backend, asked.logits.clone(), slices_of(asked.tokens_between(0, WINDOW), masks=[asked.masks])
+    )
+    for row in range(WINDOW):
+        alone = slices_of(asked.tokens_between(row, row + 1), masks=[asked.masks[row : row + 1]])
         logits = asked.logits[row : row + 1].clone()
         apply_logits_processors(logits, alone)
         assert torch.equal(bits(logits[0]), bits(changed[row]))
@@ -115,24 +119,26 @@ def test_a_window_is_its_rows_one_by_one(backend: Backend, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_neighbours_and_cuts_change_nothing(backend: Backend, seed: int) -> None:
-    """Ten requests in one batch, cut into slices of any length, against each alone."""
+def test_neighbours_and_batch_sizes_change_nothing(backend: Backend, seed: int) -> None:
+    """Ten requests together, in batches of any size, compared with each alone."""
     asked = [random_request(1000 + 10 * seed + index) for index in range(10)]
-    spans, masks = [each.rows(0, ROWS) for each in asked], [each.masks for each in asked]
+    spans, masks = [each.tokens_between(0, WINDOW) for each in asked], [each.masks for each in asked]
     logits = torch.cat([each.logits for each in asked])
     found: list[Sampled] = []
     for some in batch_slices(spans, masks, max_tokens=1 + seed):
         rows = slice(len(found), len(found) + sum(part.num_tokens for part in some))
         found += sample(backend, logits[rows].clone(), some)
     for index, each in enumerate(asked):
-        alone = sample(backend, each.logits.clone(), parts(spans[index], masks=[each.masks]))
-        assert found[index * ROWS : (index + 1) * ROWS] == alone
+        alone = sample(backend, each.logits.clone(), slices_of(spans[index], masks=[each.masks]))
+        assert found[index * WINDOW : (index + 1) * WINDOW] == alone
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reported_logprobs_are_of_the_raw_logits(backend: Backend, seed: int) -> None:
+def test_logprobs_ignore_all_logits_processors(backend: Backend, seed: int) -> None:
     asked = random_request(2000 + seed)
-    window = sample(backend, asked.logits.clone(), parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    window = sample(
+        backend, asked.logits.clone(), slices_of(asked.tokens_between(0, WINDOW), masks=[asked.masks])
+    )
     for row, each in enumerate(window):
         if asked.logprobs is None or each.token_id == NO_TOKEN:
             assert each.logprob is None
@@ -142,8 +148,8 @@ def test_reported_logprobs_are_of_the_raw_logits(backend: Backend, seed: int) ->
             assert [each.logprob] == found.read([each.token_id])
 
 
-def test_the_requests_above_meet_every_rule() -> None:
-    """Else they prove little."""
+def test_random_requests_cover_every_feature() -> None:
+    """Otherwise the tests above would prove little."""
     asked = [random_request(seed) for seed in range(60)]
     given = [each for each in asked if any(found is not None for found in each.masks)]
     assert 10 < len(given) < 50
@@ -153,8 +159,8 @@ def test_the_requests_above_meet_every_rule() -> None:
     assert {0, 1, VOCAB} < set(outcomes)
 
 
-def _num_left(asked: Asked) -> list[int]:
+def _num_left(asked: RandomRequest) -> list[int]:
     logits = asked.logits.clone()
-    apply_logits_processors(logits, parts(asked.rows(0, ROWS), masks=[asked.masks]))
+    apply_logits_processors(logits, slices_of(asked.tokens_between(0, WINDOW), masks=[asked.masks]))
     left: list[int] = (logits > -torch.inf).sum(1).tolist()
     return left

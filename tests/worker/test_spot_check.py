@@ -1,4 +1,4 @@
-"""A check finds one wrong bit anywhere, and none where there is none."""
+"""A spot check detects one wrong bit anywhere, and passes if there is none."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from holdfast.worker.model_runner import ModelRunner
 TOKENS = tuple(torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(8)).tolist())
 PAGES = (5, 9, 2, 7)
 SCRATCH = (11, 3, 6)
-HOW = Sampling(SamplingParams(temperature=0.8), 1, 20)
+SAMPLING = Sampling(SamplingParams(temperature=0.8), 1, 20)
 INTEGERS = {2: torch.int16, 4: torch.int32}
 START, STOP, SAMPLE_FROM = 21, 43, 4  # positions, in the middle of pages 1 and 2
 
 
 def write(runner: ModelRunner) -> list[int]:
-    """The sequence as certified passes would have left it, and the bits of the logits at each position."""
+    """Run a request through certified passes; returns the checksums of the logits at each position."""
     bits: list[int] = []
     for start in range(0, 60, 16):
-        rows = TOKENS[start : start + 16]
-        span = Span(1, start, rows, PAGES, 0, HOW, with_checksums=True)
+        tokens = TOKENS[start : start + 16]
+        span = Span(1, start, tokens, PAGES, 0, SAMPLING, with_checksums=True)
         (result,) = runner.run(StepPlan((Pass(PassKind.CANONICAL, (span,), 16),)))
         bits += [each.logits_checksum or 0 for each in result.samples[0]]
     return bits
@@ -35,7 +35,7 @@ def check(runner: ModelRunner, bits: Sequence[int], start: int = START, stop: in
     first, last = start // 16, (stop - 1) // 16
     originals = PAGES[first : last + 1]
     pages = PAGES[:first] + SCRATCH[: len(originals)]
-    span = Span(1, start, TOKENS[start:stop], pages, SAMPLE_FROM, HOW)
+    span = Span(1, start, TOKENS[start:stop], pages, SAMPLE_FROM, SAMPLING)
     padded = -(-span.num_tokens // 16) * 16
     expected = tuple(bits[start + SAMPLE_FROM : stop])
     one = Pass(PassKind.CHECK, (span,), padded, original_pages=originals, logits_checksums=expected)
@@ -57,21 +57,25 @@ def everything(store: KVStore) -> Tensor:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(START, STOP), (0, 16), (16, 60), (31, 36), (32, 48), (20, 26)])
-def test_clean_rows_pass(runner: ModelRunner, store: KVStore, start: int, stop: int) -> None:
+def test_spot_check_passes_for_correct_tokens(
+    runner: ModelRunner, store: KVStore, start: int, stop: int
+) -> None:
     bits = write(runner)
-    for page in SCRATCH:  # what a sequence before left there
+    for page in SCRATCH:  # as left by an earlier request
         for layer in store.layers:
             layer.keys[page], layer.values[page] = 3.0, -7.0
     before = everything(store)
     assert check(runner, bits, start, stop) == PassResult(((),))
-    assert torch.equal(everything(store), before), "the sequence itself was touched"
+    assert torch.equal(everything(store), before), "the request's own pages were changed"
     assert check(runner, bits, start, stop).mismatch is None
 
 
 @pytest.mark.parametrize("position", [START, 31, 32, STOP - 1])
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("name", ["keys", "values"])
-def test_one_bit_of_the_kv(runner: ModelRunner, store: KVStore, name: str, layer: int, position: int) -> None:
+def test_spot_check_detects_one_bit_of_the_kv(
+    runner: ModelRunner, store: KVStore, name: str, layer: int, position: int
+) -> None:
     bits = write(runner)
     page, offset = PAGES[position // 16], position % 16
     if name == "keys":
@@ -85,7 +89,9 @@ def test_one_bit_of_the_kv(runner: ModelRunner, store: KVStore, name: str, layer
 
 
 @pytest.mark.parametrize("position", [START + SAMPLE_FROM, 33, STOP - 1])
-def test_one_bit_of_the_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, position: int) -> None:
+def test_spot_check_detects_one_bit_of_the_logits(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
     bits = write(runner)
     logits = runner._decoder.logits
 
@@ -101,8 +107,8 @@ def test_one_bit_of_the_logits(runner: ModelRunner, monkeypatch: pytest.MonkeyPa
     assert check(runner, bits).mismatch is None
 
 
-def test_a_bit_before_the_rows_shows_in_what_they_make_of_it(runner: ModelRunner, store: KVStore) -> None:
-    """The rows read the pages before them, and the slots of their first page before them."""
+def test_spot_check_detects_a_wrong_bit_before_its_tokens(runner: ModelRunner, store: KVStore) -> None:
+    """The tokens read the pages before them, and the earlier slots of their first page."""
     bits = write(runner)
     for position in (3, START - 1):
         keys = store.layers[0].keys[PAGES[position // 16], :, :, position % 16]
@@ -121,18 +127,16 @@ def rows_not_written(hidden: Callable[..., Tensor], row: int) -> Callable[..., T
 
 
 @pytest.mark.parametrize("row", [0, 11, STOP - START - 1])
-def test_a_slot_that_is_not_written_does_not_pass(
+def test_spot_check_detects_an_unwritten_slot(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, row: int
 ) -> None:
-    """Though the right bits stand in the page it was copied from."""
+    """Although the scratch page was copied from the right bits."""
     bits = write(runner)
     monkeypatch.setattr(runner._decoder, "forward", rows_not_written(runner._decoder.forward, row))
     assert check(runner, bits).mismatch == f"keys of layer 0 at position {START + row}"
 
 
-def test_rows_of_a_check_are_computed_at_the_references_shape(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spot_check_runs_in_canonical_form(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = write(runner)
     switches: list[tuple[int, bool]] = []
     hidden = runner._decoder.forward

@@ -1,4 +1,4 @@
-"""T through graphs says what T says; captures are faked: work is done again."""
+"""T as CUDA graphs gives the thoughts of T itself. Captures are faked: work runs again."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> ThoughtBlocks:
 
 
 @torch.inference_mode()
-def test_what_is_thought_is_what_the_blocks_think(blocks: ThoughtBlocks) -> None:
+def test_thought_graphs_give_the_thoughts_of_the_blocks(blocks: ThoughtBlocks) -> None:
     generator = torch.Generator().manual_seed(4)
     rows = torch.randn(601, 32, generator=generator) * torch.linspace(0.1, 20, 601)[:, None]
     recorder = FakeRecorder()
