@@ -113,7 +113,9 @@ def _checkout(other: str, scratch: Path) -> Path:
 def _dump(tree: Path, file: Path, scratch: Path, device: str) -> dict[str, Any]:
     """The answers of one version, made in a process of its own."""
     environment = os.environ | {
-        "PYTHONPATH": str(tree / "src"),
+        "PYTHONPATH": os.pathsep.join(
+            [str(tree / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        ),
         "HOLDFAST_CACHE_DIR": str(scratch / f"cache-{file.stem}"),
     }
     command = [sys.executable, __file__, "-", "--device", device, "--dump", str(file.resolve())]
