@@ -172,7 +172,7 @@ def test_regex_choice_and_json_object(ask):
         (("--json-schema", '{"type": "no such type"}'), "the JSON schema cannot be used"),
         (("--regex", "("), "cannot be used"),
         (("--lark", "begin: /a/"), "cannot be used"),
-        (("--choice", ""), "every choice must be a non-empty text"),
+        (("--choice", ""), "every choice must be a non-empty string"),
         (("--json-object", "--ignore-eos"), "leave ignore_eos out"),
         (("--json-schema", "/dev/zero"), "the JSON schema is too large"),
     ],
