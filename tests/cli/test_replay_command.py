@@ -152,8 +152,8 @@ def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, cha
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "no valid JSON"),
-        ("{}", "no object with a format"),
+        ("{", "not valid JSON"),
+        ("{}", "not an object with a format"),
         ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/1"),
     ],
 )

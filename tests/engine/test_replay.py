@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import SamplingParams
@@ -137,14 +138,14 @@ BASE = parse_receipt(receipt_of(settings(n=2), (4, 5, 6), (7, 8)))
 
 def with_choice(index: int, **changes: Any) -> Receipt:
     choices = list(BASE.choices)
-    choices[index] = replace(choices[index], **changes)
+    choices[index] = msgspec.structs.replace(choices[index], **changes)
     return replace(BASE, choices=tuple(choices))
 
 
 def bits(index: int, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> LogprobBits:
     before = BASE.choices[index].logprobs
     assert before is not None
-    return replace(before, bits=change(before.bits))
+    return msgspec.structs.replace(before, bits=change(before.bits))
 
 
 def scored(first: int, *bits: str, digest: str = "") -> Receipt:

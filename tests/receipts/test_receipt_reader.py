@@ -48,7 +48,7 @@ def test_the_good_one_is_good(tmp_path: Path) -> None:
 
 def test_a_receipt_inside_an_answer() -> None:
     assert read_receipt(json.dumps({"text": "x", "receipt": GOOD})).as_dict() == GOOD
-    assert "no object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
+    assert "not an object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
 
 
 def test_a_receipt_on_each_line(tmp_path: Path) -> None:
@@ -89,84 +89,86 @@ def test_kernels_of_older_receipts_are_normalised(old: str, new: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key in GOOD if key != "format"])
 def test_every_part_is_needed_and_no_other_known(key: str) -> None:
-    assert f"it lacks {key}" in refused(json.dumps({name: GOOD[name] for name in GOOD if name != key}))
-    assert "holds 'signature'" in refused(json.dumps({**GOOD, "signature": "trust me"}))
+    assert f"missing required field `{key}`" in refused(
+        json.dumps({name: GOOD[name] for name in GOOD if name != key})
+    )
+    assert "unknown field `signature`" in refused(json.dumps({**GOOD, "signature": "trust me"}))
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("mode", "sworn", "mode must be one of certified, verified, none"),
-    ("mode", None, "mode must be one of"),
+    ("mode", "sworn", "mode: invalid enum value 'sworn'; expected one of certified, verified, none"),
+    ("mode", None, "mode: expected `str`, got `null`; expected one of"),
     ("mode", "none", "mode is none, but its settings ask for determinism"),
-    ("fingerprint", [], "fingerprint must be an object"),
+    ("fingerprint", [], "fingerprint: expected `object`, got `array`"),
     ("fingerprint.digest", "0" * 64, "digest is not that of its parts"),
-    ("fingerprint.digest", "0" * 63, "64 hexadecimal digits"),
-    ("fingerprint.parts", 3, "parts must be an object"),
+    ("fingerprint.digest", "0" * 63, "fingerprint.digest: expected 64 hexadecimal digits, not '000"),
+    ("fingerprint.parts", 3, "fingerprint.parts: expected `object`, got `int`"),
     ("fingerprint.parts.settings.threads", 3, "digest is not that of its parts"),
-    ("certificate", "A" * 64, "certificate must be 64 hexadecimal digits"),
-    ("certificate", "a" * 64 + "\n", "certificate must be 64 hexadecimal digits"),
-    ("engine", None, "engine must be an object"),
-    ("engine.model", 3, "model must be a text"),
-    ("engine.model", "", "model must be a text"),
-    ("engine.model", "x" * 5000, "at most 4096 characters"),
-    ("engine.dtype", "float64", "dtype must be one of"),
-    ("engine.kernels", "rm -rf", "kernels must be one of"),
-    ("engine.num_threads", 0, "num_threads must be a whole number from 1"),
-    ("engine.num_threads", 10**9, "num_threads must be a whole number from 1"),
-    ("engine.num_threads", 2.0, "num_threads must be a whole number from 1"),
-    ("engine.num_threads", True, "num_threads must be a whole number from 1"),
-    ("engine.shell", "sh", "engine holds 'shell'"),
-    ("prompt", {}, "prompt lacks digest"),
+    ("certificate", "A" * 64, "certificate: expected 64 hexadecimal digits, not"),
+    ("certificate", "a" * 64 + "\n", "certificate: expected 64 hexadecimal digits, not"),
+    ("engine", None, "engine: expected `object`, got `null`"),
+    ("engine.model", 3, "engine.model: expected `str | null`, got `int`"),
+    ("engine.model", "", "engine.model: expected `str` of length >= 1, not ''"),
+    ("engine.model", "x" * 5000, "engine.model: expected `str` of length <= 4096, not 'xxx"),
+    ("engine.dtype", "float64", "engine.dtype: invalid enum value 'float64'; expected one of bfloat16, float16, float32"),
+    ("engine.kernels", "rm -rf", "engine.kernels must be one of"),
+    ("engine.num_threads", 0, "engine.num_threads: expected `int` >= 1, not 0"),
+    ("engine.num_threads", 10**9, "engine.num_threads: expected `int` <= 1024, not 1000000000"),
+    ("engine.num_threads", 2.0, "engine.num_threads: expected `int`, got `float`"),
+    ("engine.num_threads", True, "engine.num_threads: expected `int`, got `bool`"),
+    ("engine.shell", "sh", "engine: object contains unknown field `shell`"),
+    ("prompt", {}, "prompt: object missing required field `digest`"),
     ("prompt.digest", "0" * 64, "prompt's digest is not that of its token ids"),
     ("prompt.token_ids", [1, 2], "prompt's digest is not that of its token ids"),
-    ("prompt.token_ids", [1, 2, -3], "token id of the prompt must be a whole number"),
-    ("prompt.token_ids", [1, 2, 1 << 31], "token id of the prompt"),
-    ("prompt.token_ids", [1, 2, "3"], "token id of the prompt"),
-    ("prompt.token_ids", [1, 2, 3.0], "token id of the prompt"),
-    ("prompt.token_ids", "123", "the prompt must be a list"),
-    ("settings", None, "settings must be an object"),
-    ("settings.magic", 1, "settings holds 'magic', which this version does not know"),
+    ("prompt.token_ids", [1, 2, -3], "prompt.token_ids[2]: expected `int` >= 0, not -3"),
+    ("prompt.token_ids", [1, 2, 1 << 31], "prompt.token_ids[2]: expected `int` <= 2147483647, not 2147483648"),
+    ("prompt.token_ids", [1, 2, "3"], "prompt.token_ids[2]: expected `int`, got `str`"),
+    ("prompt.token_ids", [1, 2, 3.0], "prompt.token_ids[2]: expected `int`, got `float`"),
+    ("prompt.token_ids", "123", "prompt.token_ids: expected `array | null`, got `str`"),
+    ("settings", None, "settings: expected `object`, got `null`"),
+    ("settings.magic", 1, "settings contains 'magic', which this version does not know"),
     ("settings.temperature", "hot", "temperature must be a number"),
     ("settings.temperature", -1, "temperature must be a finite number"),
     ("settings.max_tokens", 1.5, "max_tokens must be a whole number"),
     ("settings.max_tokens", 10**12, "max_tokens must be from"),
-    ("settings.n", 1, "choices must be a list of at most 1"),
-    ("settings.deterministic", False, "mode is verified, but its settings do not ask for that"),
+    ("settings.n", 1, "it has 2 choices, but its settings ask for 1"),
+    ("settings.deterministic", False, "mode is verified, but its settings do not ask for determinism"),
     ("settings.deterministic", "yes", "deterministic must be true or false"),
-    ("settings.seed", 7, "a seed must be a number"),
-    ("settings.seed", "-7", "a seed must be a number"),
+    ("settings.seed", 7, "settings.seed must be a number"),
+    ("settings.seed", "-7", "settings.seed must be a number"),
     ("settings.seed", "7", "settings give the seed 7, but 11 was used"),
     ("settings.logit_bias", {"5": 1.0}, "token id of logit_bias"),
     ("settings.logit_bias", [[1]], "is no such pair"),
     ("settings.stop", [""], "non-empty string"),
     ("settings.stop", 3, "stop must be a string or a list"),
-    ("settings.structured", "yes", "the structured form must be an object"),
+    ("settings.structured", "yes", "settings.structured must be an object"),
     ("settings.structured", {}, "needs exactly one of"),
     ("settings.structured", {"regex": "a", "lark": "b"}, "needs exactly one of"),
-    ("settings.structured", {"python": "exec"}, "the structured form holds 'python'"),
-    ("settings.structured", {"regex": 3}, "regex must be a text"),
+    ("settings.structured", {"python": "exec"}, "settings.structured contains 'python'"),
+    ("settings.structured", {"regex": 3}, "regex must be a non-empty string"),
     ("settings.structured", {"json_schema": "[" * 100_000}, "not valid JSON"),
-    ("seed", 11, "a seed must be a number"),
+    ("seed", 11, "seed: expected `str`, got `int`"),
     ("seed", "99999999999999999999", "a seed must be a number"),
-    ("seed", "\u0661", "a seed must be a number"),
-    ("seed", "1\n", "a seed must be a number"),
-    ("choices", [], "holds no choice"),
-    ("choices", {}, "choices must be a list"),
-    ("choices.1", None, "a choice must be an object"),
-    ("choices.1.finish_reason", "bored", "finish_reason must be one of"),
-    ("choices.1.finish_reason", "error", "finish_reason must be one of stop, length, abort, not 'error'"),
+    ("seed", "\u0661", "seed: expected `str` matching regex"),
+    ("seed", "1\n", "seed: expected `str` matching regex"),
+    ("choices", [], "choices: expected `array` of length >= 1, not []"),
+    ("choices", {}, "choices: expected `array`, got `object`"),
+    ("choices.1", None, "choices[1]: expected `object`, got `null`"),
+    ("choices.1.finish_reason", "bored", "choices[1].finish_reason: invalid enum value 'bored'"),
+    ("choices.1.finish_reason", "error", "invalid enum value 'error'; expected one of stop, length, abort"),
     ("choices.1.token_ids", [6], "1 tokens and 2 logprobs"),
     ("choices.1.token_ids", [6, 8], "digest of a choice's logprobs is not that of their bits"),
-    ("choices.1.token_ids", [6, None], "token id of a choice"),
+    ("choices.1.token_ids", [6, None], "choices[1].token_ids[1]: expected `int`, got `null`"),
     ("choices.1.logprobs", None, "a choice lacks logprobs, which every deterministic answer has"),
-    ("choices.1.logprobs", [], "logprobs must be an object"),
+    ("choices.1.logprobs", [], "choices[1].logprobs: expected `object | null`, got `array`"),
     ("choices.1.logprobs.bits", ["00000000"] * 2, "digest of a choice's logprobs is not that of their bits"),
-    ("choices.1.logprobs.bits", ["0000000"] * 2, "8 hexadecimal digits"),
-    ("choices.1.logprobs.bits", ["0000000\n"] * 2, "8 hexadecimal digits"),
-    ("choices.1.logprobs.bits", [0, 0], "8 hexadecimal digits"),
+    ("choices.1.logprobs.bits", ["0000000"] * 2, "choices[1].logprobs.bits[0]: expected 8 hexadecimal digits, not '0000000'"),
+    ("choices.1.logprobs.bits", ["0000000\n"] * 2, "choices[1].logprobs.bits[0]: expected 8 hexadecimal digits"),
+    ("choices.1.logprobs.bits", [0, 0], "choices[1].logprobs.bits[0]: expected `str`, got `int`"),
     ("choices.1.logprobs.digest", "0" * 64, "digest of a choice's logprobs is not that of their bits"),
-    ("prompt_logprobs", {"bits": []}, "prompt_logprobs lacks first"),
-    ("prompt_logprobs.first", 0, "the first of prompt_logprobs must be"),
-    ("prompt_logprobs.first", 2, "must be a whole number from 1 to 1, not 2"),
+    ("prompt_logprobs", {"bits": []}, "prompt_logprobs: object missing required field `first`"),
+    ("prompt_logprobs.first", 0, "prompt_logprobs.first: expected `int` >= 1, not 0"),
+    ("prompt_logprobs.first", 2, "prompt_logprobs.first must be 1, not 2"),
     ("prompt_logprobs", None, "it lacks prompt_logprobs, which its settings ask for"),
     ("settings.prompt_logprobs", None, "it has prompt_logprobs, which its settings do not ask for"),
     ("prompt_logprobs.bits", [], "prompt_logprobs must be null where there are none"),
@@ -174,10 +176,14 @@ WRONG: list[tuple[str, Any, str]] = [
     ("prompt_logprobs.bits", ["bf000000"] * 3, "there are 3 prompt_logprobs, but 2 tokens from position 1 on"),
     ("prompt_logprobs.digest", "0" * 64, "digest of prompt_logprobs is not that of their bits"),
     ("prompt_logprobs.bits", ["00000000"] * 2, "digest of prompt_logprobs is not that of their bits"),
-    ("prompt_logprobs.bits", 8, "prompt_logprobs must be a list"),
-    ("counts", None, "counts must be an object"),
-    ("counts.accepted", -1, "the count 'accepted' must be"),
-    ("counts", {str(n): n for n in range(99)}, "counts must be an object of at most 64"),
+    ("prompt_logprobs.bits", 8, "prompt_logprobs.bits: expected `array`, got `int`"),
+    ("choices.1.thoughts", None, "thoughts of a choice must be a list"),
+    ("choices.1.thoughts", [[0, [1]], [0, [1]]], "chunks of a choice's thoughts are not in order"),
+    ("choices.1.thoughts", [[0]], "choices[1].thoughts[0]: expected `array` of length 2"),
+    ("choices.1.thoughts", [[-1, []]], "choices[1].thoughts[0][0]: expected `int` >= 0, not -1"),
+    ("counts", None, "counts: expected `object`, got `null`"),
+    ("counts.accepted", -1, "counts[...]: expected `int` >= 0"),
+    ("counts", {str(n): n for n in range(99)}, "counts: expected `object` of length <= 64, not {"),
 ]  # fmt: skip
 
 
@@ -208,7 +214,7 @@ def test_who_left_while_the_prompt_was_read_has_part_of_its_logprobs() -> None:
     for scores in (None, part, GOOD["prompt_logprobs"]):
         read_receipt(json.dumps({**GOOD, "choices": [left, left], "prompt_logprobs": scores}))
     read_receipt(json.dumps({**GOOD, "mode": "none", "choices": [left, left]}))
-    assert "lacks prompt_logprobs" in refused(
+    assert "it lacks prompt_logprobs" in refused(
         json.dumps({**GOOD, "choices": [GOOD["choices"][0], left], "prompt_logprobs": None})
     )
 

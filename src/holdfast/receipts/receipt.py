@@ -1,21 +1,23 @@
-"""The receipt: what is needed to replay one response and check it bit for bit. As plain JSON it leaves the engine.
+"""The receipt: what is needed to replay one response and check it bit for bit. It leaves the engine as plain JSON.
 
-It says what was asked, by which fingerprint it was answered, and every bit that must come out again. It holds no time
-and no name of a machine, so the same answer has the same receipt wherever it was given (counts aside: they tell what it
-cost). It is no signature: whoever has the file can change it, and replaying it is how one finds out.
+It contains the request, the fingerprint of the engine that answered it, and every bit that a replay must reproduce. It
+contains no time and no machine name, so the same answer has the same receipt everywhere (except for `counts`, which
+depend on the load). It is not a signature: the file can be changed, and a replay is what detects that.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import msgspec
+from msgspec import Meta
 
 from holdfast.core.params_json import settings_of
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Result
-from holdfast.core.sampling_params import SamplingParams
-from holdfast.core.step_plan import ThoughtIds, TokenLogprob
-from holdfast.core.stop_rules import FinishReason
+from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams
+from holdfast.core.step_plan import TokenLogprob
 from holdfast.receipts.fingerprint import Fingerprint, JsonValue, digest_of
 
 if TYPE_CHECKING:
@@ -23,41 +25,41 @@ if TYPE_CHECKING:
 
 FORMAT = "holdfast-receipt/1"
 
-
-@dataclass(frozen=True)
-class LogprobBits:
-    """The fp32 bits of the chosen tokens' logprobs, eight hexadecimal digits each; the digest covers the best beside
-    them as well."""
-
-    bits: tuple[str, ...]
-    digest: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"bits": list(self.bits), "digest": self.digest}
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Bits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}\Z")]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+DtypeName = Literal["bfloat16", "float16", "float32"]
 
 
-@dataclass(frozen=True)
-class ReceiptChoice:
-    """One answer's bits. An ordinary request's logprobs are there only if it asked for them; thoughts, as (chunk, tokens),
-    only if the model thinks, trivial ones left out."""
+# These are written and read as they are: their constraints are checked when a receipt is read.
 
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+
+class LogprobBits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fp32 bits of the sampled tokens' logprobs, eight hexadecimal digits each. The digest covers the top logprobs,
+    too."""
+
+    bits: tuple[Bits, ...]
+    digest: Digest
+
+
+class ReceiptChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One answer's bits. An ordinary request has logprobs only if it asked for them. Thoughts, as (chunk, token ids), exist
+    only in a thinking model; trivial ones are left out."""
+
+    token_ids: tuple[TokenId, ...]
+    finish_reason: Literal["stop", "length", "abort"]  # an answer that ended in an error has no receipt
     logprobs: LogprobBits | None
-    thoughts: tuple[tuple[int, ThoughtIds], ...] | None = None
+    thoughts: tuple[tuple[TokenId, tuple[TokenId, ...]], ...] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        told = (
-            {}
-            if self.thoughts is None
-            else {"thoughts": [[chunk, list(ids)] for chunk, ids in self.thoughts]}
-        )
-        return {
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "logprobs": None if self.logprobs is None else self.logprobs.as_dict(),
-            **told,
-        }
+
+class EngineHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to open an engine like the one that answered. Only the fingerprint says whether it is alike."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=4096)] | None
+    device: Annotated[str, Meta(min_length=1, max_length=32)]
+    dtype: DtypeName
+    kernels: str
+    num_threads: Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True)
@@ -68,23 +70,12 @@ class PromptLogprobBits:
     logprobs: LogprobBits
 
     def as_dict(self) -> dict[str, Any]:
-        return {"first": self.first, **self.logprobs.as_dict()}
-
-
-@dataclass(frozen=True)
-class EngineHints:
-    """How to open an engine like the one that answered. Only the fingerprint says whether it is."""
-
-    model: str | None
-    device: str
-    dtype: str
-    kernels: str
-    num_threads: int
+        return {"first": self.first, **_plain(self.logprobs)}
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A receipt that exists is consistent: its digests are those of what it holds. prompt_ids may be left out."""
+    """A consistent receipt: its digests are those of its content. `prompt_ids` may be left out."""
 
     mode: Determinism
     fingerprint: Fingerprint
@@ -105,11 +96,11 @@ class Receipt:
             "mode": self.mode,
             "fingerprint": self.fingerprint.as_dict(),
             "certificate": self.certificate,
-            "engine": asdict(self.engine),
+            "engine": _plain(self.engine),
             "prompt": {"digest": self.prompt_digest, "token_ids": None if ids is None else list(ids)},
             "settings": settings_of(self.params),
             "seed": str(self.seed),
-            "choices": [choice.as_dict() for choice in self.choices],
+            "choices": _plain(self.choices),
             "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),
             "counts": dict(self.counts),
         }
@@ -124,7 +115,7 @@ class ReceiptFactory:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The engine's own; waits for it where the weights are still being hashed."""
+        """The engine's own fingerprint. Waits while the weights are being hashed."""
         return self._fingerprinter.get()
 
     def __call__(
@@ -134,7 +125,7 @@ class ReceiptFactory:
         logprobs: Sequence[Sequence[TokenLogprob]],
         certificate: str | None,
     ) -> dict[str, Any] | None:
-        """The receipt of a result; none for one that ended in an error, of which there is nothing to keep."""
+        """The receipt of a result; None for a result that ended in an error."""
         if result.error is not None:
             return None
         made = make_receipt(self.fingerprint, certificate, self._model, request, result, logprobs)
@@ -149,8 +140,7 @@ def make_receipt(
     result: Result,
     logprobs: Sequence[Sequence[TokenLogprob]],
 ) -> Receipt:
-    """certificate is a digest, or None where there is none; model is what the user called it; logprobs are those of each
-    choice, asked for or not."""
+    """`certificate` is its digest, `model` the name the user gave, `logprobs` those of each choice, asked for or not."""
     choices = zip(result.choices, logprobs, strict=True)
     scored = [one for one in result.prompt_logprobs or () if one is not None]
     return Receipt(
@@ -172,21 +162,22 @@ def make_receipt(
 
 
 def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The same receipt with only the prompt's digest: who replays it must know the prompt."""
+    """The same receipt with only the prompt's digest: a replay then needs the prompt."""
     return {**receipt, "prompt": {**receipt["prompt"], "token_ids": None}}
 
 
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
-    """What an engine settled on, not what it was asked for: "auto" may mean something else tomorrow."""
+    """What the engine chose, not what it was asked for: "auto" may choose differently elsewhere."""
     parts = fingerprint.parts
     device, recipe, settings = (_mapping(parts[name]) for name in ("device", "recipe", "settings"))
     threads = settings.get("threads", 1)  # on a GPU no bit depends on them
     assert isinstance(threads, int)
-    return EngineHints(model, str(device["kind"]), str(parts["dtype"]), str(recipe["path"]), threads)
+    dtype = cast(DtypeName, parts["dtype"])
+    return EngineHints(model, str(device["kind"]), dtype, str(recipe["path"]), threads)
 
 
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
-    """The digest is over [[id, bits, [[id, bits] of the best ...]] ...]."""
+    """The digest is over [[id, bits, [[id, bits] of the top logprobs ...]] ...]."""
     bits = _hex([one.logprob for one in logprobs])
     whole: list[JsonValue] = []
     for one, chosen in zip(logprobs, bits, strict=True):
@@ -198,29 +189,35 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
 
 
 def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
-    """The digest of logprobs with no best beside them."""
+    """The digest of logprobs without top logprobs."""
     return digest_of([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
 
 
 def is_score(params: SamplingParams) -> bool:
-    """Whether these may be a score's settings: its prompt_logprobs begin where the completion does."""
+    """Whether these may be the settings of a score, whose prompt_logprobs start with the completion."""
     return params.max_tokens == 0 and params.prompt_logprobs == 0
 
 
 def is_aborted_in_prefill(choices: Sequence[ReceiptChoice]) -> bool:
-    """Whether the client left while the prompt was read: the first choice reads it, before its first token."""
+    """Whether the request was aborted during prefill: the first choice computes the prompt."""
     return choices[0].finish_reason == "abort" and not choices[0].token_ids
 
 
 def _choice(
     choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingParams, *, thinks: bool
 ) -> ReceiptChoice:
-    """Some tokens of an ordinary answer may have come with logprobs nobody asked for: all or none are kept."""
+    """An ordinary answer may have unrequested logprobs for some of its tokens: all or none are kept."""
     complete = [one.token_id for one in logprobs] == list(choice.token_ids)
     assert complete or not params.deterministic, "a deterministic answer has the logprob of every token"
     bits = logprob_bits(logprobs) if complete else None
     thoughts = tuple((each.chunk, each.token_ids) for each in choice.thoughts if each.token_ids)
+    assert choice.finish_reason != "error", "an answer that ended in an error has no receipt"
     return ReceiptChoice(choice.token_ids, choice.finish_reason, bits, thoughts if thinks else None)
+
+
+def _plain(value: object) -> Any:
+    """Structs and tuples as plain JSON: objects and lists."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _hex(values: Sequence[float]) -> list[str]:

@@ -1,12 +1,18 @@
-"""An answer's text, as its tokens come in.
+"""Incremental detokenisation: the text of an answer, token by token.
 
-The invariant: all that `push` and `flush` gave, put together, is `Tokenizer.decode` of the ids pushed, and
-no piece ends inside a character. Bytes that may still become a character wait; bytes that no longer can
-become U+FFFD.
+The invariant: the concatenated results of `push` and `flush` are `Tokenizer.decode` of the pushed ids, and no result ends
+inside a character. Bytes that may still become a character are held back; bytes that cannot become U+FFFD.
 
-Byte-wise tokenizers (`token_text`) go through an incremental UTF-8 reader: constant work for each token.
-Any other decoder is asked about a short window, once with and once without the new tokens: the difference
-is the new text.
+Byte-wise tokenizers (`bytewise`) go through an incremental UTF-8 decoder: constant work for each token. Any other
+decoder is applied to a short window, with and without the new tokens; the difference is the new text.
+
+`tokenizers.decoders.DecodeStream` cannot keep the invariant:
+
+- It has no flush. Text that ends in an unfinished or invalid character is never returned: of random single bytes, two
+  streams in five lost their end.
+- With byte-fallback decoders (sentencetext) it raises "Invalid prefix encountered", as soon as a byte token changes how
+  the tokens before it decode. In random ids with byte tokens no stream was right.
+- It knows no prompt: the first token of an answer after a prompt would lose its leading space.
 """
 
 import codecs
@@ -15,50 +21,50 @@ from collections.abc import Sequence
 from holdfast.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-_MAX_HELD = 5  # a character has at most four bytes, so more tokens than that never wait for one
+_MAX_HELD = 5  # a character has at most four bytes, so no token is held back longer
 
 
 class Detokenizer:
-    """One answer's text. Behind `prompt_ids` that hold any text, an answer keeps the space it begins with."""
+    """One answer's text. After `prompt_ids` with any text, the answer keeps its leading space."""
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        # From the end: the last tokens of a prompt nearly always settle it.
+        # Search from the end: the last token of a prompt nearly always has text.
         context = next((id_ for id_ in reversed(prompt_ids) if id_ not in self._skipped), None)
         self._reader: _ByteReader | _WindowReader
         if tokenizer.is_bytewise:
             self._reader = _ByteReader(tokenizer, at_start=context is None)
         else:
             self._reader = _WindowReader(tokenizer, context)
-        self._pieces: list[str] = []
+        self._texts: list[str] = []
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; often a word, sometimes nothing yet."""
+        """The text that this token completes; empty while a character is unfinished."""
         if token_id in self._skipped:
             return ""
         return self._keep(self._reader.push(token_id))
 
     def flush(self) -> str:
-        """What is left when no more tokens will come."""
+        """The text still held back, at the end of the answer."""
         return self._keep(self._reader.flush())
 
     @property
     def text(self) -> str:
-        """All text given so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        """All text returned so far."""
+        if len(self._texts) > 1:
+            self._texts = ["".join(self._texts)]
+        return self._texts[0] if self._texts else ""
 
-    def _keep(self, piece: str) -> str:
-        if piece:
-            self._pieces.append(piece)
-        return piece
+    def _keep(self, text: str) -> str:
+        if text:
+            self._texts.append(text)
+        return text
 
 
 class _ByteReader:
-    """Joins the bytes of tokens; only the bytes of one unfinished character wait."""
+    """Concatenates the bytes of tokens. Only the bytes of one unfinished character are held back."""
 
     def __init__(self, tokenizer: Tokenizer, *, at_start: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
@@ -73,38 +79,38 @@ class _ByteReader:
         return self._utf8.decode(raw)
 
     def flush(self) -> str:
-        piece = self._utf8.decode(b"", final=True)
+        text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
-        return piece
+        return text
 
 
 class _WindowReader:
-    """Decodes a window of the last tokens twice, without and with those that wait.
+    """Decodes a window of the last tokens twice, without and with the held-back ones.
 
-    settled: the tokens of the last piece given (or the prompt's last), which decide how the next ones begin
-    waiting: tokens whose text ends in an unfinished character
+    settled: the tokens of the text returned last (or the prompt's last token), which decide how the next text begins
+    held: tokens whose text ends in an unfinished character
     """
 
     def __init__(self, tokenizer: Tokenizer, context: int | None) -> None:
         self._decode = tokenizer.decode_window
         self._settled: list[int] = [] if context is None else [context]
-        self._waiting: list[int] = []
+        self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
-        self._waiting.append(token_id)
-        piece = self._difference()
-        if not piece and len(self._waiting) >= _MAX_HELD:  # tokens without text have nothing to wait for
-            self._settled, self._waiting = (self._settled + self._waiting)[-_MAX_HELD:], []
-        if not piece or (piece.endswith(_REPLACEMENT) and len(self._waiting) < _MAX_HELD):
+        self._held.append(token_id)
+        text = self._difference()
+        if not text and len(self._held) >= _MAX_HELD:  # tokens without text
+            self._settled, self._held = (self._settled + self._held)[-_MAX_HELD:], []
+        if not text or (text.endswith(_REPLACEMENT) and len(self._held) < _MAX_HELD):
             return ""
-        self._settled, self._waiting = self._waiting, []
-        return piece
+        self._settled, self._held = self._held, []
+        return text
 
     def flush(self) -> str:
-        piece = self._difference() if self._waiting else ""
-        self._settled, self._waiting = self._settled + self._waiting, []
-        return piece
+        text = self._difference() if self._held else ""
+        self._settled, self._held = self._settled + self._held, []
+        return text
 
     def _difference(self) -> str:
         before = self._decode(self._settled) if self._settled else ""
-        return self._decode(self._settled + self._waiting)[len(before) :]
+        return self._decode(self._settled + self._held)[len(before) :]

@@ -24,7 +24,7 @@ _PACKAGES = (
     "safetensors",
     "tokenizers",
     "jinja2",
-    "gguf",
+    "msgspec",
     "typer",
     "rich",
     "huggingface-hub",
@@ -93,7 +93,7 @@ def _package(name: str) -> Callable[[], Diagnostic]:
         try:
             return Diagnostic(name, metadata.version(name), "good")
         except metadata.PackageNotFoundError:
-            needed = name not in ("gguf", "huggingface-hub", "httpx")
+            needed = name not in ("huggingface-hub", "httpx")
             return Diagnostic(name, "not installed", "bad" if needed else "note")
 
     return check

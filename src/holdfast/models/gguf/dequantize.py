@@ -1,8 +1,12 @@
-"""From the number formats GGUF stores weights in (`stored_types`) back to floating point.
+"""Dequantises GGUF's number formats (`types`) to floating point.
 
-A quantised tensor is a run of blocks: `block_len` numbers in `block_bytes` bytes. Each block becomes fp32
-exactly as its format defines it and is rounded once to the dtype asked for, a few thousand blocks at a time,
-so that the scratch memory stays in the cache. The bits do not depend on how many blocks go at once.
+A quantised tensor is a run of blocks: `block_len` numbers in `block_bytes` bytes. Each block becomes fp32 exactly as its
+format defines it and is rounded once to the requested dtype. A few thousand blocks are converted at a time, so that the
+scratch memory stays in the cache; the bits do not depend on their number.
+
+The `gguf` package's `quants.dequantize` gives the same bits (a test compares all formats), but takes 1.6 to 3.8 times the
+CPU time of this module, makes an fp32 copy of the whole tensor, and its import alone takes 0.15 s. Dequantising is most
+of the time it takes to load a GGUF model.
 """
 
 from collections.abc import Callable
@@ -12,22 +16,21 @@ from torch import Tensor
 
 from holdfast.models.gguf.types import StoredType
 
-_PLAIN: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NUMBERS_AT_ONCE = 1 << 20
+_FLOAT_DTYPES: dict[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_CHUNK_LEN = 1 << 20
 
 
 def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None) -> Tensor:
     """The numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
 
-    Without a dtype, plain formats stay as they are stored (and share `raw`'s memory) and quantised ones
-    become fp32.
+    Without a dtype, float formats stay as stored (and share `raw`'s memory) and quantised ones become fp32.
     """
-    if stored.name in _PLAIN:
-        plain = raw.view(_PLAIN[stored.name])
-        return plain if dtype is None else plain.to(dtype)
+    if stored.name in _FLOAT_DTYPES:
+        floats = raw.view(_FLOAT_DTYPES[stored.name])
+        return floats if dtype is None else floats.to(dtype)
     blocks = raw.view(-1, stored.block_bytes)  # [B, block_bytes]
     out = torch.empty(blocks.shape[0], stored.block_len, dtype=dtype or torch.float32)  # [B, block_len]
-    unpack, step = _UNPACK[stored.name], _NUMBERS_AT_ONCE // stored.block_len
+    unpack, step = _UNPACK[stored.name], _CHUNK_LEN // stored.block_len
     scratch = torch.empty(min(step, blocks.shape[0]), stored.block_len)
     for start in range(0, blocks.shape[0], step):
         some, target = blocks[start : start + step], out[start : start + step]
@@ -38,8 +41,8 @@ def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None
     return out.view(-1)
 
 
-# Each of these fills `out` (fp32 [B, block_len]) from `blocks` (uint8 [B, block_bytes]). Products of a 16-bit
-# scale, a 6-bit scale and a 5-bit number are exact in fp32, so that only the last operation of each rounds.
+# Each function fills `out` (fp32 [B, block_len]) from `blocks` (uint8 [B, block_bytes]). The product of a 16-bit scale, a
+# 6-bit scale and a 5-bit number is exact in fp32, so only the last operation of each function rounds.
 
 
 def _scales(blocks: Tensor, start: int, count: int) -> Tensor:

@@ -5,9 +5,12 @@
     tensors: name, dimensions, type, offset ...
     padding to general.alignment | tensor data
 
-Every length and count is checked against the bytes that are really there before anything is allocated, so a
-hostile header costs no more than an honest one. Versions 2 and 3, little-endian. What the values mean for a
-model is not known here.
+Every length and count is checked against the size of the file before anything is allocated, so a hostile header costs
+no more than a valid one. Versions 2 and 3, little-endian. What the values mean for a model is not known here.
+
+The `gguf` package's GGUFReader does not check them: a file of 113 bytes whose header claims an array of 2 ** 40 items keeps
+it busy for hours. It also makes an object for every item, which takes 4 s of CPU time for the default model's vocabulary;
+this reader takes 0.08 s.
 """
 
 import struct
@@ -36,7 +39,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies. `shape` is outermost first (the file writes it innermost first)."""
+    """Position and type of one tensor in the file. `shape` is outermost first (the file has innermost first)."""
 
     name: str
     shape: tuple[int, ...]
@@ -55,13 +58,13 @@ class GgufFile:
         num_tensors, num_pairs = _read_preamble(cursor)
         self.metadata: Mapping[str, object] = MappingProxyType(_read_pairs(cursor, num_pairs))
         if self.metadata.get("split.count", 1) not in (0, 1):
-            raise UnsupportedModel(f"{path.name} is one part of a split GGUF model; merge the parts first")
+            raise UnsupportedModel(f"{path.name} is one file of a split GGUF model; merge the files first")
         self.tensors: Mapping[str, GgufTensor] = MappingProxyType(
             _read_directory(cursor, num_tensors, _alignment(cursor, self.metadata))
         )
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The stored bytes of a tensor, [num_bytes], mapped and not copied."""
+        """The stored bytes of a tensor, uint8 [num_bytes], memory-mapped."""
         tensor = self.tensors[name]
         return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
 
@@ -78,7 +81,7 @@ def _map_file(path: Path) -> NDArray[np.uint8]:
 
 
 class _Cursor:
-    """A reading position in the mapped file that never passes its end."""
+    """A read position in the mapped file. Reads never pass the end."""
 
     def __init__(self, path: Path, view: memoryview) -> None:
         self.view = view
@@ -113,7 +116,7 @@ class _Cursor:
             raise self.bad("a string is not UTF-8") from None
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings: the vocabulary's path, so one tight loop over plain locals."""
+        """`count` strings. A vocabulary has many, so this is one tight loop over local variables."""
         view, position, end = self.view, self.position, len(self.view)
         unpack: Callable[[memoryview, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[str] = []
@@ -134,7 +137,7 @@ class _Cursor:
 
 def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
     if bytes(cursor.view[:4]) != b"GGUF":
-        raise BadWeights(f"{cursor.name} is not a GGUF file: it does not begin with the letters GGUF")
+        raise BadWeights(f"{cursor.name} is not a GGUF file: it does not begin with GGUF")
     cursor.position = 4
     (version,) = cursor.take("I")
     if version not in (2, 3):
@@ -231,5 +234,5 @@ def _place(
         raise cursor.bad(f"tensor {name!r} cannot have the shape {shape} as {stored.name}")
     num_bytes = prod(shape) // stored.block_len * stored.block_bytes
     if start % alignment or start + num_bytes > len(cursor.view):
-        raise cursor.bad(f"tensor {name!r} ({num_bytes} bytes from byte {start}) does not lie inside it")
+        raise cursor.bad(f"tensor {name!r} ({num_bytes} bytes from byte {start}) is not inside the file")
     return GgufTensor(name, shape, stored, start, num_bytes)
