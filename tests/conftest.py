@@ -44,7 +44,7 @@ LONG_FILES = (
     "cli/test_replay_command.py",
     "parity/test_smollm2_parity.py",
     "determinism/test_processes.py",
-    "bench/test_gpu_bench.py",
+    "bench/gpu/test_gpu_bench.py",
     "server/test_hostile.py",
     "cli/test_bench_serve_command.py",
     "determinism/test_stress.py",
@@ -52,7 +52,7 @@ LONG_FILES = (
     "engine/test_revocation.py",
     "parity/test_safetensors_parity.py",
     "server/test_openai_client.py",
-    "bench/test_forms.py",
+    "bench/speed/test_structured_bench.py",
     "server/test_fuzz.py",
 )
 

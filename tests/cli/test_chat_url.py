@@ -127,7 +127,7 @@ def test_options_of_a_local_model_are_refused_with_url(chat, server, options, na
     result = chat(*options)
     assert result.exit_code == 2
     assert f"error: {named} is for a local model" in result.stderr
-    assert server.asked == []
+    assert server.received == []
 
 
 def test_api_key_is_refused_without_url(holdfast):
@@ -150,7 +150,7 @@ def test_option_that_cannot_be_sent_is_refused(chat, server):
 
 def test_wrong_setting_is_refused_before_anything_is_sent(chat, server):
     assert chat("--top-p", "3").exit_code == 2
-    assert server.asked == []
+    assert server.received == []
 
 
 def test_server_error_is_one_line_and_its_turn_is_dropped(chat, server):
@@ -171,7 +171,7 @@ def test_error_event_inside_an_answer_is_shown(chat, server):
 
 @pytest.mark.parametrize("pieces", [0, 1])
 def test_broken_connection_is_reported(chat, server, pieces):
-    server.cut_after = pieces
+    server.break_after = pieces
     result = chat()
     assert result.exit_code == 0
     assert result.stderr.count("ended the connection inside an answer") == 1
@@ -221,7 +221,7 @@ def test_interrupt_aborts_the_request_and_the_chat_continues(server):
     assert talk.stdout.read(1) == b"1"
     talk.send_signal(signal.SIGINT)
     assert b"abort" in talk.stderr.readline()
-    assert server.left.acquire(timeout=20)
+    assert server.disconnected.acquire(timeout=20)
     server.hold = False
     said, _ = talk.communicate(b"again\n/exit\n", timeout=60)
     never_hang.cancel()

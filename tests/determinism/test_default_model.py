@@ -18,7 +18,7 @@ from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
 from holdfast.scheduler.policy import DeterminismMode
 
-pytestmark = [pytest.mark.smollm2, pytest.mark.slow]
+pytestmark = pytest.mark.smollm2
 
 Asked = dict[str, list[StressRun]]
 

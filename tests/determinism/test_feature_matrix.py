@@ -18,7 +18,6 @@ def test_the_matrix_has_hundreds_of_runs() -> None:
     assert len(DTYPES) * sum(count * runs for count, runs in CELLS.values()) >= 400
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernels", CELLS)
 def test_each_cell_has_one_outcome(kernels: KernelBackend, dtype: str) -> None:

@@ -57,7 +57,6 @@ def _open(folder: Path, kernels: KernelBackend, dtype: str) -> Engine:
     return engine
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "dtype", "while_answering", "num_runs"), CELLS)
 def test_one_answer_and_one_train_of_thought_in_any_load(
     folder: Path, tmp_path: Path, kernels: KernelBackend, dtype: str, while_answering: bool, num_runs: int

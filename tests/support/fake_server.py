@@ -1,6 +1,6 @@
-"""A server that looks like OpenAI's from outside and answers from a script; in a thread of its own, on a free port.
+"""A fake OpenAI-compatible server with scripted answers, in its own thread on a free port.
 
-It says what it was asked, and whether its clients heard it out. What goes wrong with it is up to the test.
+It records the requests it received and the clients that disconnected. Tests switch its faults on and off.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-Pieces = list[str]
 NUM_TOKENS = 300
 
 
 @dataclass
-class Asked:
-    """One request as it came."""
+class ReceivedRequest:
+    """One request as it arrived."""
 
     method: str
     path: str
@@ -27,8 +26,8 @@ class Asked:
     body: dict[str, Any]
 
 
-def steady_pieces(body: dict[str, Any]) -> Pieces:
-    """The same answer to the same question, as long as was asked for."""
+def repeatable_deltas(body: dict[str, Any]) -> list[str]:
+    """The same answer to the same request, with max_tokens deltas."""
     about = json.dumps([body.get("prompt"), body.get("messages"), body.get("seed")])
     digits = hashlib.sha256(about.encode()).hexdigest()
     return [f" {digits[number % 64]}{number}" for number in range(body.get("max_tokens") or 4)]
@@ -36,21 +35,21 @@ def steady_pieces(body: dict[str, Any]) -> Pieces:
 
 @dataclass
 class FakeServer:
-    """`with FakeServer() as server: ... server.url`. Settings may be changed while it runs."""
+    """Use as `with FakeServer() as server: ... server.url`. Settings may be changed while it runs."""
 
-    pieces: Callable[[dict[str, Any]], Pieces] = steady_pieces
+    deltas: Callable[[dict[str, Any]], list[str]] = repeatable_deltas
     api_key: str | None = None
     status: int = 200  # of completions
-    max_messages: int = 1000  # of a chat; more do not fit the context
-    error: dict[str, Any] | None = None  # told in the stream, behind the first piece
-    cut_after: int | None = None  # pieces; then the connection breaks
-    hold: bool = False  # behind the first piece nothing comes until the client leaves
-    holdfast: bool = True  # whether it is one of ours
+    max_messages: int = 1000  # of a chat; more exceed the context
+    error: dict[str, Any] | None = None  # sent in the stream after the first delta
+    break_after: int | None = None  # deltas; then the connection breaks
+    hold: bool = False  # after the first delta, wait until the client disconnects
+    holdfast: bool = True  # whether it sends Holdfast's extra fields
     metrics: dict[str, float] = field(default_factory=dict)
     keep_alive: bool = True
-    asked: list[Asked] = field(default_factory=list)
+    received: list[ReceivedRequest] = field(default_factory=list)
     num_connections: int = 0
-    left: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    disconnected: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __enter__(self) -> "FakeServer":
         self._loop = asyncio.new_event_loop()
@@ -68,10 +67,10 @@ class FakeServer:
         self._loop.close()
 
     def count(self, path: str) -> int:
-        return Counter(one.path for one in self.asked)[path]
+        return Counter(one.path for one in self.received)[path]
 
-    def completions(self) -> list[Asked]:
-        return [one for one in self.asked if one.path.endswith("/completions")]
+    def completions(self) -> list[ReceivedRequest]:
+        return [one for one in self.received if one.path.endswith("/completions")]
 
     async def _start(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -93,23 +92,23 @@ class FakeServer:
             writer.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; false if the connection is done with."""
+        """Answer one request. False if the connection is to be closed."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {
             name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])
         }
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         method, path, _ = head[0].split(" ")
-        asked = Asked(method, path, headers, json.loads(data) if data else {})
-        self.asked.append(asked)
+        request = ReceivedRequest(method, path, headers, json.loads(data) if data else {})
+        self.received.append(request)
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             return self._send(writer, 401, _error("that is not the key"))
         if path in ("/v1/completions", "/v1/chat/completions"):
             if self.status != 200:
                 return self._send(writer, self.status, _error("we are\nbusy"))
-            if len(asked.body.get("messages", ())) > self.max_messages:
+            if len(request.body.get("messages", ())) > self.max_messages:
                 return self._send(writer, 400, _error("too long", "context_length_exceeded"))
-            return await self._stream(asked, reader, writer)
+            return await self._stream(request, reader, writer)
         return self._send(writer, *self._plain(path))
 
     def _plain(self, path: str) -> tuple[int, Any]:
@@ -132,18 +131,20 @@ class FakeServer:
         writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
         return True
 
-    async def _stream(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Events in chunks. Someone who leaves is noticed where the answer waits, and at its end."""
-        gone = asyncio.create_task(reader.read(1))  # nothing comes but the end
+    async def _stream(
+        self, request: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Stream events. A disconnect is noticed where the answer waits, and at its end."""
+        gone = asyncio.create_task(reader.read(1))  # returns only when the client disconnects
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        pieces = self.pieces(asked.body)
+        deltas = self.deltas(request.body)
         try:
-            for number, piece in enumerate(pieces):
-                if self.cut_after == number:
+            for number, delta in enumerate(deltas):
+                if self.break_after == number:
                     return False
-                _chunk(writer, _event(self._choice(asked, piece, None)))
+                _chunk(writer, _event(self._choice(request, delta, None)))
                 await writer.drain()
                 if self.error is not None:
                     _chunk(writer, _event({"error": self.error}) + b"data: [DONE]\n\n")
@@ -152,28 +153,28 @@ class FakeServer:
                 await asyncio.wait((gone,), timeout=None if self.hold else 0)
                 if gone.done():
                     return False
-            last = self._choice(asked, "", "length")
-            usage = {"completion_tokens": len(pieces), "prompt_tokens": 3}
-            _chunk(writer, _event(last) + _event({"choices": [], "usage": usage} | self._about(asked)))
+            last = self._choice(request, "", "length")
+            usage = {"completion_tokens": len(deltas), "prompt_tokens": 3}
+            _chunk(writer, _event(last) + _event({"choices": [], "usage": usage} | self._about(request)))
             _chunk(writer, b"data: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
             return True
         finally:
             if gone.done():
-                self.left.release()
+                self.disconnected.release()
             gone.cancel()
             await asyncio.wait((gone,))
 
-    def _choice(self, asked: Asked, text: str, finish_reason: str | None) -> dict[str, Any]:
-        content = {"delta": {"content": text}} if "chat" in asked.path else {"text": text}
+    def _choice(self, request: ReceivedRequest, text: str, finish_reason: str | None) -> dict[str, Any]:
+        content = {"delta": {"content": text}} if "chat" in request.path else {"text": text}
         return {"choices": [{"index": 0, **content, "finish_reason": finish_reason}]}
 
-    def _about(self, asked: Asked) -> dict[str, Any]:
+    def _about(self, request: ReceivedRequest) -> dict[str, Any]:
         if not self.holdfast:
             return {}
-        mode = "certified" if asked.body.get("deterministic") else "none"
+        mode = "certified" if request.body.get("deterministic") else "none"
         stats = {"candidates": 2, "accepted": 1, "rolled_back": 1}
-        return {"holdfast": {"mode": mode, "seed": asked.body.get("seed", 5), "stats": stats}}
+        return {"holdfast": {"mode": mode, "seed": request.body.get("seed", 5), "stats": stats}}
 
 
 def _error(message: str, code: str | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""`holdfast bench serve`: a load on a server, watched from outside, and the same load on the offline engine.
+"""`holdfast bench serve`: run a load on a server and observe the server from outside.
 
-First every prompt of the pool is answered alone; then the load runs; then the server must become idle and hold nothing.
+First every pool prompt is answered alone. Then the load runs. Then the server must become idle and hold no KV pages.
 """
 
 import json
@@ -10,20 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from holdfast.bench.serve.http_client import Client
-from holdfast.bench.serve.http_connection import Address, BrokenStream, Refused
-from holdfast.bench.serve.load import Pace, Speaker
-from holdfast.bench.serve.monitor import watching
-from holdfast.bench.serve.report import Report, sum_up
-from holdfast.bench.serve.server_process import serving
-from holdfast.bench.serve.workload import Jobs, Shape, corpus
+from holdfast.bench.serve.http_connection import Address, BadStatus, BrokenStream
+from holdfast.bench.serve.load import ArrivalConfig, LoadGenerator
+from holdfast.bench.serve.monitor import monitor_server
+from holdfast.bench.serve.report import ServeReport, make_report
+from holdfast.bench.serve.server_process import start_server
+from holdfast.bench.serve.workload import Workload, WorkloadConfig, corpus
 from holdfast.errors import ConfigError
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Target:
-    """A running server, and what to call it. pid is known if it is our own child."""
+class TargetServer:
+    """A running server. pid is known if it is our own child process."""
 
     name: str
     address: Address
@@ -36,82 +34,76 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is served: the model's name, and a corpus in its tokens."""
+class ServedModel:
+    """The model of a server: its name, and the corpus in its tokens."""
 
-    model: str
+    name: str
     corpus_ids: tuple[int, ...]
 
 
 @asynccontextmanager
-async def reach(
+async def connect_or_start(
     url: str | None, arguments: Sequence[str], api_key: str | None = None, timeout: float = 600.0
-) -> AsyncIterator[Target]:
-    """The server at this address; without one, a server of our own, started with these arguments."""
+) -> AsyncIterator[TargetServer]:
+    """The server at this URL, or else a server of our own, started with these arguments."""
     if url is not None:
         address = Address.parse(url)
-        yield Target(address.url, address, api_key, timeout)
+        yield TargetServer(address.url, address, api_key, timeout)
         return
-    async with serving(arguments, api_key) as child:
-        yield Target(" ".join(("holdfast serve", *arguments)), child.address, api_key, timeout, child.pid)
+    async with start_server(arguments, api_key) as child:
+        name = " ".join(("holdfast serve", *arguments))
+        yield TargetServer(name, child.address, api_key, timeout, child.pid)
 
 
-async def look(client: Client, shape: Shape) -> Served:
-    """Ask the server what it serves, and to tokenise the corpus. Raises `ConfigError` if it cannot be measured."""
+async def inspect_model(client: Client, config: WorkloadConfig) -> ServedModel:
+    """Ask the server for its model and for the tokens of the corpus. Raises `ConfigError` if it cannot be measured."""
     try:
-        model = str(json.loads(await client.ask("GET", "/v1/models"))["data"][0]["id"])
+        model = str(json.loads(await client.request("GET", "/v1/models"))["data"][0]["id"])
         corpus_ids: list[int] = []
-        for line in corpus(shape.seed):
-            asked = {"model": model, "prompt": line, "add_special_tokens": False}
-            found = json.loads(await client.ask("POST", "/tokenize", asked))
+        for line in corpus(config.seed):
+            body = {"model": model, "prompt": line, "add_special_tokens": False}
+            found = json.loads(await client.request("POST", "/tokenize", body))
             corpus_ids += map(int, found["tokens"])
-    except (BrokenStream, Refused) as error:
+    except (BrokenStream, BadStatus) as error:
         raise ConfigError(f"the server at {client.address.url} cannot be measured: {error}") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConfigError(
-            f"what answers at {client.address.url} is no server we know: /v1/models or /tokenize says something else"
+            f"the server at {client.address.url} is of no known kind: unexpected answer from /v1/models or /tokenize"
         ) from None
-    longest, room = shape.prompt_tokens.high + shape.output_tokens.high, found.get("max_model_len")
-    if isinstance(room, int) and longest > room:
-        raise ConfigError(f"prompt and answer have up to {longest} tokens, and the model has room for {room}")
+    longest, max_len = config.prompt_tokens.high + config.output_tokens.high, found.get("max_model_len")
+    if isinstance(max_len, int) and longest > max_len:
+        raise ConfigError(
+            f"prompt and answer have up to {longest} tokens, the context of the model {max_len}"
+        )
     if not corpus_ids:
-        raise ConfigError("the server makes no tokens of text")
-    return Served(model, tuple(corpus_ids))
+        raise ConfigError("the server tokenizes the corpus to nothing")
+    return ServedModel(model, tuple(corpus_ids))
 
 
-async def measure(target: Target, shape: Shape, pace: Pace, tell: Tell) -> tuple[Report, Served]:
-    """The whole load on one server."""
+async def measure(
+    target: TargetServer, config: WorkloadConfig, arrivals: ArrivalConfig, log: Callable[[str], None]
+) -> tuple[ServeReport, ServedModel]:
+    """Run the whole load on one server."""
     async with target.client() as client:
-        served = await look(client, shape)
-        jobs = Jobs(shape, served.corpus_ids)
-        speaker = Speaker(client, served.model)
-        tell(f"{served.model}, {target.name}: every prompt of the pool alone")
-        alone = [await speaker.speak(job) for job in jobs.pool] if shape.deterministic_share else []
-        tell(f"{pace}; {describe(shape)}")
-        async with watching(client, target.pid) as watched:
-            spent = time.process_time()
-            load = await speaker.put(jobs, pace)
-            spent = time.process_time() - spent
-    from holdfast.bench.machine import (
-        machine_name,  # imports torch, which a client that is measured does without
-    )
+        model = await inspect_model(client, config)
+        workload = Workload(config, model.corpus_ids)
+        generator = LoadGenerator(client, model.name)
+        log(f"{model.name}, {target.name}: every pool prompt alone")
+        alone = [await generator.send(one) for one in workload.pool] if config.deterministic_share else []
+        log(f"{arrivals}; {config}")
+        async with monitor_server(client, target.pid) as observed:
+            cpu_seconds = time.process_time()
+            run = await generator.run(workload, arrivals)
+            cpu_seconds = time.process_time() - cpu_seconds
+    from holdfast.bench.machine import machine_name  # imports torch, which the measured client does not need
 
-    names = (target.name, str(pace), describe(shape))
-    report = sum_up(
-        load,
+    report = make_report(
+        run,
         alone,
         machine=machine_name(),
-        model=served.model,
-        names=names,
-        client_cpu_seconds=spent,
-        watched=watched,
+        model=model.name,
+        names=(target.name, str(arrivals), str(config)),
+        client_cpu_seconds=cpu_seconds,
+        observed=observed,
     )
-    return report, served
-
-
-def describe(shape: Shape) -> str:
-    """A load's requests in a few words."""
-    return (
-        f"{shape.prompt_tokens} + {shape.output_tokens} tokens, {shape.deterministic_share:.0%} deterministic, "
-        f"{shape.disconnect_share:.0%} leave"
-    )
+    return report, model

@@ -1,7 +1,7 @@
-"""What deterministic requests cost their neighbours: ordinary streams, measured with them and without, in turn.
+"""What deterministic requests cost ordinary ones: latencies of ordinary streams with and without deterministic ones.
 
-As many streams in both, and in every second round a quarter of them is deterministic. Rounds alternate on one server and
-swap their order, so that a machine that gets slower or faster favours neither.
+The number of streams is always the same. In every second round a quarter of them is deterministic. Rounds alternate on
+one server and swap their order, so that a machine that gets slower or faster favours neither.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from holdfast.bench.serve.answers import count_modes
-from holdfast.bench.serve.bench import Target, look, reach
-from holdfast.bench.serve.http_client import Heard
-from holdfast.bench.serve.latency import Latency, Percentiles, cut
-from holdfast.bench.serve.load import Load, Pace, Speaker, Spoken
-from holdfast.bench.serve.workload import Jobs, Shape
+from holdfast.bench.serve.bench import TargetServer, connect_or_start, inspect_model
+from holdfast.bench.serve.http_client import StreamResult
+from holdfast.bench.serve.latency import Percentiles, ServeLatency, truncate
+from holdfast.bench.serve.load import ArrivalConfig, LoadGenerator, LoadResult, LoadRun
+from holdfast.bench.serve.workload import Workload, WorkloadConfig
 from holdfast.errors import EngineStopped
 from holdfast.scheduler.policy import DeterminismMode
 
-JUDGED = ("first_text", "between_pieces")  # fields of `Latency`; their medians decide
-WANTED: dict[DeterminismMode, float] = {"auto": 1.10, "verify": 1.25}
+JUDGED = ("first_text", "between_pieces")  # fields of `ServeLatency` whose medians have a limit
+MAX_RATIO: dict[DeterminismMode, float] = {"auto": 1.10, "verify": 1.25}
 _WARM_UP_SECONDS = 5.0
-_ENOUGH = 20  # requests of each kind of round
+_MIN_REQUESTS = 20  # of each kind of round
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """How long to measure: `pairs` times a round without deterministic streams and one with them."""
+class InterferenceRounds:
+    """The rounds: `pairs` times one without deterministic streams and one with them."""
 
     num_streams: int = 8
     pairs: int = 4
@@ -46,36 +46,36 @@ class Rounds:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One server: what its ordinary requests waited, with deterministic ones among them and without.
+class InterferenceFinding:
+    """One server: the latencies of ordinary requests without deterministic ones and among them.
 
-    modes counts how those were answered.
+    modes counts how the deterministic requests were answered. wanted is the largest ratio that passes.
     """
 
     mode: DeterminismMode
     wanted: float
-    without: Latency
-    among: Latency
+    without: ServeLatency
+    among: ServeLatency
     modes: dict[str, int]
 
     def ratio(self, what: str, percent: str = "p50") -> float:
-        """How many times as long ordinary requests waited among deterministic ones. what is a field of `Latency`."""
+        """The latency among deterministic requests over that without. `what` is a field of `ServeLatency`."""
         among: Percentiles = getattr(self.among, what)
         without: Percentiles = getattr(self.without, what)
         now, before = float(getattr(among, percent)), float(getattr(without, percent))
-        if before == 0.0:  # pieces that came together: their client was too slow to tell them apart
+        if before == 0.0:  # deltas arrived in one read of a slow client
             return inf if now else 1.0
         return now / before
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough requests were measured for a median to mean something."""
-        return min(self.without.first_text.count, self.among.first_text.count) >= _ENOUGH
+        """Whether there were enough requests for a median."""
+        return min(self.without.first_text.count, self.among.first_text.count) >= _MIN_REQUESTS
 
     @property
     def is_good(self) -> bool:
-        kept = all(self.ratio(what) <= self.wanted for what in JUDGED)
-        return kept and self.is_enough and "none" not in self.modes
+        within = all(self.ratio(what) <= self.wanted for what in JUDGED)
+        return within and self.is_enough and "none" not in self.modes
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class InterferenceReport:
     machine: str
     model: str
     requests: str
-    rounds: Rounds
-    findings: list[Finding]
+    rounds: InterferenceRounds
+    findings: list[InterferenceFinding]
 
     @property
     def is_good(self) -> bool:
@@ -96,64 +96,68 @@ class InterferenceReport:
 async def measure_interference(
     arguments: Sequence[str],
     modes: Sequence[DeterminismMode],
-    shape: Shape,
-    rounds: Rounds,
+    config: WorkloadConfig,
+    rounds: InterferenceRounds,
     api_key: str | None,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> InterferenceReport:
-    """A server of our own in each mode, one after the other."""
+    """Measure one server per mode, one after the other."""
     findings, model = [], ""
     for mode in modes:
-        tell(f"{mode}: starting a server")
-        async with reach(None, [*arguments, "--determinism", mode], api_key) as target:
-            model, finding = await interfere(target, mode, shape, rounds, tell)
+        log(f"{mode}: starting a server")
+        async with connect_or_start(None, [*arguments, "--determinism", mode], api_key) as target:
+            model, finding = await measure_server(target, mode, config, rounds, log)
             findings.append(finding)
-    from holdfast.bench.machine import (
-        machine_name,  # imports torch, which a client that is measured does without
-    )
+    from holdfast.bench.machine import machine_name  # imports torch, which the measured client does not need
 
-    requests = f"{shape.prompt_tokens} + {shape.output_tokens} tokens"
+    requests = f"{config.prompt_tokens} + {config.output_tokens} tokens"
     return InterferenceReport(machine_name(), model, requests, rounds, findings)
 
 
-async def interfere(
-    target: Target, mode: DeterminismMode, shape: Shape, rounds: Rounds, tell: Callable[[str], None]
-) -> tuple[str, Finding]:
-    """The model's name, and what all rounds on one server found.
+async def measure_server(
+    target: TargetServer,
+    mode: DeterminismMode,
+    config: WorkloadConfig,
+    rounds: InterferenceRounds,
+    log: Callable[[str], None],
+) -> tuple[str, InterferenceFinding]:
+    """Run all rounds on one server. Returns the model's name and the finding.
 
-    All prompts are new: a deterministic request must cost as much as the ordinary one it stands for.
+    There is no prompt pool: a deterministic request must cost as much as the ordinary one it replaces.
     """
-    shape = replace(shape, pool_len=0)
-    waits: dict[bool, list[Heard]] = {False: [], True: []}
-    deterministic: list[Spoken] = []
+    config = replace(config, pool_len=0)
+    streams: dict[bool, list[StreamResult]] = {False: [], True: []}
+    deterministic: list[LoadResult] = []
     async with target.client() as client:
-        served = await look(client, shape)
-        speaker = Speaker(client, served.model)
+        model = await inspect_model(client, config)
+        generator = LoadGenerator(client, model.name)
 
-        async def play(number: int, mixed: bool, seconds: float) -> Load:
+        async def run_round(number: int, mixed: bool, seconds: float) -> LoadRun:
             kinds = [mixed and stream < rounds.num_deterministic for stream in range(rounds.num_streams)]
-            pace = Pace(concurrency=rounds.num_streams, duration=seconds)
-            load = await speaker.put(Jobs(shape, served.corpus_ids, number), pace, kinds)
-            _require_answers(load)
-            return load
+            arrivals = ArrivalConfig(concurrency=rounds.num_streams, duration=seconds)
+            run = await generator.run(Workload(config, model.corpus_ids, number), arrivals, kinds)
+            _require_success(run)
+            return run
 
-        tell(f"{mode}: warming up")
-        await play(-1, True, _WARM_UP_SECONDS)
+        log(f"{mode}: warming up")
+        await run_round(-1, True, _WARM_UP_SECONDS)
         order = rounds.order()
         for number, mixed in enumerate(order):
-            tell(
-                f"{mode}: round {number + 1} of {len(order)}, {'among deterministic' if mixed else 'ordinary alone'}"
-            )
-            load = await play(number, mixed, rounds.seconds)
-            waits[mixed] += [cut(one.heard, load.ended) for one in load.spoken if not one.job.deterministic]
-            deterministic += [one for one in load.spoken if one.job.deterministic]
-    without, among = Latency.of(waits[False]), Latency.of(waits[True])
-    return served.model, Finding(mode, WANTED[mode], without, among, count_modes(deterministic))
+            kind = "among deterministic" if mixed else "ordinary alone"
+            log(f"{mode}: round {number + 1} of {len(order)}, {kind}")
+            run = await run_round(number, mixed, rounds.seconds)
+            streams[mixed] += [
+                truncate(one.stream, run.ended) for one in run.results if not one.request.deterministic
+            ]
+            deterministic += [one for one in run.results if one.request.deterministic]
+    without, among = ServeLatency.of(streams[False]), ServeLatency.of(streams[True])
+    finding = InterferenceFinding(mode, MAX_RATIO[mode], without, among, count_modes(deterministic))
+    return model.name, finding
 
 
-def _require_answers(load: Load) -> None:
-    for one in load.spoken:
-        if one.heard.error is not None:
+def _require_success(run: LoadRun) -> None:
+    for one in run.results:
+        if one.stream.error is not None:
             raise EngineStopped(
-                f"a request failed, so nothing was measured: {one.heard.error}: {one.heard.detail}"
+                f"a request failed, so nothing was measured: {one.stream.error}: {one.stream.detail}"
             )

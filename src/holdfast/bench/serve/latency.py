@@ -1,21 +1,21 @@
-"""What clients waited, in percentiles: for the first text, between pieces of text, a token on average, in all.
+"""Latencies as percentiles: time to first text, between deltas, per token, end to end.
 
-A piece may hold several tokens (a verified window comes at once), so the time between pieces and the time a token takes
-are two things.
+A delta may hold several tokens (a verified window is sent at once), so the time between deltas and the time per token
+are different figures.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from holdfast.bench.serve.http_client import Heard
+from holdfast.bench.serve.http_client import StreamResult
 
 PERCENTS = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of `count` values, in seconds; nothing was measured where count is 0."""
+    """Percentiles of `count` values, in seconds; all 0 where count is 0."""
 
     count: int
     p50: float
@@ -29,7 +29,7 @@ class Percentiles:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between its neighbours in proportion, as most tools have it; 0 of nothing."""
+    """Linear interpolation between neighbours; 0 for no values."""
     if not ordered:
         return 0.0
     place = (len(ordered) - 1) * percent / 100
@@ -39,8 +39,8 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 @dataclass(frozen=True)
-class Latency:
-    """One kind of requests."""
+class ServeLatency:
+    """The latencies of one kind of requests."""
 
     first_text: Percentiles
     between_pieces: Percentiles
@@ -48,35 +48,35 @@ class Latency:
     end_to_end: Percentiles
 
     @classmethod
-    def of(cls, heard: Sequence[Heard]) -> "Latency":
-        """Answers that were left or failed have no end, but what they had counts."""
-        whole = [one for one in heard if is_whole(one)]
+    def of(cls, streams: Sequence[StreamResult]) -> "ServeLatency":
+        """Streams without an end (disconnected or failed) count for their deltas only."""
+        complete = [one for one in streams if is_complete(one)]
         return cls(
-            Percentiles.of(one.arrivals[0] - one.sent for one in heard if one.arrivals),
-            Percentiles.of(gap for one in heard for gap in gaps(one)),
-            Percentiles.of(_per_token(one) for one in whole if one.num_tokens > 1 and one.arrivals),
-            Percentiles.of(one.ended - one.sent for one in whole),
+            Percentiles.of(one.arrivals[0] - one.sent for one in streams if one.arrivals),
+            Percentiles.of(gap for one in streams for gap in gaps(one)),
+            Percentiles.of(_per_token(one) for one in complete if one.num_tokens > 1 and one.arrivals),
+            Percentiles.of(one.ended - one.sent for one in complete),
         )
 
 
-def _per_token(heard: Heard) -> float:
-    return (heard.arrivals[-1] - heard.arrivals[0]) / (heard.num_tokens - 1)
+def _per_token(stream: StreamResult) -> float:
+    return (stream.arrivals[-1] - stream.arrivals[0]) / (stream.num_tokens - 1)
 
 
-def is_whole(heard: Heard) -> bool:
-    """Whether the answer was heard to its end."""
-    return heard.error is None and not heard.left
+def is_complete(stream: StreamResult) -> bool:
+    """Whether the stream was read to its end."""
+    return stream.error is None and not stream.disconnected
 
 
-def gaps(heard: Heard) -> list[float]:
-    """Seconds between one piece of text and the next."""
-    return [later - sooner for sooner, later in pairwise(heard.arrivals)]
+def gaps(stream: StreamResult) -> list[float]:
+    """Seconds between consecutive deltas."""
+    return [later - sooner for sooner, later in pairwise(stream.arrivals)]
 
 
-def cut(heard: Heard, until: float) -> Heard:
-    """What was heard by then: an answer that went on behind it was left."""
-    if heard.ended <= until:
-        return heard
-    arrivals = [moment for moment in heard.arrivals if moment <= until]
-    num_tokens = round(heard.num_tokens * len(arrivals) / max(1, len(heard.arrivals)))
-    return replace(heard, arrivals=arrivals, num_tokens=num_tokens, ended=until, left=True)
+def truncate(stream: StreamResult, until: float) -> StreamResult:
+    """The stream up to a time. One that went on after it counts as disconnected."""
+    if stream.ended <= until:
+        return stream
+    arrivals = [moment for moment in stream.arrivals if moment <= until]
+    num_tokens = round(stream.num_tokens * len(arrivals) / max(1, len(stream.arrivals)))
+    return replace(stream, arrivals=arrivals, num_tokens=num_tokens, ended=until, disconnected=True)

@@ -1,7 +1,6 @@
-"""A load on a server: clients in a closed loop, or arrivals by chance, until enough was asked.
+"""The load generator: a closed loop of clients, or Poisson arrivals, until the load ends.
 
-Those who are still listening when the time is up hear their answers to the end; what is counted per second is counted
-inside the time.
+Requests that are still streaming when the time is up run to their end. Figures per second count only what came before.
 """
 
 import asyncio
@@ -10,26 +9,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.bench.serve.http_client import Client, Heard
-from holdfast.bench.serve.workload import Job, Jobs, poisson
+from holdfast.bench.serve.http_client import Client, StreamResult
+from holdfast.bench.serve.workload import LoadRequest, Workload, poisson_arrivals
 from holdfast.errors import ConfigError
 
 _COMPLETIONS = "/v1/completions"
-_BREATH_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How requests come, and when it is enough: one of concurrency and rate, one of num_requests and duration."""
+class ArrivalConfig:
+    """How requests arrive (concurrency or rate) and when the load ends (num_requests or duration)."""
 
     concurrency: int | None = None
-    rate: float | None = None  # requests a second
+    rate: float | None = None  # requests per second
     num_requests: int | None = None
     duration: float | None = None  # seconds
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
-            raise ConfigError("requests come either by --concurrency or at a --rate; give one of them")
+            raise ConfigError("requests arrive either by --concurrency or at a --rate; give one of them")
         if (self.num_requests is None) == (self.duration is None):
             raise ConfigError("a load ends either after --num-requests or after --duration; give one of them")
         for name in ("concurrency", "rate", "num_requests", "duration"):
@@ -38,28 +37,30 @@ class Pace:
                 raise ConfigError(f"{name} must be more than 0, not {value}")
 
     def __str__(self) -> str:
-        how = f"{self.concurrency} clients" if self.rate is None else f"{self.rate:g} requests a second"
-        return (
-            f"{how}, {f'{self.num_requests} requests' if self.duration is None else f'{self.duration:g} s'}"
-        )
+        how = f"{self.concurrency} clients" if self.rate is None else f"{self.rate:g} requests per second"
+        end = f"{self.num_requests} requests" if self.duration is None else f"{self.duration:g} s"
+        return f"{how}, {end}"
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """A request and what its client heard."""
+class LoadResult:
+    """A request and the stream its client saw."""
 
-    job: Job
-    heard: Heard
+    request: LoadRequest
+    stream: StreamResult
 
 
 @dataclass
-class Load:
-    """All that was said. The time is up at `ended`: after the duration, or with the last answer, which comes at `silent`."""
+class LoadRun:
+    """All results of a load. `ended` is when the time was up, `drained` when the last stream ended.
+
+    Without a duration both are the same.
+    """
 
     started: float
     ended: float = 0.0
-    silent: float = 0.0
-    spoken: list[Spoken] = field(default_factory=list)
+    drained: float = 0.0
+    results: list[LoadResult] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -67,59 +68,64 @@ class Load:
 
 
 class _Quota:
-    """What is left to ask."""
+    """Decides whether another request may be sent."""
 
-    def __init__(self, pace: Pace, started: float) -> None:
-        self._left = pace.num_requests if pace.num_requests is not None else float("inf")
-        self._until = started + pace.duration if pace.duration is not None else float("inf")
+    def __init__(self, arrivals: ArrivalConfig, started: float) -> None:
+        self._left = arrivals.num_requests if arrivals.num_requests is not None else float("inf")
+        self._until = started + arrivals.duration if arrivals.duration is not None else float("inf")
 
     def take(self) -> bool:
         self._left -= 1
         return self._left >= 0 and time.perf_counter() < self._until
 
 
-class Speaker:
-    """Asks jobs of one server, and keeps what was heard."""
+class LoadGenerator:
+    """Sends requests to one server and collects the results."""
 
     def __init__(self, client: Client, model: str) -> None:
         self._client = client
         self._model = model
 
-    async def speak(self, job: Job) -> Spoken:
-        heard = await self._client.stream(_COMPLETIONS, job.body(self._model), job.leaving)
-        return Spoken(job, heard)
+    async def send(self, request: LoadRequest) -> LoadResult:
+        stream = await self._client.stream(_COMPLETIONS, request.body(self._model), request.disconnect)
+        return LoadResult(request, stream)
 
-    async def put(self, jobs: Jobs, pace: Pace, kinds: Sequence[bool | None] | None = None) -> Load:
-        """The whole load. kinds says of each client of a closed loop whether all its requests are deterministic."""
-        load = Load(time.perf_counter())
-        quota = _Quota(pace, load.started)
+    async def run(
+        self, workload: Workload, arrivals: ArrivalConfig, kinds: Sequence[bool | None] | None = None
+    ) -> LoadRun:
+        """Run the whole load.
+
+        kinds says for each client of a closed loop whether its requests are deterministic.
+        """
+        run = LoadRun(time.perf_counter())
+        quota = _Quota(arrivals, run.started)
         async with asyncio.TaskGroup() as group:
-            if pace.rate is not None:
-                await self._arrive(jobs, pace.rate, quota, load, group)
+            if arrivals.rate is not None:
+                await self._send_at_rate(workload, arrivals.rate, quota, run, group)
             else:
-                assert pace.concurrency is not None
-                for kind in kinds or (None,) * pace.concurrency:
-                    group.create_task(self._repeat(jobs, kind, quota, load))
-        load.silent = time.perf_counter()
-        load.ended = load.silent if pace.duration is None else load.started + pace.duration
-        return load
+                assert arrivals.concurrency is not None
+                for kind in kinds or (None,) * arrivals.concurrency:
+                    group.create_task(self._send_in_loop(workload, kind, quota, run))
+        run.drained = time.perf_counter()
+        run.ended = run.drained if arrivals.duration is None else run.started + arrivals.duration
+        return run
 
-    async def _repeat(self, jobs: Jobs, kind: bool | None, quota: _Quota, load: Load) -> None:
-        """One client of a closed loop. After an error it takes a breath: failing is quick."""
+    async def _send_in_loop(self, workload: Workload, kind: bool | None, quota: _Quota, run: LoadRun) -> None:
+        """One client of a closed loop. It pauses after an error, because errors return quickly."""
         while quota.take():
-            spoken = await self.speak(jobs.draw(kind))
-            load.spoken.append(spoken)
-            if spoken.heard.error is not None:
-                await asyncio.sleep(_BREATH_SECONDS)
+            result = await self.send(workload.draw(kind))
+            run.results.append(result)
+            if result.stream.error is not None:
+                await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _arrive(
-        self, jobs: Jobs, rate: float, quota: _Quota, load: Load, group: asyncio.TaskGroup
+    async def _send_at_rate(
+        self, workload: Workload, rate: float, quota: _Quota, run: LoadRun, group: asyncio.TaskGroup
     ) -> None:
-        async def come(job: Job) -> None:
-            load.spoken.append(await self.speak(job))
+        async def send(request: LoadRequest) -> None:
+            run.results.append(await self.send(request))
 
-        for moment in poisson(random.Random(f"arrivals {jobs.seed}"), rate):
-            await asyncio.sleep(load.started + moment - time.perf_counter())
+        for moment in poisson_arrivals(random.Random(f"arrivals {workload.seed}"), rate):
+            await asyncio.sleep(run.started + moment - time.perf_counter())
             if not quota.take():
                 return
-            group.create_task(come(jobs.draw()))
+            group.create_task(send(workload.draw()))

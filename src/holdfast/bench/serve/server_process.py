@@ -1,4 +1,4 @@
-"""A server of our own to measure: `holdfast serve` as a child process, on a free port, ended when we are done."""
+"""A server to measure: `holdfast serve` as a child process on a free port."""
 
 import asyncio
 import contextlib
@@ -14,26 +14,26 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from holdfast.bench.serve.http_client import Client
-from holdfast.bench.serve.http_connection import Address, BrokenStream, Refused
+from holdfast.bench.serve.http_connection import Address, BadStatus, BrokenStream
 from holdfast.errors import EngineStopped
 
-_START_SECONDS = 300.0  # a first start certifies, and may fetch the model
+_START_SECONDS = 300.0  # a first start certifies, and may download the model
 _STOP_SECONDS = 60.0
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class ServerChild:
-    """A server that answers."""
+    """A child process that serves at this address."""
 
     address: Address
     pid: int
 
 
 @asynccontextmanager
-async def serving(arguments: Sequence[str], api_key: str | None = None) -> AsyncIterator[ServerChild]:
-    """`holdfast serve` with these arguments while the block runs. The key goes by the environment: arguments are public."""
+async def start_server(arguments: Sequence[str], api_key: str | None = None) -> AsyncIterator[ServerChild]:
+    """Run `holdfast serve` while the block runs. The key is passed in the environment: arguments are public."""
     address = Address(_HOST, free_port())
     command = [sys.executable, "-m", "holdfast", "serve", *arguments]
     command += ["--host", address.host, "--port", str(address.port)]
@@ -41,45 +41,46 @@ async def serving(arguments: Sequence[str], api_key: str | None = None) -> Async
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-        def last_words() -> str:
+        def log_tail() -> str:
             log.seek(0)
             return " ".join(log.read()[-2000:].decode(errors="replace").split())
 
         try:
-            await _wait(child, address, last_words)
+            await _wait_until_healthy(child, address, log_tail)
             yield ServerChild(address, child.pid)
             if child.poll() is not None:
-                raise EngineStopped(f"the server ended with {child.returncode}: {last_words()}")
+                raise EngineStopped(f"the server ended with {child.returncode}: {log_tail()}")
         finally:
             _stop(child)
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
-async def _wait(child: subprocess.Popen[bytes], address: Address, last_words: Callable[[], str]) -> None:
-    """Until the server says that it is well."""
+async def _wait_until_healthy(
+    child: subprocess.Popen[bytes], address: Address, log_tail: Callable[[], str]
+) -> None:
     until = time.perf_counter() + _START_SECONDS
     async with Client(address) as client:
         while True:
             if child.poll() is not None:
                 raise EngineStopped(
-                    f"the server did not start, it ended with {child.returncode}: {last_words()}"
+                    f"the server did not start, it ended with {child.returncode}: {log_tail()}"
                 )
-            with contextlib.suppress(BrokenStream, Refused):
-                await client.ask("GET", "/health")
+            with contextlib.suppress(BrokenStream, BadStatus):
+                await client.request("GET", "/health")
                 return
             if time.perf_counter() > until:
-                raise EngineStopped(f"the server is not up after {_START_SECONDS:g} s: {last_words()}")
-            await asyncio.sleep(_LOOK_SECONDS)
+                raise EngineStopped(f"the server is not up after {_START_SECONDS:g} s: {log_tail()}")
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Ask it to go; make it, if it stays."""
+    """Terminate the process; kill it if it does not end in time."""
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     try:

@@ -1,8 +1,8 @@
-"""What a load asks for: requests drawn by a seed, the same ones whoever runs them.
+"""The requests of a load, drawn from a seed: the same requests for every server.
 
-Ordinary requests have prompts of their own. Deterministic ones come from a small pool of prompts with fixed settings, so
-that all answers to one of them must be one text; without a pool they have prompts of their own, too, and cost as much as
-ordinary ones.
+Ordinary requests have their own prompts. Deterministic requests come from a small pool of prompts with fixed settings, so
+that all answers to one of them must be the same text. Without a pool they have their own prompts, too, and cost as much
+as ordinary ones.
 """
 
 import random
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.bench.serve.http_client import Leaving
+from holdfast.bench.serve.http_client import Disconnect
 from holdfast.errors import ConfigError
 
 _TEXT = (
@@ -18,29 +18,29 @@ _TEXT = (
     "another shore where winter comes early so nobody sails after october unless a storm has broken all their nets and "
     "there was no fish to sell before snow covered roads between villages under grey hills with few trees but many stones"
 )
-_NUM_LINES, _LINE_WORDS = 40, 25  # a line fits a small context
+_NUM_LINES, _LINE_WORDS = 40, 25  # a line fits into a small context
 _TEMPERATURE = 0.8
-_LONGEST_WAIT = 0.5  # seconds, of a client that leaves before the first text
+_MAX_WAIT = 0.5  # seconds, of a client that disconnects before the first text
 
 
 @dataclass(frozen=True)
-class Span:
-    """A whole number from low to high, both included."""
+class TokenRange:
+    """A number of tokens from low to high, both included."""
 
     low: int
     high: int
 
     @classmethod
-    def parse(cls, text: str, name: str) -> "Span":
-        """Of `64` or `32-128`."""
+    def parse(cls, text: str, name: str) -> "TokenRange":
+        """Parse `64` or `32-128`."""
         low, dash, high = text.partition("-")
         try:
-            span = cls(int(low), int(high) if dash else int(low))
+            parsed = cls(int(low), int(high) if dash else int(low))
         except ValueError:
             raise ConfigError(f"{name} must be a number or a range such as 32-128, not {text!r}") from None
-        if not 1 <= span.low <= span.high:
-            raise ConfigError(f"{name} must be at least 1, and a range goes upwards; {text!r} is neither")
-        return span
+        if not 1 <= parsed.low <= parsed.high:
+            raise ConfigError(f"{name} must be at least 1, and a range must not decrease; got {text!r}")
+        return parsed
 
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)
@@ -50,11 +50,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What requests look like. Shares are of all requests, from 0 to 1; deterministic ones come from pool_len prompts."""
+class WorkloadConfig:
+    """What requests look like. Shares are of all requests, from 0 to 1. pool_len is the number of pool prompts."""
 
-    prompt_tokens: Span
-    output_tokens: Span
+    prompt_tokens: TokenRange
+    output_tokens: TokenRange
     deterministic_share: float = 0.0
     disconnect_share: float = 0.0
     pool_len: int = 4
@@ -65,12 +65,18 @@ class Shape:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if self.pool_len < 0:
-            raise ConfigError(f"the pool cannot have {self.pool_len} prompts")
+            raise ConfigError(f"the number of pool prompts must not be negative, got {self.pool_len}")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompt_tokens} + {self.output_tokens} tokens, {self.deterministic_share:.0%} deterministic, "
+            f"{self.disconnect_share:.0%} disconnect"
+        )
 
 
 @dataclass(frozen=True)
-class Job:
-    """One request. pool_number says which of the pool's prompts it has, if it has one."""
+class LoadRequest:
+    """One request. pool_number is the number of its pool prompt, if it has one."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -78,10 +84,10 @@ class Job:
     seed: int
     deterministic: bool = False
     pool_number: int | None = None
-    leaving: Leaving | None = None
+    disconnect: Disconnect | None = None
 
     def body(self, model: str) -> dict[str, Any]:
-        """As a server is asked. ignore_eos: an answer has the length the load wants."""
+        """The request as JSON. ignore_eos gives the answer exactly max_tokens tokens."""
         body = {
             "model": model,
             "prompt": self.prompt_ids,
@@ -91,41 +97,41 @@ class Job:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "return_token_ids": True,  # so that the tokens of an answer that was left can be counted
+            "return_token_ids": True,  # counts the tokens of an answer whose client disconnects
         }
         return body | ({"deterministic": True} if self.deterministic else {})
 
 
-class Jobs:
-    """An endless supply of requests; a seed gives the same ones each time."""
+class Workload:
+    """An endless sequence of requests. The same config and seed give the same requests."""
 
-    def __init__(self, shape: Shape, corpus_ids: Sequence[int], seed: object = "") -> None:
-        self._shape = shape
+    def __init__(self, config: WorkloadConfig, corpus_ids: Sequence[int], seed: object = "") -> None:
+        self._config = config
         self._corpus_ids = corpus_ids
-        pool_rng = random.Random(f"pool {shape.seed}")
-        self.pool = [self._pool_job(number, pool_rng) for number in range(shape.pool_len)]
-        self.seed = f"{shape.seed} {seed}"
+        pool_rng = random.Random(f"pool {config.seed}")
+        self.pool = [self._pool_request(number, pool_rng) for number in range(config.pool_len)]
+        self.seed = f"{config.seed} {seed}"
         self._rng = random.Random(f"jobs {self.seed}")
 
-    def draw(self, deterministic: bool | None = None) -> Job:
-        """The next request; of this kind, or of the kind the shares decide."""
-        rng, shape = self._rng, self._shape
+    def draw(self, deterministic: bool | None = None) -> LoadRequest:
+        """The next request. Where deterministic is None, the configured share decides."""
+        rng, config = self._rng, self._config
         if deterministic is None:
-            deterministic = rng.random() < shape.deterministic_share
+            deterministic = rng.random() < config.deterministic_share
         if deterministic and self.pool:
-            job = rng.choice(self.pool)
+            request = rng.choice(self.pool)
         else:
-            num_tokens, seed = shape.output_tokens.draw(rng), rng.getrandbits(32)
-            job = Job(self._prompt(rng), num_tokens, _TEMPERATURE, seed, deterministic)
-        if rng.random() < shape.disconnect_share:
-            return replace(job, leaving=draw_leaving(rng, job.max_tokens))
-        return job
+            num_tokens, seed = config.output_tokens.draw(rng), rng.getrandbits(32)
+            request = LoadRequest(self._prompt(rng), num_tokens, _TEMPERATURE, seed, deterministic)
+        if rng.random() < config.disconnect_share:
+            return replace(request, disconnect=draw_disconnect(rng, request.max_tokens))
+        return request
 
-    def _pool_job(self, number: int, rng: random.Random) -> Job:
-        """Every other one greedy."""
-        return Job(
+    def _pool_request(self, number: int, rng: random.Random) -> LoadRequest:
+        """Every second one is greedy."""
+        return LoadRequest(
             prompt_ids=self._prompt(rng),
-            max_tokens=self._shape.output_tokens.draw(rng),
+            max_tokens=self._config.output_tokens.draw(rng),
             temperature=_TEMPERATURE * (number % 2),
             seed=number,
             deterministic=True,
@@ -133,27 +139,27 @@ class Jobs:
         )
 
     def _prompt(self, rng: random.Random) -> tuple[int, ...]:
-        """A piece of the corpus behind two tokens of elsewhere, so that hardly two prompts begin alike."""
-        length, ids = self._shape.prompt_tokens.draw(rng), self._corpus_ids
+        """Two random tokens, then a part of the corpus: hardly any two prompts share a prefix."""
+        length, ids = self._config.prompt_tokens.draw(rng), self._corpus_ids
         start = rng.randrange(len(ids))
-        piece = (ids[(start + offset) % len(ids)] for offset in range(max(0, length - 2)))
-        return (*rng.choices(ids, k=min(2, length)), *piece)
+        part = (ids[(start + offset) % len(ids)] for offset in range(max(0, length - 2)))
+        return (*rng.choices(ids, k=min(2, length)), *part)
 
 
-def draw_leaving(rng: random.Random, max_tokens: int) -> Leaving:
-    """A random moment of an answer: one in five before its first text, the others evenly in it."""
-    pieces = max(0, rng.randrange(-(max_tokens // 4), max_tokens))
-    return Leaving(pieces, rng.uniform(0.0, _LONGEST_WAIT))
+def draw_disconnect(rng: random.Random, max_tokens: int) -> Disconnect:
+    """A random moment of an answer: one in five before its first text, the others uniformly inside it."""
+    deltas = max(0, rng.randrange(-(max_tokens // 4), max_tokens))
+    return Disconnect(deltas, rng.uniform(0.0, _MAX_WAIT))
 
 
 def corpus(seed: int) -> list[str]:
-    """Lines that prompts are cut from: words in no order, so that nothing can be looked up in them."""
+    """Lines of text for prompts: words in random order, so that n-gram speculation finds nothing."""
     rng = random.Random(f"corpus {seed}")
     return [" ".join(rng.choices(_TEXT.split(), k=_LINE_WORDS)) for _ in range(_NUM_LINES)]
 
 
-def poisson(rng: random.Random, rate: float) -> Iterator[float]:
-    """Seconds at which requests come, on average so many a second, each without a thought of the others."""
+def poisson_arrivals(rng: random.Random, rate: float) -> Iterator[float]:
+    """Arrival times in seconds of a Poisson process with this rate per second."""
     now = 0.0
     while True:
         now += rng.expovariate(rate)

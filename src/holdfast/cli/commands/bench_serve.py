@@ -1,4 +1,4 @@
-"""`holdfast bench serve`: a load on a server, or what deterministic requests cost their neighbours."""
+"""`holdfast bench serve`: a load on a server, or the cost of deterministic requests to ordinary ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.bench.serve.load import Pace
-from holdfast.bench.serve.workload import Shape, Span
 from holdfast.cli.console import note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped, parameter_names
@@ -19,7 +17,10 @@ from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import DeterminismMode
 
 if TYPE_CHECKING:
-    from holdfast.bench.serve.report import Report
+    from holdfast.bench.serve.bench import ServedModel
+    from holdfast.bench.serve.load import ArrivalConfig
+    from holdfast.bench.serve.report import ServeReport
+    from holdfast.bench.serve.workload import WorkloadConfig
 
 _ENGINE = parameter_names(EngineConfig)
 _DEFAULT_CONCURRENCY, _DEFAULT_DURATION = 8, 30.0
@@ -32,102 +33,109 @@ def _option(panel: str, *names: str, help: str, **settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How requests come and what they look like. A group of options (`groups`)."""
+    """How requests arrive and what they look like. A group of options (`groups`)."""
 
     concurrency: Annotated[
         int | None,
-        _option("Load", help="Clients that ask again as soon as they are answered; 8 without a rate.", min=1),
+        _option(
+            "Load", help="Clients that send the next request when the last is answered; default 8.", min=1
+        ),
     ] = None
-    rate: Annotated[
-        float | None, _option("Load", help="Requests a second that arrive by chance (Poisson).")
-    ] = None
-    num_requests: Annotated[int | None, _option("Load", help="End after so many.", min=1)] = None
-    duration: Annotated[
-        float | None, _option("Load", help="End after so many seconds; 30 without a number of requests.")
-    ] = None
-    prompt_tokens: Annotated[str, _option("Load", help="Of each prompt: a number, or a range.")] = "32-96"
-    output_tokens: Annotated[str, _option("Load", help="Of each answer: a number, or a range.")] = "32-96"
+    rate: Annotated[float | None, _option("Load", help="Poisson arrivals: requests per second.")] = None
+    num_requests: Annotated[int | None, _option("Load", help="End after so many requests.", min=1)] = None
+    duration: Annotated[float | None, _option("Load", help="End after so many seconds; default 30.")] = None
+    prompt_tokens: Annotated[str, _option("Load", help="Tokens of a prompt: a number or a range.")] = "32-96"
+    output_tokens: Annotated[str, _option("Load", help="Tokens of an answer: a number or a range.")] = "32-96"
     deterministic_share: Annotated[
-        float, _option("Load", help="Share of requests under the guarantee, from 0 to 1.")
+        float, _option("Load", help="Share of deterministic requests, from 0 to 1.")
     ] = 0.25
     deterministic_prompts: Annotated[
         int,
         _option(
             "Load",
-            help="They share so many prompts, each of which must have one answer; 0: none is shared.",
+            help="Number of prompts they share; all answers to one must be the same. 0: each has its own.",
             min=0,
         ),
     ] = 4
     disconnect_share: Annotated[
-        float, _option("Load", help="Share of clients that leave at a random moment, from 0 to 1.")
+        float, _option("Load", help="Share of clients that disconnect at a random moment, from 0 to 1.")
     ] = 0.0
-    seed: Annotated[int, _option("Load", help="Of everything that is drawn.")] = 0
+    seed: Annotated[int, _option("Load", help="Seed of all random choices.")] = 0
 
-    def shape(self) -> Shape:
-        return Shape(
-            Span.parse(self.prompt_tokens, "--prompt-tokens"),
-            Span.parse(self.output_tokens, "--output-tokens"),
+    def workload(self) -> "WorkloadConfig":
+        from holdfast.bench.serve.workload import TokenRange, WorkloadConfig
+
+        return WorkloadConfig(
+            TokenRange.parse(self.prompt_tokens, "--prompt-tokens"),
+            TokenRange.parse(self.output_tokens, "--output-tokens"),
             self.deterministic_share,
             self.disconnect_share,
             self.deterministic_prompts,
             self.seed,
         )
 
-    def pace(self) -> Pace:
+    def arrivals(self) -> "ArrivalConfig":
+        from holdfast.bench.serve.load import ArrivalConfig
+
         concurrency, duration = self.concurrency, self.duration
         if concurrency is None and self.rate is None:
             concurrency = _DEFAULT_CONCURRENCY
         if duration is None and self.num_requests is None:
             duration = _DEFAULT_DURATION
-        return Pace(concurrency, self.rate, self.num_requests, duration)
+        return ArrivalConfig(concurrency, self.rate, self.num_requests, duration)
 
 
 @dataclass(frozen=True)
-class ServerChoice:
-    """Which server. A group of options (`groups`)."""
+class TargetOptions:
+    """The server to measure. A group of options (`groups`)."""
 
     url: Annotated[
         str | None,
-        _option("Server", help="A running server; without one, MODEL is served here.", show_default=False),
+        _option(
+            "Server",
+            help="URL of a running server; by default one is started with MODEL.",
+            show_default=False,
+        ),
     ] = None
     api_key: Annotated[
         str | None,
-        _option("Server", help="The key the server wants.", envvar="HOLDFAST_API_KEY", show_default=False),
+        _option("Server", help="API key of the server.", envvar="HOLDFAST_API_KEY", show_default=False),
     ] = None
-    timeout: Annotated[float, _option("Server", help="Seconds to wait for an answer's end.", min=0.001)] = (
-        600.0
-    )
+    timeout: Annotated[float, _option("Server", help="Seconds until an answer times out.", min=0.001)] = 600.0
 
 
 _LOAD = LoadOptions()
-_SERVER = ServerChoice()
+_SERVER = TargetOptions()
 
 
 @grouped(without=("chat_template",))
 def serve(
     context: typer.Context,
     model: o.ModelArgument = None,
-    server: ServerChoice = _SERVER,
+    server: TargetOptions = _SERVER,
     load: LoadOptions = _LOAD,
     *,
     compare_offline: Annotated[
         bool,
         typer.Option(
             "--compare-offline",
-            help="Then run the same load on the offline engine, in a process of its own. At a running server, MODEL and "
-            "the engine's options are the offline engine's.",
+            help="Then run the same load on the offline engine, in its own process. With --url, MODEL and the engine "
+            "options are those of the offline engine.",
         ),
     ] = False,
     interference: Annotated[
         bool,
         typer.Option(
             "--interference",
-            help="Measure ordinary streams with a quarter of all streams deterministic and without, in turn, on a server in "
-            "auto and on one in verify.",
+            help="Measure ordinary streams with and without a quarter of all streams deterministic, on a server in auto "
+            "and on one in verify.",
         ),
     ] = False,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Of --interference: so many without and so many with, each --duration.")
+        int,
+        typer.Option(
+            min=1, help="For --interference: number of rounds without and with, each --duration long."
+        ),
     ] = 4,
     save: Annotated[
         Path | None, typer.Option("--json", "--save", help="Write the figures to this file, as JSON.")
@@ -135,11 +143,11 @@ def serve(
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """A load on a server: what clients wait, whether deterministic answers are one, what the server holds.
+    """Run a load on a server: latencies, whether deterministic answers are the same, memory and leaks of the server.
 
-    Exits with 1 if a request failed, a deterministic prompt had two answers, or something was not given back.
+    Exits with 1 if a request fails, a deterministic prompt has two answers, or the server leaks memory, pages or files.
     """
-    require_packages("psutil", *(("matplotlib",) if plot is not None else ()))
+    require_packages("psutil", "httptools", *(("matplotlib",) if plot is not None else ()))
     require_folder(save, plot)
     given = given_options(context, _ENGINE)
     engine = replace(engine, model=model)
@@ -151,67 +159,71 @@ def serve(
         )
         both: tuple[DeterminismMode, ...] = ("auto", "verify")
         modes = (engine.determinism,) if "--determinism" in given else both
-        raise typer.Exit(_interfere(engine, server, load, modes, rounds, save))
+        raise typer.Exit(_run_interference(engine, server, load, modes, rounds, save))
     if server.url is not None and not compare_offline:
         _refuse(given, "--url: the server has its own")
     if compare_offline and load.rate is not None:
-        raise ConfigError("--compare-offline compares speed, which a --rate decides; give a --concurrency")
-    raise typer.Exit(_load(engine, server, load, compare_offline, save, plot))
+        raise ConfigError(
+            "--compare-offline compares speed, but a --rate decides the speed; give a --concurrency"
+        )
+    raise typer.Exit(_run_load(engine, server, load, compare_offline, save, plot))
 
 
 def _refuse(given: list[str], beside: str) -> None:
     if given:
-        raise ConfigError(f"{', '.join(given)} makes no sense beside {beside}")
+        raise ConfigError(f"{', '.join(given)} cannot be combined with {beside}")
 
 
-def _load(
+def _run_load(
     engine: EngineConfig,
-    server: ServerChoice,
+    server: TargetOptions,
     load: LoadOptions,
     compare_offline: bool,
     save: Path | None,
     plot: Path | None,
 ) -> int:
-    from holdfast.bench.serve import bench as bench
+    from holdfast.bench.report import write_report
+    from holdfast.bench.serve import bench
     from holdfast.bench.serve.offline import measure_offline
     from holdfast.bench.serve.plot import plot_report
-    from holdfast.bench.serve.report import save as save_report
     from holdfast.bench.serve.table import show_report
 
-    shape, pace = load.shape(), load.pace()
+    workload, arrivals = load.workload(), load.arrivals()
 
-    async def measure() -> "tuple[Report, bench.Served]":
-        async with bench.reach(server.url, serve_arguments(engine), server.api_key, server.timeout) as target:
-            return await bench.measure(target, shape, pace, note)
+    async def measure() -> "tuple[ServeReport, ServedModel]":
+        arguments = serve_arguments(engine)
+        async with bench.connect_or_start(server.url, arguments, server.api_key, server.timeout) as target:
+            return await bench.measure(target, workload, arrivals, note)
 
-    report, served = asyncio.run(measure())
+    report, model = asyncio.run(measure())
     if compare_offline:
-        note(f"the offline engine: {pace}")
-        report.offline_tokens_per_second = measure_offline(asdict(engine), shape, served.corpus_ids, pace)
+        note(f"the offline engine: {arrivals}")
+        speed = measure_offline(asdict(engine), workload, model.corpus_ids, arrivals)
+        report.offline_tokens_per_second = speed
     show_report(report)
     if save is not None:
-        save_report(report, save)
+        write_report(report, save)
     if plot is not None:
         plot_report(report, plot)
     return 0 if report.is_good else 1
 
 
-def _interfere(
+def _run_interference(
     engine: EngineConfig,
-    server: ServerChoice,
+    server: TargetOptions,
     load: LoadOptions,
     modes: Sequence[DeterminismMode],
     pairs: int,
     save: Path | None,
 ) -> int:
-    from holdfast.bench.serve.interference import WANTED, Rounds, measure_interference
-    from holdfast.bench.serve.interference_table import show_interference
-    from holdfast.bench.serve.report import save as save_report
+    from holdfast.bench.report import write_report
+    from holdfast.bench.serve.interference import MAX_RATIO, InterferenceRounds, measure_interference
+    from holdfast.bench.serve.table import show_interference
 
     for mode in modes:
-        if mode not in WANTED:
+        if mode not in MAX_RATIO:
             raise ConfigError(f"there is no deterministic traffic where determinism is {mode}")
-    rounds = Rounds(
+    rounds = InterferenceRounds(
         load.concurrency or _DEFAULT_CONCURRENCY,
         pairs,
         load.duration or _ROUND_SECONDS,
@@ -222,15 +234,17 @@ def _interfere(
             f"of {rounds.num_streams} streams {rounds.num_deterministic} would be deterministic; both kinds are needed"
         )
     arguments = serve_arguments(replace(engine, determinism=o.ENGINE.determinism))
-    report = asyncio.run(measure_interference(arguments, modes, load.shape(), rounds, server.api_key, note))
+    report = asyncio.run(
+        measure_interference(arguments, modes, load.workload(), rounds, server.api_key, note)
+    )
     show_interference(report)
     if save is not None:
-        save_report(report, save)
+        write_report(report, save)
     return 0 if report.is_good else 1
 
 
 def serve_arguments(engine: EngineConfig) -> list[str]:
-    """What `holdfast serve` is started with: the model, and whatever has not its default."""
+    """The arguments of `holdfast serve`: the model, and every option that differs from its default."""
     arguments = [engine.model] if engine.model is not None else []
     for field in fields(engine):
         value = getattr(engine, field.name)

@@ -13,7 +13,6 @@ from support.grammar_walks import needs_llguidance
 
 
 @needs_llguidance
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "count"), [("auto", 200), ("verify", 50)])
 def test_two_hundred_schemas_are_kept_to_and_answered_the_same_each_time(
     mode: DeterminismMode, count: int
