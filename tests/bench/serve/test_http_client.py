@@ -45,15 +45,15 @@ def request_from(*writes: bytes, close: bool = False) -> bytes:
 
     async def run():
         async def serve(reader, writer):
-            with suppress(ConnectionError):
+            try:
                 await reader.readuntil(b"\r\n\r\n")
                 for data in writes:
                     writer.write(data)
-                    await writer.drain()
                     await asyncio.sleep(0)
                 if not close:
                     await reader.read()
-            writer.close()
+            finally:
+                writer.close()
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]

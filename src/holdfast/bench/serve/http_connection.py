@@ -111,7 +111,7 @@ class Connection:
     def _start_response(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self._has_head = self._has_length = self._is_complete = False
+        self._has_head = self._has_length = self._keep_alive = self._is_complete = False
 
     @property
     def status(self) -> int:
@@ -120,13 +120,14 @@ class Connection:
     @property
     def is_reusable(self) -> bool:
         """Whether the response was read to its end and the server keeps the connection open."""
-        return self._is_complete and self._has_length and self._parser.should_keep_alive()
+        return self._is_complete and self._keep_alive
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         self._has_head = True
+        self._keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         self._body.append(data)
