@@ -1,4 +1,4 @@
-"""Tools through the whole server, with the official client: forced, free, beside a form, and with their results."""
+"""Tools through the whole server, with OpenAI's client: forced, auto, with structured output, and with results."""
 
 import json
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def whole(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]],
 
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("bias", [0, -100])
-def test_a_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> None:
+def test_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> None:
     """A model that does not want to end goes on to call, if it may."""
     settings = {"tool_choice": "required", "parallel_tool_calls": parallel, "logit_bias": {str(EOS): bias}}
     content, calls, reason = whole(client, **settings, max_tokens=500)
@@ -82,14 +82,14 @@ def test_a_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> No
     assert streamed(client, **settings, max_tokens=500) == (content, calls, reason)
 
 
-def test_a_named_call(client: openai.OpenAI) -> None:
+def test_named_call(client: openai.OpenAI) -> None:
     settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}}
     content, ((_, name, arguments),), reason = whole(client, **settings)
     assert (content, name, reason) == ("", "time", "tool_calls")
     assert json.loads(arguments)["city"] in CITY["enum"]
 
 
-def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_truncated_call_has_finish_reason_length(client: openai.OpenAI) -> None:
     settings = {"tool_choice": {"type": "function", "function": {"name": "time"}}, "max_tokens": 52}
     content, ((_, name, arguments),), reason = whole(client, **settings)
     assert (content, name, reason) == ("", "time", "length")
@@ -97,7 +97,7 @@ def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     assert streamed(client, **settings) == (content, [[_, name, arguments]], reason)
 
 
-def test_a_conversation_goes_on_with_the_results(client: openai.OpenAI) -> None:
+def test_conversation_continues_with_tool_results(client: openai.OpenAI) -> None:
     message = ask(client, tool_choice="required").choices[0].message
     results = [
         {"role": "tool", "tool_call_id": call.id, "content": "Rain, 12 °C"} for call in message.tool_calls
@@ -110,12 +110,12 @@ def test_a_conversation_goes_on_with_the_results(client: openai.OpenAI) -> None:
     assert {call.id for call in again.tool_calls}.isdisjoint(call.id for call in message.tool_calls)
 
 
-def test_a_free_answer_is_the_same_in_a_stream(client: openai.OpenAI) -> None:
+def test_auto_gives_the_same_message_in_a_stream(client: openai.OpenAI) -> None:
     settings = {"max_tokens": 60}
     assert whole(client, **settings) == streamed(client, **settings)
 
 
-def test_calls_beside_a_form(client: openai.OpenAI) -> None:
+def test_calls_with_response_format(client: openai.OpenAI) -> None:
     schema = {
         **function("a", answer={"type": "boolean"})["function"]["parameters"],
         "additionalProperties": False,
@@ -130,7 +130,7 @@ def test_calls_beside_a_form(client: openai.OpenAI) -> None:
     assert reasons
 
 
-def test_no_tools_with_none(client: openai.OpenAI) -> None:
+def test_tool_choice_none_hides_tools(client: openai.OpenAI) -> None:
     told = ask(client, tool_choice="none", max_tokens=8)
     plain = ask(client, tools=openai.NOT_GIVEN, max_tokens=8)
     assert told.usage.prompt_tokens == plain.usage.prompt_tokens
@@ -154,6 +154,6 @@ def test_no_tools_with_none(client: openai.OpenAI) -> None:
     ],
     ids=["name", "choice", "no tools", "two forms", "schema"],
 )
-def test_what_is_wrong_is_told(client: openai.OpenAI, settings: Any, says: str) -> None:
+def test_invalid_tool_settings_are_refused(client: openai.OpenAI, settings: Any, says: str) -> None:
     with pytest.raises(openai.BadRequestError, match=says):
         ask(client, **settings)

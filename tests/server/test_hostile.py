@@ -15,7 +15,7 @@ import pytest
 from support.hostile import Hostile
 from support.hostile_shapes import conversations, forms
 from support.hostile_values import numbers, texts, token_ids
-from support.raw_http import Wire
+from support.raw_http import Connection
 from support.serving import Server
 
 JSON = {"content-type": "application/json"}
@@ -160,7 +160,7 @@ def test_there_is_nothing_elsewhere(tiny_server: Server, path: str) -> None:
 
 def ask(server: Server, raw: bytes) -> httpx.Response:
     """Send bytes as they are."""
-    with Wire(httpx.URL(server.url).port or 0) as wire:
+    with Connection(httpx.URL(server.url).port or 0) as wire:
         wire.send(raw)
         reply = wire.read()
     return httpx.Response(reply.status, headers=reply.all_headers, content=reply.body)

@@ -1,4 +1,4 @@
-"""A model that thinks, over HTTP: thoughts in the `holdfast` object, whole and streamed; its settings; plain models."""
+"""A thinking model over HTTP: thoughts in the `holdfast` object, streamed or not, and its request fields."""
 
 import json
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def told(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(thoughts, key=lambda one: one["index"])
 
 
-def test_thoughts_are_those_of_the_engine(thinker: Server, folder: Path) -> None:
+def test_thoughts_equal_those_of_the_engine(thinker: Server, folder: Path) -> None:
     answer = complete(thinker, n=2, return_token_ids=True)
     params = SamplingParams(**{**ASKED, "n": 2})
     here = LLM(str(folder)).generate([PROMPT], params)[0]
@@ -82,7 +82,7 @@ def test_every_complete_chunk_has_a_thought(thinker: Server) -> None:
     assert all(one["position"] == (one["chunk"] + 1) * CHUNK - 1 for one in thoughts)
 
 
-def test_a_stream_tells_thoughts_as_they_come_and_each_once(thinker: Server) -> None:
+def test_stream_sends_each_thought_once(thinker: Server) -> None:
     whole = complete(thinker, n=2)
     chunks = stream(thinker, "/v1/completions", {"prompt": PROMPT, "n": 2})
     assert told(chunks) == whole["holdfast"]["thoughts"]
@@ -96,7 +96,7 @@ def test_a_stream_tells_thoughts_as_they_come_and_each_once(thinker: Server) -> 
         num_tokens += len(chunk["choices"][0]["token_ids"])
 
 
-def test_several_prompts_have_their_thoughts_by_the_number_of_the_choice(thinker: Server) -> None:
+def test_thoughts_of_several_prompts_have_choice_indices(thinker: Server) -> None:
     prompts = [PROMPT, "the coin is heads", PROMPT]
     batch = complete(thinker, prompt=prompts)
     by_choice = [
@@ -108,9 +108,7 @@ def test_several_prompts_have_their_thoughts_by_the_number_of_the_choice(thinker
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
-def test_the_official_client_chats_with_it(
-    thinker: Server, client: openai.OpenAI, usage: dict[str, Any]
-) -> None:
+def test_openai_client_reads_thoughts(thinker: Server, client: openai.OpenAI, usage: dict[str, Any]) -> None:
     settings: Any = {
         "model": "thinker",
         "messages": QUESTION,
@@ -136,7 +134,7 @@ def test_the_official_client_chats_with_it(
         assert events.current_completion_snapshot.choices[0].message.content == text
 
 
-def test_thinking_can_be_done_without(thinker: Server) -> None:
+def test_thinking_can_be_disabled(thinker: Server) -> None:
     without = complete(thinker, think=False)
     assert without["holdfast"]["thoughts"] == []
     assert without["choices"] != complete(thinker)["choices"]
@@ -144,7 +142,7 @@ def test_thinking_can_be_done_without(thinker: Server) -> None:
     assert not told(stream(thinker, "/v1/completions", {"prompt": PROMPT, "think": False}))
 
 
-def test_a_thought_can_be_put_in_the_place_of_the_model_s(thinker: Server) -> None:
+def test_forced_thought_replaces_the_models_own(thinker: Server) -> None:
     own = complete(thinker)
     forced = complete(thinker, forced_thoughts={"0": [70, 71], "1": []})
     first, second = forced["holdfast"]["thoughts"][:2]
@@ -158,7 +156,7 @@ def test_a_thought_can_be_put_in_the_place_of_the_model_s(thinker: Server) -> No
     assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
 
 
-def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
+def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
     made = complete(thinker, forced_thoughts={"0": [70]}, return_receipt=True)
     replayed = thinker.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()
     assert replayed["same"] and replayed["compared"]
@@ -182,7 +180,7 @@ def test_a_receipt_of_a_forced_thought_replays(thinker: Server) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
-def test_a_wrong_setting_is_refused_and_said(
+def test_invalid_thinking_fields_are_refused(
     thinker: Server, path: str, body: dict[str, Any], said: str
 ) -> None:
     asked = {"messages": QUESTION, **ASKED} if "chat" in path else {"prompt": PROMPT, **ASKED}
@@ -194,7 +192,7 @@ def test_a_wrong_setting_is_refused_and_said(
 
 
 @pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
-def test_a_score_thinks_as_the_answer_did(thinker: Server, how: dict[str, Any]) -> None:
+def test_score_uses_the_same_thoughts(thinker: Server, how: dict[str, Any]) -> None:
     answer = complete(thinker, logprobs=0, return_token_ids=True, **how)["choices"][0]
     asked = {"prompt": PROMPT, "completion": answer["token_ids"]}
     scored = thinker.post("/v1/score", {**asked, **how}).json()
@@ -203,7 +201,7 @@ def test_a_score_thinks_as_the_answer_did(thinker: Server, how: dict[str, Any]) 
         assert thinker.post("/v1/score", asked).json()["logprobs"] != scored["logprobs"]
 
 
-def test_thoughts_are_counted(thinker: Server) -> None:
+def test_thought_metrics(thinker: Server) -> None:
     def counts() -> tuple[float, float, float]:
         text = thinker.get("/metrics").text
         kinds = [
@@ -224,7 +222,7 @@ def test_thoughts_are_counted(thinker: Server) -> None:
     assert answer["stats"]["guessed"] >= answer["stats"]["guessed_right"]
 
 
-def test_a_plain_model_is_as_it_was(tiny_server: Server) -> None:
+def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
     body = {"prompt": "the quick brown fox", "max_tokens": 6, "seed": 5}
     answers = [
         tiny_server.post("/v1/completions", {**body, **more}).json() for more in ({}, {"think": False})
@@ -239,7 +237,7 @@ def test_a_plain_model_is_as_it_was(tiny_server: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 @pytest.mark.parametrize("asked", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"])
-def test_a_plain_model_cannot_be_made_to_think(tiny_server: Server, path: str, asked: dict[str, Any]) -> None:
+def test_other_models_refuse_thinking_fields(tiny_server: Server, path: str, asked: dict[str, Any]) -> None:
     body: dict[str, Any] = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
     body |= {"completion": " heads"} if path == "/v1/score" else {"max_tokens": 4}
     answer = tiny_server.post(path, {**body, **asked})

@@ -1,4 +1,4 @@
-"""The limit of descriptors goes up as far as it may, and a system that says no is believed."""
+"""Raising the limit of open files."""
 
 import resource
 
@@ -23,20 +23,20 @@ class Limits:
         monkeypatch.setattr(resource, "setrlimit", self.set)
 
 
-def test_the_soft_limit_becomes_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soft_limit_is_raised_to_the_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(1024, 65536)
     limits.put(monkeypatch)
     assert raise_descriptor_limit() == 65536
     assert limits.limits == (65536, 65536)
 
 
-def test_where_it_cannot_be_raised_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_stays_if_it_cannot_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(1024, 65536, is_fixed=True)
     limits.put(monkeypatch)
     assert raise_descriptor_limit() == 1024
 
 
-def test_here_it_can_be_called_again_and_again() -> None:
+def test_raising_the_limit_is_idempotent() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert raise_descriptor_limit() == raise_descriptor_limit()
     resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -1,4 +1,4 @@
-"""The official client against what `make run` starts: chat, stream, logprobs, JSON, tools, and the same answer twice."""
+"""OpenAI's client with the default model: chat, streams, logprobs, JSON, tools, determinism."""
 
 import json
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ def client(smollm2_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
+def test_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["smollm2"]
     assert client.models.retrieve("smollm2").owned_by == "holdfast"
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.models.retrieve("gpt-5")
 
 
-def test_it_chats(client: openai.OpenAI) -> None:
+def test_chat_completion(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_completion_tokens=16, temperature=0
     )
@@ -48,7 +48,7 @@ def test_it_chats(client: openai.OpenAI) -> None:
     assert answer.system_fingerprint
 
 
-def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
+def test_stream_equals_the_whole_response(client: openai.OpenAI) -> None:
     settings: Any = {
         "model": "smollm2",
         "messages": QUESTION,
@@ -68,7 +68,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_it_gives_logprobs(client: openai.OpenAI) -> None:
+def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="smollm2", messages=QUESTION, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
@@ -80,7 +80,7 @@ def test_it_gives_logprobs(client: openai.OpenAI) -> None:
     assert "".join(one.token for one in logprobs.content) == answer.choices[0].message.content
 
 
-def test_it_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
+def test_json_schema_is_enforced(client: openai.OpenAI) -> None:
     response_format: Any = {
         "type": "json_schema",
         "json_schema": {"name": "city", "schema": SCHEMA, "strict": True},
@@ -98,7 +98,7 @@ def test_it_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
     assert set(content) == {"city", "people"} and isinstance(content["people"], int)
 
 
-def test_it_calls_a_tool(client: openai.OpenAI) -> None:
+def test_tool_call(client: openai.OpenAI) -> None:
     tool: Any = {
         "type": "function",
         "function": {
@@ -134,7 +134,7 @@ def test_it_calls_a_tool(client: openai.OpenAI) -> None:
     )
 
 
-def test_a_deterministic_answer_is_the_same_under_load(client: openai.OpenAI) -> None:
+def test_deterministic_request_is_bitwise_equal_under_load(client: openai.OpenAI) -> None:
     def ask(number: int) -> tuple[str, Any]:
         settings: Any = {"model": "smollm2", "max_tokens": 24, "temperature": 0.8}
         if number % 3:  # the load: others, and sampled differently each time
@@ -178,7 +178,7 @@ def test_raw_completions_batch_echo_and_logprobs(client: openai.OpenAI) -> None:
     assert "".join(logprobs.tokens) == answer.choices[0].text
 
 
-def test_errors_are_those_the_client_knows(client: openai.OpenAI) -> None:
+def test_errors_map_to_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=-1)
     with pytest.raises(openai.NotFoundError):

@@ -1,4 +1,4 @@
-"""What is ours, over HTTP: score, replay, certificate, tokens, and the `holdfast` object."""
+"""Holdfast's own routes and fields over HTTP: score, replay, certificate, tokenize, the `holdfast` object."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ def events(text: str) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def test_the_answer_says_how_it_was_come_by(tiny_server: Server) -> None:
+def test_holdfast_object(tiny_server: Server) -> None:
     ordinary, deterministic = ask(tiny_server), ask(tiny_server, deterministic=True)
     assert ordinary["holdfast"]["mode"] == "none" and "receipt" not in ordinary["holdfast"]
     assert deterministic["holdfast"]["mode"] in ("certified", "verified")
@@ -36,13 +36,13 @@ def test_the_answer_says_how_it_was_come_by(tiny_server: Server) -> None:
     )
 
 
-def test_a_seed_that_was_made_is_told_and_gives_the_answer_again(tiny_server: Server) -> None:
+def test_generated_seed_reproduces_the_completion(tiny_server: Server) -> None:
     first = ask(tiny_server, seed=None, deterministic=True, temperature=1.0)
     again = ask(tiny_server, seed=first["holdfast"]["seed"], deterministic=True, temperature=1.0)
     assert again["choices"] == first["choices"]
 
 
-def test_score_gives_the_bits_of_generate(tiny_server: Server) -> None:
+def test_score_equals_generation_bitwise(tiny_server: Server) -> None:
     made = ask(tiny_server, deterministic=True, logprobs=0, return_token_ids=True)
     ids = made["choices"][0]["token_ids"]
     scored = tiny_server.post(
@@ -54,7 +54,7 @@ def test_score_gives_the_bits_of_generate(tiny_server: Server) -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"n": 3}, {"logprobs": 4}, {"echo": True, "logprobs": 1}])
-def test_a_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
+def test_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
     made = ask(tiny_server, deterministic=True, return_receipt=True, temperature=0.7, **extra)
     receipt = made["holdfast"]["receipt"]
     outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
@@ -69,7 +69,7 @@ def test_a_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
         assert answer.status_code == 400 and "digest" in answer.json()["error"]["message"]
 
 
-def test_a_receipt_of_another_machine_is_not_run_unless_forced(tiny_server: Server) -> None:
+def test_receipt_with_another_fingerprint_requires_force(tiny_server: Server) -> None:
     made = ask(tiny_server, deterministic=True, return_receipt=True)
     receipt = made["holdfast"]["receipt"]
     receipt["fingerprint"]["parts"]["settings"]["threads"] = 77
@@ -83,7 +83,7 @@ def test_a_receipt_of_another_machine_is_not_run_unless_forced(tiny_server: Serv
     assert forced["compared"] and forced["same"]
 
 
-def test_a_receipt_without_its_prompt_needs_it(tiny_server: Server) -> None:
+def test_receipt_without_prompt_requires_it(tiny_server: Server) -> None:
     made = ask(tiny_server, deterministic=True, return_receipt=True)
     receipt = made["holdfast"]["receipt"]
     ids = receipt["prompt"]["token_ids"]
@@ -92,7 +92,7 @@ def test_a_receipt_without_its_prompt_needs_it(tiny_server: Server) -> None:
     assert tiny_server.post("/v1/replay", {"receipt": receipt, "prompt_token_ids": ids}).json()["same"]
 
 
-def test_tokenize_counts_what_a_chat_reads(tiny_server: Server) -> None:
+def test_tokenize_equals_the_chat_prompt(tiny_server: Server) -> None:
     function = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
     conversation = {
         "messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}],
@@ -107,7 +107,7 @@ def test_tokenize_counts_what_a_chat_reads(tiny_server: Server) -> None:
     assert "look_up" in shown and "<|im_start|>system\na" in shown
 
 
-def test_tokens_there_and_back(tiny_server: Server) -> None:
+def test_tokenize_and_detokenize_round_trip(tiny_server: Server) -> None:
     there = tiny_server.post("/tokenize", {"prompt": PROMPT, "return_token_strs": True}).json()
     assert there["count"] == len(there["tokens"]) and "".join(there["token_strs"]) == PROMPT
     assert tiny_server.post("/detokenize", {"tokens": there["tokens"]}).json() == {"prompt": PROMPT}
@@ -118,7 +118,7 @@ def test_tokens_there_and_back(tiny_server: Server) -> None:
     assert tiny_server.post("/tokenize", {}).status_code == 400
 
 
-def test_what_it_is(tiny_server: Server) -> None:
+def test_version_models_and_certificate(tiny_server: Server) -> None:
     from holdfast import __version__
 
     assert tiny_server.get("/health").json() == {"status": "ok"}
@@ -129,7 +129,7 @@ def test_what_it_is(tiny_server: Server) -> None:
     assert certificate["revocation"] is None
 
 
-def test_choices_of_a_batch_are_numbered_through(tiny_server: Server) -> None:
+def test_choice_indices_of_a_batch(tiny_server: Server) -> None:
     body: dict[str, Any] = {
         "prompt": [[5, 6, 7], [8, 9], [10]],
         "n": 2,
@@ -149,7 +149,7 @@ def test_choices_of_a_batch_are_numbered_through(tiny_server: Server) -> None:
     assert streamed[-1]["holdfast"]["mode"] == whole["holdfast"]["mode"]
 
 
-def test_fields_openai_knows_are_taken_where_they_ask_for_nothing(tiny_server: Server) -> None:
+def test_openai_fields_without_effect_are_accepted(tiny_server: Server) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     ignored = {"user": "me", "store": True, "metadata": {"a": "b"}, "verbosity": "low", "functions": None}
     assert (
@@ -159,7 +159,7 @@ def test_fields_openai_knows_are_taken_where_they_ask_for_nothing(tiny_server: S
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "functions"
 
 
-def test_a_stream_tells_the_ids_of_its_prompt(tiny_server: Server) -> None:
+def test_stream_returns_prompt_token_ids(tiny_server: Server) -> None:
     body: dict[str, Any] = {
         "prompt": [[5, 6, 7], [8, 9]],
         "max_tokens": 3,
@@ -180,7 +180,7 @@ def test_a_stream_tells_the_ids_of_its_prompt(tiny_server: Server) -> None:
     assert first["prompt_token_ids"]
 
 
-def test_usage_comes_in_a_chunk_of_its_own(tiny_server: Server) -> None:
+def test_usage_is_in_a_separate_chunk(tiny_server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     chunks = events(tiny_server.post("/v1/completions", body).text)
@@ -201,19 +201,19 @@ def test_usage_comes_in_a_chunk_of_its_own(tiny_server: Server) -> None:
         ({"model": "../../etc/passwd"}, "model"),
     ],
 )
-def test_what_is_not_there_is_refused(tiny_server: Server, body: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused(tiny_server: Server, body: dict[str, Any], param: str) -> None:
     answer = tiny_server.post("/v1/completions", {"prompt": PROMPT, **body})
     assert answer.status_code in (400, 404)
     assert answer.json()["error"]["param"] == param
 
 
-def test_what_is_not_served_says_what_to_use(tiny_server: Server) -> None:
+def test_unsupported_route_error_names_an_alternative(tiny_server: Server) -> None:
     answer = tiny_server.post("/v1/responses", {"input": "hi"})
     assert answer.status_code == 404 and "/v1/chat/completions" in answer.json()["error"]["message"]
     assert tiny_server.get("/v1/nothing").json()["error"]["code"] == "unknown_url"
 
 
-def test_refusals_are_counted(tiny_server: Server) -> None:
+def test_errors_are_counted(tiny_server: Server) -> None:
     before = tiny_server.metric("holdfast_request_errors_total")
     tiny_server.post("/v1/completions", {"nonsense": 1})
     tiny_server.post("/v1/completions", {"prompt": "a", "max_tokens": 1 << 20})
@@ -221,5 +221,5 @@ def test_refusals_are_counted(tiny_server: Server) -> None:
     assert tiny_server.metric("holdfast_request_errors_total") == before + 3
 
 
-def test_nothing_is_left_behind(tiny_server: Server) -> None:
+def test_server_is_idle_at_the_end(tiny_server: Server) -> None:
     tiny_server.wait_idle()

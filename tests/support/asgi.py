@@ -1,4 +1,4 @@
-"""An ASGI application asked without a socket: what it is sent, and what it sent back."""
+"""Calls an ASGI application without a socket."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from support.raw_http import Reply
+from support.raw_http import HttpResponse
 
 
 def scope_of(method: str, path: str, headers: Iterable[tuple[str, str | bytes]] = ()) -> dict[str, Any]:
@@ -28,21 +28,21 @@ def scope_of(method: str, path: str, headers: Iterable[tuple[str, str | bytes]] 
     }
 
 
-def ask(
+def call_app(
     app: ASGIApp,
     method: str = "GET",
     path: str = "/",
     headers: Iterable[tuple[str, str | bytes]] = (("Host", "127.0.0.1:8000"),),
     body: Sequence[bytes] = (b"",),
-) -> Reply:
-    """Its answer. The body comes in these pieces, and the client stays."""
+) -> HttpResponse:
+    """The response to one request. The body arrives in these chunks; the client does not disconnect."""
     sent: list[Message] = []
-    pieces = [{"type": "http.request", "body": one, "more_body": True} for one in body]
-    pieces[-1]["more_body"] = False
+    chunks = [{"type": "http.request", "body": one, "more_body": True} for one in body]
+    chunks[-1]["more_body"] = False
 
     async def receive() -> Message:
-        if pieces:
-            return pieces.pop(0)
+        if chunks:
+            return chunks.pop(0)
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     async def send(message: Message) -> None:
@@ -54,12 +54,12 @@ def ask(
     asyncio.run(run())
     start = sent[0]
     assert start["type"] == "http.response.start"
-    answered = [(name.decode().lower(), value.decode("latin-1")) for name, value in start["headers"]]
+    response_headers = [(name.decode().lower(), value.decode("latin-1")) for name, value in start["headers"]]
     assert not sent[-1].get("more_body", False)
-    return Reply(start["status"], answered, b"".join(one["body"] for one in sent[1:]))
+    return HttpResponse(start["status"], response_headers, b"".join(one["body"] for one in sent[1:]))
 
 
 async def ok(scope: Any, receive: Any, send: Any) -> None:
-    """An application that says yes."""
+    """An application that responds "yes"."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": b"yes"})

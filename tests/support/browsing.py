@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's chromium, driven by Playwright, alone in a folder of its own.
+"""A real browser for tests: Chromium, driven by Playwright, with a temporary profile.
 
 with browsing() as browser: page = browser.new_page(); page.goto(server.url)
 """
@@ -22,11 +22,11 @@ _FLAGS = (
 
 @contextmanager
 def browsing() -> Iterator["Browser"]:
-    """A headless browser with a profile of its own; skips the test where there is none."""
+    """A headless browser; skips the test if none is installed."""
     api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     program = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if program is None:
-        pytest.skip(f"no browser here: none of {', '.join(_NAMES)} is installed")
+        pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, headless=True, args=list(_FLAGS))
         try:

@@ -1,4 +1,4 @@
-"""In place of captures: work is done when it is recorded, and again when it is replayed."""
+"""Stands in for CUDA graph capture: the work runs when it is captured, and again at each replay."""
 
 from holdfast.worker.cuda_graphs import Work
 

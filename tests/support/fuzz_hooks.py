@@ -1,6 +1,7 @@
-"""What schemathesis is told besides the OpenAPI document (SCHEMATHESIS_HOOKS=support.fuzz_hooks).
+"""Hooks for schemathesis (SCHEMATHESIS_HOOKS=support.fuzz_hooks).
 
-Valid random bodies are made to get further than the first refusal, and answers are looked at for what no schema says.
+Valid random bodies are adapted to the tiny model, so that they are not all refused for the same reason. Responses are
+checked for properties that the OpenAPI document cannot express.
 """
 
 import json
@@ -11,7 +12,16 @@ import schemathesis
 from support.tiny import VOCAB_SIZE
 
 _LONG, _LARGE = 1000, 1 << 24
-INSIDES = ("Traceback", "Error:", "pydantic", "msgspec", "starlette", "holdfast.", "site-packages", " at 0x")
+INTERNALS = (
+    "Traceback",
+    "Error:",
+    "pydantic",
+    "msgspec",
+    "starlette",
+    "holdfast.",
+    "site-packages",
+    " at 0x",
+)
 
 
 @schemathesis.hook
@@ -21,8 +31,8 @@ def before_call(context: Any, case: schemathesis.Case, kwargs: dict[str, Any]) -
 
 
 @schemathesis.check
-def sound_answer(context: Any, response: schemathesis.Response, case: schemathesis.Case) -> None:
-    """Numbers that are numbers, errors in one shape, streams that end, nothing of our insides."""
+def valid_response(context: Any, response: schemathesis.Response, case: schemathesis.Case) -> None:
+    """Valid numbers, errors of one shape, streams that end, no internals in messages."""
     kind = response.headers.get("content-type", ["none"])[0]
     text = response.content.decode()
     if kind.startswith("text/event-stream"):
@@ -30,22 +40,20 @@ def sound_answer(context: Any, response: schemathesis.Response, case: schemathes
         assert events[-1] == "[DONE]"
         contents = [_parse(one) for one in events[:-1]]
         assert not any("error" in one for one in contents[:-1])
-        if (
-            "error" in contents[-1]
-        ):  # settings that contradict each other may only turn out to when a token is due
+        if "error" in contents[-1]:  # contradictory settings may be found only when a token is sampled
             assert contents[-1]["error"]["code"] == "answer_impossible", contents[-1]
     elif kind.startswith("application/json") and text:
         content = _parse(text)
         if response.status_code >= 400:
             error = content["error"]
             assert set(error) == {"message", "type", "param", "code"} and error["message"]
-            assert not any(one in error["message"] for one in INSIDES), error
+            assert not any(one in error["message"] for one in INTERNALS), error
 
 
 def tame(body: dict[str, Any]) -> dict[str, Any]:
-    """A valid body that the model can answer: its own name, a prompt, ids of its vocabulary, lengths of its context.
+    """A valid body for the tiny model: its name, a prompt, ids of its vocabulary, lengths within its context.
 
-    Without this most cases would end at one of these faults, and whatever lies behind would never be tried.
+    Without this most cases would be refused for one of these reasons, and the code after the checks would not run.
     """
     tamed = {name: _with_known_ids(value) for name, value in body.items()}
     if "model" in body and len(tamed["model"] or "") < _LONG:
@@ -60,7 +68,7 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
         if message.get("content") in (None, []) and not message.get("tool_calls"):
             message["content"] = "a"
     if "messages" in tamed and tamed.get("max_completion_tokens") is None and tamed.get("max_tokens") is None:
-        tamed["max_tokens"] = 12  # an answer would take what is left of the context
+        tamed["max_tokens"] = 12  # the default would be the rest of the context
     for name, most in (("max_tokens", 12), ("max_completion_tokens", 12), ("min_tokens", 1), ("n", 4)):
         if tamed.get(name) is not None and tamed[name] < _LARGE:
             tamed[name] = min(tamed[name], most)
@@ -72,10 +80,12 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_known_ids(value: Any, *, is_id: bool = False) -> Any:
-    """Numbers in lists are token ids. The largest are left as they are: somebody's mistake."""
+    """Map numbers in lists, which are token ids, into the vocabulary; very large ones stay invalid."""
     if isinstance(value, list):
         return [_with_known_ids(one, is_id=True) for one in value]
-    if isinstance(value, float) and value.is_integer():  # to JSON Schema 1.0 is an integer, to us it is not
+    if (
+        isinstance(value, float) and value.is_integer()
+    ):  # 1.0 is an integer in JSON Schema, but not in this API
         value = int(value)
     return value % VOCAB_SIZE if is_id and isinstance(value, int) and value < _LARGE else value
 
@@ -85,4 +95,4 @@ def _parse(text: str) -> Any:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not JSON")

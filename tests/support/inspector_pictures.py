@@ -1,8 +1,8 @@
-"""The pictures of the inspector in the docs, with the default model: `inspector_pictures.py docs [dark] [prove] ...`.
+"""Makes the screenshots of the inspector for the docs: `inspector_pictures.py docs [dark] [prove] ...`.
 
-light, phone    in verify, with an engine that lies, so that a rollback can be seen
-dark            in auto, while "prove it" runs
-prove           what "prove it" found
+light, phone    mode verify, with injected faults, so that a rollback is visible
+dark            mode auto, while "prove it" runs
+prove           the result of "prove it"
 """
 
 import re
@@ -37,7 +37,7 @@ PATIENCE = 1_500_000.0
 
 @contextmanager
 def neighbours(server: Server, count: int) -> Iterator[None]:
-    """Other requests, for as long as it takes."""
+    """Run other requests meanwhile."""
     asking = True
 
     def ask(prompt: str, deterministic: bool) -> None:
@@ -69,13 +69,13 @@ def visit(browser: Any, server: Server, **context: Any) -> Any:
 
 
 def wait_steps(page: Any) -> None:
-    """Until the timeline has something to show."""
+    """Wait until the timeline has steps to show."""
     while int((re.search(r"Step (\d+)", page.inner_text("#step-note")) or ["", "0"])[1]) < STEPS:
         time.sleep(0.5)
 
 
 def show_rollback(page: Any, file: Path) -> None:
-    """Ask, let it run for a while, then press the button while something is red."""
+    """Send a request and take the screenshot while a rolled-back token is red."""
     page.fill("#max-tokens", "120")
     page.click("#send")
     page.wait_for_selector(".request:nth-of-type(n + 2) .token.committed")

@@ -1,4 +1,4 @@
-"""A server on a real socket in a thread of its own, and a client that sends whatever bytes a test wants sent."""
+"""A server on a real socket in a thread, and a client that sends arbitrary bytes."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ from holdfast.server.http.protocol import LimitedHttpProtocol, make_protocol
 PATIENCE = 20.0  # seconds after which a test has failed
 
 
-class Served:
-    """A running server."""
+class ServerThread:
+    """uvicorn with our protocol, running in a thread."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, loop: str) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -49,11 +49,11 @@ class Served:
         with asyncio.Runner(loop_factory=self.http.config.get_loop_factory()) as runner:
             runner.run(serve())
 
-    def connect(self, **options: int) -> "Wire":
-        return Wire(self.port, **options)
+    def connect(self, **options: int) -> "Connection":
+        return Connection(self.port, **options)
 
-    def ask(self, raw: bytes) -> "Reply":
-        """One request on a connection of its own."""
+    def request(self, raw: bytes) -> "HttpResponse":
+        """Send one request on a new connection."""
         with self.connect() as wire:
             wire.send(raw)
             return wire.read()
@@ -64,8 +64,8 @@ class Served:
 
 
 @contextmanager
-def served(app: ASGIApp, config: ServerConfig, loop: str = "uvloop") -> Iterator[Served]:
-    server = Served(app, config, loop)
+def served(app: ASGIApp, config: ServerConfig, loop: str = "uvloop") -> Iterator[ServerThread]:
+    server = ServerThread(app, config, loop)
     server.thread.start()
     try:
         wait_until(lambda: server.http.started)
@@ -76,8 +76,8 @@ def served(app: ASGIApp, config: ServerConfig, loop: str = "uvloop") -> Iterator
         assert not server.thread.is_alive()
 
 
-class Reply:
-    """One answer."""
+class HttpResponse:
+    """One response."""
 
     def __init__(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.status = status
@@ -87,7 +87,7 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The nested error object, which must be whole."""
+        """The nested error object, which must be complete."""
         assert self.headers["content-type"] == "application/json"
         error: dict[str, Any] = json.loads(self.body)["error"]
         assert set(error) == {"message", "type", "param", "code"}
@@ -95,7 +95,7 @@ class Reply:
         return error
 
 
-class Wire:
+class Connection:
     """One connection."""
 
     def __init__(self, port: int, **options: int) -> None:
@@ -106,7 +106,7 @@ class Wire:
         self.socket.connect(("127.0.0.1", port))
         self._pending = b""
 
-    def __enter__(self) -> "Wire":
+    def __enter__(self) -> "Connection":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -115,8 +115,8 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def read(self, *, of_head: bool = False) -> Reply:
-        """The next answer; with a HEAD request, one without a body."""
+    def read(self, *, of_head: bool = False) -> HttpResponse:
+        """The next response; without a body for a HEAD request."""
         head = self._until(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         pairs = [line.split(": ", 1) for line in lines if line]
@@ -128,10 +128,10 @@ class Wire:
             body = self._chunks()
         else:
             body = self._exactly(int(by_name["content-length"]))
-        return Reply(status, headers, body)
+        return HttpResponse(status, headers, body)
 
     def is_closed(self) -> bool:
-        """Waits for the end of the connection; False if there are bytes before it."""
+        """Wait until the connection is closed; False if bytes arrive before."""
         if self._pending:
             return False
         try:
@@ -169,11 +169,11 @@ class Wire:
         return body
 
 
-def wait_until(is_so: Any) -> None:
-    """Looks often; fails after a while."""
+def wait_until(condition: Any) -> None:
+    """Poll until the condition is true; fail after `PATIENCE`."""
     waiter = threading.Event()
     for _ in range(int(PATIENCE / 0.005)):
-        if is_so():
+        if condition():
             return
         waiter.wait(0.005)
-    raise AssertionError("it never came to be")
+    raise AssertionError("the condition was not met in time")

@@ -1,4 +1,4 @@
-"""Clients of a server under test that stream, wait, stop reading or leave; each says what it was told."""
+"""Clients of a server under test that stream, wait, stop reading or disconnect."""
 
 import contextlib
 import json
@@ -14,17 +14,17 @@ PATIENCE = 60.0  # seconds after which a test has failed
 
 
 class Client:
-    """One request in a thread of its own. `first` is set with its first event, or at its end."""
+    """One request in a thread. `first` is set at the first event, or at the end."""
 
     def __init__(self, server: Server, path: str = "/v1/completions", **body: Any) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.events: list[dict[str, Any]] = []
-        self.is_done = False  # the stream ended as streams end
+        self.is_done = False  # the stream ended with [DONE]
         self.body: dict[str, Any] = {}
         self.first = threading.Event()
         self._url = server.url + path
-        self._asked = body
+        self._body = body
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -34,7 +34,7 @@ class Client:
         return self
 
     def wait_first(self) -> "Client":
-        assert self.first.wait(PATIENCE), "nothing came"
+        assert self.first.wait(PATIENCE), "no event arrived"
         return self
 
     @property
@@ -43,7 +43,7 @@ class Client:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error it was told, as the whole answer or as its last event; empty if there was none."""
+        """The error of the response or of its last event; empty if there was none."""
         last = self.events[-1] if self.events else self.body
         error: dict[str, Any] = last.get("error", {})
         assert not error or set(error) == {"message", "type", "param", "code"}
@@ -51,25 +51,25 @@ class Client:
 
     @property
     def text(self) -> str:
-        """All that was said of the first choice."""
-        said = self.events or [self.body]
-        return "".join(choice["text"] for one in said for choice in one.get("choices", ()))
+        """The text of all choices."""
+        chunks = self.events or [self.body]
+        return "".join(choice["text"] for one in chunks for choice in one.get("choices", ()))
 
     def _run(self) -> None:
         try:
-            with httpx.stream("POST", self._url, json=self._asked, timeout=PATIENCE) as answer:
-                self.status, self.headers = answer.status_code, dict(answer.headers)
-                if "event-stream" in answer.headers.get("content-type", ""):
-                    for line in answer.iter_lines():
-                        self._take(line)
+            with httpx.stream("POST", self._url, json=self._body, timeout=PATIENCE) as response:
+                self.status, self.headers = response.status_code, dict(response.headers)
+                if "event-stream" in response.headers.get("content-type", ""):
+                    for line in response.iter_lines():
+                        self._add(line)
                 else:
-                    self.body = json.loads(answer.read())
+                    self.body = json.loads(response.read())
         except httpx.HTTPError as error:
             self.body = {"lost": repr(error)}
         finally:
             self.first.set()
 
-    def _take(self, line: str) -> None:
+    def _add(self, line: str) -> None:
         if line == "data: [DONE]":
             self.is_done = True
         elif line.startswith("data: "):
@@ -80,7 +80,7 @@ class Client:
 def open_request(
     server: Server, body: dict[str, Any], path: str = "/v1/completions", receive_bytes: int | None = None
 ) -> socket.socket:
-    """A connection on which a request was sent, and nothing read yet."""
+    """A connection on which a request was sent and nothing was read."""
     host, port = server.url.removeprefix("http://").split(":")
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -98,7 +98,7 @@ def open_request(
 
 
 def drop(connection: socket.socket) -> None:
-    """Close it without a farewell: the server sees a reset."""
+    """Close with a TCP reset."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     connection.close()

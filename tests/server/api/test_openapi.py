@@ -1,4 +1,4 @@
-"""The OpenAPI document is complete: whoever makes a client of it misses nothing."""
+"""The OpenAPI document describes every route, body, response and error."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
     return [(path, method, one) for path, item in document["paths"].items() for method, one in item.items()]
 
 
-def test_every_route_is_in_it(document: dict[str, Any]) -> None:
+def test_document_contains_every_route(document: dict[str, Any]) -> None:
     assert {(path, method) for path, method, _ in operations(document)} == {
         *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
         *(("/tokenize", "post"), ("/detokenize", "post"), ("/health", "get"), ("/version", "get")),
@@ -33,7 +33,7 @@ def test_every_route_is_in_it(document: dict[str, Any]) -> None:
     }
 
 
-def test_every_operation_says_what_it_takes_and_gives(document: dict[str, Any]) -> None:
+def test_every_operation_documents_body_and_responses(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     known_tags = {tag["name"] for tag in document["tags"]}
     names = [one["operationId"] for _, _, one in operations(document)]
@@ -53,7 +53,7 @@ def test_every_operation_says_what_it_takes_and_gives(document: dict[str, Any]) 
             assert {"400", "413", "415"} <= set(one["responses"]), path
 
 
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_every_reference_resolves(document: dict[str, Any]) -> None:
     left: list[Any] = [document]
     num_references = 0
     while left:
@@ -68,7 +68,7 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
     assert num_references > 50
 
 
-def test_a_server_with_keys_says_so() -> None:
+def test_api_keys_are_documented() -> None:
     assert "security" not in make_documented_app().openapi()
     document = make_documented_app(with_keys=True).openapi()
     assert document["security"] == [{"key": []}]

@@ -1,4 +1,4 @@
-"""Every way to ask for a form, and what each mistake is told."""
+"""Parsing of structured output fields: every accepted variant, and the message for every invalid one."""
 
 import json
 import math
@@ -64,7 +64,7 @@ def deep(levels: int) -> dict[str, Any]:
     ],
     ids=range(18),
 )
-def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
+def test_structured_output_fields_are_parsed(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
     assert ask(**fields) == (None if form is None else StructuredOutput(**form))
 
 
@@ -112,7 +112,7 @@ def test_forms(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
     ],
     ids=range(38),
 )
-def test_what_is_wrong_with_a_form(fields: dict[str, Any], says: str) -> None:
+def test_invalid_structured_output_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refusal:
         ask(**fields)
     assert len(str(refusal.value)) < 400

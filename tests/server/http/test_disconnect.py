@@ -1,4 +1,4 @@
-"""Work ends when its client leaves, all of it, and at once."""
+"""Work for a client that disconnects is cancelled at once and completely."""
 
 import asyncio
 from typing import Any
@@ -32,7 +32,7 @@ def run(scene: Any) -> Any:
     return asyncio.run(watched())
 
 
-def test_the_result_comes_through() -> None:
+def test_result_is_returned() -> None:
     async def work() -> int:
         await asyncio.sleep(0)
         return 7
@@ -46,7 +46,7 @@ def test_the_result_comes_through() -> None:
     assert run(scene()) == 14
 
 
-def test_an_error_comes_through() -> None:
+def test_exception_is_raised() -> None:
     async def work() -> None:
         raise KeyError("x")
 
@@ -58,7 +58,7 @@ def test_an_error_comes_through() -> None:
 
 
 @pytest.mark.parametrize("is_slow_to_end", [False, True])
-def test_who_leaves_ends_the_work_and_its_cleanup_has_run(is_slow_to_end: bool) -> None:
+def test_disconnect_cancels_work_and_awaits_its_cleanup(is_slow_to_end: bool) -> None:
     async def scene() -> list[str]:
         noted = []
         client = Client()
@@ -79,7 +79,7 @@ def test_who_leaves_ends_the_work_and_its_cleanup_has_run(is_slow_to_end: bool) 
     assert run(scene()) == ["cleaned up"]
 
 
-def test_cleanup_that_fails_says_nothing_more() -> None:
+def test_exception_in_cleanup_is_suppressed() -> None:
     async def scene() -> None:
         client = Client()
 
@@ -96,7 +96,7 @@ def test_cleanup_that_fails_says_nothing_more() -> None:
     run(scene())
 
 
-def test_a_cancelled_caller_takes_the_work_with_it() -> None:
+def test_cancelled_caller_cancels_work() -> None:
     async def scene() -> list[str]:
         noted = []
         started = asyncio.Event()

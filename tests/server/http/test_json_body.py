@@ -1,4 +1,4 @@
-"""Bodies become models or one clear sentence; no body costs more than its size allows."""
+"""JSON bodies become models or one clear error; the cost of a body is bounded by its size."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def refusal(raw: bytes) -> ApiError:
     return caught.value
 
 
-def test_a_good_body_is_the_model() -> None:
+def test_valid_body_is_parsed() -> None:
     body = parse(
         temperature=1,
         seed=(1 << 64) - 1,
@@ -230,14 +230,14 @@ def test_a_good_body_is_the_model() -> None:
         ),
     ],
 )
-def test_a_fault_is_told_in_openais_words(
+def test_validation_error_uses_openais_words(
     fields: dict[str, Any], message: str, param: str, code: str
 ) -> None:
     error = refusal(json.dumps({**OK, **fields}).encode())
     assert (error.message, error.param, error.code) == (message, param, code)
 
 
-def test_a_missing_field_at_the_top() -> None:
+def test_missing_top_level_field_is_reported() -> None:
     assert refusal(b"{}").message == "Missing required parameter: 'messages'."
 
 
@@ -275,18 +275,18 @@ def test_a_missing_field_at_the_top() -> None:
         (b"\x00" * 100, "not valid JSON"),
     ],
 )
-def test_what_is_no_json_is_refused(raw: bytes, said: str) -> None:
+def test_invalid_json_is_refused(raw: bytes, said: str) -> None:
     if raw.startswith(b'{"') and raw.endswith(b"}"):
         raw = raw[:-1] + b', "messages": [{"role": "user"}]}'
     assert said in refusal(raw).message
 
 
-def test_a_pair_of_surrogates_is_one_character() -> None:
+def test_surrogate_pair_is_one_character() -> None:
     raw = b'{"messages": [{"role": "user"}], "anything": "\\ud83d\\ude00"}'
     assert parse_body(raw, Chat).anything == "\U0001f600"
 
 
-def test_a_large_integer_is_refused_where_it_does_not_fit_and_kept_where_it_does() -> None:
+def test_large_integer_is_refused_only_if_out_of_range() -> None:
     assert parse(anything=10**400).anything == 10**400
     assert refusal(json.dumps({**OK, "seed": 10**400}).encode()).message.endswith(
         "but got a very large integer instead."
@@ -297,7 +297,7 @@ def nested(depth: int, text: str = "") -> bytes:
     return f'{{"messages": [{{"role": "user"}}], "anything": {"[" * depth}{text}{"]" * depth}}}'.encode()
 
 
-def test_depth_is_bounded_exactly() -> None:
+def test_nesting_depth_limit_is_exact() -> None:
     parse_body(nested(MAX_DEPTH - 1), Chat)
     assert "nested too deeply" in refusal(nested(MAX_DEPTH)).message
     assert "nested too deeply" in refusal(nested(1_000_000)).message
@@ -307,11 +307,11 @@ def test_depth_is_bounded_exactly() -> None:
 @pytest.mark.parametrize(
     "text", ['"' + "[{" * 1000 + '"', '"\\"' + "[{" * 1000 + '\\\\"', '"\\\\\\"' + "[" * 1000 + '"']
 )
-def test_brackets_in_strings_are_no_depth(text: str) -> None:
+def test_brackets_in_strings_do_not_count_as_depth(text: str) -> None:
     assert parse_body(nested(5, text), Chat).anything == [[[[[json.loads(text)]]]]]
 
 
-def test_containers_values_and_keys_are_bounded() -> None:
+def test_number_of_containers_values_and_keys_is_limited() -> None:
     assert "arrays and objects" in refusal(nested(1, ",".join(["[]"] * MAX_CONTAINERS))).message
     assert "arrays and objects" in refusal(nested(1, ",".join(["{}"] * MAX_CONTAINERS))).message
     assert "values" in refusal(nested(1, ",".join(["1"] * (MAX_VALUES + 1)))).message
@@ -324,7 +324,7 @@ def test_containers_values_and_keys_are_bounded() -> None:
 @pytest.mark.parametrize(
     "model", [one for one in vars(schemas).values() if isinstance(one, type) and issubclass(one, BaseModel)]
 )
-def test_every_array_of_our_own_models_tells_one_fault(model: type[BaseModel]) -> None:
+def test_every_array_field_of_the_api_fails_fast(model: type[BaseModel]) -> None:
     def arrays(schema: Any) -> Iterator[Any]:
         if isinstance(schema, dict):
             if schema.get("type") == "list" and "items_schema" in schema:
@@ -337,7 +337,7 @@ def test_every_array_of_our_own_models_tells_one_fault(model: type[BaseModel]) -
     assert all(array.get("fail_fast") for array in arrays(model.__pydantic_core_schema__))
 
 
-def test_one_of_many_wrong_items_is_told() -> None:
+def test_only_the_first_invalid_item_is_reported() -> None:
     raw = nested(0, '1, "prompt": [' + ",".join(["-1.5"] * 500_000) + "]")
     assert refusal(raw).param == "prompt[0]"
     with pytest.raises(ValidationError) as caught:
@@ -355,7 +355,7 @@ def test_one_of_many_wrong_items_is_told() -> None:
         b'{"' + b'\\"[,' * 99_999,
     ],
 )
-def test_what_is_cut_off_takes_no_longer_than_its_length(raw: bytes) -> None:
+def test_truncated_body_takes_linear_time(raw: bytes) -> None:
     many = (raw + b"," * MAX_VALUES) * 2
     began = time.process_time()
     refusal(many)
@@ -363,7 +363,7 @@ def test_what_is_cut_off_takes_no_longer_than_its_length(raw: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_give_a_model_or_a_refusal(raw: bytes) -> None:
+def test_random_bytes_give_a_model_or_an_api_error(raw: bytes) -> None:
     with pytest.raises(ApiError):
         parse_body(raw, Chat)
 
@@ -376,7 +376,7 @@ _json = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*Chat.model_fields, "x", ""]), _json, max_size=6))
-def test_any_json_gives_a_model_or_a_short_refusal(content: dict[str, Any]) -> None:
+def test_random_json_gives_a_model_or_a_short_error(content: dict[str, Any]) -> None:
     raw = json.dumps(content).encode()
     try:
         parse_body(raw, Chat)
@@ -387,7 +387,7 @@ def test_any_json_gives_a_model_or_a_short_refusal(content: dict[str, Any]) -> N
         json.dumps(error.body(), allow_nan=False).encode()
 
 
-def test_long_names_and_values_come_back_short() -> None:
+def test_long_names_and_values_are_truncated_in_errors() -> None:
     assert len(refusal(json.dumps({**OK, "x" * 100_000: 1}).encode()).message) < 200
     error = refusal(json.dumps({"messages": [{"role": "a", "content": [{"type": "x" * 100_000}]}]}).encode())
     assert len(error.message) < 300
@@ -400,7 +400,7 @@ def request_of(raw: bytes) -> Request:
     return Request({"type": "http", "method": "POST", "headers": []}, receive)
 
 
-def test_a_large_body_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_body_is_parsed_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
     seen = []
@@ -419,7 +419,7 @@ def test_a_large_body_is_parsed_beside_the_loop(monkeypatch: pytest.MonkeyPatch)
     assert seen == [(False, True), (True, False), (False, True), (False, False)]
 
 
-def test_the_document_holds_the_models() -> None:
+def test_openapi_document_contains_request_models() -> None:
     app = FastAPI()
     router = APIRouter()
 

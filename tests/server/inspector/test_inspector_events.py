@@ -1,4 +1,4 @@
-"""The event stream of a real server: what the engine process commits arrives at whoever watches, and at nobody else."""
+"""The inspector's event stream of a real server."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield kind, json.loads(line.removeprefix("data: "))
 
 
-def test_what_is_committed_arrives(tiny_server: Server) -> None:
+def test_committed_tokens_arrive(tiny_server: Server) -> None:
     body = {"prompt": "the quick fox", "max_tokens": 30, "deterministic": True, "ignore_eos": True, "n": 2}
     answers: list[Any] = []
     with watching(tiny_server) as events:
@@ -58,7 +58,7 @@ def test_what_is_committed_arrives(tiny_server: Server) -> None:
     assert all(one["passes"] for one in steps if one["ms"])
 
 
-def test_watchers_come_and_go(tiny_server: Server) -> None:
+def test_subscribers_are_limited_and_released(tiny_server: Server) -> None:
     with ExitStack() as stack:
         watchers = [stack.enter_context(watching(tiny_server)) for _ in range(MAX_SUBSCRIBERS)]
         assert [next(events)[0] for events in watchers] == ["snapshot"] * MAX_SUBSCRIBERS

@@ -1,4 +1,4 @@
-"""The hub: whoever watches sees all that happens; whoever is slow begins anew; while nobody watches nothing is asked for."""
+"""The hub: snapshots, steps, slow subscribers, and tracing only while a page is subscribed."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(coroutine)
 
 
-def test_nothing_is_asked_while_nobody_watches() -> None:
+def test_tracing_is_on_only_while_a_page_is_subscribed() -> None:
     async def watch() -> None:
         wire = Wire()
         wire.hub.publish(FIRST)
@@ -69,7 +69,7 @@ def test_nothing_is_asked_while_nobody_watches() -> None:
     run(watch())
 
 
-def test_first_a_snapshot_then_steps() -> None:
+def test_snapshot_comes_before_steps() -> None:
     async def watch() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
@@ -112,7 +112,7 @@ def test_first_a_snapshot_then_steps() -> None:
     run(watch())
 
 
-def test_a_later_watcher_gets_what_is_there_now() -> None:
+def test_later_subscriber_gets_the_current_snapshot() -> None:
     async def watch() -> None:
         wire = Wire()
         async with watching(wire.hub) as early:
@@ -133,7 +133,7 @@ def test_a_later_watcher_gets_what_is_there_now() -> None:
     run(watch())
 
 
-def test_who_falls_behind_begins_anew() -> None:
+def test_slow_subscriber_gets_a_new_snapshot() -> None:
     async def watch() -> None:
         wire = Wire()
         async with watching(wire.hub) as slow, watching(wire.hub) as quick:
@@ -154,7 +154,7 @@ def test_who_falls_behind_begins_anew() -> None:
     run(watch())
 
 
-def test_a_queue_that_is_just_full_loses_nothing() -> None:
+def test_full_queue_loses_nothing() -> None:
     async def watch() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
@@ -169,7 +169,7 @@ def test_a_queue_that_is_just_full_loses_nothing() -> None:
     run(watch())
 
 
-def test_a_watcher_too_many_is_refused() -> None:
+def test_hub_refuses_too_many_subscribers() -> None:
     async def watch() -> None:
         wire = Wire()
         pages = [Page(wire.hub) for _ in range(MAX_SUBSCRIBERS)]
@@ -190,7 +190,7 @@ def test_a_watcher_too_many_is_refused() -> None:
     run(watch())
 
 
-def test_traces_of_an_earlier_tracer_say_nothing() -> None:
+def test_traces_of_an_earlier_tracer_are_ignored() -> None:
     """Between asking and the first trace, late ones of before may still arrive."""
 
     async def watch() -> None:
@@ -206,7 +206,7 @@ def test_traces_of_an_earlier_tracer_say_nothing() -> None:
     run(watch())
 
 
-def test_a_new_engine_begins_anew() -> None:
+def test_new_engine_sends_a_new_snapshot() -> None:
     async def watch() -> None:
         wire = Wire()
         async with watching(wire.hub) as page:
@@ -223,7 +223,7 @@ def test_a_new_engine_begins_anew() -> None:
     run(watch())
 
 
-def test_closing_ends_every_stream_and_lets_nobody_in() -> None:
+def test_close_ends_streams_and_refuses_new_ones() -> None:
     async def watch() -> None:
         wire = Wire()
         page = Page(wire.hub)
@@ -241,7 +241,7 @@ def test_closing_ends_every_stream_and_lets_nobody_in() -> None:
     run(watch())
 
 
-def test_a_quiet_stream_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
         monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
         async with watching(Wire().hub) as page:
@@ -251,7 +251,7 @@ def test_a_quiet_stream_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     run(watch())
 
 
-def test_text_cannot_end_an_event() -> None:
+def test_token_text_cannot_end_an_event() -> None:
     async def watch() -> None:
         hub = Hub(lambda token_id: "\n\nevent: step\r\ndata: {}\n\n\u2028", lambda on: None)
         async with watching(hub) as page:

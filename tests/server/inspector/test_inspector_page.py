@@ -1,4 +1,4 @@
-"""The page in a real browser, on a real server whose engine lies: what is proposed, committed and rolled back can be seen."""
+"""The inspector page in a real browser, on a server with injected faults: tokens, commits and rollbacks are shown."""
 
 import json
 import re
@@ -171,7 +171,7 @@ def test_tokens_appear(visit: Visit, server: Server) -> None:
     assert re.search(r"Step \d+, [\d.]+ ms: ", visit.page.inner_text("#step-note"))
 
 
-def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
+def test_rolled_back_tokens_turn_red_and_disappear(visit: Visit) -> None:
     visit.ask(max_tokens="60")
     card = visit.card()
     visit.wait_seen("rolled-back")
@@ -190,7 +190,7 @@ def test_what_is_rolled_back_turns_red_and_disappears(visit: Visit) -> None:
     assert shown == rolled_back
 
 
-def test_an_ended_request_leaves(visit: Visit) -> None:
+def test_ended_request_is_removed(visit: Visit) -> None:
     visit.ask(max_tokens="3")
     wait_ended(visit.card())
     visit.page.wait_for_selector(".request", state="detached")
@@ -240,7 +240,7 @@ def test_raw_text_without_streaming(visit: Visit, server: Server) -> None:
     assert visit.page.text_content("#answer") == answer["choices"][0]["text"]
 
 
-def test_the_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
+def test_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: Path) -> None:
     visit.ask(max_tokens="8")
     visit.wait_answered()
     with visit.page.expect_download() as download:
@@ -251,7 +251,7 @@ def test_the_receipt_can_be_downloaded(visit: Visit, server: Server, tmp_path: P
     assert replayed.status_code == 200, replayed.text
 
 
-def test_what_the_server_refuses_is_said(browser: "Browser", server: Server) -> None:
+def test_error_of_the_server_is_shown(browser: "Browser", server: Server) -> None:
     visit = Visit(browser, server)
     visit.ask("word " * 600)
     visit.page.wait_for_selector("#problem:visible")
@@ -284,7 +284,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
-def test_a_page_that_comes_late_sees_what_is_there(
+def test_page_opened_later_shows_running_requests(
     browser: "Browser", visit: Visit, server: Server, endless: str
 ) -> None:
     visit.page.check("input[value=raw]", force=True)
@@ -301,7 +301,7 @@ def test_a_page_that_comes_late_sees_what_is_there(
     visit.page.click("#stop")
 
 
-def test_a_phone_scrolls_one_way_only(browser: "Browser", server: Server) -> None:
+def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Server) -> None:
     phone = Visit(
         browser,
         server,
@@ -327,7 +327,7 @@ def test_a_phone_scrolls_one_way_only(browser: "Browser", server: Server) -> Non
     phone.context.close()
 
 
-def test_nothing_covers_anything(browser: "Browser", server: Server) -> None:
+def test_playground_does_not_cover_the_proof(browser: "Browser", server: Server) -> None:
     tall = Visit(browser, server, viewport={"width": 1280, "height": 900})
     tall.ask(max_tokens="20")
     tall.wait_answered()
@@ -342,7 +342,7 @@ def test_nothing_covers_anything(browser: "Browser", server: Server) -> None:
     tall.context.close()
 
 
-def test_dark_as_the_system_has_it_and_by_choice(browser: "Browser", server: Server) -> None:
+def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) -> None:
     dark = Visit(browser, server, color_scheme="dark")
     ground = dark.colour("html")
     light = dark.colour("html", "color")
@@ -364,7 +364,7 @@ def test_dark_as_the_system_has_it_and_by_choice(browser: "Browser", server: Ser
     dark.context.close()
 
 
-def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server) -> None:
+def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
     calm = Visit(browser, server, reduced_motion="reduce")
     calm.page.evaluate(  # they are soon gone: whoever looks now and then may miss them
         """() => {
@@ -382,7 +382,7 @@ def test_little_motion_where_little_is_wanted(browser: "Browser", server: Server
     calm.context.close()
 
 
-def test_it_can_be_used_from_the_keyboard(visit: Visit) -> None:
+def test_keyboard_use(visit: Visit) -> None:
     visit.page.fill("#max-tokens", "20")
     visit.page.fill("#seed", SEED)
     visit.page.focus("#prompt")
@@ -396,7 +396,7 @@ def test_it_can_be_used_from_the_keyboard(visit: Visit) -> None:
     assert visit.page.inner_text("#step-note") != last
 
 
-def test_everything_has_a_name(page: "Page") -> None:
+def test_controls_have_accessible_names(page: "Page") -> None:
     nameless = page.eval_on_selector_all(
         "input, textarea, select, button, canvas",
         """all => all.filter((one) => !(one.labels?.length || one.textContent.trim()
@@ -405,13 +405,13 @@ def test_everything_has_a_name(page: "Page") -> None:
     assert nameless == []
 
 
-def test_it_works_without_any_other_machine(visit: Visit, server: Server) -> None:
+def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None:
     visit.ask(max_tokens="4")
     visit.wait_answered()
     assert all(url.startswith((server.url, "blob:", "data:")) for url in visit.requested)
 
 
-def test_with_a_key_the_browser_asks_for_it_once(browser: "Browser", tiny_llama: Path) -> None:
+def test_browser_asks_for_the_api_key_once(browser: "Browser", tiny_llama: Path) -> None:
     with serving(tiny_llama, environment={"HOLDFAST_API_KEY": "open-sesame"}) as guarded:
         assert guarded.get("/").status_code == 401
         visit = Visit(browser, guarded, http_credentials={"username": "anybody", "password": "open-sesame"})
@@ -432,7 +432,7 @@ def test_with_a_key_the_browser_asks_for_it_once(browser: "Browser", tiny_llama:
         ("a\U0001f600", "a\U0001f601", 1),
     ],
 )
-def test_the_first_difference(page: "Page", one: str, other: str, place: int) -> None:
+def test_first_difference(page: "Page", one: str, other: str, place: int) -> None:
     program = "async ([one, other]) => (await import('/inspector/compare.js')).firstDifference(one, other)"
     assert page.evaluate(program, [one, other]) == place
 
@@ -454,7 +454,7 @@ def test_the_first_difference(page: "Page", one: str, other: str, place: int) ->
         ("abca", "1231", False, "differ", "4 runs, 3 distinct outputs."),
     ],
 )
-def test_the_verdict_is_honest(
+def test_verdict_of_compared_outputs(
     page: "Page", texts: str, bits: str, deterministic: bool, outcome: str, words: str
 ) -> None:
     outputs = [{"text": text, "logprobs": bit} for text, bit in zip(texts, bits, strict=True)]

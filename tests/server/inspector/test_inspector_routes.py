@@ -1,4 +1,4 @@
-"""Where the page is found, what its files may do, and that everybody can read it."""
+"""The inspector's files: routes, security headers, and readable colours."""
 
 import re
 from importlib import resources
@@ -53,11 +53,13 @@ def test_every_file_of_the_page_is_served(client: TestClient) -> None:
         *("..%5chub.py", "%2fetc%2fpasswd", "....//hub.py", "main.js.map", "static/main.js", ""),
     ],
 )
-def test_nothing_else_is(client: TestClient, path: str) -> None:
+def test_other_paths_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(f"/inspector/{path}").status_code == 404
 
 
-def test_a_watcher_too_many_is_refused(client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_route_refuses_too_many_subscribers(
+    client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Hub, "num_subscribers", MAX_SUBSCRIBERS)
     monkeypatch.setattr(hub, "_subscribers", [object()] * MAX_SUBSCRIBERS)
     response = client.get("/inspector/events")
@@ -65,7 +67,7 @@ def test_a_watcher_too_many_is_refused(client: TestClient, hub: Hub, monkeypatch
     assert response.headers["retry-after"] == "10"
 
 
-def test_text_is_never_parsed_as_markup_or_code() -> None:
+def test_scripts_never_parse_text_as_markup_or_code() -> None:
     forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|srcdoc|javascript:"
     for script in SCRIPTS:
         assert re.findall(forbidden, script.read_text()) == [], script.name
@@ -73,13 +75,13 @@ def test_text_is_never_parsed_as_markup_or_code() -> None:
     assert re.findall(r"\son\w+=|style=|<script(?! type=\"module\" src=)", page) == []
 
 
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_files_refer_to_no_other_host() -> None:
     for path in STATIC.iterdir():
         found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(?m)^\s*//.*$", "", path.read_text()))
         assert set(found) <= {"http://www.w3.org"}, path.name  # the name of SVG, never fetched
 
 
-def test_scripts_import_only_what_is_served() -> None:
+def test_scripts_import_only_served_files() -> None:
     imported = {name for script in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', script.read_text())}
     assert imported | {"main.js"} == {script.name for script in SCRIPTS}
 
@@ -104,7 +106,7 @@ def _colours(theme: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_everything_can_be_read(theme: int) -> None:
+def test_colours_have_wcag_contrast(theme: int) -> None:
     """WCAG AA: 4.5 for text, 3 for the borders by which controls and tokens are told apart."""
     colours = _colours(theme)
     texts = [(ink, ground) for ink in ("ink", "muted") for ground in ("paper", "surface")]

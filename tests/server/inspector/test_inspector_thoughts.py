@@ -1,4 +1,4 @@
-"""The playground with a model that thinks: its thoughts stand in the answer, as what they are."""
+"""The playground with a thinking model."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_thoughts_stand_in_the_answer(thinker: Server, stream: bool) -> None:
+def test_thoughts_are_shown_in_the_answer(thinker: Server, stream: bool) -> None:
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "seed": 1, "deterministic": True}
     answer = thinker.post("/v1/completions", body).json()
     thoughts = answer["holdfast"]["thoughts"]

@@ -1,4 +1,4 @@
-"""What a page is sent: the end of every live request's tokens, and what took the place of what."""
+"""The events sent to pages: the last tokens of every live request, and rollbacks."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ class Page:
             del self.tokens[request_id], self.candidates[request_id]
 
 
-def test_following_steps_is_the_same_as_a_snapshot() -> None:
+def test_steps_and_snapshots_agree() -> None:
     config = EngineConfig(dtype="fp32", determinism="verify", max_pass_tokens=64, kv_memory="4MiB")
     engine = tiny_engine(config)
     engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, 0.3)
@@ -54,7 +54,7 @@ def test_following_steps_is_the_same_as_a_snapshot() -> None:
     assert page.tokens == {}
 
 
-def test_only_the_end_of_a_long_request_is_sent() -> None:
+def test_only_the_last_tokens_of_a_long_request_are_sent() -> None:
     ids = tuple(range(1000))
     view = EngineView(str)
     long = replace(REQUEST, prompt_len=900, committed_len=1000, committed_ids=ids)
@@ -69,7 +69,7 @@ def test_only_the_end_of_a_long_request_is_sent() -> None:
     )
 
 
-def test_an_answer_that_starts_over_shows_what_it_gave_up() -> None:
+def test_restarted_request_shows_its_dropped_tokens_as_rolled_back() -> None:
     view = EngineView(str)
     view.update(replace(FIRST, requests=(replace(REQUEST, committed_len=5, committed_ids=(1, 2, 3, 4, 5)),)))
     again = replace(REQUEST, committed_start=2, committed_len=2, committed_ids=(), candidate_ids=())

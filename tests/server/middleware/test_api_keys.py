@@ -1,4 +1,4 @@
-"""Only a key opens the door, however the door is rattled."""
+"""Requests without a valid API key are refused."""
 
 import base64
 
@@ -8,15 +8,17 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.api_keys import ApiKeyMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from support.asgi import ask, ok
-from support.raw_http import Reply
+from support.asgi import call_app, ok
+from support.raw_http import HttpResponse
 
 KEYS = ("first-key", "second:key")
 
 
-def reply(*authorization: str | bytes, path: str = "/v1/models", keys: tuple[str, ...] = KEYS) -> Reply:
+def reply(
+    *authorization: str | bytes, path: str = "/v1/models", keys: tuple[str, ...] = KEYS
+) -> HttpResponse:
     app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=keys)))
-    return ask(app, path=path, headers=[("Authorization", value) for value in authorization])
+    return call_app(app, path=path, headers=[("Authorization", value) for value in authorization])
 
 
 def basic(text: str) -> str:
@@ -35,7 +37,7 @@ def basic(text: str) -> str:
         basic("ü:first-key"),
     ],
 )
-def test_a_key_opens(given: str) -> None:
+def test_valid_key_is_accepted(given: str) -> None:
     assert reply(given).body == b"yes"
 
 
@@ -69,25 +71,25 @@ def test_a_key_opens(given: str) -> None:
         basic("a:" + "x" * 20_000),
     ],
 )
-def test_nothing_else_does(given: str | bytes) -> None:
+def test_invalid_authorization_is_refused(given: str | bytes) -> None:
     answer = reply(given)
     assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
     assert answer.error["type"] == "authentication_error"
     assert "key" not in answer.headers["www-authenticate"]
 
 
-def test_two_keys_at_once_are_none() -> None:
+def test_two_authorization_headers_are_refused() -> None:
     assert reply("Bearer first-key", "Bearer first-key").status == 401
 
 
-def test_without_a_key_one_is_told_how_to_send_it() -> None:
+def test_missing_key_error_says_how_to_send_it() -> None:
     answer = reply()
     assert (answer.status, answer.error["code"]) == (401, "missing_api_key")
     assert "Bearer" in answer.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/", "/inspector/events", "/inspector/app.js"])
-def test_a_browser_is_asked_for_a_password(path: str) -> None:
+def test_inspector_routes_ask_for_basic_authentication(path: str) -> None:
     assert reply(path=path).headers["www-authenticate"] == 'Basic realm="holdfast"'
 
 
@@ -104,19 +106,19 @@ def test_a_browser_is_asked_for_a_password(path: str) -> None:
         "/health/../v1",
     ],
 )
-def test_every_other_route_needs_a_key(path: str) -> None:
+def test_every_other_route_requires_a_key(path: str) -> None:
     answer = reply(path=path)
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_health_needs_none_and_no_keys_mean_nobody_is_asked() -> None:
+def test_health_is_public_and_no_keys_means_no_check() -> None:
     assert reply(path="/health").status == 200
     assert reply("Bearer wrong", path="/health").status == 200
     assert reply(keys=()).status == 200
 
 
-def test_the_refusal_does_not_tell_which_key_was_tried() -> None:
+def test_error_does_not_quote_the_key() -> None:
     with pytest.raises(ApiError) as caught:
         ApiKeyMiddleware(ok, ServerConfig(api_keys=KEYS))._require_key(
             {"path": "/x", "headers": [(b"authorization", b"Bearer mine")]}

@@ -1,4 +1,4 @@
-"""BodyLimitMiddleware that are too large, too slow, of the wrong kind or too many are refused before they cost anything."""
+"""Bodies that are too large, too slow, of the wrong type or too many are refused."""
 
 import asyncio
 from typing import Any
@@ -10,8 +10,8 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
-from support.asgi import ask, ok, scope_of
-from support.raw_http import Reply
+from support.asgi import call_app, ok, scope_of
+from support.raw_http import HttpResponse
 
 MOST = 1000
 
@@ -27,10 +27,12 @@ async def read(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"%d" % num})
 
 
-def post(*pieces: bytes, app: Any = read, method: str = "POST", json: bool = True, **headers: str) -> Reply:
+def post(
+    *pieces: bytes, app: Any = read, method: str = "POST", json: bool = True, **headers: str
+) -> HttpResponse:
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
     named += [("content-type", "application/json")] if json else []
-    return ask(
+    return call_app(
         ExceptionMiddleware(BodyLimitMiddleware(app, ServerConfig(max_body_bytes=MOST))),
         method,
         "/",
@@ -39,12 +41,12 @@ def post(*pieces: bytes, app: Any = read, method: str = "POST", json: bool = Tru
     )
 
 
-def test_a_body_may_have_the_full_size() -> None:
+def test_body_of_maximum_size_is_accepted() -> None:
     assert post(b"x" * MOST, content_length=str(MOST)).body == b"1000"
     assert post(*[b"x"] * MOST, transfer_encoding="chunked").body == b"1000"
 
 
-def test_one_that_says_it_is_larger_is_not_read() -> None:
+def test_larger_content_length_is_refused_unread() -> None:
     async def unreachable(*_: Any) -> None:
         raise AssertionError
 
@@ -54,7 +56,7 @@ def test_one_that_says_it_is_larger_is_not_read() -> None:
         assert "1000 bytes" in answer.error["message"]
 
 
-def test_one_that_grows_larger_is_refused_then() -> None:
+def test_chunked_body_is_refused_when_it_exceeds_the_limit() -> None:
     assert post(b"x" * MOST, b"x", transfer_encoding="chunked").status == 413
     assert post(b"x" * 50 * MOST, transfer_encoding="chunked").status == 413
 
@@ -72,7 +74,7 @@ def test_one_that_grows_larger_is_refused_then() -> None:
         "application/json;",
     ],
 )
-def test_json_is_taken(kind: str) -> None:
+def test_json_content_types_are_accepted(kind: str) -> None:
     assert post(b"{}", json=False, content_length="2", content_type=kind).status == 200
 
 
@@ -92,25 +94,25 @@ def test_json_is_taken(kind: str) -> None:
         "ü",
     ],
 )
-def test_nothing_else_is(kind: str) -> None:
+def test_other_content_types_are_refused(kind: str) -> None:
     answer = post(b"{}", json=False, content_length="2", content_type=kind)
     assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
     assert post(b"{}", json=False, transfer_encoding="chunked").status == 415
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip", "zstd", ""])
-def test_nothing_is_unpacked(coding: str) -> None:
+def test_compressed_bodies_are_refused(coding: str) -> None:
     assert (
         post(b"{}", content_length="2", content_encoding=coding).error["code"]
         == "unsupported_content_encoding"
     )
 
 
-def test_identity_is_no_packing() -> None:
+def test_identity_encoding_is_accepted() -> None:
     assert post(b"{}", content_length="2", content_encoding="identity").status == 200
 
 
-def test_without_a_body_there_is_nothing_to_refuse() -> None:
+def test_request_without_body_is_accepted() -> None:
     assert post(json=False).body == b"0"
     assert post(json=False, content_length="0", content_type="text/plain").body == b"0"
     assert post(json=False, method="GET").status == 200
@@ -130,7 +132,7 @@ class Drip:
         return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
 
 
-def test_the_whole_body_has_one_deadline() -> None:
+def test_whole_body_has_one_deadline() -> None:
     """Neither silence nor a byte now and then goes on for longer."""
 
     async def run(pieces: list[bytes]) -> ApiError:
@@ -148,7 +150,7 @@ async def no_send(message: Message) -> None:
     raise AssertionError
 
 
-def test_after_the_body_there_is_no_deadline() -> None:
+def test_no_deadline_after_the_body() -> None:
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == b"x"
         with pytest.raises(TimeoutError):
@@ -164,7 +166,7 @@ def test_after_the_body_there_is_no_deadline() -> None:
     asyncio.run(app(scope_of("POST", "/"), receive, no_send))
 
 
-def test_all_bodies_together_are_bounded_and_given_back() -> None:
+def test_memory_of_all_bodies_is_limited_and_released() -> None:
     """Each within its limit; the one too many is told to come back later, and the others go on."""
 
     async def run() -> list[Any]:

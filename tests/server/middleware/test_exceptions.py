@@ -1,4 +1,4 @@
-"""However a request ends, its client gets one shape and no insides."""
+"""Every exception becomes an error response of one shape, without internals."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
-from support.asgi import ask, scope_of
+from support.asgi import call_app, scope_of
 
 
 def raising(error: BaseException, *, begun: bool = False) -> ExceptionMiddleware:
@@ -37,17 +37,17 @@ def run(app: Any) -> list[Message]:
     return sent
 
 
-def test_an_api_error_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_api_error_becomes_a_response(caplog: pytest.LogCaptureFixture) -> None:
     error = ApiError(429, "too many", param="n", code="later", headers={"Retry-After": "7"})
-    answer = ask(raising(error))
+    answer = call_app(raising(error))
     assert answer.status == 429
     assert answer.headers["retry-after"] == "7"
     assert answer.error == {"message": "too many", "type": "rate_limit_error", "param": "n", "code": "later"}
     assert not caplog.records
 
 
-def test_anything_else_is_a_plain_500_and_the_log_has_the_rest(caplog: pytest.LogCaptureFixture) -> None:
-    answer = ask(raising(KeyError("/secret/path")))
+def test_other_exceptions_become_500_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answer = call_app(raising(KeyError("/secret/path")))
     assert (answer.status, answer.error["type"]) == (500, "server_error")
     assert b"secret" not in answer.body
     (record,) = caplog.records
@@ -55,19 +55,19 @@ def test_anything_else_is_a_plain_500_and_the_log_has_the_rest(caplog: pytest.Lo
     assert "secret" in caplog.text
 
 
-def test_an_answer_that_has_begun_is_not_completed(caplog: pytest.LogCaptureFixture) -> None:
+def test_started_response_stays_incomplete(caplog: pytest.LogCaptureFixture) -> None:
     assert [one["type"] for one in run(raising(KeyError("x"), begun=True))] == ["http.response.start"]
     assert len(caplog.records) == 1
     assert len(run(raising(ApiError(400, "x"), begun=True))) == 1
     assert len(caplog.records) == 1
 
 
-def test_nobody_is_told_when_nobody_is_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_disconnect_sends_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert run(raising(ClientDisconnect())) == []
     assert not caplog.records
 
 
-def test_a_cancelled_request_is_told_so_and_stays_cancelled() -> None:
+def test_cancelled_request_gets_503_and_stays_cancelled() -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -101,27 +101,27 @@ def app() -> FastAPI:
     return app
 
 
-def test_an_unknown_url_is_told_as_openai_tells_it(app: FastAPI) -> None:
-    answer = ask(app, "POST", "/v1/nothing")
+def test_unknown_url_error_uses_openais_words(app: FastAPI) -> None:
+    answer = call_app(app, "POST", "/v1/nothing")
     assert answer.status == 404
     assert answer.error["message"] == "Unknown request URL: POST /v1/nothing. Please check the URL for typos."
     assert answer.error["code"] == "unknown_url"
-    assert len(ask(app, "GET", "/" + "x" * 10_000).body) < 500
-    assert ask(app, "GET", "/\U0001f600\x00\n").status == 404
+    assert len(call_app(app, "GET", "/" + "x" * 10_000).body) < 500
+    assert call_app(app, "GET", "/\U0001f600\x00\n").status == 404
 
 
-def test_a_method_that_is_not_allowed_says_which_are(app: FastAPI) -> None:
-    answer = ask(app, "DELETE", "/only-get/1")
+def test_method_not_allowed_names_the_allowed_ones(app: FastAPI) -> None:
+    answer = call_app(app, "DELETE", "/only-get/1")
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
     assert "GET" in answer.error["message"]
 
 
-def test_a_bad_path_is_the_clients_fault(app: FastAPI) -> None:
-    answer = ask(app, "GET", "/only-get/one")
+def test_invalid_path_parameter_is_400(app: FastAPI) -> None:
+    answer = call_app(app, "GET", "/only-get/one")
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "number", "invalid_value")
 
 
-def test_other_refusals_of_the_framework_keep_their_status_and_lose_their_text(app: FastAPI) -> None:
-    answer = ask(app, "GET", "/only-get/418")
+def test_other_framework_errors_keep_status_but_not_text(app: FastAPI) -> None:
+    answer = call_app(app, "GET", "/only-get/418")
     assert answer.status == 418
     assert b"secret" not in answer.body

@@ -1,4 +1,4 @@
-"""HEAD gets a GET's headers and nothing else, from any route."""
+"""HEAD returns the headers of GET, from any route."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
 from holdfast.server.middleware.stack import HeadRequestMiddleware
-from support.asgi import ask
+from support.asgi import call_app
 
 app = FastAPI()
 ended = []
@@ -40,33 +40,33 @@ async def post() -> str:
 
 
 def head(path: str) -> tuple[int, dict[str, str]]:
-    answer = ask(HeadRequestMiddleware(app), "HEAD", path)
+    answer = call_app(HeadRequestMiddleware(app), "HEAD", path)
     assert answer.body == b""
     return answer.status, answer.headers
 
 
-def test_the_headers_are_those_of_a_get() -> None:
-    assert head("/text") == (200, ask(app, "GET", "/text").headers)
+def test_head_has_the_headers_of_get() -> None:
+    assert head("/text") == (200, call_app(app, "GET", "/text").headers)
     assert head("/text")[1]["content-length"] == "5"
 
 
-def test_a_stream_without_end_ends() -> None:
+def test_head_of_an_endless_stream_ends() -> None:
     assert head("/endless")[0] == 200
 
 
-def test_where_there_is_no_get_there_is_no_head() -> None:
+def test_head_without_get_route_is_refused() -> None:
     assert head("/post")[0] == 405
     assert head("/nothing")[0] == 404
 
 
-def test_other_methods_pass() -> None:
-    assert ask(HeadRequestMiddleware(app), "GET", "/text").body == b"hello"
-    assert ask(HeadRequestMiddleware(app), "POST", "/post").body == b'"posted"'
+def test_other_methods_are_unchanged() -> None:
+    assert call_app(HeadRequestMiddleware(app), "GET", "/text").body == b"hello"
+    assert call_app(HeadRequestMiddleware(app), "POST", "/post").body == b'"posted"'
 
 
-def test_a_client_that_leaves_before_its_headers_is_not_answered() -> None:
+def test_disconnect_before_the_headers_sends_nothing() -> None:
     async def leave(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientDisconnect
 
     with pytest.raises(IndexError):  # nothing was sent
-        ask(ExceptionMiddleware(HeadRequestMiddleware(leave)), "HEAD")
+        call_app(ExceptionMiddleware(HeadRequestMiddleware(leave)), "HEAD")

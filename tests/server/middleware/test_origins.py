@@ -1,4 +1,4 @@
-"""Pages of other origins are kept out, those that are allowed are told so, and programs never notice."""
+"""Web pages of other origins are refused, allowed ones get CORS headers, programs are unaffected."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
 from holdfast.server.middleware.origins import OriginMiddleware
-from support.asgi import ask, ok
-from support.raw_http import Reply
+from support.asgi import call_app, ok
+from support.raw_http import HttpResponse
 
 OURS = "127.0.0.1:8000"
 
@@ -22,18 +22,18 @@ def reply(
     more: list[tuple[str, str]] | None = None,
     app: Any = ok,
     **settings: Any,
-) -> Reply:
+) -> HttpResponse:
     headers: list[tuple[str, str | bytes]] = [("Origin", origin) for origin in origins]
     headers += [] if host is None else [("Host", host)]
     config = ServerConfig(allowed_origins=allowed, **settings)
-    return ask(OriginMiddleware(app, config), method, "/v1/models", [*headers, *(more or [])])
+    return call_app(OriginMiddleware(app, config), method, "/v1/models", [*headers, *(more or [])])
 
 
-def marks(answer: Reply) -> list[str]:
+def marks(answer: HttpResponse) -> list[str]:
     return [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_a_program_passes_unmarked() -> None:
+def test_request_without_origin_gets_no_cors_headers() -> None:
     answer = reply()
     assert answer.status == 200
     assert not marks(answer)
@@ -52,7 +52,7 @@ def test_a_program_passes_unmarked() -> None:
         ("http://[::1]:8000", "[::1]:8000"),
     ],
 )
-def test_our_own_page_passes_unmarked(origin: str, host: str) -> None:
+def test_same_origin_gets_no_cors_headers(origin: str, host: str) -> None:
     answer = reply(origin, host=host)
     assert answer.status == 200
     assert not marks(answer)
@@ -84,23 +84,23 @@ def test_our_own_page_passes_unmarked(origin: str, host: str) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
-def test_any_other_page_is_refused(origin: str | bytes, method: str) -> None:
+def test_other_origins_are_refused(origin: str | bytes, method: str) -> None:
     answer = reply(origin, method=method)
     assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
     assert not marks(answer)
 
 
-def test_a_page_with_no_host_to_compare_is_refused() -> None:
+def test_origin_without_host_is_refused() -> None:
     assert reply("http://127.0.0.1:8000", host=None).status == 403
 
 
-def test_two_origins_are_refused() -> None:
+def test_two_origin_headers_are_refused() -> None:
     assert reply("http://127.0.0.1:8000", "http://127.0.0.1:8000").status == 403
     assert reply("http://a.example", "http://a.example", allowed=("*",)).status == 403
 
 
 @pytest.mark.parametrize("origin", ["https://App.example", "https://app.example"])
-def test_an_allowed_page_passes_and_can_read_the_answer(origin: str) -> None:
+def test_allowed_origin_gets_cors_headers(origin: str) -> None:
     answer = reply(origin, allowed=("https://app.example/",))
     assert answer.body == b"yes"
     assert answer.headers["access-control-allow-origin"] == origin
@@ -111,7 +111,7 @@ def test_an_allowed_page_passes_and_can_read_the_answer(origin: str) -> None:
     assert reply("http://app.example", allowed=("https://app.example",)).status == 403
 
 
-def test_it_can_read_refusals_too() -> None:
+def test_allowed_origin_gets_cors_headers_on_errors() -> None:
     async def refuse(*_: Any) -> None:
         raise ApiError(401, "no")
 
@@ -120,12 +120,12 @@ def test_it_can_read_refusals_too() -> None:
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
 
 
-def test_a_star_allows_everybody() -> None:
+def test_star_allows_every_origin() -> None:
     assert reply("https://any.example", allowed=("*",)).headers["access-control-allow-origin"] == "*"
     assert reply("null", allowed=("*",)).status == 200
 
 
-def preflight(origin: str, wanted: str | None = None, **settings: Any) -> Reply:
+def preflight(origin: str, wanted: str | None = None, **settings: Any) -> HttpResponse:
     async def unreachable(*_: Any) -> None:
         raise AssertionError("a preflight carries no key, so no route may see it")
 
@@ -134,7 +134,7 @@ def preflight(origin: str, wanted: str | None = None, **settings: Any) -> Reply:
     return reply(origin, method="OPTIONS", more=more, app=unreachable, **settings)
 
 
-def test_a_preflight_is_answered_for_allowed_origins_only() -> None:
+def test_preflight_is_answered_for_allowed_origins_only() -> None:
     answer = preflight(
         "https://app.example", "authorization, x-stainless-os", allowed=("https://app.example",)
     )
@@ -147,12 +147,12 @@ def test_a_preflight_is_answered_for_allowed_origins_only() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["", "a b", "x\ny", "ü", "a" * 100, ",".join(["a"] * 1000)])
-def test_a_preflight_repeats_nothing_odd(wanted: str) -> None:
+def test_preflight_does_not_echo_malformed_header_names(wanted: str) -> None:
     answer = preflight("https://app.example", wanted, allowed=("*",))
     assert answer.headers["access-control-allow-headers"] == "authorization, content-type, x-request-id"
 
 
-def test_options_without_a_preflight_reaches_the_routes() -> None:
+def test_options_without_preflight_reaches_the_routes() -> None:
     assert reply("https://app.example", method="OPTIONS", allowed=("https://app.example",)).body == b"yes"
     assert reply(method="OPTIONS").body == b"yes"
 
@@ -168,7 +168,7 @@ def test_options_without_a_preflight_reaches_the_routes() -> None:
         "a@127.0.0.1",
     ],
 )
-def test_a_page_cannot_make_its_own_name_ours(host: str | bytes) -> None:
+def test_dns_rebinding_is_refused(host: str | bytes) -> None:
     """Its name points at us, so that for the browser it is of our origin."""
     answer = reply(b"http://" + (host if isinstance(host, bytes) else host.encode()), host=host)
     assert answer.error["code"] == "host_not_allowed"
@@ -179,15 +179,15 @@ def test_a_page_cannot_make_its_own_name_ours(host: str | bytes) -> None:
     "host",
     ["127.0.0.1:8000", "localhost", "LocalHost:1", "app.localhost", "[::1]:8000", "192.168.1.7:8000", None],
 )
-def test_names_that_cannot_be_taken_are_fine(host: str | None) -> None:
+def test_addresses_and_localhost_are_accepted_hosts(host: str | None) -> None:
     assert reply(host=host).status == 200
 
 
-def test_names_matter_only_where_nothing_else_protects() -> None:
+def test_host_is_checked_only_on_loopback_without_keys() -> None:
     assert reply(host="llm.example").status == 403
     assert reply(host="llm.example", allowed=("https://llm.example",)).status == 200
     assert reply(host="llm.example", allowed=("*",)).status == 200
     assert reply(host="llm.example", api_keys=("k",)).status == 200
     app = OriginMiddleware(ok, ServerConfig(host="0.0.0.0"))
-    assert ask(app, headers=[("Host", "llm.example")]).status == 200
-    assert ask(app, headers=[("Host", "llm.example"), ("Origin", "https://llm.example")]).status == 200
+    assert call_app(app, headers=[("Host", "llm.example")]).status == 200
+    assert call_app(app, headers=[("Host", "llm.example"), ("Origin", "https://llm.example")]).status == 200

@@ -1,4 +1,4 @@
-"""Every answer says which request it answers, and that it is nobody's to keep."""
+"""Every response has a request id and is not cached."""
 
 import re
 
@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.server.middleware.response_headers import ResponseHeadersMiddleware
 from holdfast.server.telemetry.logs import current_request_id
-from support.asgi import ask
+from support.asgi import call_app
 
 
 async def tell(scope: Scope, receive: Receive, send: Send) -> None:
@@ -18,31 +18,31 @@ async def tell(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def request_id(*given: str | bytes) -> str:
-    answer = ask(ResponseHeadersMiddleware(tell), headers=[("X-Request-Id", one) for one in given])
+    answer = call_app(ResponseHeadersMiddleware(tell), headers=[("X-Request-Id", one) for one in given])
     assert answer.headers["x-request-id"] == answer.body.decode()
     assert current_request_id.get() is None
     return answer.body.decode()
 
 
 @pytest.mark.parametrize("given", ["a", "My.id_7-x", "x" * 64])
-def test_a_good_id_is_kept(given: str) -> None:
+def test_safe_request_id_is_kept(given: str) -> None:
     assert request_id(given) == given
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "a\n", "<b>", "é", b"\xff", "../x", "a,b"])
-def test_any_other_is_replaced(given: str | bytes) -> None:
+def test_unsafe_request_id_is_replaced(given: str | bytes) -> None:
     assert re.fullmatch("[0-9a-f]{32}", request_id(given))
 
 
-def test_ids_differ() -> None:
+def test_new_request_ids_differ() -> None:
     assert len({request_id() for _ in range(100)}) == 100
     assert request_id("a", "b") not in ("a", "b")
 
 
-def test_answers_are_not_stored_unless_a_route_says_so() -> None:
-    answer = ask(ResponseHeadersMiddleware(tell))
+def test_responses_are_not_cached_unless_the_route_allows_it() -> None:
+    answer = call_app(ResponseHeadersMiddleware(tell))
     assert (answer.headers["cache-control"], answer.headers["x-content-type-options"]) == (
         "no-store",
         "nosniff",
     )
-    assert ask(ResponseHeadersMiddleware(tell), path="/kept").headers["cache-control"] == "max-age=60"
+    assert call_app(ResponseHeadersMiddleware(tell), path="/kept").headers["cache-control"] == "max-age=60"

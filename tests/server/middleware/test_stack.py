@@ -1,4 +1,4 @@
-"""All layers together, in front of FastAPI, on real sockets: no two of them get in each other's way."""
+"""All middleware together, in front of FastAPI, on real sockets."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.middleware.stack import add_middleware
-from support.raw_http import Reply, Served, served, wait_until
+from support.raw_http import HttpResponse, ServerThread, served, wait_until
 
 KEY = "the-key"
 MOST = 1 << 20
@@ -102,7 +102,7 @@ def scenes() -> Scenes:
 
 
 @pytest.fixture(scope="module")
-def server(scenes: Scenes) -> Iterator[Served]:
+def server(scenes: Scenes) -> Iterator[ServerThread]:
     with served(scenes.app, CONFIG) as server:
         yield server
 
@@ -120,12 +120,12 @@ def note(size: int) -> bytes:
     return json.dumps({"text": "x" * size}).encode()
 
 
-def is_dressed(answer: Reply) -> bool:
+def is_dressed(answer: HttpResponse) -> bool:
     """Whether it has what every answer has."""
     return all(name in answer.headers for name in ("x-request-id", "x-content-type-options", "cache-control"))
 
 
-def test_a_good_request_is_answered(server: Served) -> None:
+def test_valid_request_is_answered(server: ServerThread) -> None:
     with server.connect() as wire:
         for size in (1, 100_000, MOST - 20):
             wire.send(request("POST", "/note", note(size), x_request_id="mine"))
@@ -167,8 +167,10 @@ def test_a_good_request_is_answered(server: Served) -> None:
         (request("GET", "/fail"), 500, "internal_error"),
     ],
 )  # fmt: skip
-def test_every_refusal_has_the_same_shape(server: Served, raw: bytes, status: int, code: str | None) -> None:
-    answer = server.ask(raw)
+def test_every_error_has_the_same_shape(
+    server: ServerThread, raw: bytes, status: int, code: str | None
+) -> None:
+    answer = server.request(raw)
     assert answer.status == status
     assert is_dressed(answer)
     assert b"secret" not in answer.body
@@ -176,7 +178,7 @@ def test_every_refusal_has_the_same_shape(server: Served, raw: bytes, status: in
         assert answer.error["code"] == code
 
 
-def test_a_body_without_a_length_is_bounded_too(server: Served) -> None:
+def test_chunked_body_is_limited(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(request("POST", "/note", content_type="application/json", transfer_encoding="chunked"))
         try:
@@ -189,7 +191,7 @@ def test_a_body_without_a_length_is_bounded_too(server: Served) -> None:
         assert wire.is_closed()
 
 
-def test_a_refusal_reaches_a_client_that_is_still_sending(server: Served) -> None:
+def test_error_reaches_a_client_that_is_still_sending(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(request("POST", "/note", content_type="application/json", content_length=str(50 << 20)))
         wire.send(b" " * (5 << 20))
@@ -197,7 +199,7 @@ def test_a_refusal_reaches_a_client_that_is_still_sending(server: Served) -> Non
         assert wire.is_closed()
 
 
-def test_a_slow_body_is_not_waited_for(server: Served) -> None:
+def test_slow_body_times_out(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(request("POST", "/note", note(10))[:-3])
         answer = wire.read()
@@ -205,7 +207,7 @@ def test_a_slow_body_is_not_waited_for(server: Served) -> None:
         assert wire.is_closed()
 
 
-def test_a_client_may_ask_whether_to_send(server: Served) -> None:
+def test_expect_100_continue(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(
             request(
@@ -228,7 +230,7 @@ def test_a_client_may_ask_whether_to_send(server: Served) -> None:
         assert wire.read().status == 413
 
 
-def test_head_and_preflight(server: Served) -> None:
+def test_head_and_preflight(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(request("HEAD", "/health"))
         answer = wire.read(of_head=True)
@@ -253,15 +255,15 @@ def test_head_and_preflight(server: Served) -> None:
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://app.example")
 
 
-def test_a_failure_behind_the_first_byte_ends_the_connection(server: Served) -> None:
+def test_exception_after_the_first_byte_closes_the_connection(server: ServerThread) -> None:
     with server.connect() as wire:
         wire.send(request("GET", "/fail-late"))
         with pytest.raises(EOFError, match="ended"):
             wire.read()
-    assert server.ask(request("GET", "/health")).status == 200
+    assert server.request(request("GET", "/health")).status == 200
 
 
-def test_a_client_that_leaves_ends_the_work_for_it(scenes: Scenes, server: Served) -> None:
+def test_disconnect_cancels_the_route(scenes: Scenes, server: ServerThread) -> None:
     for size in (10, 500_000):
         scenes.begun.clear()
         scenes.cleaned.clear()
@@ -277,7 +279,7 @@ def test_a_client_that_leaves_ends_the_work_for_it(scenes: Scenes, server: Serve
     wait_until(lambda: scenes.cleaned == ["stream"])
 
 
-def test_a_client_that_does_not_read_ends_the_work_for_it(scenes: Scenes, server: Served) -> None:
+def test_client_that_does_not_read_cancels_the_route(scenes: Scenes, server: ServerThread) -> None:
     scenes.cleaned.clear()
     with server.connect(SO_RCVBUF=4096) as wire:
         wire.send(request("GET", "/stream"))
@@ -285,7 +287,7 @@ def test_a_client_that_does_not_read_ends_the_work_for_it(scenes: Scenes, server
         wait_until(lambda: server.num_connections == 0)
 
 
-def test_others_are_served_while_a_crowd_misbehaves(server: Served) -> None:
+def test_other_clients_are_served_during_an_attack(server: ServerThread) -> None:
     """Slow headers, slow bodies, readers that do not read, refused bodies: none of it delays an honest client."""
     crowd: list[socket.socket] = []
     for number in range(200):
@@ -299,14 +301,14 @@ def test_others_are_served_while_a_crowd_misbehaves(server: Served) -> None:
             )[number % 4]
         )
         crowd.append(one)
-    answers = [server.ask(request("POST", "/note", note(10))).status for _ in range(20)]
+    answers = [server.request(request("POST", "/note", note(10))).status for _ in range(20)]
     for one in crowd:
         one.close()
     assert answers == [200] * 20
     wait_until(lambda: server.num_connections == 0)
 
 
-def test_large_bodies_do_not_hold_up_small_ones(server: Served) -> None:
+def test_large_bodies_do_not_delay_small_ones(server: ServerThread) -> None:
     """While bodies of full size, made to be slow to read, are parsed, small requests come and go."""
     heavy = b'{"text": "", "x": [' + b",".join([b'"\\n"'] * (MOST // 5 - 20)) + b"]}"
     num_done = 0
@@ -314,12 +316,12 @@ def test_large_bodies_do_not_hold_up_small_ones(server: Served) -> None:
     def send_heavy() -> None:
         nonlocal num_done
         for _ in range(5):
-            assert server.ask(request("POST", "/note", heavy)).error["code"] == "unknown_parameter"
+            assert server.request(request("POST", "/note", heavy)).error["code"] == "unknown_parameter"
         num_done += 1
 
     threads = [threading.Thread(target=send_heavy) for _ in range(3)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        assert server.ask(request("GET", "/health")).status == 200
+        assert server.request(request("GET", "/health")).status == 200
     assert num_done == 3

@@ -1,4 +1,4 @@
-"""One line a record, whatever is in it."""
+"""Log records are one line each, whatever their values contain."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def lines():
 log = logging.getLogger("holdfast.server")
 
 
-def test_a_line_of_text(lines):
+def test_text_format(lines):
     read = lines("text")
     log.info(
         "up at %s", "http://127.0.0.1:8000", extra={"port": 8000, "inspector": True, "note": "all is well"}
@@ -68,7 +68,7 @@ def test_a_line_of_text(lines):
     assert abs((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()) < 60
 
 
-def test_a_line_of_json(lines):
+def test_json_format(lines):
     read = lines("json")
     log.warning("late", extra={"request_id": "cmpl-1", "seconds": 1.5, "nothing": None, "many": ("a", 2)})
     (line,) = read()
@@ -85,7 +85,7 @@ def test_a_line_of_json(lines):
     }
 
 
-def test_no_field_replaces_what_a_line_begins_with(lines):
+def test_extra_fields_do_not_replace_the_head(lines):
     read = lines("json")
     log.info("true", extra={"level": "false", "time": "never", "logger": "forged"})
     (line,) = read()
@@ -96,7 +96,7 @@ def test_no_field_replaces_what_a_line_begins_with(lines):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("value", NASTY.values(), ids=NASTY)
-def test_nothing_can_forge_a_line(lines, log_format, value):
+def test_values_cannot_forge_a_line(lines, log_format, value):
     read = lines(log_format)
     log.info("it said %s", value, extra={"client": value, "several": [value, value], value: 1})
     (line,) = read()
@@ -107,20 +107,20 @@ def test_nothing_can_forge_a_line(lines, log_format, value):
         assert found["message"] == f"it said {value}"
 
 
-def test_a_value_cannot_pretend_to_be_several(lines):
+def test_value_cannot_forge_fields(lines):
     read = lines("text")
     log.info("x", extra={"client": 'a" level=error b="'})
     assert read()[0].endswith(r'x client="a\" level=error b=\""')
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_long_values_are_cut(lines, log_format):
+def test_long_values_are_truncated(lines, log_format):
     read = lines(log_format)
     log.info("x", extra={"path": "a" * 100_000})
     assert len(read()[0]) < MAX_VALUE_CHARS + 200
 
 
-def test_the_lines_of_a_traceback_are_marked(lines):
+def test_traceback_lines_have_a_prefix(lines):
     read = lines("text")
     try:
         raise ValueError("first\n2026-01-01T00:00:00.000Z info    forged: x\r\x1b[31m")
@@ -132,7 +132,7 @@ def test_the_lines_of_a_traceback_are_marked(lines):
     assert all(line.startswith("    | ") and line.isprintable() for line in below)
 
 
-def test_a_traceback_is_a_field_of_json(lines):
+def test_traceback_is_a_json_field(lines):
     read = lines("json")
     try:
         raise ValueError("first\nsecond")
@@ -143,7 +143,7 @@ def test_a_traceback_is_a_field_of_json(lines):
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_keys_are_blotted_out_wherever_they_appear(lines, log_format):
+def test_api_keys_are_redacted_everywhere(lines, log_format):
     read = lines(log_format, secrets=("key-1", "key-1-and-longer"))
     try:
         raise ValueError("Bearer key-1")
@@ -155,7 +155,7 @@ def test_keys_are_blotted_out_wherever_they_appear(lines, log_format):
     assert text.count("***") == 5  # the traceback shows the line of source, too
 
 
-def test_a_record_belongs_to_the_request_it_was_made_in(lines):
+def test_record_contains_the_current_request_id(lines):
     read = lines("json")
     token = current_request_id.set("chatcmpl-7")
     try:
@@ -167,21 +167,21 @@ def test_a_record_belongs_to_the_request_it_was_made_in(lines):
     assert [json.loads(line).get("request_id") for line in read()] == ["chatcmpl-7", "other", None]
 
 
-def test_levels(lines):
+def test_level_filters_records(lines):
     read = lines("text", "warning")
     log.info("no")
     log.warning("yes")
     assert len(read()) == 1
 
 
-def test_the_last_set_up_counts(lines):
+def test_last_configuration_applies(lines):
     first, second = lines("text"), lines("json")
     log.info("x")
     assert first() == []
     assert len(second()) == 1
 
 
-def test_uvicorn_logs_through_it_and_has_no_access_line_of_its_own(lines):
+def test_uvicorn_logs_through_the_handler_without_access_lines(lines):
     theirs = logging.getLogger("uvicorn")
     theirs.addHandler(logging.StreamHandler(io.StringIO()))
     theirs.propagate = False
@@ -206,19 +206,19 @@ def test_warnings_are_logged(lines):
     assert "UserWarning: old" in json.loads(line)["message"]
 
 
-def test_a_number_json_does_not_know(lines):
+def test_infinity_is_written_as_text(lines):
     read = lines("json")
     log.info("x", extra={"rate": float("nan"), "most": float("inf")})
     assert json.loads(read()[0], parse_constant=pytest.fail)["rate"] == "nan"
 
 
-def test_a_message_that_cannot_be_made_is_still_logged(lines):
+def test_record_with_wrong_arguments_is_still_logged(lines):
     read = lines("text")
     log.info("%d of them", "many")
     assert read()[0].endswith("%d of them")
 
 
-def test_escape_leaves_readable_text_alone():
+def test_escape_keeps_printable_text():
     assert escape("größer – 你好 🙂") == "größer – 你好 🙂"
     assert escape("a\tb") == r"a\tb"
 
@@ -240,7 +240,7 @@ WHOLE = AccessLogEntry(
 )
 
 
-def test_an_access_line(lines):
+def test_access_log_line(lines):
     read = lines("json")
     WHOLE.write()
     (line,) = read()
@@ -264,7 +264,7 @@ def test_an_access_line(lines):
     }
 
 
-def test_what_is_not_known_is_left_out(lines):
+def test_access_log_omits_unknown_fields(lines):
     read = lines("text")
     AccessLogEntry("/health", 200, total_ms=1).write()
     assert read()[0].endswith("info    holdfast.access: request route=/health status=200 total_ms=1")
@@ -273,13 +273,13 @@ def test_what_is_not_known_is_left_out(lines):
 @pytest.mark.parametrize(
     ("status", "level"), [(200, "info"), (404, "info"), (500, "warning"), (503, "warning")]
 )
-def test_our_own_faults_are_warnings(lines, status, level):
+def test_access_log_level_depends_on_status(lines, status, level):
     read = lines("json")
     AccessLogEntry("/v1/completions", status).write()
     assert json.loads(read()[0])["level"] == level
 
 
-def test_a_process_of_its_own_logs_to_stderr():
+def test_default_stream_is_stderr():
     code = (
         "import logging; from holdfast.server.telemetry.logs import configure_logging; configure_logging('json', 'info');"
         "logging.getLogger('holdfast.engine').info('up')"

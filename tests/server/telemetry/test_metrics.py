@@ -1,4 +1,4 @@
-"""Metrics in the names people know; counters never go backwards; what is measured is what happened."""
+"""Prometheus metrics: names, values, and counters that never decrease."""
 
 from dataclasses import fields, replace
 
@@ -95,7 +95,7 @@ ENGINE = (
 
 
 @pytest.mark.parametrize("label", ["true", "false"])
-def test_every_series_of_requests_is_there_from_the_start(metrics, label):
+def test_request_series_exist_from_the_start(metrics, label):
     for name in HISTOGRAMS:
         assert of_request(metrics, f"{name}_count", label) == 0, name
     for name in REQUEST_COUNTERS:
@@ -105,12 +105,12 @@ def test_every_series_of_requests_is_there_from_the_start(metrics, label):
         assert of_request(metrics, "thoughts_total", label, kind=kind) == 0
 
 
-def test_every_series_of_the_engine_is_there_from_the_start(metrics):
+def test_engine_series_exist_from_the_start(metrics):
     for name in ENGINE:
         assert read(metrics, name) == 0, name
 
 
-def test_the_engine_s_numbers_are_all_told():
+def test_every_engine_counter_is_exported():
     """A counter the engine gains must be sent and shown."""
     changes = [{one.name: 7} for one in fields(EngineStatus) if one.name != "counters"]
     changes += [{"counters": EngineCounters(**{one.name: 7})} for one in fields(EngineCounters)]
@@ -123,7 +123,7 @@ def test_the_engine_s_numbers_are_all_told():
         before = after
 
 
-def test_two_servers_share_nothing():
+def test_registries_are_independent():
     one, other = Metrics(), Metrics()
     one.request(True).failed("boom")
     assert of_request(one, "request_errors_total", "true", code="boom") == 1
@@ -133,7 +133,7 @@ def test_two_servers_share_nothing():
 # One request
 
 
-def test_the_life_of_a_request(metrics, clock):
+def test_request_latencies_and_counts(metrics, clock):
     watch = metrics.request(True)
     clock.now += 0.5
     watch.started(0.4)
@@ -160,7 +160,7 @@ def test_the_life_of_a_request(metrics, clock):
     assert of_request(metrics, "request_success_total", "true", finished_reason="stop") == 1
 
 
-def test_a_piece_of_several_tokens_is_as_many_intervals(metrics, clock):
+def test_delta_of_several_tokens_is_several_intervals(metrics, clock):
     watch = metrics.request(False)
     watch.tokens(0, 1)
     clock.now += 0.008
@@ -170,7 +170,7 @@ def test_a_piece_of_several_tokens_is_as_many_intervals(metrics, clock):
     assert of_request(metrics, "inter_token_latency_seconds_bucket", le="0.0025") == 8
 
 
-def test_choices_have_intervals_of_their_own(metrics, clock):
+def test_inter_token_latency_is_per_choice(metrics, clock):
     watch = metrics.request(False)
     for index in (0, 1):
         clock.now += 1
@@ -182,7 +182,7 @@ def test_choices_have_intervals_of_their_own(metrics, clock):
     assert of_request(metrics, "inter_token_latency_seconds_sum") == 2
 
 
-def test_a_piece_without_tokens_changes_nothing(metrics, clock):
+def test_delta_without_tokens_is_ignored(metrics, clock):
     watch = metrics.request(False)
     watch.tokens(0, 0)
     assert of_request(metrics, "time_to_first_token_seconds_count") == 0
@@ -191,7 +191,7 @@ def test_a_piece_without_tokens_changes_nothing(metrics, clock):
     assert of_request(metrics, "time_to_first_token_seconds_sum") == 1
 
 
-def test_tokens_are_counted_once_whether_told_piece_by_piece_or_at_the_end(metrics):
+def test_generation_tokens_are_counted_once(metrics):
     streamed = metrics.request(False)
     streamed.tokens(0, 2)
     assert of_request(metrics, "generation_tokens_total") == 2  # already while it runs
@@ -200,7 +200,7 @@ def test_tokens_are_counted_once_whether_told_piece_by_piece_or_at_the_end(metri
     assert of_request(metrics, "generation_tokens_total") == 7
 
 
-def test_a_request_ends_once(metrics):
+def test_request_ends_once(metrics):
     for first, then in (("finished", "failed"), ("failed", "finished")):
         watch = metrics.request(False)
         for end in (first, then, first):
@@ -214,17 +214,17 @@ def test_a_request_ends_once(metrics):
     assert of_request(metrics, "generation_tokens_total") == 0
 
 
-def test_a_failed_request_has_no_latency_in_all(metrics):
+def test_failed_request_has_no_e2e_latency(metrics):
     metrics.request(False).failed("internal_error")
     assert of_request(metrics, "e2e_request_latency_seconds_count") == 0
 
 
-def test_a_request_refused_before_it_was_read(metrics):
+def test_error_before_the_body_is_read_is_counted(metrics):
     metrics.refused("invalid_api_key")
     assert of_request(metrics, "request_errors_total", "unknown", code="invalid_api_key") == 1
 
 
-def test_what_a_request_cost_is_added_up(metrics):
+def test_stats_are_summed(metrics):
     stats = Stats(candidates=10, accepted=7, rolled_back=3, rollbacks=1, windows=2, preemptions=1)
     for _ in range(2):
         metrics.request(True).finished("stop", 5, 9, stats)
@@ -253,7 +253,7 @@ def test_prefix_hits_are_never_more_than_queries(metrics):
 # The engine
 
 
-def test_the_engine_s_gauges(metrics):
+def test_engine_gauges(metrics):
     metrics.update(replace(IDLE, num_running=3, num_waiting=2, num_pages_used=25, num_pages_idle=50))
     for name, value in (
         ("num_requests_running", 3),
@@ -266,13 +266,13 @@ def test_the_engine_s_gauges(metrics):
         assert read(metrics, name) == value, name
 
 
-def test_the_engine_s_counters_are_not_added_twice(metrics):
+def test_engine_counters_add_increments_only(metrics):
     for steps in (3, 3, 8):
         metrics.update(replace(IDLE, counters=EngineCounters(num_steps=steps)))
     assert read(metrics, "engine_steps_total") == 8
 
 
-def test_a_restart_starts_from_0_again_and_nothing_goes_backwards(metrics):
+def test_counters_continue_after_an_engine_restart(metrics):
     metrics.update(replace(IDLE, counters=EngineCounters(num_steps=8), num_running=4, num_pages_used=9))
     metrics.engine_restarted()
     assert read(metrics, "num_requests_running") == 0
@@ -283,13 +283,13 @@ def test_a_restart_starts_from_0_again_and_nothing_goes_backwards(metrics):
     assert read(metrics, "engine_restarts_total") == 1
 
 
-def test_an_engine_that_counts_less_than_before_has_begun_anew(metrics):
+def test_smaller_engine_counter_means_a_restart(metrics):
     for steps in (8, 2, 5):
         metrics.update(replace(IDLE, counters=EngineCounters(num_steps=steps)))
     assert read(metrics, "engine_steps_total") == 13
 
 
-def test_what_is_served(metrics):
+def test_info_labels(metrics):
     labels = {
         "version": "1.2",
         "model": 'a "model"\n',
@@ -304,7 +304,7 @@ def test_what_is_served(metrics):
 # The text
 
 
-def test_the_plain_text_has_no_times_of_creation(metrics):
+def test_plain_text_has_no_created_samples(metrics):
     text, kind = metrics.render("text/plain;version=0.0.4, */*")
     assert kind.startswith("text/plain; version=0.0.4")
     assert b"_created" not in text
@@ -312,19 +312,19 @@ def test_the_plain_text_has_no_times_of_creation(metrics):
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "0.0.1", "abc", "999.1"])
-def test_openmetrics_if_it_is_asked_for(metrics, version):
+def test_openmetrics_by_accept_header(metrics, version):
     text, kind = metrics.render(f"text/html, application/openmetrics-text;version={version};q=0.9, */*;q=0.1")
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert text.endswith(b"# EOF\n")
     assert b"# TYPE holdfast_generation_tokens counter" in text
 
 
-def test_numbers_survive_being_rendered_twice(metrics):
+def test_rendering_does_not_change_values(metrics):
     metrics.request(True).finished("stop", 3, 4, Stats())
     assert metrics.render() == metrics.render()
 
 
-def test_thoughts_are_counted_by_what_came_of_them(metrics):
+def test_thoughts_are_counted_by_kind(metrics):
     request = metrics.request(True)
     request.thoughts((Thought(0, 3, "", ()), Thought(1, 7, "tails", (9,))))
     request.thoughts((Thought(2, 11, "", ()),))

@@ -1,4 +1,4 @@
-"""One span a request, in the words of the conventions; nothing at all where nobody asked for traces."""
+"""One OpenTelemetry span for each request; without an endpoint, none."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def otel():
     traces.close()
 
 
-def test_the_span_of_a_request(otel):
+def test_span_attributes_of_a_request(otel):
     traces, ended = otel
     span = traces.begin({}, asked(stream=True, deterministic=True))
     span.started(0.25)
@@ -82,7 +82,7 @@ def test_the_span_of_a_request(otel):
     }
 
 
-def test_the_caller_s_trace_goes_on(otel):
+def test_traceparent_continues_the_trace(otel):
     traces, ended = otel
     span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}, asked())
     span.finished(["stop"], 1, 1, "none", Stats())
@@ -91,7 +91,7 @@ def test_the_caller_s_trace_goes_on(otel):
     assert f"{done.parent.span_id:016x}" == PARENT_ID
 
 
-def test_a_caller_who_does_not_sample_is_not_sampled(otel):
+def test_unsampled_trace_is_not_exported(otel):
     traces, ended = otel
     span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}, asked())
     span.finished(["stop"], 1, 1, "none", Stats())
@@ -101,7 +101,7 @@ def test_a_caller_who_does_not_sample_is_not_sampled(otel):
 @pytest.mark.parametrize(
     "header", ["", "00", "00-0-0-01", f"ff-{TRACE_ID}-{PARENT_ID}-01", "x" * 8000, "\x00"]
 )
-def test_a_traceparent_that_is_none_begins_a_new_trace(otel, header):
+def test_invalid_traceparent_starts_a_new_trace(otel, header):
     traces, ended = otel
     traces.begin({"traceparent": header, "tracestate": "a=b," * 200}, asked()).failed("x", 400)
     assert ended()[0].parent is None
@@ -110,7 +110,7 @@ def test_a_traceparent_that_is_none_begins_a_new_trace(otel, header):
 @pytest.mark.parametrize(
     ("status", "verdict"), [(400, "UNSET"), (429, "UNSET"), (500, "ERROR"), (504, "ERROR")]
 )
-def test_a_request_that_failed(otel, status, verdict):
+def test_failed_request(otel, status, verdict):
     traces, ended = otel
     traces.begin({}, asked()).failed("some_code", status)
     (done,) = ended()
@@ -119,7 +119,7 @@ def test_a_request_that_failed(otel, status, verdict):
     assert done.status.status_code.name == verdict
 
 
-def test_a_span_ends_once(otel):
+def test_span_ends_once(otel):
     traces, ended = otel
     span = traces.begin({}, asked())
     span.finished(["stop"], 1, 1, "none", Stats())
@@ -129,14 +129,14 @@ def test_a_span_ends_once(otel):
     assert done.status.status_code.name == "UNSET"
 
 
-def test_a_request_without_settings(otel):
+def test_request_without_sampling_params(otel):
     traces, ended = otel
     traces.begin({}, TracedRequest("score", "m", "score-1")).finished([], 5, 0, "verified", Stats())
     (done,) = ended()
     assert "gen_ai.request.max_tokens" not in done.attributes
 
 
-def test_nothing_a_client_sent_keeps_a_span_from_being_encoded(otel):
+def test_client_values_do_not_break_the_encoding(otel):
     traces, ended = otel
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
@@ -149,7 +149,7 @@ def test_nothing_a_client_sent_keeps_a_span_from_being_encoded(otel):
     assert b"secret" not in sent
 
 
-def test_two_traces_share_nothing(otel):
+def test_tracer_providers_are_independent(otel):
     from opentelemetry import trace
 
     _, ended = otel
@@ -158,7 +158,7 @@ def test_two_traces_share_nothing(otel):
     assert ended() == ()
 
 
-def test_the_service_has_our_name_unless_the_environment_names_it(otel, monkeypatch):
+def test_service_name_can_be_set_by_environment(otel, monkeypatch):
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -217,7 +217,7 @@ def test_spans_reach_a_collector():
         ("http://[::1]:4318", "http://[::1]:4318/v1/traces"),
     ],
 )
-def test_a_collector_s_address(otel, given, url):
+def test_collector_url(otel, given, url):
     from holdfast.server.telemetry.otel import collector_url
 
     assert collector_url(given) == url
@@ -226,13 +226,13 @@ def test_a_collector_s_address(otel, given, url):
 @pytest.mark.parametrize(
     "given", ["", "localhost:4318", "ftp://x", "http://", "grpc://x:1", "http://u:hidden@[", "http://x:99999"]
 )
-def test_what_is_no_address(otel, given):
+def test_invalid_endpoint_is_refused(otel, given):
     with pytest.raises(ConfigError, match="http or https") as caught:
         open_traces(given)
     assert "hidden" not in str(caught.value)
 
 
-def test_without_the_packages_it_says_what_to_install(monkeypatch):
+def test_missing_packages_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "holdfast.server.telemetry.otel", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'holdfast\[otel\]'"):
@@ -242,7 +242,7 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch):
 # Nowhere
 
 
-def test_without_an_endpoint_nothing_happens_and_nothing_is_imported():
+def test_without_endpoint_opentelemetry_is_not_imported():
     code = (
         "import sys; from holdfast.server.telemetry.traces import TracedRequest, open_traces;"
         "from holdfast.core.results import Stats;"
@@ -254,6 +254,6 @@ def test_without_an_endpoint_nothing_happens_and_nothing_is_imported():
     assert done.stdout.strip() == "[]"
 
 
-def test_every_span_of_no_traces_is_one_object():
+def test_no_traces_returns_one_shared_span():
     traces = NoTraces()
     assert traces.begin({}, asked()) is traces.begin({}, asked())

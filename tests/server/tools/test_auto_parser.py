@@ -1,4 +1,4 @@
-"""Calls found in what a model wrote: the same however the text is cut, nothing lost, nothing twice, and in linear time."""
+"""Calls found in free text: independent of chunking, nothing lost or repeated, in linear time."""
 
 import itertools
 import json
@@ -122,7 +122,7 @@ def test_calls_and_content(
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
 @pytest.mark.parametrize("text", NO_CALLS, ids=range(len(NO_CALLS)))
-def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
+def test_text_that_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
     assert said(read(text, tool_format)) == (text, [])
     assert said(read_pieces(list(text), tool_format)) == (text, [])
 
@@ -134,7 +134,7 @@ FRAGMENTS = st.lists(st.sampled_from([*MARKERS, *WRITTEN, *'[]{}":,;\\ \n']), ma
 
 @settings(deadline=None)
 @given(FRAGMENTS, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(FORMATS))
-def test_cuts_change_nothing(text: str, cuts: list[int], tool_format: ToolFormat) -> None:
+def test_auto_parser_is_independent_of_chunking(text: str, cuts: list[int], tool_format: ToolFormat) -> None:
     whole = read(text, tool_format)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
@@ -150,7 +150,7 @@ CALLS = st.tuples(st.sampled_from(NAMES), OBJECTS.map(json.dumps))
 
 @settings(deadline=None)
 @given(PLAIN, st.lists(st.tuples(CALLS, PLAIN), min_size=1, max_size=4))
-def test_nothing_is_lost_and_nothing_said_twice(first: str, rest: list[tuple[tuple[str, str], str]]) -> None:
+def test_no_text_is_lost_or_repeated(first: str, rest: list[tuple[tuple[str, str], str]]) -> None:
     text = marked = first
     for (name, arguments), behind in rest:
         text += f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{behind}'
@@ -160,7 +160,7 @@ def test_nothing_is_lost_and_nothing_said_twice(first: str, rest: list[tuple[tup
     assert (reply.content or "") == re.sub("[ \n]*\0", "", marked).rstrip(" \n")
 
 
-def test_content_is_not_kept_waiting() -> None:
+def test_content_is_emitted_at_once() -> None:
     reader = open_reader()
     assert reader.feed("Hello") == [ContentDelta("Hello")]
     assert reader.feed(" ") == []  # a call may follow
@@ -173,23 +173,23 @@ def test_content_is_not_kept_waiting() -> None:
     assert reader.feed("\n") == reader.finish() == []
 
 
-def test_a_json_answer_is_not_kept_waiting() -> None:
+def test_json_content_is_emitted_at_once() -> None:
     reader = open_reader(LLAMA3)
     assert reader.feed('{"an') == [ContentDelta('{"an')]
     assert open_reader(LLAMA3).feed("[1") == [ContentDelta("[1")]
     assert open_reader(LLAMA3).feed('{"name": "Al') == []
 
 
-def test_a_call_without_a_closing_marker_is_told_at_once() -> None:
+def test_call_without_closing_marker_is_emitted_at_once() -> None:
     assert [type(delta) for delta in open_reader(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [ToolCallDelta]
 
 
 @pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
-def test_one_call_where_only_one_was_asked_for(text: str) -> None:
+def test_only_one_call_without_parallel_tool_calls(text: str) -> None:
     assert said(read(text, parallel=False)) == (None, [F_CALL])
 
 
-def test_deltas_have_openai_s_shape() -> None:
+def test_deltas_have_openais_shape() -> None:
     first, second = read(f"[{F}, {G}]").calls
     deltas = open_reader().feed(f"[{F}, {G}]")
     assert [delta.body() for delta in deltas] == [
@@ -227,7 +227,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_time_is_linear(monkeypatch: pytest.MonkeyPatch, tool_format: ToolFormat, text: str) -> None:
+def test_parsing_takes_linear_time(
+    monkeypatch: pytest.MonkeyPatch, tool_format: ToolFormat, text: str
+) -> None:
     """Counted in letters looked at, not in seconds: scanned as JSON, and given back to be looked through again."""
     looked_at = 0
 

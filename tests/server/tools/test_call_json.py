@@ -1,4 +1,4 @@
-"""Calls as JSON: which are calls, and that their arguments are kept letter for letter."""
+"""Reading calls from JSON: what is a call, and that arguments keep their exact text."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ NAMES = frozenset({"f", "get_weather"})
         ('{"name": "f", "arguments": {"a": 1, "a": 2}}', [("f", '{"a": 1, "a": 2}')]),
     ],
 )
-def test_calls(text: str, calls: list[tuple[str, str]]) -> None:
+def test_calls_are_read(text: str, calls: list[tuple[str, str]]) -> None:
     assert read_calls(text, NAMES) == tuple(WrittenCall(*call) for call in calls)
 
 
@@ -58,7 +58,7 @@ def test_calls(text: str, calls: list[tuple[str, str]]) -> None:
         '[{"name": "f", "arguments": {}}, 1]',
     ],
 )
-def test_no_calls(text: str) -> None:
+def test_other_json_is_no_call(text: str) -> None:
     assert json.loads(text) is not None
     assert read_calls(text, NAMES) is None
 
@@ -72,9 +72,7 @@ OBJECTS = st.dictionaries(
 
 @settings(deadline=None)
 @given(OBJECTS, st.sampled_from([None, 0, 2]), st.booleans(), st.booleans())
-def test_arguments_are_kept_as_they_are_written(
-    value: Any, indent: Any, ascii_only: bool, first: bool
-) -> None:
+def test_arguments_keep_their_exact_text(value: Any, indent: Any, ascii_only: bool, first: bool) -> None:
     arguments = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     members = ['"name": "f"', f'"arguments":{arguments}']
     text = "{" + ",\n".join(members[::-1] if first else members) + "}"
@@ -84,10 +82,10 @@ def test_arguments_are_kept_as_they_are_written(
 @pytest.mark.parametrize(
     "head", ["{", "[", '{ "na', '[ {\n"name": "anything', '{"type"', '{"parameters', '{"id": 1, "x']
 )
-def test_what_may_begin_a_call(head: str) -> None:
+def test_possible_beginning_of_a_call(head: str) -> None:
     assert may_begin_call(head)
 
 
 @pytest.mark.parametrize("head", ["{}", "[]", "[1", '{"answer', '{"names"', '[[{"name"', "x"])
-def test_what_may_not(head: str) -> None:
+def test_impossible_beginning_of_a_call(head: str) -> None:
     assert not may_begin_call(head)

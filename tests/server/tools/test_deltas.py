@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shape, and ids that are the same twice."""
+"""Deltas and messages in OpenAI's shape, and reproducible tool call ids."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from holdfast.server.tools.deltas import (
 from support.tool_parsing import parse_text
 
 
-def test_deltas_add_up() -> None:
+def test_deltas_merge_to_a_message() -> None:
     deltas: list[ChoiceDelta] = [
         ContentDelta("a"),
         ToolCallDelta(0, "", "id0", "f"),
@@ -33,7 +33,7 @@ def test_deltas_add_up() -> None:
     )
 
 
-def test_content_is_null_only_beside_calls() -> None:
+def test_content_is_null_only_with_calls() -> None:
     assert merge_deltas([]).body() == {"role": "assistant", "content": "", "refusal": None}
     call = ToolCall("id", "f", "{}")
     assert merge_deltas([ToolCallDelta(0, "{}", "id", "f")]).body() == {
@@ -45,14 +45,14 @@ def test_content_is_null_only_beside_calls() -> None:
     assert ParsedMessage("x", (call,)).body()["content"] == "x"
 
 
-def test_pieces_on_the_wire() -> None:
+def test_delta_bodies() -> None:
     assert ContentDelta("x").body() == {"content": "x"}
     assert ToolCallDelta(2, "{}").body() == {"tool_calls": [{"index": 2, "function": {"arguments": "{}"}}]}
     (first,) = ToolCallDelta(2, "", "id", "f").body()["tool_calls"]
     assert first == {"index": 2, "id": "id", "type": "function", "function": {"name": "f", "arguments": ""}}
 
 
-def test_openai_s_own_types_take_the_bodies() -> None:
+def test_openai_types_validate_the_bodies() -> None:
     chat: Any = pytest.importorskip("openai.types.chat")
     reply = ParsedMessage(None, (ToolCall("id", "f", "{}"),))
     message = chat.ChatCompletionMessage.model_validate(reply.body(), strict=True)
@@ -62,7 +62,7 @@ def test_openai_s_own_types_take_the_bodies() -> None:
         delta_type.model_validate(piece.body(), strict=True)
 
 
-def test_contents_that_follow_each_other_are_joined() -> None:
+def test_adjacent_content_is_merged() -> None:
     call = ToolCallDelta(0, "{}", "id", "f")
     assert merge_content([ContentDelta("a"), ContentDelta("b"), call, ContentDelta("c")]) == [
         ContentDelta("ab"),
@@ -72,7 +72,7 @@ def test_contents_that_follow_each_other_are_joined() -> None:
     assert merge_content([]) == []
 
 
-def test_a_plain_answer_is_its_text() -> None:
+def test_plain_text_parser_passes_text_on() -> None:
     assert parse_text(PlainTextParser(), "<tool_call>{}") == ParsedMessage("<tool_call>{}")
     assert PlainTextParser().feed("") == []
 
@@ -85,7 +85,7 @@ def test_finish_reasons(reason: str, num_calls: int, told: str) -> None:
     assert finish_reason(reason, num_calls) == told
 
 
-def test_ids_are_a_function_of_the_request_and_the_place() -> None:
+def test_call_ids_depend_on_request_and_index() -> None:
     made = ToolCallIds(b"key").make(0, "f")
     assert made == ToolCallIds(b"key").make(0, "f") == "call_83c8d55748df9d4d59ea8046"
     others = [

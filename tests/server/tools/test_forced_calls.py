@@ -1,4 +1,4 @@
-"""Calls a client insists on: whatever a model without any sense writes, it is calls with valid arguments."""
+"""Forced calls: even a random model writes only calls with valid arguments."""
 
 import itertools
 import json
@@ -101,7 +101,9 @@ def check(reply: ParsedMessage, use: ToolConfig) -> None:
 @pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("tool_format", FORMATS)
 @pytest.mark.parametrize("choice", ["required", "required, one", *PARAMETERS])
-def test_every_answer_is_valid_calls(make: HarnessFactory, tool_format: ToolFormat, choice: str) -> None:
+def test_random_text_under_the_grammar_is_valid_calls(
+    make: HarnessFactory, tool_format: ToolFormat, choice: str
+) -> None:
     use = use_of(choice.removesuffix(", one"), parallel=choice == "required")
     form, num_calls, num_ended = forced_grammar(use, tool_format), [], 0
     for seed in range(16):
@@ -142,7 +144,7 @@ NOW = {
 
 
 @needs_llguidance
-def test_what_is_written_in_each_format() -> None:
+def test_forced_text_of_each_format() -> None:
     one, many = use_of("now"), use_of("required")
     assert allows(forced_grammar(one, HERMES), NOW["hermes"])
     assert not allows(forced_grammar(one, HERMES), f"{NOW['hermes']}\n{NOW['hermes']}")
@@ -156,7 +158,7 @@ def test_what_is_written_in_each_format() -> None:
 
 
 @needs_llguidance
-def test_calls_come_to_an_end() -> None:
+def test_number_of_forced_calls_is_limited() -> None:
     form = forced_grammar(use_of("required"), MISTRAL)
     most = ", ".join([NOW["mistral"]] * MAX_FORCED_CALLS)
     assert allows(form, f"[{most}]")
@@ -193,7 +195,7 @@ def parameters(schema: Any) -> tuple[ToolConfig, StructuredOutput]:
         ),
     ],
 )
-def test_which_arguments_are_allowed(schema: Any, arguments: str, allowed: bool) -> None:
+def test_grammar_allows_exactly_valid_arguments(schema: Any, arguments: str, allowed: bool) -> None:
     _, form = parameters(schema)
     assert allows(form, f'{{"name": "f", "parameters": {arguments}}}') == allowed
 
@@ -222,7 +224,7 @@ def test_which_arguments_are_allowed(schema: Any, arguments: str, allowed: bool)
     ],
     ids=range(5),
 )
-def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
+def test_grammar_error_names_the_tool(schema: Any, says: str) -> None:
     sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]
     use = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
@@ -232,7 +234,7 @@ def test_a_refusal_names_the_tool(schema: Any, says: str) -> None:
 
 
 @needs_llguidance
-def test_tools_can_be_too_large_together() -> None:
+def test_too_large_grammar_is_refused() -> None:
     schema = {
         "properties": {f"p{one}": {"$ref": "#/$defs/x"} for one in range(20)},
         "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}},
@@ -248,7 +250,7 @@ def test_tools_can_be_too_large_together() -> None:
 
 
 @needs_llguidance
-def test_a_refusal_of_the_answer_s_form() -> None:
+def test_grammar_error_names_the_structured_output() -> None:
     use = use_of("auto")
     form = calls_or_json_grammar(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
     with pytest.raises(InvalidRequest) as refusal:
@@ -260,7 +262,7 @@ def test_a_refusal_of_the_answer_s_form() -> None:
 
 
 @needs_llguidance
-def test_as_many_tools_as_may_be() -> None:
+def test_maximum_number_of_tools() -> None:
     sent = [
         {"type": "function", "function": {"name": f"tool_{one}", "parameters": TREE}} for one in range(128)
     ]
@@ -275,7 +277,7 @@ def test_as_many_tools_as_may_be() -> None:
 @pytest.mark.parametrize(
     "form", [{"json_object": True}, {"json_schema": {"type": "array", "items": {"type": "integer"}}}], ids=str
 )
-def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> None:
+def test_calls_or_json_grammar(tool_format: ToolFormat, form: dict[str, Any]) -> None:
     use, answer = use_of("auto"), StructuredOutput(**form)
     either = calls_or_json_grammar(use, tool_format, answer)
     replies = []
@@ -294,7 +296,7 @@ def test_calls_or_an_answer(tool_format: ToolFormat, form: dict[str, Any]) -> No
     assert allows(either, "[1, 2]") == ("json_schema" in form)
 
 
-def test_arguments_are_streamed_as_they_are_written() -> None:
+def test_arguments_are_streamed() -> None:
     reader = ForcedToolParser(HERMES, use_of("required").callable, IDS)
     assert reader.feed('<tool_call>\n{"name": "weather", "argu') == []
     (first,) = reader.feed('ments": ')
@@ -309,7 +311,7 @@ def test_arguments_are_streamed_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_an_answer_may_be_cut_off_anywhere(tool_format: ToolFormat) -> None:
+def test_forced_text_may_be_truncated_anywhere(tool_format: ToolFormat) -> None:
     use, frame = use_of("required"), tool_format.frame
     written = [("weather", '{"city": "}]\\"\\\\"}'), ("weather_2", '{"leaf": 1}')][
         : 2 if tool_format.many else 1
@@ -323,14 +325,14 @@ def test_an_answer_may_be_cut_off_anywhere(tool_format: ToolFormat) -> None:
     assert [(call.name, call.arguments) for call in found] == written
 
 
-def test_arguments_may_be_deeper_than_any_stack() -> None:
+def test_deeply_nested_arguments_are_parsed() -> None:
     use = use_of("weather_2")
     arguments = '{"below":' * 50_000 + "{}" + "}" * 50_000
     reply = read(f'{{"name": "weather_2", "parameters": {arguments}}}', LLAMA3, use)
     assert reply.calls[0].arguments == arguments
 
 
-def test_what_no_grammar_allows_is_our_fault() -> None:
+def test_text_outside_the_grammar_is_an_assertion_error() -> None:
     for text in (
         "Hello",
         '{"name": "none"',

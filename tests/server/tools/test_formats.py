@@ -1,4 +1,4 @@
-"""Which format a model's calls are read in, by what its template says."""
+"""The tool format is chosen by the chat template."""
 
 import pytest
 
@@ -21,12 +21,12 @@ LLAMA31 = "{{ '<|start_header_id|>ipython<|end_header_id|>' }}"
         (None, HERMES),
     ],
 )
-def test_the_template_decides(template: str | None, chosen: ToolFormat) -> None:
+def test_format_is_chosen_by_template(template: str | None, chosen: ToolFormat) -> None:
     assert choose_format(template) is chosen
     assert choose_format(template, ["<s>", "[TOOL_CALLS]", "<|python_tag|>"]) is chosen
 
 
-def test_a_marker_that_is_no_text_is_never_forced() -> None:
+def test_special_token_marker_is_not_forced() -> None:
     hidden = choose_format(QWEN, ["<tool_call>"])
     assert hidden.name == "hermes" and hidden.opening == "<tool_call>"
     for one in (hidden, LLAMA3, MISTRAL):
@@ -34,6 +34,6 @@ def test_a_marker_that_is_no_text_is_never_forced() -> None:
     assert HERMES.opening in HERMES.frame.opening
 
 
-def test_a_marker_begins_with_a_letter_of_its_own() -> None:
+def test_marker_with_repeated_first_character_is_refused() -> None:
     with pytest.raises(AssertionError):
         ToolFormat("bad", "<a<b>", "", HERMES.frame)

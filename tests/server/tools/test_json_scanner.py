@@ -1,4 +1,4 @@
-"""The scanner agrees with Python's own JSON reader on everything, and does not care how a text is cut."""
+"""The incremental scanner agrees with Python's JSON decoder and is independent of chunking."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def scan(text: str) -> tuple[JsonScanner, int]:
 
 @settings(deadline=None)
 @given(st.sampled_from("{["), NEAR_JSON)
-def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
+def test_scanner_agrees_with_python(bracket: str, rest: str) -> None:
     text = bracket + rest
     scanner, end = scan(text)
     assert (end if scanner.ended else None) == end_of(text)
@@ -71,7 +71,7 @@ def test_it_ends_where_python_says(bracket: str, rest: str) -> None:
     st.booleans(),
     st.text(),
 )
-def test_json_ends_where_it_ends(value: Any, ascii_only: bool, behind: str) -> None:
+def test_end_of_valid_json_is_found(value: Any, ascii_only: bool, behind: str) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=1 if ascii_only else None)
     scanner, end = scan(text + behind)
     assert scanner.ended and end == len(text)
@@ -79,7 +79,7 @@ def test_json_ends_where_it_ends(value: Any, ascii_only: bool, behind: str) -> N
 
 @settings(deadline=None)
 @given(st.sampled_from("{["), NEAR_JSON, st.lists(st.integers(0, 60)))
-def test_cuts_change_nothing(bracket: str, rest: str, cuts: list[int]) -> None:
+def test_scanner_is_independent_of_chunking(bracket: str, rest: str, cuts: list[int]) -> None:
     text = bracket + rest
     whole, end = scan(text)
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
@@ -92,12 +92,12 @@ def test_cuts_change_nothing(bracket: str, rest: str, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "1", '"a"', "}", "true", " {}"])
-def test_anything_but_an_object_or_a_list_is_broken(text: str) -> None:
+def test_scalars_fail(text: str) -> None:
     scanner, end = scan(text)
     assert end == 0 and scanner.failed == bool(text)
 
 
-def test_depth_is_bounded_where_it_is_asked_for() -> None:
+def test_depth_limit() -> None:
     assert scan("[" * MAX_DEPTH + "]" * MAX_DEPTH)[0].ended
     assert scan("[" * (MAX_DEPTH + 1))[0].failed
     scanner = JsonScanner(max_depth=None)
@@ -111,5 +111,5 @@ NO_LISTS = ["[1,]", "[1 2]", "[}", "{]", "{1: 2}", "{'a': 1}", '{"a" 1}', '{"a":
 
 
 @pytest.mark.parametrize("text", [*(f'{{"a": {one}}}' for one in NO_NUMBERS + NO_TEXTS), *NO_LISTS])
-def test_what_is_no_json_breaks(text: str) -> None:
+def test_invalid_json_fails(text: str) -> None:
     assert scan(text)[0].failed

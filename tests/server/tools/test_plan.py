@@ -1,4 +1,4 @@
-"""Tools and forms together: what an answer is held to, and who reads it."""
+"""Tools combined with structured output: the constraint and the parser."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ CALL = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("form", [None, JSON, StructuredOutput(regex="a")])
-def test_without_tools_the_form_is_the_client_s(form: StructuredOutput | None) -> None:
+def test_without_tools_structured_output_is_unchanged(form: StructuredOutput | None) -> None:
     for use in (parse_tools(), parse_tools(TOOLS, "none")):
         plan = plan_tools(use, HERMES, form)
         assert plan.structured == form and not plan.is_tool_grammar
@@ -29,7 +29,7 @@ def test_without_tools_the_form_is_the_client_s(form: StructuredOutput | None) -
         assert plan.explain("the JSON object cannot be used: x") == "the JSON object cannot be used: x"
 
 
-def test_auto_is_free_or_one_of_two() -> None:
+def test_auto_is_unconstrained_or_calls_or_json() -> None:
     use = parse_tools(TOOLS)
     assert plan_tools(use, HERMES, None).structured is None
     plan = plan_tools(use, HERMES, JSON)
@@ -39,7 +39,7 @@ def test_auto_is_free_or_one_of_two() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_forced_call_is_the_only_form(choice: Any) -> None:
+def test_forced_call_excludes_structured_output(choice: Any) -> None:
     use = parse_tools(TOOLS, choice)
     plan = plan_tools(use, HERMES, None)
     assert plan.structured == forced_grammar(use, HERMES)
@@ -49,12 +49,12 @@ def test_a_forced_call_is_the_only_form(choice: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
-def test_tools_stand_beside_json_only(form: dict[str, Any]) -> None:
+def test_tools_combine_with_json_only(form: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="only with JSON"):
         plan_tools(parse_tools(TOOLS), HERMES, StructuredOutput(**form))
 
 
-def test_readers_have_the_request_s_ids() -> None:
+def test_parsers_make_the_requests_call_ids() -> None:
     made = [
         parse_text(plan_tools(parse_tools(TOOLS, choice), HERMES, None).parser(key, place), CALL).calls[0].id
         for choice in ("auto", "required")
@@ -66,6 +66,6 @@ def test_readers_have_the_request_s_ids() -> None:
     assert len(call.id) == 9
 
 
-def test_one_call_where_only_one_was_asked_for() -> None:
+def test_plan_passes_parallel_tool_calls_on() -> None:
     reader = plan_tools(parse_tools(TOOLS, "auto", False), HERMES, None).parser(b"")
     assert len(parse_text(reader, CALL + CALL).calls) == 1

@@ -1,4 +1,4 @@
-"""Conversations with tools in front of templates that know nothing of tools."""
+"""Conversations with tools for chat templates without tool support."""
 
 import json
 from typing import Any
@@ -95,20 +95,20 @@ def pairs(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
-def test_calls_and_results_become_what_people_say() -> None:
+def test_calls_and_results_become_contents() -> None:
     told = describe_tools(TALK, USE, CHATML)
     assert pairs(told)[1:] == TOLD
     assert not any("tool_calls" in message or "tool_call_id" in message for message in told)
     assert pairs(describe_tools(TALK, ToolConfig(), CHATML)) == [("system", "Be brief."), *TOLD]
 
 
-def test_what_the_client_sent_is_not_changed() -> None:
+def test_input_messages_are_not_modified() -> None:
     before = json.dumps(TALK)
     describe_tools(TALK, USE, CHATML)
     assert json.dumps(TALK) == before
 
 
-def test_tools_are_told_in_the_system_message() -> None:
+def test_tools_are_described_in_the_system_message() -> None:
     (system, question) = describe_tools([QUESTION], USE, CHATML)
     assert (system["role"], question) == ("system", QUESTION)
     for tool in USE.tools:
@@ -118,14 +118,14 @@ def test_tools_are_told_in_the_system_message() -> None:
     assert extended["content"] == f"Be brief.\n\n{system['content']}"
 
 
-def test_tools_that_are_not_offered_are_not_told() -> None:
+def test_tool_choice_none_describes_no_tools() -> None:
     assert describe_tools([QUESTION], parse_tools([WEATHER], "none"), CHATML) == [QUESTION]
     named = parse_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
     assert "weather" in describe_tools([QUESTION], named, CHATML)[0]["content"]
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, TWO_ROLES])
-def test_without_a_system_message_the_user_tells_of_tools(template: str) -> None:
+def test_without_system_role_tools_are_in_the_user_message(template: str) -> None:
     (question,) = describe_tools([QUESTION], USE, template)
     assert question["role"] == "user"
     assert question["content"].startswith("You can call functions")
@@ -135,7 +135,7 @@ def test_without_a_system_message_the_user_tells_of_tools(template: str) -> None
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_any_template_shows_the_conversation(name: str) -> None:
+def test_any_template_renders_the_conversation(name: str) -> None:
     source = TEMPLATES[name]
     talk = TALK if supports_system(source) else TALK[1:]
     template = ChatTemplate(source)
@@ -147,7 +147,7 @@ def test_any_template_shows_the_conversation(name: str) -> None:
         assert shown in text
 
 
-def test_the_example_is_a_call_only_of_what_is_no_tool() -> None:
+def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
     """What the model is told to write is what the reader reads; the example itself calls nothing."""
     told = describe_tools(TALK, USE, CHATML)
     reader = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
@@ -177,12 +177,12 @@ def test_the_example_is_a_call_only_of_what_is_no_tool() -> None:
         ("f", r"messages\[1\].tool_calls must be a list of objects"),
     ],
 )
-def test_calls_of_the_wrong_shape(calls: Any, says: str) -> None:
+def test_malformed_calls_are_refused(calls: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         describe_tools([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}], USE)
 
 
-def test_arguments_may_be_an_object_or_left_out() -> None:
+def test_arguments_may_be_an_object_or_omitted() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
     (told,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolConfig())
     assert '{"name": "f", "arguments": {"a": "é"}}' in told["content"]
@@ -209,7 +209,7 @@ def test_arguments_may_be_an_object_or_left_out() -> None:
     ],
     ids=range(14),
 )
-def test_which_templates_know_tools(template: str, knows: bool) -> None:
+def test_supports_tools(template: str, knows: bool) -> None:
     assert supports_tools(template) == knows
 
 
@@ -224,5 +224,5 @@ def test_which_templates_know_tools(template: str, knows: bool) -> None:
         ("{{ raise_exception('Only user and assistant roles are supported!') }} system", False),
     ],
 )
-def test_which_templates_take_a_system_message(template: str, takes: bool) -> None:
+def test_supports_system(template: str, takes: bool) -> None:
     assert supports_system(template) == takes

@@ -1,4 +1,4 @@
-"""What clients say about tools: what is understood, and what each mistake is told."""
+"""Validation of tools, tool_choice and parallel_tool_calls."""
 
 import json
 import math
@@ -23,12 +23,12 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_nothing_said_is_nothing_asked() -> None:
+def test_omitted_fields_mean_no_tools() -> None:
     assert parse_tools() == parse_tools([], None, None) == ToolConfig((), "none", None, True)
     assert parse_tools(None, "none", False) == ToolConfig((), "none", None, False)
 
 
-def test_tools_are_offered_unless_the_choice_is_none() -> None:
+def test_visible_and_callable_tools_by_choice() -> None:
     sent = [tool("a-1", description="d", parameters=CITY, strict=True), tool("b_2", strict=None)]
     use = parse_tools(sent)
     assert use.choice == "auto" and not use.is_forced and use.parallel
@@ -41,7 +41,7 @@ def test_tools_are_offered_unless_the_choice_is_none() -> None:
     assert named.is_forced and named.callable == (Tool("b_2"),) and len(named.visible) == 2
 
 
-def test_a_tool_is_shown_as_templates_expect_it() -> None:
+def test_template_dict() -> None:
     (one, two) = parse_tools([tool("a", description="é", parameters=CITY, strict=True), tool("b")]).tools
     assert one.template_dict() == {
         "type": "function",
@@ -53,7 +53,7 @@ def test_a_tool_is_shown_as_templates_expect_it() -> None:
     }
 
 
-def test_a_schema_is_always_of_an_object() -> None:
+def test_schema_is_always_an_object() -> None:
     assert Tool("a").schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert Tool("a", parameters="{}").schema == {"type": "object"}
     assert Tool("a", parameters=json.dumps(CITY)).schema == CITY
@@ -100,7 +100,7 @@ def test_a_schema_is_always_of_an_object() -> None:
     ],
     ids=range(35),
 )
-def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
+def test_invalid_tools_are_refused(sent: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refusal:
         parse_tools(sent)
     assert len(str(refusal.value)) < 300
@@ -121,23 +121,23 @@ def test_what_is_wrong_with_tools(sent: Any, says: str) -> None:
         ({"type": "custom", "custom": {"name": "weather"}}, "tool_choice must be"),
     ],
 )
-def test_what_is_wrong_with_a_choice(choice: Any, says: str) -> None:
+def test_invalid_tool_choice_is_refused(choice: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         parse_tools([tool()], choice)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
-def test_a_choice_needs_tools(choice: Any) -> None:
+def test_tool_choice_requires_tools(choice: Any) -> None:
     for tools in (None, []):
         with pytest.raises(InvalidRequest, match="tool_choice requires tools"):
             parse_tools(tools, choice)
 
 
 @pytest.mark.parametrize("parallel", ["false", 0, 1, []])
-def test_parallel_is_true_or_false(parallel: Any) -> None:
+def test_parallel_tool_calls_must_be_boolean(parallel: Any) -> None:
     with pytest.raises(InvalidRequest, match="parallel_tool_calls must be true or false"):
         parse_tools([tool()], None, parallel)
 
 
-def test_a_deep_schema_that_is_allowed() -> None:
+def test_schema_within_the_depth_limit_is_accepted() -> None:
     assert parse_tools([tool(parameters=deep(MAX_SCHEMA_DEPTH // 2 - 1))]).tools[0].parameters is not None
