@@ -1,6 +1,6 @@
-"""Tests of the GPU, for a machine that has one: PYTHONPATH=src python -m pytest -m gpu tests/gpu
+"""Tests that need a GPU: PYTHONPATH=src python -m pytest -m gpu tests/gpu
 
-Elsewhere they are skipped, unless the tests themselves are to be tried out: HOLDFAST_GPU_TESTS=cpu runs the engine's on a
+Without a GPU they are skipped. To try the tests themselves, HOLDFAST_GPU_TESTS=cpu runs the engine's on a
 CPU, and with TRITON_INTERPRET=1 the kernels' in Triton's interpreter, on small shapes.
 """
 
@@ -23,9 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            item.add_marker(
-                pytest.mark.filterwarnings("default")
-            )  # those of drivers and profilers are no findings
+            item.add_marker(pytest.mark.filterwarnings("default"))  # drivers and profilers emit warnings
             if not HAS_GPU and not IS_TRIAL:
                 item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
 

@@ -1,4 +1,4 @@
-"""Engines over random weights on the device the tests run on, and answers of them, alone and in company."""
+"""Engines over random weights on the device of the tests, and their answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def config_of(shape: str) -> DecoderConfig:
-    """ "tiny" is as small as the GPU's kernels are happy with; there is no GPU that would run a real shape in a trial."""
+    """The shape "tiny" has the smallest sizes that the GPU kernels accept. Without a GPU every shape is "tiny"."""
     if shape == "tiny" or not HAS_GPU:
         return tiny_config(
             hidden_size=256,
@@ -52,7 +52,7 @@ def with_runner(engine: Engine, runner: Any) -> Engine:
 
 
 def eager(engine: Engine, backend: Any = None) -> Engine:
-    """The same weights and pages without captured graphs; with another backend, if one is given."""
+    """The same weights and pages without CUDA graphs, and with another backend if one is given."""
     runner = cast(ModelRunner, engine.runner)
     decoder = runner._decoder if backend is None else runner._decoder.with_backend(backend)
     return with_runner(engine, ModelRunner(decoder, runner._store))
@@ -70,7 +70,7 @@ def prompt(length: int, seed: int = 1) -> tuple[int, ...]:
 def answers(
     engine: Engine, requests: Sequence[tuple[Sequence[int], SamplingParams]], *, may_fail: bool = False
 ) -> list[Result]:
-    """All at once, to the end; nothing is left behind."""
+    """Run all requests together to the end. No page is held after that."""
     prepared = [engine.prepare(tokens, params) for tokens, params in requests]
     for request in prepared:
         engine.submit(request)

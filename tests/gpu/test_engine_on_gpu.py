@@ -1,4 +1,4 @@
-"""The whole engine on a GPU: one answer alone and under load, certified and verified, by graphs and without, ahead or not."""
+"""The whole engine on a GPU: answers do not depend on load, mode, CUDA graphs or async scheduling."""
 
 from dataclasses import replace
 from typing import Any, cast
@@ -55,9 +55,9 @@ def test_certificate_covers_passes_of_all_sizes(engine: Engine) -> None:
 def test_answer_is_the_same_alone_and_under_load_certified_and_verified(
     engine: Engine, plain: Engine, params: SamplingParams
 ) -> None:
-    needle = ProbeRequest(prompt(90), params)
-    certified = stress_test(engine, needle, ("auto",), 8, scale=SCALE)
-    verified = stress_test(plain, needle, ("verify",), 8, scale=SCALE, seed=1)
+    probe = ProbeRequest(prompt(90), params)
+    certified = stress_test(engine, probe, ("auto",), 8, scale=SCALE)
+    verified = stress_test(plain, probe, ("verify",), 8, scale=SCALE, seed=1)
     assert certified.num_revocations == 0
     assert certified.results.keys() == verified.results.keys()
     assert certified.num_distinct == 1
@@ -194,14 +194,14 @@ def test_preempted_requests_give_the_same_answers(tiny: Engine) -> None:
 
 
 def test_spot_checks_find_nothing(engine: Engine) -> None:
-    watching = scheduled(engine, spot_check_rate=1.0)
-    answers(watching, [(prompt(40 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)])
-    assert watching.counters.num_spot_checks > 0
-    assert watching.counters.num_revocations == 0
+    checking = scheduled(engine, spot_check_rate=1.0)
+    answers(checking, [(prompt(40 + number, number), (GREEDY, SAMPLED)[number % 2]) for number in range(6)])
+    assert checking.counters.num_spot_checks > 0
+    assert checking.counters.num_revocations == 0
 
 
-class Corrupted:
-    """A backend whose fast form is off by a percent in one column."""
+class FaultyBackend:
+    """A backend whose fast form is off by one percent in one column."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -219,8 +219,8 @@ class Corrupted:
 def test_faulty_layer_is_detected_and_the_certificate_revoked(tiny: Engine) -> None:
     right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
     backend = cast(ModelRunner, tiny.runner)._decoder.backend
-    wrong = scheduled(eager(tiny, Corrupted(backend)), spot_check_rate=1.0)
-    long = replace(GREEDY, max_tokens=500)  # a check waits for a reference pass of rows
+    wrong = scheduled(eager(tiny, FaultyBackend(backend)), spot_check_rate=1.0)
+    long = replace(GREEDY, max_tokens=500)  # a spot check waits for as many tokens as a reference pass has
     hit = answers(wrong, [(prompt(60), long)], may_fail=True)[0]
     assert wrong.counters.num_revocations == 1
     assert wrong.certificate is None

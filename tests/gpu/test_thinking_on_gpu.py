@@ -1,4 +1,4 @@
-"""A model that thinks, on a GPU: one answer and its thoughts, alone and under load, certified and verified."""
+"""A thinking model on a GPU: the same answer and thoughts alone and under load, certified and verified."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Paged attention: near the exact softmax, and the same bits for a row that decodes, stands in a window or in a chunk."""
+"""Paged attention: near the fp64 softmax, and the same bits in decode, in a window and in a chunk."""
 
 import math
 
 import pytest
 import torch
 from gpu_numbers import HAS_GPU, assert_near, random, same_bits
-from paged import Store, make_store
+from paged_kv import PagedKV, make_store
 from torch import Tensor
 
 from holdfast.numerics.ops import Backend
@@ -15,10 +15,10 @@ CONTEXTS = [8192, 32768] if HAS_GPU else [330]
 WINDOWS = [None, 1, 50, 1000] if HAS_GPU else [None, 50]
 
 
-def exact(q: Tensor, store: Store, sequence: int, position: int, scale: float, window: int | None) -> Tensor:
+def exact(q: Tensor, store: PagedKV, request: int, position: int, scale: float, window: int | None) -> Tensor:
     """q [H, D] -> fp64 [H * D]."""
     first = 0 if window is None else max(0, position - window + 1)
-    keys, values = store.keys[sequence], store.values[sequence]
+    keys, values = store.keys[request], store.values[request]
     group = q.shape[0] // keys.shape[1]
     k = keys[first : position + 1].double().repeat_interleave(group, 1)
     v = values[first : position + 1].double().repeat_interleave(group, 1)
@@ -33,17 +33,17 @@ def test_attention_is_near_the_fp64_softmax(
 ) -> None:
     store = make_store(backend, dtype, [450, 65, 3], kv_heads, width)
     spans = [(0, 400, 50), (1, 64, 1), (2, 0, 3)]
-    rows = store.rows(spans, padding=2)
-    q = random(rows.num_tokens, heads, width, dtype=dtype, device=backend.device)
+    batch = store.batch(spans, padding=2)
+    q = random(batch.num_tokens, heads, width, dtype=dtype, device=backend.device)
     scale = 1 / math.sqrt(width)
-    out = backend.attention(q, store.layer, rows, scale=scale, window=window)
-    owners = [sequence for sequence, _, count in spans for _ in range(count)]
-    wanted = [
-        exact(q[i], store, sequence, int(rows.positions[i]), scale, window)
-        for i, sequence in enumerate(owners)
+    out = backend.attention(q, store.layer, batch, scale=scale, window=window)
+    requests = [request for request, _, count in spans for _ in range(count)]
+    expected = [
+        exact(q[i], store, request, int(batch.positions[i]), scale, window)
+        for i, request in enumerate(requests)
     ]
-    assert_near(out[: len(owners)], torch.stack(wanted), dtype)
-    assert not out[len(owners) :].any()
+    assert_near(out[: len(requests)], torch.stack(expected), dtype)
+    assert not out[len(requests) :].any()
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
@@ -58,7 +58,7 @@ def test_attention_bits_are_the_same_in_decode_window_and_chunk(
     window: int | None,
     context: int,
 ) -> None:
-    """At the end of a long context: alone, among decoding rows, in a short window, in a chunk, among other sequences."""
+    """At the end of a long context: alone, among decode tokens, in a window, in a chunk, among other requests."""
     store = make_store(backend, dtype, [context, 300, 70], kv_heads, width)
     chunk = 512 if HAS_GPU else 24
     first = context - chunk
@@ -66,7 +66,7 @@ def test_attention_bits_are_the_same_in_decode_window_and_chunk(
     other = random(70, heads, width, dtype=dtype, device=backend.device, seed=4)
 
     def attend(spans: list[tuple[int, int, int]], queries: Tensor) -> Tensor:
-        return backend.attention(queries, store.layer, store.rows(spans), scale=0.11, window=window)
+        return backend.attention(queries, store.layer, store.batch(spans), scale=0.11, window=window)
 
     whole = attend([(0, first, chunk)], q)
     for at in (0, 1, chunk // 2, chunk - 2, chunk - 1):
@@ -90,20 +90,20 @@ def test_attention_bits_do_not_depend_on_the_pages(
     found = []
     for seed in (0, 5):
         store = make_store(backend, dtype, [333, 200], kv_heads, width, page_seed=seed)
-        found.append(backend.attention(q, store.layer, store.rows([(0, 313, 20)]), scale=0.1, window=None))
+        found.append(backend.attention(q, store.layer, store.batch([(0, 313, 20)]), scale=0.1, window=None))
     assert same_bits(*found)
 
 
 def test_attention_ignores_later_positions(backend: Backend, dtype: torch.dtype) -> None:
-    """Infinite keys and values at later positions leave earlier rows alone."""
+    """Infinite keys and values at later positions do not change earlier tokens."""
     store = make_store(backend, dtype, [100], 2, 64)
     q = random(100, 4, 64, dtype=dtype, device=backend.device)
-    clean = backend.attention(q, store.layer, store.rows([(0, 0, 100)]), scale=0.1, window=None)
+    clean = backend.attention(q, store.layer, store.batch([(0, 0, 100)]), scale=0.1, window=None)
     bad = torch.full((1, 2, 64), float("inf"), dtype=dtype, device=backend.device)
-    backend.store_kv(bad, bad, store.layer, store.rows([(0, 90, 1)]).slots)
+    backend.store_kv(bad, bad, store.layer, store.batch([(0, 90, 1)]).slots)
     for length in (1, 50, 90):
         dirty = backend.attention(
-            q[:length], store.layer, store.rows([(0, 0, length)]), scale=0.1, window=None
+            q[:length], store.layer, store.batch([(0, 0, length)]), scale=0.1, window=None
         )
         assert same_bits(dirty, clean[:length])
 
@@ -113,14 +113,14 @@ def test_attention_in_a_graph_gives_the_bits_of_a_call(
     backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> None:
     store = make_store(backend, dtype, [1000, 64, 700], 8, 128)
-    rows = store.rows([(0, 999, 1), (1, 63, 1), (2, 500, 1)])
+    batch = store.batch([(0, 999, 1), (1, 63, 1), (2, 500, 1)])
     q = random(3, 32, 128, dtype=dtype, device=device)
-    rows = store.with_tiles(rows, backend, group=4)
-    eager = backend.attention(q, store.layer, rows, scale=0.1, window=None)
+    batch = store.with_tiles(batch, backend, group=4)
+    eager = backend.attention(q, store.layer, batch, scale=0.1, window=None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backend.attention(q, store.layer, rows, scale=0.1, window=None)
+        captured = backend.attention(q, store.layer, batch, scale=0.1, window=None)
     graph.replay()
     torch.cuda.synchronize()
     assert same_bits(captured, eager)

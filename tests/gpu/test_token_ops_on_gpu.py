@@ -1,8 +1,8 @@
-"""Kernels that work row by row: near fp64, and a row has the same bits wherever it stands and whoever stands beside it."""
+"""Kernels that work on each token alone: near fp64 and batch-invariant."""
 
 import pytest
 import torch
-from gpu_numbers import HAS_GPU, assert_near, assert_rows_stand_alone, random, same_bits
+from gpu_numbers import HAS_GPU, assert_batch_invariant, assert_near, random, same_bits
 from torch import Tensor
 
 from holdfast.numerics.ops import Backend
@@ -24,7 +24,7 @@ def test_rms_norm(backend: Backend, dtype: torch.dtype, device: torch.device, wi
     x = random(NUM_ROWS, width, dtype=dtype, device=device)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
     assert_near(backend.rms_norm(x, weight, EPS), exact_norm(x, weight), dtype)
-    assert_rows_stand_alone(lambda rows: [backend.rms_norm(x[rows], weight, EPS)], NUM_ROWS)
+    assert_batch_invariant(lambda rows: [backend.rms_norm(x[rows], weight, EPS)], NUM_ROWS)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -41,19 +41,19 @@ def test_add_rms_norm(backend: Backend, dtype: torch.dtype, device: torch.device
     residual, normed = run(list(range(NUM_ROWS)))
     assert_near(residual, x.double() + delta.double(), dtype)
     assert_near(normed, exact_norm(residual, weight), dtype)
-    assert_rows_stand_alone(run, NUM_ROWS)
+    assert_batch_invariant(run, NUM_ROWS)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
 def test_norm_of_heads(
     backend: Backend, dtype: torch.dtype, device: torch.device, heads: int, kv_heads: int, width: int
 ) -> None:
-    """As q and k are normed: views into the fused product."""
+    """As for q and k: views into the fused product."""
     fused = random(NUM_ROWS, heads + 2 * kv_heads, width, dtype=dtype, device=device)
     weight = random(width, dtype=dtype, device=device, seed=1) + 1
     k = fused[:, heads : heads + kv_heads]
     assert_near(backend.rms_norm(k, weight, EPS), exact_norm(k, weight), dtype)
-    assert_rows_stand_alone(lambda rows: [backend.rms_norm(fused[rows][:, :heads], weight, EPS)], NUM_ROWS)
+    assert_batch_invariant(lambda rows: [backend.rms_norm(fused[rows][:, :heads], weight, EPS)], NUM_ROWS)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
@@ -73,7 +73,7 @@ def test_rope(
     cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     assert_near(run(list(range(NUM_ROWS)))[0], turned, dtype)
-    assert_rows_stand_alone(run, NUM_ROWS)
+    assert_batch_invariant(run, NUM_ROWS)
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -81,7 +81,7 @@ def test_silu_mul(backend: Backend, dtype: torch.dtype, device: torch.device, in
     x = random(NUM_ROWS, 2 * inner, dtype=dtype, device=device, scale=2.0)
     gate, up = x.double().chunk(2, -1)
     assert_near(backend.silu_mul(x), gate / (1 + torch.exp(-gate)) * up, dtype)
-    assert_rows_stand_alone(lambda rows: [backend.silu_mul(x[rows])], NUM_ROWS)
+    assert_batch_invariant(lambda rows: [backend.silu_mul(x[rows])], NUM_ROWS)
 
 
 def test_embed(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,10 +1,10 @@
-"""Choosing tokens on the GPU: the CPU's choices at every setting, and a row's own whoever stands beside it."""
+"""Sampling on a GPU: the tokens of the CPU with every setting, whatever the neighbours."""
 
 import math
 
 import pytest
 import torch
-from gpu_numbers import HAS_GPU, assert_near, assert_rows_stand_alone, same_bits
+from gpu_numbers import HAS_GPU, assert_batch_invariant, assert_near, same_bits
 from torch import Tensor
 
 from holdfast.numerics.backends.torch.backend import TorchBackend
@@ -33,7 +33,7 @@ def dtype() -> torch.dtype:
 
 @pytest.fixture(params=VOCABS)
 def logits(request: pytest.FixtureRequest, device: torch.device) -> Tensor:
-    """Ordinary rows, one of many ties, one with half of its tokens forbidden, one all alike, one that is nearly empty."""
+    """Random logits; row 1 has ties, row 2 half of its tokens masked, row 3 is constant, row 4 has one token left."""
     found = torch.randn(NUM_ROWS, request.param, generator=torch.Generator().manual_seed(2)) * 3
     found[1] = torch.round(found[1])
     found[2, ::2] = -math.inf
@@ -43,8 +43,8 @@ def logits(request: pytest.FixtureRequest, device: torch.device) -> Tensor:
     return found.to(device)
 
 
-def batch_of(
-    rows: int,
+def sampling_batch(
+    num_tokens: int,
     device: torch.device,
     *,
     temperature: float = 1.0,
@@ -53,12 +53,12 @@ def batch_of(
     min_p: float = 0.0,
 ) -> SamplingBatch:
     return SamplingBatch(
-        torch.full((rows,), temperature, device=device),
-        torch.full((rows,), top_k, dtype=torch.int32, device=device),
-        torch.full((rows,), top_p, device=device),
-        torch.full((rows,), min_p, device=device),
-        (torch.arange(rows, device=device) * 1000003 + 7),
-        (torch.arange(rows, device=device) * 3),
+        torch.full((num_tokens,), temperature, device=device),
+        torch.full((num_tokens,), top_k, dtype=torch.int32, device=device),
+        torch.full((num_tokens,), top_p, device=device),
+        torch.full((num_tokens,), min_p, device=device),
+        (torch.arange(num_tokens, device=device) * 1000003 + 7),
+        (torch.arange(num_tokens, device=device) * 3),
     )
 
 
@@ -84,7 +84,7 @@ def on_cpu(batch: SamplingBatch) -> SamplingBatch:
 def test_sampled_tokens_equal_the_cpus(
     backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
-    batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
+    batch = sampling_batch(len(logits), device, **settings)  # type: ignore[arg-type]
     expected = TorchBackend(torch.float32).sample(logits.cpu(), on_cpu(batch))
     assert backend.sample(logits.clone(), batch).tolist() == expected.tolist()
 
@@ -93,8 +93,8 @@ def test_sampled_tokens_equal_the_cpus(
 def test_sampled_tokens_do_not_depend_on_neighbours(
     backend: Backend, device: torch.device, logits: Tensor, settings: dict[str, float]
 ) -> None:
-    batch = batch_of(len(logits), device, **settings)  # type: ignore[arg-type]
-    assert_rows_stand_alone(
+    batch = sampling_batch(len(logits), device, **settings)  # type: ignore[arg-type]
+    assert_batch_invariant(
         lambda rows: [backend.sample(logits[rows].contiguous(), select(batch, rows))], len(logits)
     )
 
@@ -105,17 +105,17 @@ def test_greedy_equals_sampling_at_temperature_0_with_logprob(
     ids, logprobs = backend.sample_greedy(logits.clone())
     assert (
         ids.tolist()
-        == backend.sample(logits.clone(), batch_of(len(logits), device, temperature=0.0)).tolist()
+        == backend.sample(logits.clone(), sampling_batch(len(logits), device, temperature=0.0)).tolist()
     )
     best = logits.gather(1, ids[:, None])[:, 0]
     assert same_bits(logprobs, best - backend.logsumexp(logits.clone()))
-    assert_rows_stand_alone(lambda rows: list(backend.sample_greedy(logits[rows].contiguous())), len(logits))
+    assert_batch_invariant(lambda rows: list(backend.sample_greedy(logits[rows].contiguous())), len(logits))
 
 
 def test_logsumexp_is_near_fp64_and_batch_invariant(backend: Backend, logits: Tensor) -> None:
     exact = torch.logsumexp(logits.double(), 1)
     assert_near(backend.logsumexp(logits.clone()), exact, torch.float32)
-    assert_rows_stand_alone(lambda rows: [backend.logsumexp(logits[rows].contiguous())], len(logits))
+    assert_batch_invariant(lambda rows: [backend.logsumexp(logits[rows].contiguous())], len(logits))
 
 
 @pytest.mark.parametrize("k", [1, 2, 20])
@@ -125,12 +125,12 @@ def test_topk_is_ordered_with_ties_to_the_lowest_id(backend: Backend, logits: Te
     assert same_bits(values.cpu(), expected_values)
     finite = torch.isfinite(expected_values)
     assert torch.equal(ids.cpu()[finite], expected_ids[finite])
-    assert_rows_stand_alone(lambda rows: list(backend.topk(logits[rows].contiguous(), k)), len(logits))
+    assert_batch_invariant(lambda rows: list(backend.topk(logits[rows].contiguous(), k)), len(logits))
 
 
 def test_sampling_does_not_depend_on_the_activation_dtype(
     device: torch.device, backend: Backend, logits: Tensor
 ) -> None:
     other = open_backend(torch.float16, kernels="triton", num_threads=1, device=device)
-    batch = batch_of(len(logits), device, top_p=0.9)
+    batch = sampling_batch(len(logits), device, top_p=0.9)
     assert torch.equal(backend.sample(logits.clone(), batch), other.sample(logits.clone(), batch))

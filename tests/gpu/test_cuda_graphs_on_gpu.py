@@ -1,6 +1,7 @@
-"""Plans on a GPU: graphs give the bits of eager passes, nothing waits for the device, nothing disturbs the KV.
+"""CUDA graphs on a GPU: they give the bits of eager passes and the same KV, and starting does not wait for the device.
 
-Without a GPU, under Triton's interpreter, a graph is work that is done again: what its buffer does not say goes wrong there.
+Without a GPU, under Triton's interpreter, a graph is a function that runs again. That finds inputs that are missing in the
+buffer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,21 +22,21 @@ from holdfast.models.config import parse_config
 from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.numerics.ops import Backend
-from holdfast.worker.cuda_graphs import Work
 from holdfast.worker.greedy_head import GreedyTokens
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
 from holdfast.worker.model_runner import ModelRunner
+from support.fake_recorder import FakeRecorder
 from worker.sampler_spans import FixedGrammar, mask
 
 PAGE, VOCAB, NUM_PAGES = 64, 320, 64
-NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few rows
+NUM_SEQS = 12 if HAS_GPU else 2  # the interpreter takes a second for a few tokens
 SIZES = (1, 2, 3, 4, 8, 16) if HAS_GPU else (2, 3)
 PADDED = min(size for size in SIZES if size >= NUM_SEQS)
 CANONICAL = (256,) if HAS_GPU else ()
-LONG = 1024 if HAS_GPU else 8  # rows of a pass that ends before its last layer
+LONG = 1024 if HAS_GPU else 8  # tokens of a pass that ends before its last layer
 PROMPT = tuple(torch.randint(3, VOCAB, (70,), generator=torch.Generator().manual_seed(8)).tolist())
-STYLES = (
+PARAMS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.0, top_k=20, top_p=0.9),
@@ -62,7 +63,7 @@ def decoder(backend: Backend, dtype: torch.dtype, device: torch.device) -> Decod
 
 
 def open_runner(decoder: Decoder) -> ModelRunner:
-    """Every sequence has keys and values already, the same in every runner."""
+    """All pages hold random keys and values, the same in every runner."""
     store = KVStore(NUM_PAGES, decoder.config, decoder.backend)
     generator = torch.Generator().manual_seed(4)
     for layer in store.layers:
@@ -83,21 +84,13 @@ def graphed(decoder: Decoder) -> ModelRunner:
     return runner
 
 
-class Again:
-    """Stands in for the capture where there is none."""
-
-    def record(self, work: Work) -> Work:
-        work()
-        return work
-
-
 def capture(runner: ModelRunner) -> None:
     if HAS_GPU:
         runner.capture(SIZES, CANONICAL, max_len=512)
     else:
         with torch.inference_mode():
-            runner._graphs.capture(SIZES, CANONICAL, 8, Again())
-            runner._greedy_head.capture(runner._graphs.output, SIZES, CANONICAL, Again())
+            runner._graphs.capture(SIZES, CANONICAL, 8, FakeRecorder())
+            runner._greedy_head.capture(runner._graphs.output, SIZES, CANONICAL, FakeRecorder())
 
 
 @contextmanager
@@ -105,17 +98,17 @@ def counting_replays(runner: ModelRunner) -> Iterator[list[int]]:
     sizes: list[int] = []
     replay = runner._graphs.replay
 
-    def noting(size: int, *, canonical: bool) -> Tensor:
+    def recording(size: int, *, canonical: bool) -> Tensor:
         sizes.append(size)
         return replay(size, canonical=canonical)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner._graphs, "replay", noting)
+        patch.setattr(runner._graphs, "replay", recording)
         yield sizes
 
 
-def how(number: int) -> Sampling:
-    return Sampling(STYLES[number % len(STYLES)], number, 20)
+def sampling_of(number: int) -> Sampling:
+    return Sampling(PARAMS[number % len(PARAMS)], number, 20)
 
 
 def pages(number: int) -> tuple[int, ...]:
@@ -123,13 +116,13 @@ def pages(number: int) -> tuple[int, ...]:
 
 
 def prompt_len(number: int) -> int:
-    return 58 + number  # some end before a page's edge, some behind it
+    return 58 + number  # some end before a page boundary, some after it
 
 
 def prompts() -> StepPlan:
-    """The last row of each prompt."""
+    """The last token of each prompt."""
     spans = [
-        Span(n, prompt_len(n) - 1, (PROMPT[n],), pages(n), 0, how(n), logprobs=0, request_index=n)
+        Span(n, prompt_len(n) - 1, (PROMPT[n],), pages(n), 0, sampling_of(n), logprobs=0, request_index=n)
         for n in range(NUM_SEQS)
     ]
     return StepPlan((Pass(PassKind.FAST, tuple(spans), PADDED),))
@@ -143,7 +136,7 @@ def decode(step: int, tokens: Sequence[int], padded: int, kind: PassKind = PassK
             (token,),
             pages(n),
             0,
-            how(n),
+            sampling_of(n),
             n % 2,
             with_checksums=n == 1,
             request_index=n,
@@ -167,7 +160,7 @@ def assert_same_kv(one: ModelRunner, other: ModelRunner) -> None:
 def test_graphed_decode_steps_equal_eager_ones(
     eager: ModelRunner, graphed: ModelRunner, kind: PassKind
 ) -> None:
-    """Of a few sequences, padded and not, across a page's edge."""
+    """A few requests, padded and not, across a page boundary."""
     found = graphed.run(prompts())
     assert found == eager.run(prompts())
     tokens = tokens_of(found)
@@ -187,18 +180,18 @@ def test_graphed_decode_steps_equal_eager_ones(
 def test_greedy_steps_take_the_greedy_head_graph(
     eager: ModelRunner, graphed: ModelRunner, monkeypatch: pytest.MonkeyPatch, kind: PassKind
 ) -> None:
-    """With logprobs, without and mixed; tokens that only the device knows go from one to the next."""
-    greedy = Sampling(STYLES[0], 0, 20)
-    ended: list[int] = []
+    """With logprobs, without and mixed. Token ids pass from step to step on the device."""
+    greedy = Sampling(PARAMS[0], 0, 20)
+    replayed: list[int] = []
     sample = graphed._greedy_head.sample
 
-    def noting(size: int, *what: Any, **how: Any) -> GreedyTokens:
-        ended.append(size)
-        return sample(size, *what, **how)
+    def recording(size: int, *given: Any, **settings: Any) -> GreedyTokens:
+        replayed.append(size)
+        return sample(size, *given, **settings)
 
-    monkeypatch.setattr(graphed._greedy_head, "sample", noting)
+    monkeypatch.setattr(graphed._greedy_head, "sample", recording)
     tokens = tokens_of(eager.run(prompts()))
-    assert tokens_of(graphed.run(prompts())) == tokens and ended == []
+    assert tokens_of(graphed.run(prompts())) == tokens and replayed == []
     plans, reads = [], []
     for step, logprobs in enumerate(((0,), (None,), (0, None))):
         some = decode(step, tokens if step == 0 else [UNKNOWN_TOKEN] * NUM_SEQS, PADDED, kind).passes[0]
@@ -208,10 +201,10 @@ def test_greedy_steps_take_the_greedy_head_graph(
         )
         plans.append(StepPlan((replace(some, spans=spans),)))
         read = graphed.start(plans[-1])
-        # Without a device nothing is copied: what is not read now will be written over.
+        # On a CPU nothing is copied: results that are not read now are overwritten.
         reads.append(read if HAS_GPU else partial(list, read()))
     assert [read() for read in reads] == [eager.run(plan) for plan in plans]
-    assert ended == [PADDED] * 3
+    assert replayed == [PADDED] * 3
     assert_same_kv(eager, graphed)
 
 
@@ -220,9 +213,9 @@ def test_graphed_windows_among_decode_tokens_equal_eager_ones(
 ) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
-    window = Span(0, 63, (7, 8, 9), pages(0), 0, how(0), logprobs=2)
-    chunk = Span(1, 59, (5, 6), pages(1), 2, how(1), scored_ids=(6, 9))
-    single = Span(2, 60, (4,), pages(2), 0, how(2))
+    window = Span(0, 63, (7, 8, 9), pages(0), 0, sampling_of(0), logprobs=2)
+    chunk = Span(1, 59, (5, 6), pages(1), 2, sampling_of(1), scored_ids=(6, 9))
+    single = Span(2, 60, (4,), pages(2), 0, sampling_of(2))
     spans = (window, chunk, single) if HAS_GPU else (replace(window, token_ids=(7, 8)), single)
     size = 8 if HAS_GPU else 3
     plan = StepPlan((Pass(PassKind.FAST, spans, size),))
@@ -233,11 +226,13 @@ def test_graphed_windows_among_decode_tokens_equal_eager_ones(
     assert_same_kv(eager, graphed)
 
 
-@pytest.mark.skipif(not CANONICAL, reason="a reference pass has too many rows for the interpreter")
+@pytest.mark.skipif(not CANONICAL, reason="a reference pass is too large for the interpreter")
 def test_graphed_canonical_windows_equal_eager_ones(eager: ModelRunner, graphed: ModelRunner) -> None:
     for runner in (eager, graphed):
         runner.run(prompts())
-    spans = [Span(n, prompt_len(n), (7, 8, 9), pages(n), 0, how(n), logprobs=1) for n in range(NUM_SEQS)]
+    spans = [
+        Span(n, prompt_len(n), (7, 8, 9), pages(n), 0, sampling_of(n), logprobs=1) for n in range(NUM_SEQS)
+    ]
     plan = StepPlan((Pass(PassKind.CANONICAL, tuple(spans), 256),))
     with counting_replays(graphed) as replays:
         found = graphed.run(plan)
@@ -247,16 +242,20 @@ def test_graphed_canonical_windows_equal_eager_ones(eager: ModelRunner, graphed:
 
 
 def long_pass(kind: PassKind) -> StepPlan:
-    """Chunks of prompts, two of which end here, and decode rows between them."""
+    """Prompt chunks, two of which end here, and decode tokens between them."""
     lengths = (300, 350, 290) if HAS_GPU else (5,)
     spans, first = [], 3 * NUM_SEQS
     for number, length in enumerate(lengths, NUM_SEQS):
         tokens, table = (PROMPT * 6)[number : number + length], tuple(range(first, first + 6))
         last = length - (number != NUM_SEQS + 1)
-        spans.append(Span(number, 7, tokens, table, last, how(number), logprobs=1, request_index=number))
+        spans.append(
+            Span(number, 7, tokens, table, last, sampling_of(number), logprobs=1, request_index=number)
+        )
         first += 6
         if number - NUM_SEQS < 2:
-            spans.append(Span(number - NUM_SEQS, 60, (4,), pages(number - NUM_SEQS), 0, how(number), 2))
+            spans.append(
+                Span(number - NUM_SEQS, 60, (4,), pages(number - NUM_SEQS), 0, sampling_of(number), 2)
+            )
     return StepPlan((Pass(kind, tuple(spans), LONG),))
 
 
@@ -266,13 +265,13 @@ def test_long_passes_end_before_the_last_layer(decoder: Decoder, kind: PassKind)
     whole._last_layer = LastLayer(decoder, whole._store.layers, needs_all_tokens=True)
     if not HAS_GPU:
         for runner in (eager, graphed):
-            runner._last_layer._slab = 1
+            runner._last_layer._reference_tokens = 1
     sizes = ((LONG,), ()) if kind is PassKind.FAST else ((), (LONG,))
     if HAS_GPU:
         graphed.capture(*sizes, max_len=512)
     else:
         with torch.inference_mode():
-            graphed._graphs.capture(*sizes, 8, Again())
+            graphed._graphs.capture(*sizes, 8, FakeRecorder())
     plan = long_pass(kind)
     found = eager.run(plan)
     with counting_replays(graphed) as replays:
@@ -318,13 +317,13 @@ def test_fast_pass_takes_the_next_larger_graph(eager: ModelRunner, graphed: Mode
     assert found == eager.run(replace(plan, passes=(replace(plan.passes[0], num_tokens_padded=size),)))
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="nothing can be waited for")
+@pytest.mark.skipif(not HAS_GPU, reason="a CPU never waits")
 def test_start_does_not_synchronize_with_the_device(eager: ModelRunner, graphed: ModelRunner) -> None:
-    """CUDA itself raises where the host would wait."""
+    """CUDA raises an error if the host waits."""
     for runner in (eager, graphed):
         plans = [prompts(), *(decode(step, [UNKNOWN_TOKEN] * NUM_SEQS, 16) for step in range(2))]
         plans.append(long_pass(PassKind.FAST))
-        for plan in plans:  # what is compiled or allocated for the first time may wait
+        for plan in plans:  # the first compilation and allocation may wait
             runner.run(plan)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -336,7 +335,7 @@ def test_start_does_not_synchronize_with_the_device(eager: ModelRunner, graphed:
 
 
 def test_window_with_every_sampling_feature_equals_single_tokens(eager: ModelRunner) -> None:
-    """A window is its rows one by one, with penalties, lists, bad words, bias and a grammar."""
+    """With penalties, token lists, bad words, bias and a grammar."""
     params = SamplingParams(
         temperature=0.7,
         repetition_penalty=1.4,
@@ -355,21 +354,21 @@ def test_window_with_every_sampling_feature_equals_single_tokens(eager: ModelRun
     (constrained,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (whole,), 3),)))
     assert constrained.samples[0][2] == window.samples[0][2]
     assert constrained.samples[0][1].token_id == -1
-    for row in range(3):
-        at = 28 + row
+    for index in range(3):
+        at = 28 + index
         alone = replace(free, start=at, token_ids=PROMPT[at : at + 1], history=PROMPT[:at])
         (found,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (alone,), 1),)))
-        assert found.samples[0][0].token_id == window.samples[0][row].token_id
+        assert found.samples[0][0].token_id == window.samples[0][index].token_id
 
 
 def test_spot_check_detects_one_bit_of_a_key(eager: ModelRunner) -> None:
-    """Clean rows pass; one bit of a key, in its transposed home, does not."""
-    rows = 256 if HAS_GPU else 10
-    one = Span(0, 60, PROMPT[60:70], pages(0), 0, how(0), with_checksums=True)
-    (result,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (one,), rows),)))
+    """Keys are stored transposed."""
+    num_tokens = 256 if HAS_GPU else 10
+    one = Span(0, 60, PROMPT[60:70], pages(0), 0, sampling_of(0), with_checksums=True)
+    (result,) = eager.run(StepPlan((Pass(PassKind.CANONICAL, (one,), num_tokens),)))
     bits = tuple(each.logits_checksum or 0 for each in result.samples[0])
-    again = Span(0, 62, PROMPT[62:70], (40, 41), 2, how(0))
-    check = Pass(PassKind.CHECK, (again,), rows, original_pages=pages(0)[:2], logits_checksums=bits[4:])
+    again = Span(0, 62, PROMPT[62:70], (40, 41), 2, sampling_of(0))
+    check = Pass(PassKind.CHECK, (again,), num_tokens, original_pages=pages(0)[:2], logits_checksums=bits[4:])
     assert eager.run(StepPlan((check,)))[0].mismatch is None
     page, offset = pages(0)[65 // PAGE], 65 % PAGE
     keys = eager._store.layers[0].keys

@@ -1,4 +1,4 @@
-"""Products: near fp64 with K cut or not, a row's bits at a fixed number of rows its own, and certified shapes one class."""
+"""GEMMs: near fp64 for every split-K, batch-invariant in canonical form, and batch-invariant recipes for real models."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ ROWS = 37 if HAS_GPU else 5
 SOME_SIZES = (*range(1, 65), *range(65, 513, 7), 512, 1000, 1024, 2048, 4096)
 
 
-@pytest.mark.parametrize("slices", [0, 1, 2, 4, 8])
+@pytest.mark.parametrize("split_k", [0, 1, 2, 4, 8])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_gemms_are_near_fp64_for_every_split_k(
@@ -25,19 +25,19 @@ def test_gemms_are_near_fp64_for_every_split_k(
     device: torch.device,
     outputs: int,
     inputs: int,
-    slices: int,
+    split_k: int,
     has_bias: bool,
 ) -> None:
-    if has_bias and not slices:
+    if has_bias and not split_k:
         pytest.skip("a bias is added to fp32 sums")
     x = random(ROWS, inputs, dtype=dtype, device=device)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
     bias = random(outputs, dtype=dtype, device=device, seed=2) if has_bias else None
-    packed = replace(backend.pack(weight, bias), split_k=slices)
+    packed = replace(backend.pack(weight, bias), split_k=split_k)
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     for canonical in (False, True):
         assert_near(backend.linear(x, packed, canonical=canonical), exact, dtype)
-    if slices:
+    if split_k:
         found = backend.logits(x, packed, canonical=True)
         assert found.dtype is torch.float32
         assert_near(found, exact, torch.float32 if dtype is torch.float32 else dtype)
@@ -52,26 +52,26 @@ def test_split_n_gives_the_same_bits(backend: Backend, dtype: torch.dtype, devic
     outputs, inputs, first, rows = (28672, 4096, 16128, 256) if HAS_GPU else (96, 64, 64, 40)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=1, scale=0.02)
     whole = backend.pack(weight)
-    cut = replace(whole, split_n={rows: first})
+    split = replace(whole, split_n={rows: first})
     x = random(rows + 1, inputs, dtype=dtype, device=device)
-    found = backend.linear(x[:rows], cut, canonical=False)
-    pieces = [x[:rows] @ some.T for some in (weight[:first], weight[first:])]
-    assert found.is_contiguous() and same_bits(found, torch.cat(pieces, 1))
-    if HAS_GPU and dtype is not torch.float32:  # of which the library has more than one class
+    found = backend.linear(x[:rows], split, canonical=False)
+    parts = [x[:rows] @ some.T for some in (weight[:first], weight[first:])]
+    assert found.is_contiguous() and same_bits(found, torch.cat(parts, 1))
+    if HAS_GPU and dtype is not torch.float32:  # in fp32 the library's bits depend on the batch size
         assert same_bits(found, backend.linear(x[:rows], whole, canonical=True))
     for one in (x, x[:8]):
-        other = backend.linear(one, cut, canonical=False)
+        other = backend.linear(one, split, canonical=False)
         assert same_bits(other, backend.linear(one, whole, canonical=False))
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("slices", [0, 2])
+@pytest.mark.parametrize("split_k", [0, 2])
 def test_canonical_gemm_is_batch_invariant(
-    backend: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, slices: int
+    backend: Backend, dtype: torch.dtype, device: torch.device, outputs: int, inputs: int, split_k: int
 ) -> None:
     x = random(ROWS, inputs, dtype=dtype, device=device)
     packed = replace(
-        backend.pack(random(outputs, inputs, dtype=dtype, device=device, seed=1)), split_k=slices
+        backend.pack(random(outputs, inputs, dtype=dtype, device=device, seed=1)), split_k=split_k
     )
     whole = backend.linear(x, packed, canonical=True)
     for rows in selections(ROWS):
@@ -83,7 +83,7 @@ def test_canonical_gemm_is_batch_invariant(
     assert same_bits(among[5], whole[1])
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="a question to the GPU's library")
+@pytest.mark.skipif(not HAS_GPU, reason="needs the GPU's library")
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-0.6b", "qwen2.5-1.5b", "smollm2-135m"])
 def test_every_gemm_of_a_model_has_a_batch_invariant_recipe(model: str, device: torch.device) -> None:
     recipes = search_recipes(
