@@ -20,7 +20,7 @@ def test_safetensors_bytes_are_the_tensor_s(tmp_path: Path, sharded: bool) -> No
     checkpoint = open_checkpoint(tiny_model(tmp_path / "model", sharded=sharded))
     for name in checkpoint.names():
         raw = checkpoint.raw(name)
-        assert raw.kind == "F32"
+        assert raw.format == "F32"
         assert raw.data.tobytes() == checkpoint.tensor(name).numpy().tobytes()
 
 
@@ -30,7 +30,7 @@ def test_half_precision_too(tmp_path: Path, dtype: str) -> None:
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     raw = checkpoint.raw("model.norm.weight")
-    assert raw.kind == dtype
+    assert raw.format == dtype
     stored = torch.frombuffer(bytearray(raw.data), dtype=checkpoint.tensor("model.norm.weight").dtype)
     assert torch.equal(stored, checkpoint.tensor("model.norm.weight"))
 
@@ -41,8 +41,8 @@ def test_gguf_bytes_are_in_the_order_of_the_loaded_rows(tmp_path: Path, family: 
     kinds = set()
     for name in checkpoint.names():
         raw = checkpoint.raw(name)
-        kinds.add(raw.kind)
-        numbers = dequantize(torch.frombuffer(bytearray(raw.data), dtype=torch.uint8), FORMATS[raw.kind])
+        kinds.add(raw.format)
+        numbers = dequantize(torch.frombuffer(bytearray(raw.data), dtype=torch.uint8), FORMATS[raw.format])
         assert torch.equal(numbers.view(checkpoint.shape(name)), checkpoint.tensor(name)), name
     assert kinds == {"F32", "Q8_0"}
 

@@ -72,7 +72,7 @@ def test_frequencies_have_the_bits_of_transformers(scaling: dict, theta: float) 
         ({"rope_type": "linear", "factor": float("nan")}, "factor"),
         ({"rope_type": "linear", "factor": float("inf")}, "factor"),
         ({"rope_type": "linear", "factor": True}, "factor"),
-        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "calls itself"),
+        ({"rope_type": "linear", "type": "yarn", "factor": 2.0}, "has two types"),
         ({"rope_type": ["linear"]}, "default, linear"),
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor"),
         ({"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}, "more than low_freq_factor"),

@@ -161,14 +161,14 @@ def test_bad_configurations(folder: Path, config: str) -> None:
 
 
 def test_folders_without_a_model(tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no model folder"):
+    with pytest.raises(ModelNotFound, match="not a model folder"):
         open_checkpoint(tmp_path)
     with pytest.raises(ModelNotFound, match="there is no"):
         open_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ModelNotFound, match="no model"):
         open_checkpoint(folder / "config.json")
     (folder / SINGLE).unlink()
-    with pytest.raises(BadWeights, match="holds no weights"):
+    with pytest.raises(BadWeights, match="contains no weights"):
         open_checkpoint(folder)
 
 

@@ -28,7 +28,7 @@ def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
 
 
 def test_an_unknown_shape_is_refused() -> None:
-    with pytest.raises(ModelNotFound, match="known are llama"):
+    with pytest.raises(ModelNotFound, match="choose one of llama"):
         published_config("llama-9b")
 
 

@@ -396,7 +396,7 @@ def test_names_formats_and_shapes_count(folder: Path) -> None:
                 if self.swap and one in name:
                     return checkpoint.raw(name.replace(one, two))
             raw = checkpoint.raw(name)
-            return raw if self.kind is None else dataclasses.replace(raw, kind=self.kind)
+            return raw if self.kind is None else dataclasses.replace(raw, format=self.kind)
 
     digests = [
         digest_weights(one) for one in (checkpoint, Changed(swap=True), Changed(flat=True), Changed(kind="X"))

@@ -292,7 +292,7 @@ def test_the_digest_knows_what_decides_a_rendering() -> None:
         ([{"role": 3, "content": "x"}], r"messages\[0\]\.role"),
         ([*HELLO, {"role": "user"}], r"messages\[1\]\.content.*not nothing"),
         ([{"role": "user", "content": 7}], r"content.*not int"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "may only hold"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "may only contain"),
         ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
         ([{"role": "user", "content": "x", "more": object()}], "JSON"),
         ([{"role": "user", "content": "x", 3: "x"}], "must be an object"),

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from holdfast.errors import HoldfastError, InvalidRequest, ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.gguf_tokenizer import rebuild_merges
+from holdfast.text.gguf_tokenizer import sentencepiece_merges
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
 CORPUS = [
@@ -173,7 +173,7 @@ def test_llama_bpe_begins_with_bos_unless_told_otherwise() -> None:
 
 def test_merges_come_from_scores_best_piece_first() -> None:
     tokens, scores = ["ab", "abc", "a", "b", "c", "bc", "<0x41>"], [-2.0, -1.0, -9.0, -9.0, -9.0, -3.0, 0.0]
-    merges = rebuild_merges(tokens, scores, [True] * 6 + [False])
+    merges = sentencepiece_merges(tokens, scores, [True] * 6 + [False])
     assert merges == [("ab", "c"), ("a", "bc"), ("a", "b"), ("b", "c")]
 
 

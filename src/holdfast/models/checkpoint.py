@@ -1,6 +1,7 @@
-"""Weights on disk, whatever their format: what they are called, how large they are, and the numbers.
+"""Checkpoints: the tensors of a decoder by their Hugging Face names, whatever the file format.
 
-A checkpoint that could be opened is complete: every tensor its configuration needs is there in its shape.
+`open_checkpoint` opens a folder or a GGUF file. An open checkpoint is complete: it has every tensor its configuration needs
+(`expected_tensors`) in its shape. A file that lacks any is refused before a weight is read.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +17,14 @@ from holdfast.models.config import DecoderConfig
 
 Shape = tuple[int, ...]
 
-_NAMED_IN_ERROR = 6
+_MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as it is stored: the format's name ("BF16", "Q4_1") and its bytes, rows in Hugging Face's order."""
+    """A tensor as stored: its number format ("BF16", "Q4_1") and its bytes, rows in Hugging Face's order."""
 
-    kind: str
+    format: str
     data: memoryview
 
 
@@ -37,21 +38,21 @@ class Checkpoint(Protocol):
     def path(self) -> Path: ...
 
     def names(self) -> tuple[str, ...]:
-        """Exactly the tensors `config` needs, in the order a pass needs them."""
+        """Exactly the tensors `config` needs, in the order of a forward pass."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, rounded once to `dtype`; without one, as stored, or fp32 if stored quantised. What is read from a file
-        is on the CPU.
+        """The tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised. Tensors of a file are on the
+        CPU.
 
-        It may share memory with the file: read it, never write to it.
+        The tensor may share memory with the mapped file: do not write to it.
         """
         ...
 
     def raw(self, name: str) -> RawTensor:
-        """The stored bytes, unrounded, for whoever must tell two checkpoints apart. May be called from any thread."""
+        """The stored bytes, unrounded, for digests. Thread-safe."""
         ...
 
 
@@ -62,19 +63,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_file() and path.suffix == ".gguf":
         return _open_gguf(path)
     if path.exists():
-        raise ModelNotFound(f"{path} is no model: expected a folder or a .gguf file")
+        raise ModelNotFound(f"{path} is not a model: expected a folder or a .gguf file")
     raise ModelNotFound(f"there is no {path}")
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    from holdfast.models.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
+    from holdfast.models.safetensors import INDEX_FILE, SINGLE_FILE, SafetensorsCheckpoint
 
     gguf_files = sorted(folder.glob("*.gguf"))
-    if not gguf_files or folder.joinpath(SINGLE).is_file() or folder.joinpath(INDEX).is_file():
+    if not gguf_files or folder.joinpath(SINGLE_FILE).is_file() or folder.joinpath(INDEX_FILE).is_file():
         return SafetensorsCheckpoint(folder)
     if len(gguf_files) > 1:
         names = ", ".join(each.name for each in gguf_files)
-        raise ModelNotFound(f"{folder} holds several GGUF files ({names}); name the one you want")
+        raise ModelNotFound(f"{folder} contains several GGUF files ({names}); give the path of one of them")
     return _open_gguf(gguf_files[0])
 
 
@@ -85,7 +86,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor, in the order a pass needs them. Tied embeddings have no `lm_head`."""
+    """Name and shape of every tensor, in the order of a forward pass. Tied embeddings have no `lm_head`."""
     embedding = (config.vocab_size, config.hidden_size)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     for layer in range(config.num_layers):
@@ -123,7 +124,7 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
 def require_tensors(
     expected: Mapping[str, Shape], find_shape: Callable[[str], Shape | None], where: str
 ) -> None:
-    """Raise one error that names every kind of disagreement between the configuration and the weights."""
+    """Raise one error that lists the tensors that are missing or have another shape than the configuration says."""
     missing: list[str] = []
     misshaped: list[str] = []
     for name, shape in expected.items():
@@ -132,16 +133,16 @@ def require_tensors(
             missing.append(name)
         elif found != shape:
             misshaped.append(f"{name} {list(found)} instead of {list(shape)}")
-    complaints = [
-        f"{what}: {', '.join(names[:_NAMED_IN_ERROR])}{_and_more(names)}"
+    faults = [
+        f"{what}: {', '.join(names[:_MAX_LISTED])}{_and_more(names)}"
         for what, names in (("missing", missing), ("of another shape", misshaped))
         if names
     ]
-    if complaints:
+    if faults:
         raise BadWeights(
-            f"{where} does not hold the model its configuration describes; {'; '.join(complaints)}"
+            f"{where} does not contain the model its configuration describes; {'; '.join(faults)}"
         )
 
 
 def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - _NAMED_IN_ERROR} more" if len(names) > _NAMED_IN_ERROR else ""
+    return f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""

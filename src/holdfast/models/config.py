@@ -1,7 +1,6 @@
-"""What a decoder is: its sizes, biases, norms and positions, read from a configuration somebody else wrote.
+"""The configuration of a decoder: its sizes, biases, norms and positions, parsed from an untrusted config.json.
 
-A `DecoderConfig` that exists is one Holdfast can run: `parse_config` refuses everything else, and says why.
-Keys that name code to run (`auto_map`) are never looked at.
+`parse_config` refuses a model that Holdfast cannot run, and says why. Keys that name code to run (`auto_map`) are ignored.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """One decoder. `layer_windows[i]`: how many positions layer i sees, its own included; None for all."""
+    """One decoder. `layer_windows[i]` is the attention window of layer i, its own position included; None for all."""
 
     family: FamilyName
     vocab_size: int
@@ -46,7 +45,7 @@ class DecoderConfig:
 
     @property
     def num_parameters(self) -> int:
-        """The weights' size in numbers, norms and biases left out."""
+        """The number of weights, without norms and biases."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         heads = 1 if self.tie_word_embeddings else 2
@@ -55,14 +54,14 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class Family:
-    """What a family fixes, and what it assumes where a configuration is silent."""
+    """A family's architecture, and its defaults for fields that a configuration leaves out."""
 
     architecture: str
     num_kv_heads: int | None
     head_dim: int | None
-    context: int
-    bos: int | None
-    eos: int | None
+    max_position_embeddings: int
+    bos_token_id: int | None
+    eos_token_id: int | None
 
 
 FAMILIES: Mapping[FamilyName, Family] = {
@@ -74,15 +73,15 @@ FAMILIES: Mapping[FamilyName, Family] = {
 
 
 def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderConfig:
-    """The decoder that config.json (and generation_config.json, for its stop ids) describe."""
+    """The decoder that config.json describes, with the stop ids of generation_config.json."""
     family = _parse_family(fields)
-    _refuse_what_is_not_done(fields)
+    _refuse_unsupported(fields)
     known = FAMILIES[family]
     hidden_size = read_int(fields, "hidden_size", 1, 1 << 17)
     vocab_size = read_int(fields, "vocab_size", 1, 1 << 22)
     num_layers = read_int(fields, "num_hidden_layers", 1, 1 << 10)
     num_heads, num_kv_heads, head_dim = _parse_heads(fields, known, hidden_size)
-    context = read_int(fields, "max_position_embeddings", 1, MAX_CONTEXT, known.context)
+    context = read_int(fields, "max_position_embeddings", 1, MAX_CONTEXT, known.max_position_embeddings)
     rope_theta, rope_scaling = parse_rope(fields, context)
     has_attention_bias = read_bool(fields, "attention_bias", False)
     if has_attention_bias and family == "mistral":
@@ -112,7 +111,7 @@ def parse_config(fields: Fields, generation: Fields | None = None) -> DecoderCon
     )
     if config.num_parameters > _MAX_PARAMETERS:
         raise UnsupportedModel(
-            f"the configuration describes {config.num_parameters:.2g} parameters; that is no real model"
+            f"the configuration describes {config.num_parameters:.2g} parameters; at most {_MAX_PARAMETERS:.0e} are supported"
         )
     return config
 
@@ -127,7 +126,7 @@ def _parse_family(fields: Fields) -> FamilyName:
     if model_type is None:
         model_type = next((by_architecture[each] for each in architectures if each in by_architecture), None)
     if model_type not in FAMILIES:
-        named = model_type or ", ".join(architectures) or "nothing at all"
+        named = model_type or ", ".join(architectures) or "not given"
         kind = ", a mixture of experts" if "moe" in named.lower() or "mixtral" in named.lower() else ""
         raise UnsupportedModel(f"the model's architecture is {named}{kind}; {supported}")
     family = cast(FamilyName, model_type)
@@ -136,13 +135,12 @@ def _parse_family(fields: Fields) -> FamilyName:
     return family
 
 
-def _refuse_what_is_not_done(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     quantization = fields.get("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
         raise UnsupportedModel(
-            f"the weights are quantised ({method or 'quantization_config'}); Holdfast reads safetensors in "
-            f"float32, "
+            f"the weights are quantised ({method or 'quantization_config'}); Holdfast reads safetensors in float32, "
             "float16 or bfloat16 and GGUF: use the unquantised model or a GGUF of it"
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
@@ -169,7 +167,7 @@ def _parse_heads(fields: Fields, known: Family, hidden_size: int) -> tuple[int, 
     else:
         head_dim = read_int({"head_dim": hidden_size // num_heads}, "head_dim", 2, 1 << 10)
     if head_dim % 2:
-        raise refuse("head_dim", head_dim, "an even number: rotary positions turn pairs")
+        raise refuse("head_dim", head_dim, "an even number: rotary positions rotate pairs")
     return num_heads, num_kv_heads, head_dim
 
 
@@ -199,17 +197,19 @@ def _parse_windows(fields: Fields, family: FamilyName, num_layers: int) -> tuple
 
 
 def _parse_eos(fields: Fields, generation: Fields, known: Family, vocab_size: int) -> tuple[int, ...]:
-    """Ids of both files, the configuration's first; the family's own only where neither names any."""
+    """The ids of both files, config.json's first; the family's default if neither has any."""
     key = "eos_token_id"
     ids = read_ids(fields, key, vocab_size) + read_ids(generation, key, vocab_size)
-    if not ids and key not in fields and known.eos is not None and known.eos < vocab_size:
-        ids = (known.eos,)
+    if not ids and key not in fields and known.eos_token_id is not None and known.eos_token_id < vocab_size:
+        ids = (known.eos_token_id,)
     return tuple(dict.fromkeys(ids))
 
 
 def _parse_bos(fields: Fields, known: Family, vocab_size: int) -> int | None:
-    value = fields.get("bos_token_id", known.bos)
-    if value is None or ("bos_token_id" not in fields and known.bos is not None and known.bos >= vocab_size):
+    value = fields.get("bos_token_id", known.bos_token_id)
+    if value is None or (
+        "bos_token_id" not in fields and known.bos_token_id is not None and known.bos_token_id >= vocab_size
+    ):
         return None
     return read_int({"bos_token_id": value}, "bos_token_id", 0, vocab_size - 1)
 

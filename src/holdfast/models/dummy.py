@@ -1,7 +1,7 @@
-"""Weights that never were trained: a checkpoint of seeded random numbers, for benchmarks and for tests of the backend.
+"""A checkpoint of seeded random weights, for benchmarks and tests.
 
-With twins, the rows of the head come in pairs equal to 1e-7: every second token is nearly as likely as its twin, so the
-smallest difference in the bits of a pass shows as another token.
+With `twins`, the rows of the head come in pairs that differ by 1e-7: each token is nearly as likely as its twin, so the
+smallest difference in the bits of a pass becomes another token.
 """
 
 import json
@@ -18,9 +18,9 @@ _TWIN = 1e-7
 
 
 class DummyCheckpoint:
-    """Normal weights of the given deviation; norms are ones. On the CPU the same seed gives the same weights everywhere.
+    """Normally distributed weights; norms are ones. On the CPU the same seed gives the same weights everywhere.
 
-    On another device they are made there, in the dtype asked for: billions in seconds, with bits of that device's own.
+    On another device the weights are made there, in the requested dtype: billions in seconds, with bits of that device.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class DummyCheckpoint:
         return tensor.to(dtype) if dtype is not None else tensor
 
     def raw(self, name: str) -> RawTensor:
-        """What the numbers are made from: nothing is stored."""
-        made_from = [self._shapes[name], self._seed, self._deviation, self._twins]
+        """What decides the numbers: nothing is stored."""
+        inputs = [self._shapes[name], self._seed, self._deviation, self._twins]
         if self._device.type != "cpu":
-            made_from.append(self._device.type)
-        return RawTensor("RANDOM", memoryview(json.dumps(made_from).encode()))
+            inputs.append(self._device.type)
+        return RawTensor("RANDOM", memoryview(json.dumps(inputs).encode()))

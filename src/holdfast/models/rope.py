@@ -30,14 +30,14 @@ _MAX_THETA = 1e15
 
 @dataclass(frozen=True)
 class LinearRope:
-    """Every frequency divided by one factor."""
+    """Divides every frequency by one factor."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Long wavelengths divided by `factor`, short ones kept, those between blended."""
+    """Divides the frequencies of long wavelengths by `factor`, keeps short ones, blends those between."""
 
     factor: float
     low_freq_factor: float
@@ -47,7 +47,7 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """Interpolated and kept frequencies blended along a ramp, attention scaled."""
+    """Blends interpolated and original frequencies along a ramp, and scales attention."""
 
     factor: float
     original_max_position_embeddings: int
@@ -61,7 +61,7 @@ class YarnRope:
 
 @dataclass(frozen=True)
 class FactorsRope:
-    """One divisor for each frequency, as GGUF files carry them in `rope_freqs.weight`."""
+    """One divisor for each frequency, as in `rope_freqs.weight` of GGUF files."""
 
     factors: tuple[float, ...]
 
@@ -93,8 +93,7 @@ def _rope_section(fields: Fields) -> Fields:
     nested = [key for key, value in section.items() if isinstance(value, Mapping)]
     if nested:
         raise UnsupportedModel(
-            f"rope_parameters differ by layer ({', '.join(map(str, nested))}); Holdfast rotates all layers "
-            f"alike"
+            f"rope_parameters differ by layer ({', '.join(map(str, nested))}); Holdfast rotates all layers alike"
         )
     return section
 
@@ -113,14 +112,13 @@ def _read_theta(fields: Fields, rope: Fields) -> float:
 def _parse_scaling(fields: Fields, rope: Fields, max_position_embeddings: int) -> RopeScaling | None:
     kind, old_kind = rope.get("rope_type"), rope.get("type")
     if kind is not None and old_kind is not None and kind != old_kind:
-        raise UnsupportedModel(f"rope scaling calls itself {kind!r} and {old_kind!r}")
+        raise UnsupportedModel(f"rope scaling has two types, {kind!r} and {old_kind!r}")
     kind = kind or old_kind or "default"
     if kind == "default":
         return None
     if kind in ("dynamic", "longrope", "su"):
         raise UnsupportedModel(
-            f"rope scaling {kind!r} changes its frequencies with the length seen so far, so the same token "
-            f"would get "
+            f"rope scaling {kind!r} changes its frequencies with the length seen so far, so the same token would get "
             "different bits in different chunks; use linear, llama3 or yarn scaling, or none"
         )
     if kind == "linear":

@@ -1,7 +1,6 @@
-"""A folder of safetensors: one file, or an index and its shards, mapped and never copied.
+"""A folder of safetensors: one file, or an index and its shards, memory-mapped.
 
-Only files that lie in the folder itself are opened, and only safetensors: a pickle is code, and is never
-loaded.
+Only safetensors files in the folder itself are opened. A pickle can run code and is never loaded.
 """
 
 import re
@@ -16,7 +15,7 @@ from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, requi
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import read_json
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _MAX_SHARDS = 4096
 _DTYPES = ("F32", "F16", "BF16")
@@ -28,7 +27,7 @@ class _OpenSlice(Protocol):
 
 
 class _OpenFile(Protocol):
-    """What of safetensors' `safe_open` is used; the library carries no types."""
+    """The methods of safetensors' `safe_open` used here; the library has no types."""
 
     def keys(self) -> list[str]: ...
     def get_slice(self, name: str) -> _OpenSlice: ...
@@ -44,10 +43,10 @@ class SafetensorsCheckpoint:
         self._shapes = expected_tensors(self.config)
         shards = _find_shards(folder)
         self._files = {name: _open_file(folder / name) for name in sorted(set(shards.values()))}
-        if folder.joinpath(SINGLE).is_file():
-            shards = dict.fromkeys(self._files[SINGLE].keys(), SINGLE)
+        if folder.joinpath(SINGLE_FILE).is_file():
+            shards = dict.fromkeys(self._files[SINGLE_FILE].keys(), SINGLE_FILE)
         self._shards = shards
-        self._held = {name: frozenset(file.keys()) for name, file in self._files.items()}
+        self._names = {name: frozenset(file.keys()) for name, file in self._files.items()}
         require_tensors(self._shapes, self._find_shape, str(folder))
         self._require_dtypes()
 
@@ -66,12 +65,12 @@ class SafetensorsCheckpoint:
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes in the mapped file."""
-        kind = self._files[self._shards[name]].get_slice(name).get_dtype()
-        return RawTensor(kind, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
+        format_ = self._files[self._shards[name]].get_slice(name).get_dtype()
+        return RawTensor(format_, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
 
     def _find_shape(self, name: str) -> Shape | None:
         shard = self._shards.get(name)
-        if shard is None or name not in self._held[shard]:
+        if shard is None or name not in self._names[shard]:
             return None
         return tuple(self._files[shard].get_slice(name).get_shape())
 
@@ -88,7 +87,9 @@ class SafetensorsCheckpoint:
 def read_config(folder: Path) -> DecoderConfig:
     """The folder's config.json, with the stop ids of generation_config.json."""
     if not folder.joinpath("config.json").is_file():
-        raise ModelNotFound(f"{folder} holds neither a config.json nor a .gguf file; it is no model folder")
+        raise ModelNotFound(
+            f"{folder} contains neither a config.json nor a .gguf file; it is not a model folder"
+        )
     generation = folder / "generation_config.json"
     return parse_config(
         read_json(folder / "config.json", UnsupportedModel),
@@ -97,22 +98,19 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _find_shards(folder: Path) -> dict[str, str]:
-    """Tensor name to file name. For a single file the names are in the file: only its own name is known
-    yet.
-    """
-    if folder.joinpath(SINGLE).is_file():
-        return {"": SINGLE}
-    if folder.joinpath(INDEX).is_file():
-        return _read_index(folder / INDEX)
+    """Tensor name to file name. The tensor names of a single file are in that file; here it has the name ""."""
+    if folder.joinpath(SINGLE_FILE).is_file():
+        return {"": SINGLE_FILE}
+    if folder.joinpath(INDEX_FILE).is_file():
+        return _read_index(folder / INDEX_FILE)
     pickles = sorted(each.name for each in folder.glob("*") if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
     if pickles:
         raise BadWeights(
-            f"{folder} holds its weights as pickles ({pickles[0]}). A pickle can run code when it is "
-            f"opened, so "
-            "Holdfast never loads one. Convert it once, where you trust it: AutoModelForCausalLM"
-            ".from_pretrained(folder).save_pretrained(new_folder) writes safetensors"
+            f"{folder} has its weights as pickles ({pickles[0]}). Opening a pickle can run code, so Holdfast never loads "
+            "one. Convert it once, if you trust it: AutoModelForCausalLM.from_pretrained(folder)"
+            ".save_pretrained(new_folder) writes safetensors"
         )
-    raise BadWeights(f"{folder} holds no weights: expected {SINGLE}, {INDEX} or a .gguf file")
+    raise BadWeights(f"{folder} contains no weights: expected {SINGLE_FILE}, {INDEX_FILE} or a .gguf file")
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -122,7 +120,7 @@ def _read_index(path: Path) -> dict[str, str]:
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
             raise BadWeights(
-                f"{path.name} names the shard {str(shard)[:80]!r}; it may only name files beside it"
+                f"{path.name} names the shard {str(shard)[:80]!r}; only files in the same folder are allowed"
             )
     if len(set(weight_map.values())) > _MAX_SHARDS:
         raise BadWeights(f"{path.name} names more than {_MAX_SHARDS} shards")

@@ -1,4 +1,4 @@
-"""Shapes of published models, by name: for random weights to measure on, and for certificates of products without weights."""
+"""Configurations of published models, by name: for benchmarks with random weights, and to certify GEMMs without weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -92,14 +92,14 @@ SHAPE_NAMES = tuple(_PUBLISHED)
 
 
 def published_config(name: str) -> DecoderConfig:
-    """The shape of a published model, such as llama-3.1-8b, in bf16."""
+    """The configuration of a published model, such as llama-3.1-8b, in bf16."""
     if name not in _PUBLISHED:
-        raise ModelNotFound(f"there is no shape called {name!r}; known are {', '.join(SHAPE_NAMES)}")
+        raise ModelNotFound(f"there is no shape called {name!r}; choose one of {', '.join(SHAPE_NAMES)}")
     return parse_config({**_PUBLISHED[name], "torch_dtype": "bfloat16"})
 
 
 def gemm_shapes(config: DecoderConfig) -> list[tuple[str, int, int, bool]]:
-    """Every kind of product: its name, outputs N, inputs K, and whether a bias is added."""
+    """Every kind of GEMM: its name, outputs N, inputs K, and whether it has a bias."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return [

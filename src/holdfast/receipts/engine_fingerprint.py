@@ -1,7 +1,10 @@
-"""What a fingerprint is made of: every part of an engine that decides bits, but for the weights.
+"""Computes an engine's fingerprint: everything that decides bits.
 
-Left out on purpose, because no bit depends on them: the certificate, the determinism mode, how passes, pages and batches are
-sized, and the longest context (an entry of a rope table depends on its position alone).
+Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes, pages and batches, and
+the maximum context length (an entry of a rope table depends on its position only).
+
+The weights are hashed in threads of their own, while they are loaded (`FingerprintTask`). Hashing releases Python's lock and
+runs at a lower priority than the engine's threads. Only a caller of `get` waits for it.
 """
 
 import contextlib
@@ -28,9 +31,9 @@ from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.version import __version__
 
-# Of a configuration: a name, a limit, what the tokenizer puts before a prompt by itself, what the dtype was chosen
-# from, and stop ids that are listed with the tokenizer's.
-_DECIDES_NOTHING = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
+# Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a prompt, and the default of the
+# dtype. The stop ids are listed together with the tokenizer's.
+_EXCLUDED_FIELDS = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
 
 _MAX_THREADS = 4
 _NICENESS = 10
@@ -45,7 +48,7 @@ def engine_parts(
     device: Mapping[str, JsonValue],
     thinking: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
-    """Every part but the decoder's weights. A model that thinks has one more."""
+    """Every part except the decoder's weights. A thinking model has one more."""
     return {
         **({} if thinking is None else {"thinking": dict(thinking)}),
         "config": config_parts(config, eos_ids),
@@ -60,31 +63,31 @@ def engine_parts(
 
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
-    """What of a configuration decides bits, and the ids that end an answer, whoever named them."""
-    kept = {name: value for name, value in vars(config).items() if name not in _DECIDES_NOTHING}
+    """The fields of a configuration that decide bits, and all ids that end an answer."""
+    kept = {name: value for name, value in vars(config).items() if name not in _EXCLUDED_FIELDS}
     scaling, windows = config.rope_scaling, config.layer_windows
     return {
         **kept,
         "layer_windows": windows[0] if len(set(windows)) == 1 else list(windows),
         "rope_scaling": None
         if scaling is None
-        else {"kind": type(scaling).__name__, **_listed(asdict(scaling))},
+        else {"kind": type(scaling).__name__, **_with_lists(asdict(scaling))},
         "eos_token_ids": sorted(eos_ids),
     }
 
 
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
-    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. numpy's logarithms serve the
-    library path only, triton's compiler the path named after it."""
-    of_path = {"torch": ("numpy",), "triton": ("triton",)}
-    names = ("tokenizers", "jinja2", "llguidance", *of_path.get(recipe.path, ()))
+    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. Only the torch backend uses
+    numpy (its logarithms), only the triton backend triton."""
+    of_backend = {"torch": ("numpy",), "triton": ("triton",)}
+    names = ("tokenizers", "jinja2", "llguidance", *of_backend.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
         "holdfast": __version__,
         "holdfast_source": own_source_digest(),
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256("\n".join(build).encode()).hexdigest(),
-        "libc": _libc_version(),  # its log() ends every logprob
+        "libc": _libc_version(),  # its log() computes every logprob
         **{name: _version(name) for name in names},
     }
 
@@ -103,31 +106,31 @@ def _libc_version() -> str:
         return " ".join(platform.libc_ver()).strip() or platform.platform()
 
 
-def _listed(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict[str, JsonValue]:
+def _with_lists(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict[str, JsonValue]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 class FingerprintTask:
-    """Begins when it is made. `describe` gives every part but the weights, and is called in another thread."""
+    """Starts when it is made. `describe` returns every part except the weights; it is called in another thread."""
 
     def __init__(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         self._made: Future[Fingerprint] = Future()
         _start(self._make, checkpoint, describe)
 
     def get(self) -> Fingerprint:
-        """The fingerprint, when it is there."""
+        """The fingerprint. Waits until it is computed."""
         return self._made.result()
 
     def _make(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         try:
             self._made.set_result(Fingerprint({"weights": digest_weights(checkpoint), **describe()}))
-        except BaseException as error:  # told to whoever asks
+        except BaseException as error:  # raised by `get`
             self._made.set_exception(error)
 
 
 def digest_weights(checkpoint: Checkpoint) -> str:
-    """SHA-256 over the digests of all tensors, by name. Files, their metadata and their order do not matter."""
-    names = iter(checkpoint.names())  # shared: each next() is one thread's
+    """SHA-256 over the digests of all tensors, by name. Files, metadata and order do not matter."""
+    names = iter(checkpoint.names())  # shared by the threads: next() is atomic
     digests: dict[str, bytes] = {}
     failures: list[BaseException] = []
 
@@ -148,16 +151,16 @@ def digest_weights(checkpoint: Checkpoint) -> str:
 
 def _digest_tensor(checkpoint: Checkpoint, name: str) -> bytes:
     raw = checkpoint.raw(name)
-    digest = hashlib.sha256(json.dumps([name, raw.kind, checkpoint.shape(name)]).encode())
+    digest = hashlib.sha256(json.dumps([name, raw.format, checkpoint.shape(name)]).encode())
     digest.update(raw.data)
     return digest.digest()
 
 
 def _start(target: Callable[..., None], *arguments: object) -> threading.Thread:
-    """A thread that stands back, and that an ending process does not wait for."""
+    """Start a daemon thread with low priority."""
 
     def run() -> None:
-        if sys.platform == "linux":  # where a priority belongs to a thread
+        if sys.platform == "linux":  # where threads have priorities of their own
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         target(*arguments)

@@ -1,6 +1,6 @@
-"""The fingerprint: a digest of all that decides bits, and of nothing else. Same fingerprint, same bits.
+"""The fingerprint: a digest of everything that decides bits, and of nothing else. Same fingerprint, same bits.
 
-It is made of named parts (`fingerprint_parts`), so that two which differ can say where.
+It consists of named parts (`engine_fingerprint` collects them), so two fingerprints can be compared part by part.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from holdfast.core.sampling_params import show
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
-_SHOWN_DIGITS = 12
+_DIGEST_DIGITS = 12
 _ABSENT: Any = object()
 
 
@@ -53,7 +53,7 @@ def digest_of(value: JsonValue) -> str:
 
 
 def _plain(value: JsonValue) -> JsonValue:
-    """A copy with whole numbers without a point: tools that rewrite JSON turn 1.0 into 1, and that is no other number."""
+    """A copy with integral floats as integers: tools that rewrite JSON turn 1.0 into 1."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -74,9 +74,9 @@ def _differing(
 
 
 def _shown(value: JsonValue) -> str:
-    """A name or a value on one line, whoever wrote it."""
+    """A name or a value on one line; both may come from an untrusted receipt."""
     if value is None or value is _ABSENT:
         return "none" if value is None else "absent"
     if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
-        return f"{value[:_SHOWN_DIGITS]}..."
+        return f"{value[:_DIGEST_DIGITS]}..."
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= 80 else show(value)

@@ -1,14 +1,12 @@
-"""How ids become text, one id at a time.
+"""Byte-wise decoders: those whose text is the concatenated bytes of the tokens, read as UTF-8.
 
-A decoder is *byte-wise* if the text is the bytes of its tokens, one behind the other, read as UTF-8: then
-each token's bytes are known once and for all, and a text can be decoded as it grows. Nearly every model is
-so:
+The bytes of each token are then independent of its neighbours, and text can be decoded incrementally. Nearly every model
+has one of these:
 
-    ByteLevel                                           each character of a token stands for a byte
-    Replace(▁ → " "), ByteFallback, Fuse [, Strip(" ")]   sentencepiece; Strip: the text's first space goes
+    ByteLevel                                             each character of a token encodes a byte
+    Replace(▁ → " "), ByteFallback, Fuse [, Strip(" ")]   sentencepiece; Strip drops the first space of a text
 
-`read_bytewise` recognises these shapes exactly; any other decoder is left to the tokenizer library, over
-windows.
+`read_bytewise` recognises exactly these. Any other decoder is left to the `tokenizers` library (`detokenizer`).
 """
 
 import json
@@ -23,14 +21,14 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Bytewise:
-    """The bytes of each token, and whether a text loses the one space it begins with."""
+    """The bytes of each token, and whether decoding drops the first space of a text."""
 
     token_bytes: Callable[[str], bytes]
     drops_first_space: bool
 
 
 def read_bytewise(decoder_json: str | None) -> Bytewise | None:
-    """The byte-wise reading of a decoder, or None if it has none."""
+    """A decoder as a byte-wise one, or None if it is not."""
     decoder = json.loads(decoder_json) if decoder_json else None
     if decoder is None:
         return None
@@ -52,17 +50,17 @@ def _replaces_space(step: dict[str, Any]) -> bool:
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it can be seen."""
+    """The character that encodes each byte in a byte-level vocabulary: the byte's own if it is printable."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
-    letters = {chr(byte): byte for byte in visible}
-    return letters | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    characters = {chr(byte): byte for byte in visible}
+    return characters | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 def _byte_level(token: str) -> bytes:
     alphabet = _alphabet()
-    if all(letter in alphabet for letter in token):
-        return bytes([alphabet[letter] for letter in token])
+    if all(character in alphabet for character in token):
+        return bytes([alphabet[character] for character in token])
     return token.encode()
 
 

@@ -1,9 +1,8 @@
-"""A conversation as it comes from outside, checked before a template sees it.
+"""Checks and normalises the messages of a chat before a template reads them.
 
-What leaves here is plain JSON: a list of objects with a `role` and a `content` that is one string (or None
-where the message calls tools). Text parts are joined with a line break. Tool arguments written as a JSON
-text are opened, and reasoning is found under each of its usual names, because templates differ in what they
-look for.
+The result is plain JSON: a list of objects with a `role` and a `content` that is one string (or None in a message with
+tool calls). Text parts are joined with a line break. Tool arguments in JSON text are parsed, and reasoning is copied to
+each of its usual names, because templates differ in what they read.
 """
 
 import json
@@ -16,11 +15,11 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
-    """The conversation, or `InvalidRequest` that says which message is wrong and how."""
+    """The messages, normalised. `InvalidRequest` says which message is wrong, and how."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise InvalidRequest("messages must be a list of objects with a role and a content")
     if not messages:
-        raise InvalidRequest("messages is empty; a conversation has at least one message")
+        raise InvalidRequest("messages is empty; at least one message is required")
     return [_check_message(index, message) for index, message in enumerate(messages)]
 
 
@@ -30,7 +29,7 @@ def check_json(name: str, value: object) -> Any:
         text = json.dumps(value, ensure_ascii=False)
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InvalidRequest(f"{name} is no valid Unicode: it holds a lone surrogate") from None
+        raise InvalidRequest(f"{name} is not valid Unicode: it contains a lone surrogate") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{name} cannot be written as JSON: {error}") from None
     return json.loads(text)
@@ -46,8 +45,8 @@ def _check_message(index: int, message: object) -> dict[str, Any]:
     plain: dict[str, Any] = check_json(name, dict(message))
     plain["content"] = _check_content(name, plain)
     if plain.get("tool_calls"):
-        plain["tool_calls"] = [_open_arguments(call) for call in _check_calls(name, plain["tool_calls"])]
-    return _spread_reasoning(plain)
+        plain["tool_calls"] = [_parse_arguments(call) for call in _check_calls(name, plain["tool_calls"])]
+    return _copy_reasoning(plain)
 
 
 def _check_content(name: str, message: dict[str, Any]) -> str | None:
@@ -61,7 +60,9 @@ def _check_content(name: str, message: dict[str, Any]) -> str | None:
     parts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise InvalidRequest(f'{name}.content may only hold parts like {{"type": "text", "text": "..."}}')
+            raise InvalidRequest(
+                f'{name}.content may only contain parts like {{"type": "text", "text": "..."}}'
+            )
         parts.append(part["text"])
     return "\n".join(parts)
 
@@ -72,7 +73,7 @@ def _check_calls(name: str, calls: object) -> list[dict[str, Any]]:
     return calls
 
 
-def _open_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -83,7 +84,7 @@ def _open_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _spread_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+def _copy_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = next((message[key] for key in _REASONING_NAMES if message.get(key) is not None), None)
     if reasoning is None:
         return message

@@ -1,11 +1,9 @@
-"""From a conversation to the one text the model reads.
+"""Chat templates: from messages to the text of the prompt.
 
-A chat template sees what transformers would show it (messages, tools, documents, the named special tokens)
-and is rendered in a process of its own (`template_sandbox`). The invariant: the text depends on the
-arguments of `render` and on nothing else. So there is no clock. A template that asks for today
-(`strftime_now`) is told `date`, and without one `FIXED_DATE`, the day Llama's own templates fall back to:
-the same request gives the same prompt tomorrow. Pass `date=datetime.date.today()` to tell a model the real
-date.
+A template gets the variables that transformers gives it (messages, tools, documents, special tokens) and is rendered in
+a worker process (`template_sandbox`). The invariant: the text is a function of `render`'s arguments. So there is no clock:
+`strftime_now` in a template gives `date`, or else `FIXED_DATE`, the default of Llama's own templates. The same request
+gives the same prompt tomorrow. Pass `date=datetime.date.today()` to give a model the real date.
 """
 
 import datetime
@@ -22,11 +20,11 @@ from holdfast.text.tokenizer import Tokenizer
 
 FIXED_DATE = datetime.date(2024, 7, 26)
 
-_OURS = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
 
 
 class ChatTemplate:
-    """Renders conversations. A model may bring a second template for when there are tools."""
+    """Renders messages. A model may have a second template for requests with tools."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, limits: TemplateLimits | None = None) -> "ChatTemplate":
-        """The template a model comes with; one that is missing says so when it is asked to render."""
+        """A model's own template. If it has none, `render` raises."""
         tool_source = tokenizer.chat_templates.get("tool_use")
         return cls(tokenizer.chat_template, tokenizer.special_tokens, tool_source=tool_source, limits=limits)
 
@@ -56,16 +54,16 @@ class ChatTemplate:
         date: datetime.date | None = None,
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt's text. Encode it with `add_special_tokens=False`: the template wrote them already."""
+        """The prompt's text. Encode it with `add_special_tokens=False`: the template has written them already."""
         checked = check_messages(messages)
         if tools is not None and (isinstance(tools, str | bytes) or not isinstance(tools, Sequence)):
             raise InvalidRequest("tools must be a list of objects")
-        taken = sorted(set(variables) & set(_OURS))
-        if taken:
+        reserved = sorted(set(variables) & set(_RESERVED))
+        if reserved:
             raise InvalidRequest(
-                f"a template variable may not be called {taken[0]!r}; that name has a meaning"
+                f"a template variable may not be called {reserved[0]!r}; that name is reserved"
             )
-        shown = {
+        context = {
             **self._special_tokens,
             **check_json("a template variable", dict(variables)),
             "messages": checked,
@@ -73,13 +71,13 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        text = self._choose(tools is not None).render(shown, date=(date or FIXED_DATE).isoformat())
+        text = self._choose(tools is not None).render(context, date=(date or FIXED_DATE).isoformat())
         if not is_unicode(text):
-            raise TemplateError("the chat template wrote a lone surrogate, which is no valid Unicode")
+            raise TemplateError("the chat template wrote a lone surrogate, which is not valid Unicode")
         return text
 
     def warm(self) -> None:
-        """Start what rendering needs, without waiting: for the time in which weights are loaded."""
+        """Start the worker process without waiting, while the weights are loaded."""
         if self._plain is not None:
             self._plain.warm()
 
@@ -90,7 +88,7 @@ class ChatTemplate:
                 sandbox.close()
 
     def digest(self) -> str:
-        """SHA-256 over all that decides a rendering besides its arguments."""
+        """SHA-256 over everything that decides a rendering besides its arguments."""
         identity = json.dumps([self._sources, self._special_tokens], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
 

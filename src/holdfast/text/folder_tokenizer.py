@@ -1,9 +1,10 @@
-"""A tokenizer read from a model folder: `tokenizer.json` and the small files beside it.
+"""Reads the tokenizer of a model folder.
 
-`tokenizer.json` decides the tokens. `tokenizer_config.json` (or the older `special_tokens_map.json`) names
-the special ones, may carry chat templates and says how a text is framed if `tokenizer.json` does not;
-`chat_template.jinja` overrides those. `generation_config.json` and `config.json` add ids that end an
-answer. Only `tokenizer.json` must be there.
+tokenizer.json                            the tokens; the only required file
+tokenizer_config.json                     names of special tokens, chat templates, and which special tokens are
+  (or the older special_tokens_map.json)    added to a text if tokenizer.json does not say so
+chat_template.jinja                       replaces the default chat template
+generation_config.json, config.json       more ids that end an answer
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.errors import ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.tokenizer_data import Framing, TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import TextAffixes, TokenizerData, find_special_ids
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -26,19 +27,19 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
     backend = _parse_backend(folder, content)
     config = _read_object(folder / "tokenizer_config.json")
     marked_special = _add_missing_tokens(backend, config)
-    named = _read_named(folder, config)
-    ids = {name: backend.token_to_id(token) for name, token in named.items()}
-    framing = None if _frames_itself(backend) else _read_framing(config, ids)
+    special_tokens = _read_special_tokens(folder, config)
+    ids = {name: backend.token_to_id(token) for name, token in special_tokens.items()}
+    affixes = None if _adds_special_tokens(backend) else _read_affixes(config, ids)
     special = {id_ for id_ in ids.values() if id_ is not None}
     return TokenizerData(
         backend=backend,
         vocab_size=_find_vocab_size(backend),
-        identity=lambda: _canonical(content, config, framing),
-        framing=framing,
+        identity=lambda: _canonical(content, config, affixes),
+        affixes=affixes,
         bos_token_id=ids.get("bos_token"),
-        eos_token_ids=_read_ends(folder, ids.get("eos_token")),
+        eos_token_ids=_read_eos_ids(folder, ids.get("eos_token")),
         special_ids=find_special_ids(backend) | marked_special | special,
-        special_tokens=named,
+        special_tokens=special_tokens,
         chat_templates=_read_templates(folder, config),
     )
 
@@ -53,7 +54,7 @@ def _read_content(folder: Path) -> str:
                 f"{folder.name} has only a sentencepiece tokenizer.model; Holdfast reads tokenizer.json: "
                 "convert it with transformers' AutoTokenizer (from_pretrained, then save_pretrained)"
             )
-        raise ModelError(f"{folder.name} has no tokenizer.json; put the model's own file beside its weights")
+        raise ModelError(f"{folder.name} has no tokenizer.json; put the model's own file next to its weights")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +72,7 @@ def _parse_backend(folder: Path, content: str) -> Tokenizer:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, or nothing where there is no such file."""
+    """The JSON object in a file; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -79,18 +80,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds no JSON object; the file is broken")
+        raise ModelError(f"{path} contains no JSON object; the file is broken")
     return value
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:
-    """Add what only `tokenizer_config.json` knows, as transformers does; returns the ids it calls special."""
-    listed = config.get("added_tokens_decoder", {})
-    if not isinstance(listed, dict):
+    """Add the tokens that only `tokenizer_config.json` has, as transformers does. Returns the ids it marks as special."""
+    added = config.get("added_tokens_decoder", {})
+    if not isinstance(added, dict):
         raise ModelError("added_tokens_decoder in tokenizer_config.json is not an object; the file is broken")
     special = set()
-    for key in sorted(listed, key=_as_id):
-        entry = listed[key]
+    for key in sorted(added, key=_as_id):
+        entry = added[key]
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             raise ModelError(f"token {key} in tokenizer_config.json has no content; the file is broken")
         if backend.token_to_id(entry["content"]) is None:
@@ -108,12 +109,12 @@ def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> frozen
 def _as_id(key: str) -> int:
     if not key.isdecimal():
         raise ModelError(
-            f"added_tokens_decoder in tokenizer_config.json names an id {key!r}; the file is broken"
+            f"added_tokens_decoder in tokenizer_config.json has the id {key!r}; the file is broken"
         )
     return int(key)
 
 
-def _read_named(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     known = {
         **_read_object(folder / "special_tokens_map.json"),
         **{k: v for k, v in config.items() if v is not None},
@@ -128,34 +129,34 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _frames_itself(backend: Tokenizer) -> bool:
-    """Whether `tokenizer.json` says how a text is framed; then it decides, as for transformers 5."""
+def _adds_special_tokens(backend: Tokenizer) -> bool:
+    """Whether `tokenizer.json` adds special tokens to a text; then it decides, as in transformers 5."""
     if backend.post_processor is None:
         return False
     post = json.loads(backend.post_processor.__getstate__())
     return any(step["type"] != "ByteLevel" for step in post.get("processors", [post]))
 
 
-def _read_framing(config: Mapping[str, Any], ids: Mapping[str, int | None]) -> Framing:
+def _read_affixes(config: Mapping[str, Any], ids: Mapping[str, int | None]) -> TextAffixes:
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
-    return Framing(
-        before=(bos,) if config.get("add_bos_token") and bos is not None else (),
-        behind=(eos,) if config.get("add_eos_token") and eos is not None else (),
+    return TextAffixes(
+        prefix_ids=(bos,) if config.get("add_bos_token") and bos is not None else (),
+        suffix_ids=(eos,) if config.get("add_eos_token") and eos is not None else (),
     )
 
 
-def _read_ends(folder: Path, eos: int | None) -> frozenset[int]:
-    ends = set() if eos is None else {eos}
+def _read_eos_ids(folder: Path, eos: int | None) -> frozenset[int]:
+    eos_ids = set() if eos is None else {eos}
     for name in ("generation_config.json", "config.json"):
         value = _read_object(folder / name).get("eos_token_id")
-        ends |= {
+        eos_ids |= {
             id_ for id_ in (value if isinstance(value, list) else [value]) if type(id_) is int and id_ >= 0
         }
-    return frozenset(ends)
+    return frozenset(eos_ids)
 
 
 def _find_vocab_size(backend: Tokenizer) -> int:
-    """One more than the largest id; ids may have holes."""
+    """One more than the largest id; ids may have gaps."""
     size = int(backend.get_vocab_size(with_added_tokens=True))
     if size and backend.id_to_token(size - 1) is None:
         return 1 + max(backend.get_vocab(with_added_tokens=True).values())
@@ -189,9 +190,9 @@ def _read_template(path: Path) -> str:
         raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
 
 
-def _canonical(content: str, config: Mapping[str, Any], framing: Framing | None) -> bytes:
-    frame = None if framing is None else [framing.before, framing.behind]
+def _canonical(content: str, config: Mapping[str, Any], affixes: TextAffixes | None) -> bytes:
+    added_ids = None if affixes is None else [affixes.prefix_ids, affixes.suffix_ids]
     added = config.get("added_tokens_decoder", {})
     named = {name: _token_text(config.get(name)) for name in _NAMES}
-    whole = [json.loads(content), added, named, frame]
-    return json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()
+    parts = [json.loads(content), added, named, added_ids]
+    return json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()

@@ -1,10 +1,9 @@
-"""A tokenizer rebuilt from a GGUF file's metadata (`tokenizer.ggml.*`).
+"""Builds a tokenizer from a GGUF file's metadata (`tokenizer.ggml.*`).
 
-Two kinds are known: "gpt2", byte-level BPE whose pre-tokenizer is only named (`tokenizer.ggml.pre`) and
-must be known here, and "llama", sentencepiece BPE with scores and byte fallback. The model is built from
-the vocabulary and merges directly, never through a JSON text: that keeps a vocabulary of 49,152 far below
-the start-up budget. A pre-tokenizer that is not known is refused: a near miss would give wrong tokens
-without a sound.
+Two kinds are supported: "gpt2", byte-level BPE with a pre-tokenizer that the file only names (`tokenizer.ggml.pre`), and
+"llama", sentencepiece BPE with scores and byte fallback. An unknown pre-tokenizer is refused: a similar one would give
+wrong tokens silently. The backend is built from the vocabulary and the merges, not through JSON text, because start-up
+time matters.
 """
 
 import json
@@ -15,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from holdfast.errors import ModelError, UnsupportedModel
-from holdfast.text.tokenizer_data import Framing, TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import TextAffixes, TokenizerData, find_special_ids
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -29,7 +28,10 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_GPT2, _DIGITS = "gpt-2", "digits, then gpt-2"  # both are built in, and named instead of spelled
+_GPT2, _DIGITS = (
+    "gpt-2",
+    "digits, then gpt-2",
+)  # built into the library, so named here instead of written as a regex
 _PRE_TOKENIZERS = {
     "gpt-2": _GPT2,
     "default": _GPT2,
@@ -45,8 +47,8 @@ _PRE_TOKENIZERS = {
     "deepseek-r1-qwen": _QWEN2,
     "tekken": _TEKKEN,
 }
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_OF_TURN_TOKENS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -57,7 +59,7 @@ _NAMED_TOKENS = {
 
 def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerData:
     """The tokenizer a GGUF file describes."""
-    ggml = _Ggml(metadata)
+    ggml = _GgmlFields(metadata)
     kind = ggml.text("model", "")
     if kind == "gpt2":
         backend, adds_bos = _build_byte_level(ggml)
@@ -66,30 +68,30 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> TokenizerData:
     elif not kind:
         raise ModelError("the GGUF file carries no tokenizer (tokenizer.ggml.model is missing)")
     else:
-        raise UnsupportedModel(f"tokenizer.ggml.model is {kind!r}; Holdfast knows 'gpt2' and 'llama'")
+        raise UnsupportedModel(f"tokenizer.ggml.model is {kind!r}; Holdfast supports 'gpt2' and 'llama'")
     _add_tokens(backend, ggml)
     bos, eos = ggml.token_id("bos_token_id"), ggml.token_id("eos_token_id")
     bos = 1 if bos is None and kind == "llama" else bos
     eos = 2 if eos is None and kind == "llama" else eos
-    framing = Framing(
-        before=(bos,) if bos is not None and ggml.flag("add_bos_token", adds_bos) else (),
-        behind=(eos,) if eos is not None and ggml.flag("add_eos_token", False) else (),
+    affixes = TextAffixes(
+        prefix_ids=(bos,) if bos is not None and ggml.flag("add_bos_token", adds_bos) else (),
+        suffix_ids=(eos,) if eos is not None and ggml.flag("add_eos_token", False) else (),
     )
     return TokenizerData(
         backend=backend,
         vocab_size=len(ggml.tokens),
         identity=ggml.identity,
-        framing=framing,
+        affixes=affixes,
         bos_token_id=bos,
-        eos_token_ids=ggml.ends() | ({eos} if eos is not None else frozenset()),
+        eos_token_ids=ggml.eos_ids() | ({eos} if eos is not None else frozenset()),
         special_ids=find_special_ids(backend),
         special_tokens=ggml.named_tokens(),
         chat_templates=_find_templates(metadata),
     )
 
 
-class _Ggml:
-    """The `tokenizer.ggml.*` values, checked as they are read."""
+class _GgmlFields:
+    """The `tokenizer.ggml.*` values. Each read checks its type."""
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
         prefix = "tokenizer.ggml."
@@ -120,21 +122,21 @@ class _Ggml:
 
     def token_id(self, key: str) -> int | None:
         value = self.values.get(key)
-        if value is None or value == 0xFFFFFFFF:  # what some writers put for "none"
+        if value is None or value == 0xFFFFFFFF:  # some writers' value for "none"
             return None
         if not isinstance(value, int) or not 0 <= value < len(self.tokens):
             raise ModelError(f"tokenizer.ggml.{key} is {value!r}, outside a vocabulary of {len(self.tokens)}")
         return value
 
-    def ends(self) -> frozenset[int]:
-        """What ends an answer: the ids the file names, and control tokens known to end a turn."""
-        named = [self.token_id(key) for key in _END_KEYS]
-        turns = [
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end an answer: those in the file, and control tokens known to end a turn."""
+        named = [self.token_id(key) for key in _EOS_KEYS]
+        end_of_turn = [
             id_
             for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind == _CONTROL and token in _TURN_ENDS
+            if kind == _CONTROL and token in _END_OF_TURN_TOKENS
         ]
-        return frozenset([id_ for id_ in named if id_ is not None] + turns)
+        return frozenset([id_ for id_ in named if id_ is not None] + end_of_turn)
 
     def named_tokens(self) -> dict[str, str]:
         found = {name: self.token_id(key) for name, key in _NAMED_TOKENS.items()}
@@ -144,11 +146,11 @@ class _Ggml:
         return json.dumps(self.values, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _build_byte_level(ggml: _Ggml) -> tuple[Tokenizer, bool]:
+def _build_byte_level(ggml: _GgmlFields) -> tuple[Tokenizer, bool]:
     pre = ggml.text("pre", "default")
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
-        raise UnsupportedModel(f"the GGUF file's pre-tokenizer is {pre!r}; Holdfast knows {known}")
+        raise UnsupportedModel(f"the GGUF file's pre-tokenizer is {pre!r}; Holdfast supports {known}")
     merges = ggml.array("merges", str)
     if not ggml.tokens or merges is None:
         raise ModelError("the GGUF file's BPE tokenizer lacks its tokens or its merges")
@@ -178,7 +180,7 @@ def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, plain])
 
 
-def _build_sentencepiece(ggml: _Ggml) -> Tokenizer:
+def _build_sentencepiece(ggml: _GgmlFields) -> Tokenizer:
     scores = ggml.array("scores", float)
     merges = ggml.array("merges", str)
     if not ggml.tokens or (merges is None and (scores is None or len(scores) != len(ggml.tokens))):
@@ -188,7 +190,7 @@ def _build_sentencepiece(ggml: _Ggml) -> Tokenizer:
     else:
         assert scores is not None
         normal = [kind == _NORMAL for kind in ggml.types]
-        pairs = rebuild_merges(ggml.tokens, scores, normal)
+        pairs = sentencepiece_merges(ggml.tokens, scores, normal)
     unknown = ggml.token_id("unknown_token_id") or 0
     backend = _make_bpe(ggml, pairs, unk_token=ggml.tokens[unknown], fuse_unk=True, byte_fallback=True)
     space = normalizers.Replace(" ", "▁")
@@ -202,23 +204,28 @@ def _build_sentencepiece(ggml: _Ggml) -> Tokenizer:
     return backend
 
 
-def rebuild_merges(
+def sentencepiece_merges(
     tokens: Sequence[str], scores: Sequence[float], mergeable: Sequence[bool]
 ) -> list[tuple[str, str]]:
-    """The merge list, best first. Only `mergeable` pieces (no control or byte tokens) take part."""
+    """The merge list of a sentencepiece BPE model, best first. Only `mergeable` tokens (no control or byte tokens) take part.
+
+    Sentencepiece stores no merges: it joins the two neighbours whose joint token has the best score. As a merge list that
+    is every way to split a token into two tokens, best token first. The order is total, so the same scores always give
+    the same list.
+    """
     ids = {token: id_ for id_, token in enumerate(tokens) if mergeable[id_]}
     order = sorted(ids.values(), key=lambda id_: (-scores[id_], id_))
     merges: list[tuple[str, str]] = []
     for id_ in order:
         token = tokens[id_]
-        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        splits = ((token[:at], token[at:]) for at in range(1, len(token)))
         pairs = [pair for pair in splits if pair[0] in ids and pair[1] in ids]
         pairs.sort(key=lambda pair: (-len(pair[0]), ids[pair[0]], ids[pair[1]]))
         merges += pairs
     return merges
 
 
-def _make_bpe(ggml: _Ggml, pairs: list[tuple[str, str]], **options: Any) -> Tokenizer:
+def _make_bpe(ggml: _GgmlFields, pairs: list[tuple[str, str]], **options: Any) -> Tokenizer:
     vocab = {token: id_ for id_, token in enumerate(ggml.tokens)}
     try:
         return Tokenizer(BPE(vocab=vocab, merges=pairs, **options))
@@ -226,7 +233,7 @@ def _make_bpe(ggml: _Ggml, pairs: list[tuple[str, str]], **options: Any) -> Toke
         raise ModelError(f"the GGUF file's merges do not fit its vocabulary: {error}") from error
 
 
-def _add_tokens(backend: Tokenizer, ggml: _Ggml) -> None:
+def _add_tokens(backend: Tokenizer, ggml: _GgmlFields) -> None:
     typed = list(zip(ggml.tokens, ggml.types, strict=True))
     special = [token for token, kind in typed if kind in (_CONTROL, _UNKNOWN) and token]
     plain = [token for token, kind in typed if kind == _USER_DEFINED and token]

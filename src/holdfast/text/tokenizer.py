@@ -1,10 +1,9 @@
 """Text to token ids and back.
 
-`Tokenizer` wraps the tokenizer library behind what the engine needs, with one addition: for byte-wise
-decoders (`token_text`) ids become text through the same bytes whether they come one by one or all at once,
-so a streamed answer and a whole one are the same text. Where bytes are no UTF-8, each broken piece becomes
-U+FFFD, as for any UTF-8 reader (the library, for byte-fallback tokens, gives up a whole run of bytes for
-one bad one).
+`Tokenizer` wraps the `tokenizers` library. One thing differs: for byte-wise decoders (`bytewise`) text is made from the
+bytes of the tokens, whether they come one by one or all at once, so a streamed answer and a complete one are the same
+text. Each invalid UTF-8 sequence becomes one U+FFFD, as in any UTF-8 decoder. (The library, for byte-fallback tokens,
+replaces every byte of a run if one of them is invalid.)
 """
 
 import hashlib
@@ -28,9 +27,9 @@ from holdfast.text.tokenizer_data import TokenizerData
 def open_tokenizer(
     path: Path, *, metadata: Mapping[str, object] | None = None, chat_template: str | None = None
 ) -> "Tokenizer":
-    """The tokenizer of a model folder or a GGUF file; `metadata`, if read already, spares a second look.
+    """The tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not read again.
 
-    chat_template is a template's text, instead of those the model comes with.
+    `chat_template` is the source of a template that replaces the model's own.
     """
     tokenizer = _open(path, metadata)
     return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
@@ -46,18 +45,20 @@ def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
     if not (path / "tokenizer.json").is_file():
         files = sorted(path.glob("*.gguf"))
         if len(files) > 1:
-            raise ModelError(f"{path} holds {len(files)} GGUF files; name the one to take the tokenizer from")
+            raise ModelError(
+                f"{path} contains {len(files)} GGUF files; give the path of the one to read the tokenizer from"
+            )
         if files:
             return Tokenizer(read_gguf_tokenizer(GgufFile(files[0]).metadata))
     return Tokenizer(read_folder_tokenizer(path))
 
 
 class Tokenizer:
-    """Encodes and decodes. Nothing it answers changes after it was built."""
+    """Encodes and decodes. Immutable."""
 
-    def __init__(self, parts: TokenizerData) -> None:
-        self._parts = parts
-        decoder = parts.backend.decoder
+    def __init__(self, data: TokenizerData) -> None:
+        self._data = data
+        decoder = data.backend.decoder
         state = None if decoder is None else cast("bytes", decoder.__getstate__()).decode()
         self._bytewise = read_bytewise(state)
         self._bytes: dict[int, bytes] = {}
@@ -65,32 +66,32 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id; a model may have more rows than that."""
-        return self._parts.vocab_size
+        """One more than the largest id; a model may have more logits than that."""
+        return self._data.vocab_size
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._parts.bos_token_id
+        return self._data.bos_token_id
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Every id that ends an answer."""
-        return self._parts.eos_token_ids
+        return self._data.eos_token_ids
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that are no text: left out of answers."""
-        return self._parts.special_ids
+        """Ids that are not text: left out of answers."""
+        return self._data.special_ids
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
         """The named special tokens, "bos_token" and so on, as chat templates expect them."""
-        return MappingProxyType(dict(self._parts.special_tokens))
+        return MappingProxyType(dict(self._data.special_tokens))
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template's source; of several the one called "default", or the only one."""
-        templates = self._parts.chat_templates
+        """The chat template's source: the only one, or the one called "default"."""
+        templates = self._data.chat_templates
         if len(templates) == 1:
             return next(iter(templates.values()))
         return templates.get("default")
@@ -98,36 +99,36 @@ class Tokenizer:
     @property
     def chat_templates(self) -> Mapping[str, str]:
         """All chat templates by name."""
-        return MappingProxyType(dict(self._parts.chat_templates))
+        return MappingProxyType(dict(self._data.chat_templates))
 
     @property
     def is_bytewise(self) -> bool:
-        """Whether a text is the bytes of its tokens, one behind the other."""
+        """Whether a text is the concatenated bytes of its tokens."""
         return self._bytewise is not None
 
     @property
     def drops_first_space(self) -> bool:
-        """Whether a text loses the space its first token begins with (byte-wise decoders only)."""
+        """Whether decoding drops the leading space of a text (byte-wise decoders only)."""
         return self._bytewise is not None and self._bytewise.drops_first_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. A rendered chat has its special tokens already: encode it without."""
+        """The ids of a text. A rendered chat template already has its special tokens: encode it without them."""
         if not isinstance(text, str):
             raise InvalidRequest(f"a prompt is a string or a list of token ids, not {type(text).__name__}")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidRequest(
-                f"the text is no valid Unicode: a lone surrogate at {error.start}"
+                f"the text is not valid Unicode: a lone surrogate at {error.start}"
             ) from error
-        framing = self._parts.framing
-        if framing is None or not add_special_tokens:
-            return list(self._parts.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids = self._parts.backend.encode(text, add_special_tokens=False).ids
-        return [*framing.before, *ids, *framing.behind]
+        affixes = self._data.affixes
+        if affixes is None or not add_special_tokens:
+            return list(self._data.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = self._data.backend.encode(text, add_special_tokens=False).ids
+        return [*affixes.prefix_ids, *ids, *affixes.suffix_ids]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids. An id below `vocab_size` that has no token is no text."""
+        """The text of ids. An id below `vocab_size` without a token has no text."""
         for id_ in ids:
             if not isinstance(id_, int) or not 0 <= id_ < self.vocab_size:
                 raise InvalidRequest(f"token id {id_!r} is outside the vocabulary of {self.vocab_size}")
@@ -140,11 +141,11 @@ class Tokenizer:
         return raw.decode("utf-8", "replace")
 
     def decode_window(self, ids: Sequence[int]) -> str:
-        """The tokenizer library's own decoding of ids, special ones included."""
-        return str(self._parts.backend.decode(list(ids), skip_special_tokens=False))
+        """The `tokenizers` library's own decoding, special tokens included."""
+        return str(self._data.backend.decode(list(ids), skip_special_tokens=False))
 
     def token_bytes(self, id_: int) -> bytes:
-        """The bytes of one token; of a special token its name, of an id without a token none."""
+        """The bytes of one token: of a special token its name; none for an id without a token."""
         known = self._bytes.get(id_)
         if known is None:
             known = self._bytes[id_] = self._find_bytes(id_)
@@ -152,16 +153,16 @@ class Tokenizer:
 
     def with_chat_template(self, source: str) -> "Tokenizer":
         """The same tokenizer with this chat template and no other."""
-        return Tokenizer(replace(self._parts, chat_templates={"default": source}))
+        return Tokenizer(replace(self._data, chat_templates={"default": source}))
 
     def digest(self) -> str:
-        """SHA-256 over all that decides tokens; equal for files that differ only in how they are written."""
+        """SHA-256 over everything that decides tokens; equal for files that differ only in their formatting."""
         if self._digest is None:
-            self._digest = hashlib.sha256(self._parts.identity()).hexdigest()
+            self._digest = hashlib.sha256(self._data.identity()).hexdigest()
         return self._digest
 
     def _find_bytes(self, id_: int) -> bytes:
-        token = self._parts.backend.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
+        token = self._data.backend.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
         if token is None:
             return b""
         if self._bytewise is not None:
@@ -170,7 +171,7 @@ class Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte; the ids behind them have no text."""
+    """A tokenizer for models without one: one token for each byte. Ids above the bytes have no text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

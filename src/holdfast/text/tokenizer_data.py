@@ -1,8 +1,7 @@
-"""What a tokenizer is made of, whatever file it was read from.
+"""What a tokenizer consists of, independent of the file it was read from.
 
-Readers (a model folder, a GGUF file) make one `TokenizerData`; `Tokenizer` works from nothing else. The
-invariant: `identity` covers everything that decides which ids a text gets and which text ids get, and
-nothing else.
+The readers (a model folder, a GGUF file) make a `TokenizerData`; `Tokenizer` uses nothing else. The invariant: `identity`
+covers everything that decides the ids of a text and the text of ids, and nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,21 +11,21 @@ import tokenizers
 
 
 @dataclass(frozen=True)
-class Framing:
-    """The ids put before and behind a text when special tokens are asked for."""
+class TextAffixes:
+    """The special tokens added before and after a text."""
 
-    before: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
+    prefix_ids: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class TokenizerData:
-    """A tokenizer as its file describes it. `framing` is None where the backend itself frames."""
+    """A tokenizer as its file describes it. `affixes` is None if the backend adds special tokens itself."""
 
     backend: tokenizers.Tokenizer
     vocab_size: int
     identity: Callable[[], bytes]
-    framing: Framing | None = None
+    affixes: TextAffixes | None = None
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     special_ids: frozenset[int] = frozenset()
@@ -35,5 +34,5 @@ class TokenizerData:
 
 
 def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """The ids the backend itself calls special."""
+    """The ids that the backend marks as special."""
     return frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)

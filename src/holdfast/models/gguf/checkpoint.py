@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face names and row order, dequantised when asked for."""
+"""A GGUF file as a checkpoint: Hugging Face names and row order; tensors are dequantised when they are read."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class GgufCheckpoint:
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
 
     def raw(self, name: str) -> RawTensor:
-        """The tensor's bytes: in the mapped file, or a copy where rows had to be put back."""
+        """The tensor's bytes: in the mapped file, or a copy if the rows were permuted."""
         return RawTensor(self.file.tensors[gguf_name(name)].stored.name, self._bytes(name).data)
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
@@ -48,9 +48,10 @@ class GgufCheckpoint:
         return None if tensor is None else tensor.shape
 
     def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """llama files interleave the two halves of each query and key head; put them back, as stored bytes.
+        """Undo the permutation of llama files, on the stored bytes: they interleave the halves of each query and key head.
 
-        A head's rows are a0 b0 a1 b1 ... in the file and a0 a1 ... b0 b1 ... for Hugging Face.
+        file            a0 b0 a1 b1 ...
+        Hugging Face    a0 a1 ... b0 b1 ...
         """
         num_heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}.get(
             stored_name.split(".")[-2]

@@ -1,6 +1,6 @@
-"""GGUF's words for a decoder: tensor names, and metadata as the configuration it was converted from.
+"""GGUF's names for tensors and metadata, translated to Hugging Face's.
 
-The result goes through `parse_config` like any config.json, so that a GGUF file is judged by the same rules.
+Metadata becomes the fields of a config.json and goes through `parse_config`, so the same rules hold for a GGUF file.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ _KEYS = {
 
 
 def gguf_name(name: str) -> str:
-    """What GGUF calls the tensor with this Hugging Face name."""
+    """The GGUF name of the tensor with this Hugging Face name."""
     module, _, kind = name.rpartition(".")
     if module in _MODULES:
         return f"{_MODULES[module]}.{kind}"
@@ -60,15 +60,14 @@ def architecture(file: GgufFile) -> str:
     name = file.metadata.get("general.architecture")
     if name not in _ARCHITECTURES:
         raise UnsupportedModel(
-            f"{file.path.name} holds the architecture {name!r}; Holdfast runs {', '.join(_ARCHITECTURES)} "
-            f"GGUF files "
+            f"{file.path.name} has the architecture {name!r}; Holdfast runs {', '.join(_ARCHITECTURES)} GGUF files "
             "(Mistral files are llama files)"
         )
     return str(name)
 
 
 def gguf_config(file: GgufFile) -> DecoderConfig:
-    """The decoder a GGUF file holds."""
+    """The configuration of the decoder in a GGUF file."""
     arch = architecture(file)
     prefix = arch + "."
     own = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
@@ -76,7 +75,7 @@ def gguf_config(file: GgufFile) -> DecoderConfig:
         raise UnsupportedModel(f"{file.path.name} is a mixture of experts; Holdfast runs dense decoders only")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise BadWeights(f"{file.path.name} has no token_embd.weight; it is no whole language model")
+        raise BadWeights(f"{file.path.name} has no token_embd.weight; it is not a complete language model")
     fields: dict[str, object] = {key: own[theirs] for key, theirs in _KEYS.items() if theirs in own}
     fields.setdefault("vocab_size", embedding.shape[0])
     fields.setdefault("num_key_value_heads", None)
@@ -97,7 +96,7 @@ def _family_fields(arch: str, own: Fields) -> dict[str, object]:
 
 
 def _token_fields(metadata: Mapping[str, object]) -> dict[str, object]:
-    """An answer ends at the end of the text, of a turn, or of a message."""
+    """An answer ends at the end of the text, of the turn, or of the message."""
     ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     return {
         "eos_token_id": [each for each in ids if each is not None],
@@ -131,7 +130,7 @@ def _require_whole_heads(own: Fields, config: DecoderConfig) -> None:
 
 
 def _with_tensors(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
-    """What GGUF says by having a tensor: biases, and one divisor for each rotary frequency."""
+    """Apply what GGUF expresses by tensors: biases, and one divisor for each rotary frequency."""
     has = file.tensors.__contains__
     config = replace(
         config,

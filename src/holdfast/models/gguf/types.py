@@ -1,4 +1,4 @@
-"""The number formats GGUF stores weights in, as a file's directory names them. What they mean is `dequantize`'s to know."""
+"""The number formats of GGUF files, by their type numbers. `dequantize` decodes them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ FormatName = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0
 
 @dataclass(frozen=True)
 class StoredType:
-    """How a tensor is stored: blocks of `block_len` numbers in `block_bytes` bytes each."""
+    """A number format: blocks of `block_len` numbers in `block_bytes` bytes each."""
 
     name: FormatName
     block_len: int
@@ -36,5 +36,5 @@ _OTHER_NAMES = {
 
 
 def describe_type(kind: int) -> str:
-    """A name for a type of the file that is not in `STORED`."""
+    """The name of a type that is not in `STORED`."""
     return _OTHER_NAMES.get(kind, f"type number {kind}")
