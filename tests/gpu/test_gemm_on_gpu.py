@@ -9,7 +9,7 @@ from gpu_numbers import HAS_GPU, assert_near, random, same_bits, selections
 from holdfast.certification.gemm.choose import model_gemm_shapes, search_recipes
 from holdfast.certification.gemm.multiply import library_multiply
 from holdfast.models.shapes import published_config
-from holdfast.numerics.ops import Backend
+from holdfast.numerics.ops import Backend, Linear
 
 SHAPES = [(6144, 4096), (4096, 14336), (960, 576), (1024, 3072)] if HAS_GPU else [(48, 64)]
 ROWS = 37 if HAS_GPU else 5
@@ -81,6 +81,39 @@ def test_canonical_gemm_is_batch_invariant(
     among = backend.linear(many, packed, canonical=True)
     assert same_bits(among[-1], whole[0])
     assert same_bits(among[5], whole[1])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="the bits of tensor cores")
+@pytest.mark.parametrize("shape", [(6144, 4096, 0), (4096, 4096, 2), (4096, 14336, 2), (3072, 1024, 0)])
+def test_small_m_gemm_has_the_bits_of_the_library(shape: tuple[int, int, int], device: torch.device) -> None:
+    from holdfast.numerics.backends.triton import gemm, small_m_gemm
+
+    outputs, inputs, split_k = shape
+    weight = random(outputs, inputs, dtype=torch.bfloat16, device=device, seed=1, scale=0.02)
+    packed = Linear(weight, None, inputs, outputs, torch.bfloat16, split_k)
+    for num_rows in range(1, 33):
+        x = random(num_rows, inputs, dtype=torch.bfloat16, device=device, seed=num_rows)
+        x[:, ::2] *= 300
+        reference = gemm.multiply(x, packed, slab=256)
+        assert same_bits(small_m_gemm.multiply(x, weight, split_k), reference)
+        alone = small_m_gemm.multiply(x[-1:].contiguous(), weight, split_k)
+        assert same_bits(alone[..., 0, :], reference[..., -1, :])
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="the bits of tensor cores")
+@pytest.mark.parametrize("num_rows", [1, 17])
+def test_fused_gate_up_has_the_bits_of_gemm_then_silu(
+    dtype: torch.dtype, num_rows: int, device: torch.device
+) -> None:
+    from holdfast.numerics.backends.triton import small_m_gemm
+    from holdfast.numerics.backends.triton.elementwise import silu_mul
+
+    if dtype is torch.float32:
+        pytest.skip("the kernel is for 16-bit weights")
+    x = random(num_rows, 256, dtype=dtype, device=device)
+    weight = random(3072, 256, dtype=dtype, device=device, seed=1, scale=0.1)
+    apart = silu_mul(small_m_gemm.multiply(x, weight, 0), None, dtype)
+    assert same_bits(small_m_gemm.gate_up(x, weight), apart)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs the GPU's library")

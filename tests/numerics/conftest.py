@@ -1,11 +1,13 @@
-"""What the backend's tests share: all paths in every dtype, and a paged KV store with any layout of pages.
+"""Fixtures for the backends: each backend in each dtype, and a KV cache with shuffled pages.
 
-Triton's path runs on the GPU where there is one, and under Triton's interpreter elsewhere, which is slow and knows no bf16.
+The Triton backend runs on the GPU if there is one, else in Triton's interpreter, which is slow and has no bf16. The
+interpreter multiplies with numpy; here `tl.dot` sums in an order that depends on its shape (see
+`support.shape_dependent_gemm`), so no test depends on the CPU's BLAS.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
@@ -15,18 +17,17 @@ from torch import Tensor
 
 HAS_CUDA = torch.cuda.is_available()
 if not HAS_CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which no test file does for itself
+    os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported; no test module imports triton
 
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer  # noqa: E402
 from holdfast.numerics.ops import Backend  # noqa: E402
 from holdfast.numerics.select_backend import open_backend  # noqa: E402
 from support.moved import moved_to  # noqa: E402
+from support.shape_dependent_gemm import use_shape_dependent_dot, use_shape_dependent_gemm  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # about one unit in the last place of the rounded result, and the fp32 sums before it
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 9e-3, torch.float16: 1.5e-3}
-
-
 TRITON = pytest.param(
     "triton",
     marks=[
@@ -34,34 +35,22 @@ TRITON = pytest.param(
         *((pytest.mark.gpu,) if HAS_CUDA else ()),
     ],
 )
-PATHS = ["c", "torch", TRITON]
+KERNELS = ["c", "torch", TRITON]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: runs on a CUDA device")
-    # numpy's opinions of what the interpreter does with infinities and scalars
+    # numpy's warnings about infinities and scalars in the interpreter
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:triton.runtime.interpreter")
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning:triton.runtime.interpreter")
 
 
-def _open_path(path: str, dtype: torch.dtype, slices: dict[tuple[int, int], int] | None = None) -> Backend:
-    """A path of the backend that takes tensors in main memory, wherever it computes."""
-    if path != "triton":
-        return open_backend(dtype, kernels=path, num_threads=2)
-    if HAS_CUDA:
-        device = torch.device("cuda")
-        return moved_to(open_backend(dtype, kernels=path, num_threads=1, device=device, split_k=slices))
-    if dtype is torch.bfloat16:
-        pytest.skip("Triton's interpreter does not know bf16")
-    _patch_once_a_launch()
-    return open_backend(dtype, kernels=path, num_threads=1, split_k=slices)
-
-
 @cache
-def _patch_once_a_launch() -> None:
-    """The interpreter patches the language for a launch, and again for every device function: half of its time.
+def _patch_interpreter() -> None:
+    """For the rest of the process: `tl.dot` without BLAS, and half the time for each launch.
 
-    Ours see the language as the launch does; triton's own see another module of it, which stays patched.
+    The interpreter patches the language at a launch, and again for every device function. Our device functions see the
+    language as the launch does. Triton's own see another module of it; it is patched once and stays patched.
     """
     from triton.runtime import interpreter
 
@@ -76,7 +65,35 @@ def _patch_once_a_launch() -> None:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
-    attention._BUSY = 8  # programs enough to fill a GPU, one after the other
+    use_shape_dependent_dot(interpreter)
+    attention._TARGET_PROGRAMS = 8  # the interpreter runs programs one after the other
+
+
+def _open(kernels: str, dtype: torch.dtype, split_k: dict[tuple[int, int], int] | None = None) -> Backend:
+    """A backend that takes tensors in main memory, also if it computes on the GPU."""
+    if kernels != "triton":
+        return open_backend(dtype, kernels=kernels, num_threads=2)
+    if HAS_CUDA:
+        device = torch.device("cuda")
+        return moved_to(open_backend(dtype, kernels=kernels, num_threads=1, device=device, split_k=split_k))
+    if dtype is torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bf16")
+    _patch_interpreter()
+    return open_backend(dtype, kernels=kernels, num_threads=1, split_k=split_k)
+
+
+@pytest.fixture
+def shape_dependent_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's products on the CPU sum in an order that depends on their shape, whatever BLAS there is."""
+    use_shape_dependent_gemm(monkeypatch)
+
+
+@pytest.fixture
+def interpreter() -> None:
+    """For tests that call Triton kernels without a backend."""
+    if not HAS_CUDA:
+        pytest.importorskip("triton")
+        _patch_interpreter()
 
 
 @pytest.fixture(params=DTYPES, ids=str)
@@ -85,38 +102,38 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 @pytest.fixture
-def open_path() -> Callable[..., Backend]:
-    return _open_path
+def open_any() -> Callable[..., Backend]:
+    return _open
 
 
-@pytest.fixture(params=PATHS)
+@pytest.fixture(params=KERNELS)
 def backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
-    return _open_path(request.param, dtype)
+    return _open(request.param, dtype)
 
 
-@pytest.fixture(params=[*PATHS[:2], *([TRITON] if HAS_CUDA else [])])
+@pytest.fixture(params=[*KERNELS[:2], *([TRITON] if HAS_CUDA else [])])
 def quick_backend(request: pytest.FixtureRequest, dtype: torch.dtype) -> Backend:
-    """All paths but an interpreted one, for tests of many calls."""
-    return _open_path(request.param, dtype)
+    """All backends but an interpreted one, for tests of many calls."""
+    return _open(request.param, dtype)
 
 
 @pytest.fixture(params=[TRITON])
-def triton_path(request: pytest.FixtureRequest) -> str:
+def triton_kernels(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def triton_ops(triton_path: str, dtype: torch.dtype) -> Backend:
-    return _open_path(triton_path, dtype)
+def triton_backend(triton_kernels: str, dtype: torch.dtype) -> Backend:
+    return _open(triton_kernels, dtype)
 
 
 @pytest.fixture
-def compiled(dtype: torch.dtype) -> Backend:
+def c_backend(dtype: torch.dtype) -> Backend:
     return open_backend(dtype, kernels="c", num_threads=2)
 
 
 @pytest.fixture
-def compiled_one_thread(dtype: torch.dtype) -> Backend:
+def c_backend_one_thread(dtype: torch.dtype) -> Backend:
     return open_backend(dtype, kernels="c", num_threads=1)
 
 
@@ -131,8 +148,8 @@ def assert_near() -> Callable[[Tensor, Tensor], None]:
 
 
 @dataclass(frozen=True)
-class Store:
-    """Sequences of given lengths in shuffled pages; slots nobody wrote hold NaN."""
+class PagedSequences:
+    """Sequences of given lengths in shuffled pages. Slots that were never written hold NaN."""
 
     layer: KVLayer
     page_table: Tensor  # int32 [sequences, max_pages]
@@ -143,8 +160,8 @@ class Store:
     def page_size(self) -> int:
         return self.layer.keys.shape[3]
 
-    def rows(self, spans: list[tuple[int, int, int]], padding: int = 0) -> ForwardBatch:
-        """Spans (sequence, first position, number of rows)."""
+    def batch(self, spans: list[tuple[int, int, int]], padding: int = 0) -> ForwardBatch:
+        """spans: (sequence, first position, number of tokens)."""
         positions = [p for _, first, n in spans for p in range(first, first + n)]
         owners = [s for s, _, n in spans for _ in range(n)]
         pages = [int(self.page_table[s, p // self.page_size]) for s, p in zip(owners, positions, strict=True)]
@@ -161,13 +178,18 @@ class Store:
         )
 
 
+def _small_integers(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(-1, 2, shape, generator=generator).float()
+
+
 @pytest.fixture
-def make_store() -> Callable[..., Store]:
+def make_sequences() -> Callable[..., PagedSequences]:
     def make(
         backend: Backend, dtype: torch.dtype, lengths: list[int], kv_heads: int, width: int,
-        page_size: int, *, page_seed: int = 0, data_seed: int = 1,
-    ) -> Store:  # fmt: skip
-        data = torch.Generator().manual_seed(data_seed)
+        page_size: int, *, page_seed: int = 0, integers: bool = False,
+    ) -> PagedSequences:  # fmt: skip
+        generator = torch.Generator().manual_seed(1)
+        draw = _small_integers if integers else torch.randn
         if backend.recipe.path == "triton":
             page_size = backend.page_size
         max_pages = max(-(-n // page_size) for n in lengths)
@@ -180,11 +202,11 @@ def make_store() -> Callable[..., Store]:
         )
         if backend.recipe.path == "triton":
             layer = KVLayer(torch.full_like(layer.values, float("nan")).transpose(2, 3), layer.values)
-        keys = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
-        values = [torch.randn(n, kv_heads, width, generator=data).to(dtype) for n in lengths]
-        store = Store(layer, table, keys, values)
-        rows = store.rows([(s, 0, n) for s, n in enumerate(lengths)])
-        backend.store_kv(torch.cat(keys), torch.cat(values), layer, rows.slots)
-        return replace(store)
+        keys = [draw(n, kv_heads, width, generator=generator).to(dtype) for n in lengths]
+        values = [draw(n, kv_heads, width, generator=generator).to(dtype) for n in lengths]
+        sequences = PagedSequences(layer, table, keys, values)
+        batch = sequences.batch([(s, 0, n) for s, n in enumerate(lengths)])
+        backend.store_kv(torch.cat(keys), torch.cat(values), layer, batch.slots)
+        return sequences
 
     return make

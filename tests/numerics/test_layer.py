@@ -1,5 +1,4 @@
-"""A layer in one call has the bits of its operations one by one, for every family's extras; and what is only remembered
-leaves in the pages what a layer does."""
+"""`Backend.layer` has the bits of `run_layer`, and `write_kv` writes the pages that a layer writes."""
 
 from collections.abc import Callable
 
@@ -20,76 +19,76 @@ def _weights(ops: Backend, dtype: torch.dtype, extras: bool) -> LayerWeights:
     def random(*shape: int) -> Tensor:
         return (torch.randn(*shape, generator=generator) * 0.2).to(dtype)
 
-    def product(outputs: int, inputs: int) -> Linear:
+    def linear(outputs: int, inputs: int) -> Linear:
         return ops.pack(random(outputs, inputs), random(outputs) if extras else None)
 
     return LayerWeights(
-        qkv=product(8 * 16, HIDDEN),
+        qkv=linear(8 * 16, HIDDEN),
         q_norm=random(16) if extras else None,
         k_norm=random(16) if extras else None,
-        o=product(HIDDEN, 4 * 16),
+        o=linear(HIDDEN, 4 * 16),
         post_norm=random(HIDDEN),
-        gate_up=product(2 * INNER, HIDDEN),
-        down=product(HIDDEN, INNER),
+        gate_up=linear(2 * INNER, HIDDEN),
+        down=linear(HIDDEN, INNER),
         next_norm=random(HIDDEN),
         window=9 if extras else None,
     )
 
 
-def _rows(page_size: int) -> ForwardBatch:
-    """Two spans: five rows around the end of a first page, and one row at position 3; one row of padding."""
-    at = page_size - 2
-    slots = [2 * page_size + at, 2 * page_size + at + 1, 0, 1, 2, 3 * page_size + 3, -1]
+def _batch(page_size: int) -> ForwardBatch:
+    """Two spans: five tokens across the end of a first page, and one token at position 3; one padding token."""
+    rope = page_size - 2
+    slots = [2 * page_size + rope, 2 * page_size + rope + 1, 0, 1, 2, 3 * page_size + 3, -1]
     return ForwardBatch(
         token_ids=torch.zeros(7, dtype=torch.int64),
-        positions=torch.tensor([*range(at, at + 5), 3, 0]),
+        positions=torch.tensor([*range(rope, rope + 5), 3, 0]),
         slots=torch.tensor(slots),
         span_starts=torch.tensor([0, 5, 6], dtype=torch.int32),
         page_table=torch.tensor([[2, 0], [3, 0]], dtype=torch.int32),
     )
 
 
-def _assert_one_call_has_the_bits_of_many(
-    ops: Backend, dtype: torch.dtype, extras: bool, canonical: bool
-) -> None:
-    weights, rows = _weights(ops, dtype, extras), _rows(ops.page_size)
+def _assert_same_bits(ops: Backend, dtype: torch.dtype, extras: bool, canonical: bool) -> None:
+    weights, batch = _weights(ops, dtype, extras), _batch(ops.page_size)
     generator = torch.Generator().manual_seed(2)
     angles = torch.rand(7, 8, generator=generator) * 6
-    at = RopeCosSin(angles.cos(), angles.sin())
+    rope = RopeCosSin(angles.cos(), angles.sin())
     start = torch.randn(2, 7, HIDDEN, generator=generator).to(dtype)
     old = torch.randn(2, 4, 2, ops.page_size, 16, generator=generator).to(dtype)
 
-    def run(how: str) -> list[Tensor]:
+    def run(form: str) -> list[Tensor]:
         residual, x = start[0].clone(), start[1].clone()
         kv = ops.new_kv_layer(4, 2, 16)
         kv.keys.copy_(old[0].transpose(2, 3))
         kv.values.copy_(old[1])
-        if how == "whole":
-            ops.layer(residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
-        elif how == "by operations":
-            run_layer(ops, residual, x, weights, SHAPE, kv, rows, at, canonical=canonical)
+        if form == "whole":
+            ops.layer(residual, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
+        elif form == "by operations":
+            run_layer(ops, residual, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
         else:
-            write_kv(ops, x, weights, SHAPE, kv, rows, at, canonical=canonical)
+            write_kv(ops, x, weights, SHAPE, kv, batch, rope, canonical=canonical)
         return [kv.keys, kv.values, residual[:6], x[:6]]
 
-    one, many, kept = run("whole"), run("by operations"), run("remembered")
-    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
-    assert not torch.equal(one[2], start[0][:6])
-    assert all(torch.equal(a, b) for a, b in zip(one[:2], kept[:2], strict=True))
-    assert not torch.equal(kept[1], old[1]) and torch.equal(kept[3], start[1][:6])
+    whole, by_operations, kv_only = run("whole"), run("by operations"), run("KV only")
+    assert all(torch.equal(a, b) for a, b in zip(whole, by_operations, strict=True))
+    assert not torch.equal(whole[2], start[0][:6])
+    assert all(torch.equal(a, b) for a, b in zip(whole[:2], kv_only[:2], strict=True))
+    assert not torch.equal(kv_only[1], old[1]) and torch.equal(kv_only[3], start[1][:6])
 
 
 @pytest.mark.parametrize("extras", [False, True])
-def test_one_call_has_the_bits_of_many(compiled: Backend, dtype: torch.dtype, extras: bool) -> None:
-    _assert_one_call_has_the_bits_of_many(compiled, dtype, extras, True)
+def test_fused_layer_has_the_bits_of_its_operations(
+    c_backend: Backend, dtype: torch.dtype, extras: bool
+) -> None:
+    _assert_same_bits(c_backend, dtype, extras, True)
 
 
 @pytest.mark.parametrize(("extras", "canonical"), [(False, False), (True, True)])
-def test_one_call_of_kernels_around_cut_products(
-    open_path: Callable[..., Backend], triton_path: str, dtype: torch.dtype, extras: bool, canonical: bool
+def test_triton_layer_has_the_bits_of_its_operations(
+    open_any: Callable[..., Backend], triton_kernels: str, dtype: torch.dtype, extras: bool, canonical: bool
 ) -> None:
-    ops = open_path(
-        triton_path, dtype, {(128, HIDDEN): 2, (HIDDEN, 64): 4, (2 * INNER, HIDDEN): 1, (HIDDEN, INNER): 2}
+    ops = open_any(
+        triton_kernels, dtype, {(128, HIDDEN): 2, (HIDDEN, 64): 4, (2 * INNER, HIDDEN): 1, (HIDDEN, INNER): 2}
     )
     assert ops.recipe.products == "48x64/4 48x112/2 128x48/2 224x48/1"
-    _assert_one_call_has_the_bits_of_many(ops, dtype, extras, canonical)
+    _assert_same_bits(ops, dtype, extras, canonical)

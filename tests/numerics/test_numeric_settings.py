@@ -1,5 +1,4 @@
-"""Settings are made once: the same again is fine, others are refused. In a child process, because they
-last."""
+"""Numeric settings apply once per process; other values are refused. Tested in child processes, because they last."""
 
 import json
 import os
@@ -22,7 +21,7 @@ print(json.dumps([first.as_dict(), torch.get_num_threads(), refused]))
 """
 
 
-def test_settings_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_cannot_change_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     done = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, check=True)
     settings, threads, refused = json.loads(done.stdout)
@@ -48,13 +47,13 @@ print(seen)
 """
 
 
-def test_a_new_thread_is_pinned_to_the_settings() -> None:
+def test_pin_threads_applies_the_settings_to_a_new_thread() -> None:
     if (os.cpu_count() or 1) < 2:
-        pytest.skip("with one core every thread has one thread")
+        pytest.skip("with one core every thread has one OpenMP thread")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     done = subprocess.run(
         [sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True, env=environment
     )
     free, pinned = json.loads(done.stdout)
-    assert free > 1  # what OpenMP does by itself
+    assert free > 1  # the default of OpenMP
     assert pinned == 1

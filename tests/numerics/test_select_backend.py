@@ -1,4 +1,4 @@
-"""Opening the backend: the cache, a missing compiler, a failed build, and what the recipe says."""
+"""Opening a backend: the build cache, a missing compiler, a failed build, and the recipe."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from holdfast.numerics.select_backend import open_backend
 
 @pytest.fixture
 def forget_kernels() -> object:
-    """Each test loads for itself; the process's own kernels come back afterwards."""
+    """Load the kernels anew in this test, and again after it."""
     kernels.load_kernels.cache_clear()
     yield
     kernels.load_kernels.cache_clear()
@@ -25,11 +25,11 @@ def forget_kernels() -> object:
 
 @pytest.fixture
 def one_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds in a fraction of a second: what is tested here is where the build goes, not what it holds."""
+    """A build of a fraction of a second. These tests are about where it goes, not about its content."""
     monkeypatch.setattr(build_module, "_UNITS", ("rowwise.c",))
 
 
-def test_without_a_compiler_the_library_takes_over(
+def test_auto_falls_back_to_torch_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, forget_kernels: object
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -42,7 +42,7 @@ def test_without_a_compiler_the_library_takes_over(
         open_backend(torch.bfloat16, kernels="c", num_threads=1)
 
 
-def test_a_failed_build_says_why(
+def test_failed_build_reports_the_compiler_output(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forget_kernels: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = tmp_path / "cc"
@@ -58,7 +58,7 @@ def test_a_failed_build_says_why(
         assert open_backend(torch.float32, num_threads=1).recipe.path == "torch"
 
 
-def test_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
+def test_build_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     first = build()
     assert first.path == tmp_path / "kernels" / f"{first.digest}.so"
@@ -68,7 +68,7 @@ def test_the_cache_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
 
 
-def test_an_unwritable_cache_is_tolerated(
+def test_unwritable_cache_falls_back_to_a_temporary_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None
 ) -> None:
     blocked = tmp_path / "file"
@@ -79,7 +79,7 @@ def test_an_unwritable_cache_is_tolerated(
     assert tmp_path not in built.path.parents
 
 
-def test_the_recipe_can_be_written_down() -> None:
+def test_recipe_is_json_and_independent_of_threads() -> None:
     seen = set()
     for dtype in (torch.float32, torch.bfloat16):
         for path in ("c", "torch"):
@@ -91,7 +91,7 @@ def test_the_recipe_can_be_written_down() -> None:
     assert len(seen) == 4
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_open_backend_rejects_unknown_settings() -> None:
     with pytest.raises(ConfigError, match="float64"):
         open_backend(torch.float64, num_threads=1)
     with pytest.raises(ConfigError, match="at least 1"):

@@ -105,7 +105,7 @@ def test_unknown_tokens_are_resolved_across_plans(
 def test_unknown_tokens_are_resolved_within_a_plan(runner: ModelRunner, fresh: ModelRunner) -> None:
     """Fast passes that propose candidates, and a canonical pass that verifies them."""
     known = known_steps(fresh, 3)
-    fast = [plan(prompt(0, request_index=0), kind=PassKind.FAST)]
+    fast = [plan(prompt(0, request_index=0))]  # canonical KV before the window, on every BLAS
     fast += [plan(decode(0, step, UNKNOWN_TOKEN, request_index=0), kind=PassKind.FAST) for step in range(3)]
     candidates = (PROMPT[39], *(result[-1].samples[0][-1].token_id for result in known[:3]))
     window = Span(

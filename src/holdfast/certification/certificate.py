@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from holdfast.numerics.atomic_write import write_whole
-from holdfast.numerics.cache_dir import cache_folder
+from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
 FORMAT = 2
@@ -77,7 +76,7 @@ def load_certificate(key: str) -> Certificate | None:
 def save_certificate(certificate: Certificate) -> None:
     """Keep it for the next start. If writing fails, the next start certifies again."""
     try:
-        write_whole(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
+        write_atomic(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
@@ -92,12 +91,12 @@ def delete_certificate(key: str) -> None:
 
 def list_certificates() -> list[Certificate]:
     """All certificates on disk that can be read, ordered by key."""
-    keys = sorted(path.stem for path in (cache_folder() / "certificates").glob("*.json"))
+    keys = sorted(path.stem for path in (cache_dir() / "certificates").glob("*.json"))
     return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
 
 
 def _path(key: str) -> Path:
-    return cache_folder() / "certificates" / f"{key}.json"
+    return cache_dir() / "certificates" / f"{key}.json"
 
 
 def _from_dict(content: dict[str, object], key: str) -> Certificate:

@@ -1,1 +1,1 @@
-"""How numbers are computed: recipes, kernels, and the certificate that says which shapes agree bit for bit."""
+"""Numerics: the operations of a decoder, their backends (C, torch, Triton), and the recipe that fixes their bits."""

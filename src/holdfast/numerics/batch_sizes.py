@@ -1,46 +1,46 @@
-"""The row totals an engine pads its passes to, and those a machine is asked about.
+"""Batch sizes, in tokens: those that passes are padded to, and those that certification tests.
 
-On a GPU every total up to 512 is asked about, because any number of rows may be sampled; passes are padded to fewer, so that
-a captured graph serves each of them.
+On a GPU certification tests every size up to 512, because any number of tokens may be sampled. Passes are padded to fewer
+sizes, each with a captured CUDA graph:
 
-    padded to   1 2 4 8 16 .. (every 8) .. 256 .. (every 16) .. 512 .. (steps of an eighth to a quarter) .. max_rows
+    1 2 4 8 16 .. (steps of 8) .. 256 .. (steps of 16) .. 512 .. (steps of an eighth to a quarter) .. max_tokens
 """
 
 from holdfast.numerics.ops import Backend
 
-_DENSE = 512  # every total up to here is asked about
-MAX_SHORT_TILE_TOKENS = 512  # graphs of up to so many rows attend in short tiles alone
-MAX_HEAD_TOKENS = 512  # rows of logits at a time
+_DENSE = 512  # certification tests every size up to this one
+MAX_SHORT_TILE_TOKENS = 512  # graphs of up to this many tokens use short attention tiles only
+MAX_HEAD_TOKENS = 512  # tokens per call of the LM head
 
 
 def is_interpreted(backend: Backend) -> bool:
-    """Whether Triton's interpreter computes: every total costs seconds, so few are tried."""
+    """Whether the kernels run in Triton's interpreter, where each size takes seconds to test."""
     return backend.recipe.path == "triton" and backend.device.type != "cuda"
 
 
-def sizes_to_certify(backend: Backend, max_rows: int) -> tuple[int, ...]:
-    """What a certificate asks about."""
+def sizes_to_certify(backend: Backend, max_tokens: int) -> tuple[int, ...]:
+    """The batch sizes that a certificate covers."""
     if is_interpreted(backend):
         rows = backend.recipe.rows
-        return tuple(sorted({1, 2, 8, rows, 2 * rows, max_rows}))
-    return gpu_batch_sizes(max_rows) if backend.recipe.path == "triton" else cpu_batch_sizes(max_rows)
+        return tuple(sorted({1, 2, 8, rows, 2 * rows, max_tokens}))
+    return gpu_batch_sizes(max_tokens) if backend.recipe.path == "triton" else cpu_batch_sizes(max_tokens)
 
 
-def cpu_batch_sizes(max_rows: int) -> tuple[int, ...]:
-    """On a CPU, where a padded row costs what a row costs: every small one, then steps of a third at first and of at most an
-    eighth from 64 on."""
+def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
+    """On a CPU padding costs as much as real tokens: all sizes up to 8, then steps of a third, from 64 of an eighth."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
-    steps += range(576, max(max_rows, 576) + 1, 64)
-    return (*(size for size in steps if size < max_rows), max_rows)
+    steps += range(576, max(max_tokens, 576) + 1, 64)
+    return (*(size for size in steps if size < max_tokens), max_tokens)
 
 
-def gpu_batch_sizes(max_rows: int) -> tuple[int, ...]:
-    """On a GPU: every total a pass or a head may have."""
-    return (*range(1, min(_DENSE, max_rows) + 1), *_large(max_rows))
+def gpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
+    """On a GPU: every size a pass or a call of the LM head may have."""
+    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, 4097, 128), *range(5120, max_tokens + 1, 1024))
+    return (*range(1, min(_DENSE, max_tokens) + 1), *_up_to(max_tokens, steps))
 
 
-def padded_batch_sizes(max_rows: int) -> tuple[int, ...]:
-    """On a GPU: what passes are padded to, and captured for."""
+def padded_batch_sizes(max_tokens: int) -> tuple[int, ...]:
+    """On a GPU: the sizes that passes are padded to, each with a CUDA graph."""
     small = (1, 2, 4, *range(8, 257, 8), *range(272, _DENSE + 1, 16))
     large = (
         *range(576, 769, 64),
@@ -50,13 +50,12 @@ def padded_batch_sizes(max_rows: int) -> tuple[int, ...]:
         1280,
         *range(1536, 2049, 256),
         *range(2560, 4097, 512),
-        *range(5120, max_rows + 1, 1024),
+        *range(5120, max_tokens + 1, 1024),
     )
-    found = [total for total in (*small, *large) if total <= max_rows]
-    return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)
+    return _up_to(max_tokens, (*small, *large))
 
 
-def _large(max_rows: int) -> tuple[int, ...]:
-    steps = (*range(_DENSE + 64, 1024, 64), *range(1024, 4097, 128), *range(5120, max_rows + 1, 1024))
-    found = [total for total in steps if total <= max_rows]
-    return (*found, max_rows) if max_rows > _DENSE and max_rows not in found else tuple(found)
+def _up_to(max_tokens: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The sizes up to max_tokens, which is added if it is more than the dense ones."""
+    found = [size for size in sizes if size <= max_tokens]
+    return (*found, max_tokens) if max_tokens > _DENSE and max_tokens not in found else tuple(found)

@@ -1,6 +1,6 @@
-"""One decoder layer: its weights, and how it is made of the backend's operations.
+"""One decoder layer: its weights, and the layer as a sequence of backend operations.
 
-A path of the backend may run a layer in one go; its bits must be those of `run_layer`, operation by operation.
+A backend may compute a layer in one call. Its bits must be those of `run_layer`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What the layers of one decoder have in common. scale is on the attention scores."""
+    """The shape that all layers of a decoder share. scale multiplies the attention scores."""
 
     heads: int
     kv_heads: int
@@ -27,9 +27,10 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of one layer. qkv and gate_up are fused along the outputs.
+    """The weights of one layer. qkv and gate_up are fused along the output dimension.
 
-    post_norm stands behind attention, next_norm behind the layer: the next layer's first norm, or the model's last.
+    post_norm comes after attention. next_norm comes after the layer: the first norm of the next layer, or the model's final
+    norm. window: sliding window in positions; None: full attention.
     """
 
     qkv: "Linear"
@@ -45,7 +46,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class RopeCosSin:
-    """The rotations of a pass's rows: fp32 [rows, head_dim / 2], gathered by position."""
+    """Rope cosines and sines of the tokens of a pass: fp32 [tokens, head_dim / 2], gathered by position."""
 
     cos: Tensor
     sin: Tensor
@@ -58,18 +59,20 @@ def run_layer(
     weights: LayerWeights,
     shape: LayerShape,
     kv: KVLayer,
-    rows: ForwardBatch,
-    at: RopeCosSin,
+    batch: ForwardBatch,
+    rope: RopeCosSin,
     *,
     canonical: bool,
 ) -> None:
-    """residual and x [rows, hidden] are changed in place: x comes normed and leaves normed for what follows."""
-    q = write_kv(ops, x, weights, shape, kv, rows, at, canonical=canonical)  # [rows, heads, head_dim]
-    attended = ops.attention(q, kv, rows, scale=shape.scale, window=weights.window)  # [rows, heads * dim]
-    delta = ops.linear(attended, weights.o, canonical=canonical)  # [rows, hidden]
+    """Update residual and x [tokens, hidden] in place. x is the normed input of the layer, then that of the next one."""
+    q = write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, heads, head_dim]
+    attended = ops.attention(q, kv, batch, scale=shape.scale, window=weights.window)  # [tokens, heads * dim]
+    delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
     normed = ops.add_rms_norm(residual, delta, weights.post_norm, shape.eps)
-    inner = ops.silu_mul(ops.linear(normed, weights.gate_up, canonical=canonical))  # [rows, intermediate]
-    delta = ops.linear(inner, weights.down, canonical=canonical)  # [rows, hidden]
+    activated = ops.silu_mul(
+        ops.linear(normed, weights.gate_up, canonical=canonical)
+    )  # [tokens, intermediate]
+    delta = ops.linear(activated, weights.down, canonical=canonical)  # [tokens, hidden]
     x.copy_(ops.add_rms_norm(residual, delta, weights.next_norm, shape.eps))
 
 
@@ -79,19 +82,21 @@ def write_kv(
     weights: LayerWeights,
     shape: LayerShape,
     kv: KVLayer,
-    rows: ForwardBatch,
-    at: RopeCosSin,
+    batch: ForwardBatch,
+    rope: RopeCosSin,
     *,
     canonical: bool,
 ) -> Tensor:
-    """The keys and values of rows that come normed, to their slots; returns their queries. Enough for rows that others look
-    back at, and that nobody looks at behind the layer."""
+    """Write K and V of the normed tokens x [tokens, hidden] to their slots; return their queries [tokens, heads, head_dim].
+
+    Tokens that are needed only as context skip the rest of the last layer.
+    """
     heads, kv_heads = shape.heads, shape.kv_heads
     qkv = ops.linear(x, weights.qkv, canonical=canonical).view(-1, heads + 2 * kv_heads, shape.head_dim)
     q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
     if weights.q_norm is not None and weights.k_norm is not None:
         q = ops.rms_norm(q, weights.q_norm, shape.eps)
         k = ops.rms_norm(k, weights.k_norm, shape.eps)
-    ops.rope(q, k, at.cos, at.sin)
-    ops.store_kv(k, v, kv, rows.slots)
+    ops.rope(q, k, rope.cos, rope.sin)
+    ops.store_kv(k, v, kv, batch.slots)
     return q

@@ -1,7 +1,6 @@
-"""The recipe: how each kind of operation is computed, so that it gives the same bits for the same row.
+"""The recipe: everything in a backend that decides the bits of a canonical pass.
 
-It enters the fingerprint, so it holds all that decides bits on the backend's side and nothing else: no
-thread count (no operation depends on it) and no cache path.
+It is part of the fingerprint, so it holds nothing that does not decide bits: no number of threads, no cache directory.
 """
 
 import hashlib
@@ -16,25 +15,26 @@ DEPRECATED_KERNELS = {"compiled": "c", "library": "torch"}  # former values, acc
 
 @dataclass(frozen=True)
 class Recipe:
-    """A canonical pass follows it to the letter; a fast pass of the library path may leave `rows` and
-    `k_slices`."""
+    """How a backend computes. A fast pass of the torch backend may use other GEMM shapes than `rows` and `k_slices` say."""
 
-    path: (
-        str  # "compiled": our kernels; "library": torch operations; "triton": our kernels and a GPU's library
+    path: str  # the backend: "c", "torch" or "triton"
+    rows: (
+        int  # rows of a canonical GEMM; the torch and Triton backends multiply in slabs of exactly this many
     )
-    rows: int  # rows of the reference pass; the library path multiplies in slabs of exactly so many
-    k_slices: int  # slices along K, summed in order in fp32
-    kv_block: int  # positions the running softmax takes at a time, from position 0
-    query_tile: int  # rows of one attention tile in the library path; 0: a row does not feel its tile
+    k_slices: int  # split-K factor of the torch backend; partial sums are added in order in fp32
+    kv_block: int  # positions per step of the online softmax, from position 0
+    query_tile: (
+        int  # tokens of an attention tile of the torch backend; 0: a token's bits do not depend on its tile
+    )
     dtype: str  # "bfloat16", "float16", "float32"
-    variant: str  # "neon", "avx2", "avx512", "amx-bf16"; "torch" or "torch-fp32" for the library path
-    source: str = ""  # digest of the sources, and for the compiled path of flags and compiler
+    variant: str  # c: "neon", "avx2", "avx512", "amx-bf16"; torch: "torch", "torch-fp32"; triton: "cuda", "interpreter"
+    source: str = ""  # digest of the backend's sources; for C also of flags, compiler and CPU
     products: str = (
-        ""  # of the triton path, "NxK/S ...": the slices of K of each shape; 0: the library's own product
+        ""  # of the Triton backend, "NxK/S ...": the split-K factor of each GEMM; 0: the library's own GEMM
     )
 
     def as_dict(self) -> dict[str, str | int]:
-        """Every field; `products` only where there are any, so that a CPU's recipe is what it always was."""
+        """All fields, without an empty `products`."""
         return {name: value for name, value in asdict(self).items() if name != "products" or value}
 
     def digest(self) -> str:

@@ -1,14 +1,13 @@
-"""Tables of cosines and sines for rotary positions, computed in fp32 as transformers does.
+"""Tables of cosines and sines for rotary position embeddings, in fp32 as transformers computes them.
 
-A table entry depends on its position alone, so a longer table has the shorter one as its prefix, bit for
-bit: rows are made in chunks of one fixed shape.
+An entry depends on its position alone: tables are computed in chunks of one fixed shape. So a shorter table is a prefix of a
+longer one, bit for bit.
 """
 
 import torch
 from torch import Tensor
 
-# Positions computed at once: fixed, and too few to be shared out to threads, so that no vectorised tail
-# ever falls in another place.
+# Positions per chunk. Too few for torch to use several threads, so the vectorised loop has its tail at the same place.
 _CHUNK = 128
 
 

@@ -1,15 +1,15 @@
-"""How tokens are chosen from logits, for a batch of rows: one entry a row, nothing shared between rows.
+"""The sampling rule, and its parameters for a batch. Rows are independent of each other.
 
-The rule, in both paths. Greedy (temperature 0) is the argmax, ties to the lowest id. Otherwise z = logit /
-temperature in fp32, and
+All backends follow one rule. Temperature 0 is greedy: the argmax, ties to the lowest id. Otherwise z = logit / temperature in
+fp32, and
 
-    1. top-k   keep the k best z, ties at the edge to the lowest id;
-    2. top-p   of the softmax over what is kept, keep the smallest set of the best whose mass reaches top_p,
-               at least one;
-    3. min-p   keep what has at least min_p times the largest probability;
-    4. choose  the argmax of z + noise(seed, position, id), ties to the lowest id.
+    1. top-k   keep the k largest z, ties at the threshold to the lowest id;
+    2. top-p   keep the smallest set of the most likely tokens whose total probability, of the softmax over the kept tokens,
+               reaches top_p; at least one token;
+    3. min-p   keep the tokens with at least min_p times the largest probability;
+    4. sample  the argmax of z + noise(seed, position, id) over the kept tokens, ties to the lowest id. The noise is Gumbel.
 
-NaN counts as -inf. A row without a finite best gives the argmax.
+NaN counts as -inf. A row whose largest z is not finite gives the argmax of its logits.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """All tensors are contiguous, of length n, on the device of the logits."""
+    """Sampling parameters of n rows. All tensors are contiguous, of length n, and on the device of the logits."""
 
     temperature: Tensor  # float32; 0: greedy
     top_k: Tensor  # int32; 0: off
     top_p: Tensor  # float32; 1: off
     min_p: Tensor  # float32; 0: off
-    seeds: Tensor  # int64, the bit pattern of a uint64
-    positions: Tensor  # int64, position of the token that is chosen
+    seeds: Tensor  # int64, the bits of a uint64
+    positions: Tensor  # int64, position of the sampled token

@@ -1,5 +1,4 @@
-"""Opens the backend for this machine: on a CPU compiled kernels where there is a compiler and torch operations elsewhere,
-on a GPU Triton's kernels around the library's products."""
+"""Open the backend for a device: C kernels on a CPU with a C compiler, torch operations without one, Triton on a GPU."""
 
 import logging
 import os
@@ -31,10 +30,10 @@ def open_backend(
     split_k: Mapping[tuple[int, int], int] | None = None,
     split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
 ) -> Backend:
-    """The backend for activations of `dtype`. "auto" on a CPU falls back to the library kernels, with one warning.
+    """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if there is no compiler.
 
-    On a GPU, `split_k` says how many split_k K has in a product of shape (N, K), `split_n` by rows where its columns are cut,
-    and `vendor_gemm` that passes which are not canonical use the library's own products.
+    On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast passes use the library's own
+    GEMMs, without the recipe.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"no backend for {dtype}; use one of {', '.join(map(str, DTYPES))}")
@@ -51,13 +50,13 @@ def open_backend(
     except ConfigError as error:
         if kernels == "c":
             raise
-        _log.warning("using the slower library backend: %s", error)
+        _log.warning("using the slower torch backend: %s", error)
         return TorchBackend(dtype)
     return CBackend(dtype, library, num_threads)
 
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
-    """Whether the backend is Triton's; raises where kernels and device do not go together."""
+    """Whether `kernels` means Triton on this device. Raises `ConfigError` if the two do not match."""
     if device.type == "cuda" and kernels in ("c", "torch"):
         raise ConfigError(
             f"kernels {kernels} are for a CPU, and the device is {device}; use kernels auto or triton"
@@ -77,7 +76,7 @@ def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
 
 
 def triton_is_interpreted() -> bool:
-    """As triton reads it, when it is imported."""
+    """The variable as triton reads it at import."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "on", "yes", "true")
 
 

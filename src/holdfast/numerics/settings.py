@@ -1,7 +1,7 @@
-"""Process-wide numeric settings: set once, here, recorded for the fingerprint, and never toggled.
+"""Process-wide numeric settings of torch: applied once, recorded in the fingerprint, never changed.
 
-A second call with the same values is fine; with other values it raises, because rows computed before and
-after would not be comparable. What concerns a GPU is set when the first engine on one is started.
+A second call with the same values does nothing. A call with other values raises, because tokens computed before and after
+could differ in bits. The settings of a GPU are applied when the first engine on one starts.
 """
 
 import os
@@ -12,11 +12,11 @@ import torch
 
 from holdfast.errors import ConfigError
 
-# How many threads there are is set here, whatever these say.
+# Variables without effect: the number of threads is set here.
 _OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _DECIDING = ("ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "ATEN_CPU_CAPABILITY")
 _DECIDING_ON_CUDA = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "TRITON_")
-# Where triton keeps files and what it prints.
+# Variables about triton's files and output.
 _DECIDING_NOTHING = (
     *("TRITON_CACHE", "TRITON_HOME", "TRITON_DUMP", "TRITON_OVERRIDE_DIR", "TRITON_KERNEL_DUMP"),
     *("TRITON_PRINT", "TRITON_STORE_BINARY", "TRITON_ALWAYS_COMPILE"),
@@ -28,7 +28,7 @@ _REDUCED_PRECISION = (
 
 @dataclass(frozen=True)
 class NumericSettings:
-    """What was set, and what of the environment can change a library's backend. cuda is empty without a GPU."""
+    """The settings, and the environment variables that can change the numerics of a library. cuda is empty on a CPU."""
 
     threads: int
     matmul_precision: str
@@ -40,7 +40,7 @@ class NumericSettings:
         return {**asdict(self), "environment": dict(self.environment), "cuda": dict(self.cuda)}
 
     def deciding(self) -> dict[str, "int | str | Mapping[str, str] | Mapping[str, bool]"]:
-        """What of them decides bits. On a GPU no sum is taken by the CPU's threads."""
+        """The settings that decide bits. On a GPU the number of CPU threads is not one of them."""
         common: dict[str, str | Mapping[str, str]] = {
             "matmul_precision": self.matmul_precision,
             "cpu_capability": self.cpu_capability,
@@ -57,8 +57,7 @@ _device = torch.device("cpu")
 def apply_numeric_settings(
     num_threads: int | None = None, *, device: torch.device = _device
 ) -> NumericSettings:
-    """Sets torch's threads (None: as many as torch finds) and fp32 precision, for a GPU also its library's; returns the
-    record."""
+    """Set torch's threads (None: torch's default) and fp32 precision, for a GPU also that of its GEMMs."""
     global _applied, _applied_on_cuda, _device
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
@@ -66,7 +65,7 @@ def apply_numeric_settings(
         _applied = _apply(num_threads)
     elif num_threads is not None and num_threads != _applied.threads:
         raise ConfigError(
-            f"numeric settings were made for {_applied.threads} threads and cannot change to "
+            f"the numeric settings are for {_applied.threads} threads and cannot change to "
             f"{num_threads} in one process; start a new process, or ask for the same number"
         )
     if device.type != "cuda":
@@ -79,8 +78,7 @@ def apply_numeric_settings(
 
 
 def pin_threads() -> None:
-    """Make the settings hold in this thread: OpenMP keeps the number of threads for each calling thread by itself, and a
-    thread begins on the first GPU."""
+    """Apply the settings to the calling thread. OpenMP's number of threads and torch's current GPU are per thread."""
     if _applied is not None:
         torch.set_num_threads(_applied.threads)
     if _device.type == "cuda":
@@ -100,7 +98,7 @@ def _apply(num_threads: int | None) -> NumericSettings:
 
 
 def _apply_on_cuda(settings: NumericSettings) -> NumericSettings:
-    """No product of a GPU may drop bits of its inputs or of its sums. These can be set without a GPU, too."""
+    """Forbid reduced precision in the inputs and sums of GEMMs. Works without a GPU as well."""
     matmul = torch.backends.cuda.matmul
     for name in _REDUCED_PRECISION:
         setattr(matmul, name, False)
@@ -113,7 +111,7 @@ def _apply_on_cuda(settings: NumericSettings) -> NumericSettings:
 
 
 def _as_bool(value: object) -> bool:
-    """Newer versions of torch answer with a pair for some settings: reduced precision, and whether K may be split."""
+    """Newer versions of torch return a pair for some settings: reduced precision, and whether split-K may use it."""
     return any(value) if isinstance(value, tuple) else bool(value)
 
 

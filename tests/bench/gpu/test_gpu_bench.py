@@ -175,9 +175,9 @@ def test_the_longest_product_of_each_step_is_the_head() -> None:
     [
         ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTN", "products"),
         ("void cutlass::Kernel2<cutlass_80_wmma>", "products"),
-        ("_multiply_few", "products"),
-        ("_attend_short", "attention"),
-        ("_fold_splits", "attention"),
+        ("_small_m_gate_up", "products"),
+        ("_attention_short", "attention"),
+        ("_merge_splits", "attention"),
         ("_add_rms_norm", "norms"),
         ("_rope_store", "rope and store"),
         ("_silu_mul", "activation"),

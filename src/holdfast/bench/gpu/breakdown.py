@@ -33,18 +33,18 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         PRODUCTS,
         re.compile(
-            r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|multiply_few|gate_up_few|^_finish$|aten::(linear|b?mm|addmm)",
+            r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|small_m_|^_reduce_partial_sums$|aten::(linear|b?mm|addmm)",
             re.I,
         ),
     ),
-    ("attention", re.compile(r"attend|attention|fold_splits", re.I)),
+    ("attention", re.compile(r"attention|merge_splits", re.I)),
     ("norms", re.compile(r"norm", re.I)),
     ("rope and store", re.compile(r"rope|^_store", re.I)),
     ("activation", re.compile(r"silu", re.I)),
     (
         "sampler",
         re.compile(
-            r"^_(chunk_|finish_|compact|narrow|descend|limits|weighed)|choose|choice|greedy|argmax|logsumexp|softmax|topk|sort",
+            r"^_(chunk_|finish_|compact|radix_select|limits|weigh_block)|choose|choice|greedy|argmax|logsumexp|softmax|topk|sort",
             re.I,
         ),
     ),

@@ -21,7 +21,7 @@ from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.locate import locate
-from holdfast.numerics.backends.torch.backend import multiplies_natively
+from holdfast.numerics.backends.torch.backend import has_native_gemm
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.text.tokenizer import Tokenizer, open_tokenizer
 
@@ -83,7 +83,7 @@ class CpuBench:
         self.engine: Engine = assemble(config, checkpoint, tokenizer)
         dtype_used = torch_dtype(config, None)
         # Where the CPU has no instructions for this dtype, fp32 is the fastest dtype of Hugging Face.
-        peer = dtype_used if multiplies_natively(dtype_used) else torch.float32
+        peer = dtype_used if has_native_gemm(dtype_used) else torch.float32
         self._num_tokens = num_tokens
         self.report = CpuSpeedReport(
             machine=machine_name(),

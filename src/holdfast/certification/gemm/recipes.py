@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.numerics.atomic_write import write_whole
-from holdfast.numerics.cache_dir import cache_folder
+from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
 
@@ -90,13 +89,13 @@ def save_recipes(key: str, recipes: Sequence[GemmRecipe]) -> None:
     """Keep them for the next start. If writing fails, the next start searches again."""
     try:
         content = {"key": key, "choices": [one.as_dict() for one in recipes]}
-        write_whole(_path(key), json.dumps(content, indent=1))
+        write_atomic(_path(key), json.dumps(content, indent=1))
     except OSError as error:
         _log.warning("the recipes could not be kept: %s", error)
 
 
 def _path(key: str) -> Path:
-    return cache_folder() / "recipes" / f"{key}.json"
+    return cache_dir() / "recipes" / f"{key}.json"
 
 
 def _from_dict(one: Mapping[str, object]) -> GemmRecipe:

@@ -164,9 +164,9 @@ def _kernels() -> Diagnostic:
 
 
 def _cache() -> Diagnostic:
-    from holdfast.numerics.cache_dir import cache_folder
+    from holdfast.numerics.cache_dir import cache_dir
 
-    folder = cache_folder()
+    folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

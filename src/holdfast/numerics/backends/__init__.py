@@ -1,1 +1,1 @@
-"""Implementations of the operations: C kernels, torch, Triton."""
+"""Implementations of `numerics.ops.Backend`."""

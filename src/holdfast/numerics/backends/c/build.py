@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.numerics.cache_dir import cache_folder
+from holdfast.numerics.cache_dir import cache_dir
 
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "layer.c", "entry.c")
@@ -92,7 +92,7 @@ def _digest(flags: tuple[str, ...], version: str) -> str:
 
 
 def _cache_dir() -> Path:
-    return cache_folder() / "kernels"
+    return cache_dir() / "kernels"
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:

@@ -1,1 +1,1 @@
-"""Operations on torch alone, for machines without a C compiler."""
+"""The torch backend."""

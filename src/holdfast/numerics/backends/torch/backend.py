@@ -1,9 +1,8 @@
-"""The library path: torch operations only, for machines without a compiler.
+"""The torch backend: torch operations only, for machines without a C compiler.
 
-Here batching does change bits: a plain product is quickest at whatever number of rows it is called with,
-and the library picks its order of summation by that number. `canonical=True` multiplies in slabs of exactly
-`recipe.rows` rows, the last one padded with zeros, so a row always meets the same product. Attention has
-one form for both.
+Here the batch does change bits: torch's GEMM chooses its order of summation by the number of rows. `canonical=True`
+multiplies in slabs of exactly `recipe.rows` rows, the last one padded with zeros, so the GEMM always has the same shape.
+Attention has one form for fast and canonical passes.
 """
 
 import hashlib
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
-from holdfast.numerics.backends.torch import sampling as library_choice
-from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attend_tiles
+from holdfast.numerics.backends.torch import sampling
+from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Linear
@@ -26,9 +25,8 @@ from holdfast.numerics.sampling import SamplingBatch
 _REFERENCE_ROWS = 16
 
 
-def multiplies_natively(dtype: torch.dtype) -> bool:
-    """Whether torch's product of this dtype is worth the name on this CPU; otherwise weights are kept in
-    fp32."""
+def has_native_gemm(dtype: torch.dtype) -> bool:
+    """Whether this CPU has GEMM instructions for the dtype. If not, weights are kept in fp32."""
     if dtype == torch.float32:
         return True
     can = torch.cpu.get_capabilities()
@@ -39,7 +37,7 @@ def multiplies_natively(dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=1)
 def _source_digest() -> str:
-    """Of this path's own files: another order of operations is another recipe."""
+    """Digest of this backend's sources: another order of operations is another recipe."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
 
@@ -50,13 +48,13 @@ class TorchBackend:
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
 
-    def __init__(self, dtype: torch.dtype, *, k_slices: int = 1) -> None:
+    def __init__(self, dtype: torch.dtype, *, split_k: int = 1) -> None:
         self.dtype = dtype
-        self._native = multiplies_natively(dtype)
+        self._native = has_native_gemm(dtype)
         self.recipe = Recipe(
             path="torch",
             rows=_REFERENCE_ROWS,
-            k_slices=k_slices,
+            k_slices=split_k,
             kv_block=KV_BLOCK,
             query_tile=QUERY_TILE,
             dtype=str(dtype).removeprefix("torch."),
@@ -77,13 +75,13 @@ class TorchBackend:
         return Linear(data, bias32, in_features, out_features, self.dtype)
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return self._product(x, w, canonical).to(self.dtype)
+        return self._gemm(x, w, canonical).to(self.dtype)
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return self._product(x, w, canonical).to(torch.float32)
+        return self._gemm(x, w, canonical).to(torch.float32)
 
-    def _product(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
-        """x [rows, K] -> [rows, N], in fp32 where weights are kept so or a bias is added."""
+    def _gemm(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
+        """x [rows, K] -> [rows, N]; fp32 if the weights are fp32 or a bias is added."""
         x = x.to(w.data.dtype)
         if canonical:
             slabs = [self._slab(slab, w) for slab in torch.split(x, self.recipe.rows)]
@@ -93,21 +91,21 @@ class TorchBackend:
         return y if w.bias is None else y.to(torch.float32) + w.bias
 
     def _slab(self, x: Tensor, w: Linear) -> Tensor:
-        """At most `recipe.rows` rows, computed as exactly so many."""
-        rows, slices = x.shape[0], self.recipe.k_slices
+        """At most `recipe.rows` rows, padded to exactly that many."""
+        rows, split_k = x.shape[0], self.recipe.k_slices
         x = F.pad(x, (0, 0, 0, self.recipe.rows - rows)).contiguous()
-        if slices == 1:
+        if split_k == 1:
             return F.linear(x, w.data)[:rows]
-        width = -(-w.in_features // slices)
-        parts = zip(torch.split(x, width, dim=1), torch.split(w.data, width, dim=1), strict=True)
+        width = -(-w.in_features // split_k)
+        splits = zip(torch.split(x, width, dim=1), torch.split(w.data, width, dim=1), strict=True)
         total = torch.zeros((self.recipe.rows, w.out_features), dtype=torch.float32)
-        for part_x, part_w in parts:
-            total += F.linear(part_x.contiguous(), part_w).to(torch.float32)
+        for x_split, w_split in splits:
+            total += F.linear(x_split.contiguous(), w_split).to(torch.float32)
         return total[:rows]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.to(torch.float32)
-        unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        x32 = x.to(torch.float32)
+        unit = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
         return unit.to(self.dtype) * weight
 
     def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -129,14 +127,14 @@ class TorchBackend:
         layer.values[page, :, offset] = v
 
     def attention(
-        self, q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, window: int | None
+        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
     ) -> Tensor:
-        return attend_tiles(q, layer, rows, scale=scale, window=window)
+        return attention(q, layer, batch, scale=scale, window=window)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        wide = gate.to(torch.float32)
-        return (wide / (1.0 + torch.exp(-wide))).to(self.dtype) * up
+        x32 = gate.to(torch.float32)
+        return (x32 / (1.0 + torch.exp(-x32))).to(self.dtype) * up
 
     def layer(
         self,
@@ -145,25 +143,25 @@ class TorchBackend:
         weights: LayerWeights,
         shape: LayerShape,
         kv: KVLayer,
-        rows: ForwardBatch,
-        at: RopeCosSin,
+        batch: ForwardBatch,
+        rope: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
-        run_layer(self, residual, x, weights, shape, kv, rows, at, canonical=canonical)
+        run_layer(self, residual, x, weights, shape, kv, batch, rope, canonical=canonical)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
         return table.index_select(0, token_ids.clamp(min=0))
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        return library_choice.choose(logits, batch)
+        return sampling.sample(logits, batch)
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        ids = library_choice.best(logits)
+        ids = sampling.argmax(logits)
         return ids, logits.gather(1, ids[:, None])[:, 0] - self.logsumexp(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
-        return library_choice.logsumexp(logits)
+        return sampling.logsumexp(logits)
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return library_choice.top(logits, k)
+        return sampling.topk(logits, k)

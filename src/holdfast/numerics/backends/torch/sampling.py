@@ -1,9 +1,8 @@
-"""Choosing tokens without compiled kernels: numpy, one row at a time, by the rule of `choice.py`.
+"""Sampling without C kernels: numpy, one row at a time, by the rule of `numerics/sampling.py`.
 
-A row is always handled alone, because a library's reduction over [1, V] and over [2, V] may differ in bits.
-The noise is the same function of (seed, position, token id) as in the kernels (`compiled/choice.c` writes
-it down); its logarithms are numpy's, so the last bit may differ between the two paths, which are different
-recipes.
+Each row is computed alone, because a numpy reduction over [1, V] and one over [2, V] may differ in bits. The Gumbel noise is
+the function of (seed, position, token id) that `backends/c/sampling.c` defines. Its logarithms are numpy's, so its last bit
+may differ from that of the C kernels; the two backends are different recipes.
 """
 
 import numpy as np
@@ -29,9 +28,9 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def noise(seed: int, position: int, ids: Ids) -> Floats:
-    """Gumbel noise for token ids: a function of the three numbers and of nothing else."""
-    parts = np.array([(seed + _GOLDEN) & _MASK, (position * _GOLDEN + _STREAM) & _MASK], dtype=np.uint64)
-    mixed = _mix(parts)
+    """Gumbel noise of token ids: a function of seed, position and id only."""
+    halves = np.array([(seed + _GOLDEN) & _MASK, (position * _GOLDEN + _STREAM) & _MASK], dtype=np.uint64)
+    mixed = _mix(halves)
     key = _mix(mixed[:1] ^ mixed[1:])
     h = _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     w = ((h >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
@@ -40,66 +39,66 @@ def noise(seed: int, position: int, ids: Ids) -> Floats:
     return gumbel
 
 
-def _best_first(z: Floats, ids: Ids) -> Ids:
+def _sort(z: Floats, ids: Ids) -> Ids:
     """`ids` by descending z, ties to the lowest id."""
-    best: Ids = ids[np.lexsort((ids, -z[ids]))]
-    return best
+    ordered: Ids = ids[np.lexsort((ids, -z[ids]))]
+    return ordered
 
 
-def _best_k(z: Floats, k: int) -> Ids:
-    """Ids of the k best of a row, in order; only what can be among them is sorted."""
+def _top_k(z: Floats, k: int) -> Ids:
+    """Ids of the k largest z, in order. Only the candidates are sorted."""
     if k >= len(z):
-        return _best_first(z, np.arange(len(z)))
-    edge = np.partition(z, len(z) - k)[len(z) - k]
-    above = np.flatnonzero(z > edge)
-    return np.concatenate((_best_first(z, above), np.flatnonzero(z == edge)[: k - len(above)]))
+        return _sort(z, np.arange(len(z)))
+    threshold = np.partition(z, len(z) - k)[len(z) - k]
+    above = np.flatnonzero(z > threshold)
+    return np.concatenate((_sort(z, above), np.flatnonzero(z == threshold)[: k - len(above)]))
 
 
-def _reach_mass(z: Floats, p: NDArray[np.float64], kept: Ids, top_p: float) -> Ids:
-    """The smallest set of the best in `kept` whose mass reaches top_p, found among few before many."""
-    need = top_p * p[kept].sum()
+def _top_p(z: Floats, p: NDArray[np.float64], kept: Ids, top_p: float) -> Ids:
+    """The smallest set of the best ids in `kept` whose mass reaches top_p. Tries the 256 best, then 8 times as many."""
+    needed = top_p * p[kept].sum()
     count = 256
     while True:
         if count < len(kept):
-            edge = np.partition(z[kept], len(kept) - count)[len(kept) - count]
-            best = _best_first(z, kept[z[kept] >= edge])
+            threshold = np.partition(z[kept], len(kept) - count)[len(kept) - count]
+            ordered = _sort(z, kept[z[kept] >= threshold])
         else:
-            best = _best_first(z, kept)
-        mass = np.cumsum(p[best])
-        if mass[-1] >= need or len(best) == len(kept):
-            return best[: int(np.searchsorted(mass, need)) + 1]
+            ordered = _sort(z, kept)
+        cumulative = np.cumsum(p[ordered])
+        if cumulative[-1] >= needed or len(ordered) == len(kept):
+            return ordered[: int(np.searchsorted(cumulative, needed)) + 1]
         count *= 8
 
 
-def _choose_row(
+def _sample_row(
     logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float, key: tuple[int, int]
 ) -> int:
     row = np.where(np.isnan(logits), np.float32(-np.inf), logits)
-    first = int(np.argmax(row))
+    best_id = int(np.argmax(row))
     if not temperature > 0.0:
-        return first
+        return best_id
     with np.errstate(over="ignore"):
         z: Floats = (row / np.float32(temperature) + np.float32(0.0)).astype(np.float32)  # -0 counts as 0
-    if not np.isfinite(z[first]):
-        return first
-    kept = np.sort(_best_k(z, top_k)) if 0 < top_k < len(z) else np.arange(len(z))
+    if not np.isfinite(z[best_id]):
+        return best_id
+    kept = np.sort(_top_k(z, top_k)) if 0 < top_k < len(z) else np.arange(len(z))
     kept = kept[z[kept] > -np.inf]
     if top_p < 1.0 or min_p > 0.0:
         with np.errstate(under="ignore"):
-            p = np.exp((z - z[first]).astype(np.float64))
+            p = np.exp((z - z[best_id]).astype(np.float64))
         if top_p < 1.0:
-            kept = np.sort(_reach_mass(z, p, kept, top_p))
+            kept = np.sort(_top_p(z, p, kept, top_p))
         kept = kept[p[kept] >= min_p]
     return int(kept[np.argmax(z[kept] + noise(*key, kept))])
 
 
-def best(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """logits fp32 [n, V] -> int64 [n]: the argmax, ties to the lowest id."""
     rows = np.where(np.isnan(logits.numpy()), np.float32(-np.inf), logits.numpy())
     return torch.from_numpy(np.argmax(rows, axis=1))
 
 
-def choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """logits fp32 [n, V] -> int64 [n]."""
     rows = logits.numpy()
     settings = zip(
@@ -107,10 +106,11 @@ def choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
         *(batch.seeds.tolist(), batch.positions.tolist()),
         strict=True,
     )
-    chosen = [
-        _choose_row(rows[i], t, k, p, m, (seed, at)) for i, (t, k, p, m, seed, at) in enumerate(settings)
+    token_ids = [
+        _sample_row(rows[i], t, k, p, m, (seed, position))
+        for i, (t, k, p, m, seed, position) in enumerate(settings)
     ]
-    return torch.tensor(chosen, dtype=torch.int64)
+    return torch.tensor(token_ids, dtype=torch.int64)
 
 
 def logsumexp(logits: Tensor) -> Tensor:
@@ -120,18 +120,18 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 def _logsumexp_row(logits: Floats) -> float:
     row = np.where(np.isnan(logits), np.float32(-np.inf), logits)
-    best = row.max()
-    if not np.isfinite(best):
-        return float(best)
-    return float(best + np.log(np.exp((row - best).astype(np.float64)).sum()))
+    largest = row.max()
+    if not np.isfinite(largest):
+        return float(largest)
+    return float(largest + np.log(np.exp((row - largest).astype(np.float64)).sum()))
 
 
-def top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best of each row, ties to the lowest id."""
+def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits of each row, ties to the lowest id."""
     rows = np.where(np.isnan(logits.numpy()), np.float32(-np.inf), logits.numpy())
     k = min(k, rows.shape[1])
     ids = (
-        np.stack([_best_k(row, k) for row in rows])
+        np.stack([_top_k(row, k) for row in rows])
         if k and len(rows)
         else np.empty((len(rows), k), dtype=np.int64)
     )

@@ -1,1 +1,1 @@
-"""Kernels in Triton, and the backend made of them and of the library's products. Only this package imports triton."""
+"""The Triton backend and its kernels. Only this package imports triton."""

@@ -1,12 +1,12 @@
-"""The operations of the Triton path: our kernels around the library's products, on a GPU or under Triton's interpreter.
+"""The Triton backend: our kernels around the vendor library's GEMMs, on a GPU or in Triton's interpreter.
 
-A product is one of three forms, all else is the same in all of them:
+A GEMM has one of three forms. All other operations have one form.
 
-    reference   `canonical=True`: K cut as the recipe says, in slabs of exactly `recipe.rows` rows
-    recipe      K cut as the recipe says, at the pass's own number of rows
-    plain       the library's own product, whatever it does; for a backend that was opened so
+    canonical     split-K as the recipe says, in slabs of exactly `recipe.rows` rows
+    fast          split-K as the recipe says, with the batch's own number of rows
+    vendor_gemm   the library's own GEMM; fast passes of a backend that was opened with vendor_gemm=True
 
-The kernel behind a product adds up what the product left in parts, so a layer is five or six kernels around four products.
+The kernel after a GEMM adds its partial sums, so a layer is four GEMMs and five or six kernels.
 """
 
 import hashlib
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from holdfast.numerics.backends.triton import (
-    activation,
     attention,
-    embed,
+    elementwise,
     gemm,
     norm,
     partial_sums,
@@ -39,7 +38,7 @@ _REFERENCE_ROWS = 256
 
 @lru_cache(maxsize=1)
 def _source_digest() -> str:
-    """Of this path's own files: another order of operations is another recipe."""
+    """Digest of this backend's sources: another order of operations is another recipe."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
 
@@ -78,7 +77,7 @@ class TritonBackend:
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
-        """Keys lie like values, a position's lanes together; what is shown is a transposed view."""
+        """Keys are stored like values, the dims of a position together; `keys` is a transposed view."""
         shape = (num_pages, kv_heads, self.page_size, head_dim)
         keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -98,25 +97,25 @@ class TritonBackend:
         bias = bias.to(self.device, torch.float32).contiguous()
         return Linear(data, bias, in_features, out_features, self.dtype, max(split_k, 1))
 
-    def _multiply(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
-        """A finished product or parts; the bias is added by who takes them up."""
+    def _gemm(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
+        """A finished result or partial sums; the next kernel adds the bias."""
         if canonical:
             return gemm.multiply(x, w, slab=self.recipe.rows)
         return gemm.multiply(x, w, vendor_gemm=self._vendor_gemm)
 
     def _gate_up(self, x: Tensor, w: Linear, canonical: bool) -> Tensor:
-        """silu(gate) * up of [gate, up] = x w; few rows in one go."""
+        """silu(gate) * up of [gate, up] = x w^T; one fused kernel for few rows."""
         unfinished = canonical or self._vendor_gemm or w.split_k or w.bias is not None
-        if not unfinished and small_m_gemm.takes(x.shape[0], w.data, 0):
-            return small_m_gemm.gate_up_few(x, w.data)
-        return activation.silu_mul(self._multiply(x, w, canonical), w.bias, self.dtype)
+        if not unfinished and small_m_gemm.supports(x.shape[0], w.data, 0):
+            return small_m_gemm.gate_up(x, w.data)
+        return elementwise.silu_mul(self._gemm(x, w, canonical), w.bias, self.dtype)
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return partial_sums.finish(self._multiply(x, w, canonical), w.bias, self.dtype)
+        return partial_sums.reduce(self._gemm(x, w, canonical), w.bias, self.dtype)
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        product = gemm.multiply_wide(x, w, slab=self.recipe.rows if canonical else None)
-        return partial_sums.finish(product, w.bias, torch.float32)
+        product = gemm.multiply_fp32(x, w, slab=self.recipe.rows if canonical else None)
+        return partial_sums.reduce(product, w.bias, torch.float32)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norm.rms_norm(x, weight, eps)
@@ -131,12 +130,12 @@ class TritonBackend:
         rope_store.store(k, v, layer, slots)
 
     def attention(
-        self, q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, window: int | None
+        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
     ) -> Tensor:
-        return attention.attend(q.contiguous(), layer, rows, scale=scale, window=window)
+        return attention.attention(q.contiguous(), layer, batch, scale=scale, window=window)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return activation.silu_mul(gate_up, None, self.dtype)
+        return elementwise.silu_mul(gate_up, None, self.dtype)
 
     def layer(
         self,
@@ -145,34 +144,34 @@ class TritonBackend:
         weights: LayerWeights,
         shape: LayerShape,
         kv: KVLayer,
-        rows: ForwardBatch,
-        at: RopeCosSin,
+        batch: ForwardBatch,
+        rope: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
         norms = None
         if weights.q_norm is not None and weights.k_norm is not None:
             norms = (weights.q_norm, weights.k_norm)
-        qkv = self._multiply(x, weights.qkv, canonical)
-        q = rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, at.cos, at.sin, kv, rows.slots)
-        attended = attention.attend(q, kv, rows, scale=shape.scale, window=weights.window)
-        delta = self._multiply(attended, weights.o, canonical)
+        qkv = self._gemm(x, weights.qkv, canonical)
+        q = rope_store.rope_store(qkv, weights.qkv.bias, norms, shape, rope.cos, rope.sin, kv, batch.slots)
+        attended = attention.attention(q, kv, batch, scale=shape.scale, window=weights.window)
+        delta = self._gemm(attended, weights.o, canonical)
         normed = norm.add_rms_norm(residual, delta, weights.o.bias, weights.post_norm, shape.eps)
         inner = self._gate_up(normed, weights.gate_up, canonical)
-        delta = self._multiply(inner, weights.down, canonical)
+        delta = self._gemm(inner, weights.down, canonical)
         norm.add_rms_norm(residual, delta, weights.down.bias, weights.next_norm, shape.eps, out=x)
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        return embed.embed(table, token_ids)
+        return elementwise.embed(table, token_ids)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
-        return sampling.choose(logits, batch)
+        return sampling.sample(logits, batch)
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return sampling.greedy(logits)
+        return sampling.sample_greedy(logits)
 
     def logsumexp(self, logits: Tensor) -> Tensor:
         return sampling.logsumexp(logits)
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        return sampling.top(logits, k)
+        return sampling.topk(logits, k)

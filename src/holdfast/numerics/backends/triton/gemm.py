@@ -1,14 +1,15 @@
-"""Matrix products on a GPU: the library's own, or the library's with K cut in split_k, whose sums are added in one order.
+"""Matrix products on a GPU: the vendor library's GEMM, or split-K with a fixed order of the partial sums.
 
-A library splits K for few rows of a long sum, and by how much depends on the number of rows: that is what makes bits depend
-on the batch. Cut into split_k that are a batch of products each, K is never split behind our back. What is added up later,
-and by whom, is the business of the kernel that reads the product:
+For few rows and a long K the library splits K, by a factor that depends on the number of rows. That makes bits depend on the
+batch. Here split-K is a batched GEMM with a fixed factor, one matrix per split, which the library does not split further.
+The kernel that reads the result adds the partial sums (`partial_sums.py`):
 
-    finished   dtype [rows, N]         the library's own product, rounded by it
-    parts      fp32 [split_k, rows, N]  to be added in order, then the bias, then rounded once
+    finished       dtype [rows, N]           the library's own GEMM, rounded by it
+    partial sums   fp32 [split_k, rows, N]   added in order, then the bias, then rounded once
 
-Few rows are multiplied by a kernel of our own (`small_m_gemm`), which walks K as the library does. At some numbers of rows a
-finished product is made of two, side by side, where that is faster (`certification/split_n.py`).
+Few rows go to a kernel of our own (`small_m_gemm.py`), which sums K in the library's order. At some numbers of rows a
+finished result is computed as two GEMMs, split along N, if that is faster (`certification/gemm/split_n.py`). The bits are
+the same.
 """
 
 import torch
@@ -20,48 +21,50 @@ from holdfast.numerics.ops import Linear
 
 
 def multiply(x: Tensor, w: Linear, *, slab: int | None = None, vendor_gemm: bool = False) -> Tensor:
-    """x [rows, K] -> a finished product or fp32 partial sums, as `w` says. vendor_gemm: always the library's own GEMM.
+    """x [rows, K] -> a finished result or partial sums, as `w.split_k` says. vendor_gemm: always the library's own GEMM.
 
-    With slab, rows are multiplied in slabs of exactly so many, the last one padded: the reference form.
+    slab: multiply in slabs of exactly this many rows, the last one padded with zeros. This is the canonical form.
     """
     rows, split_k = x.shape[0], w.split_k
     if vendor_gemm:
-        return _product(x, w.data, 0)
+        return _library_gemm(x, w.data, 0)
     if slab is None:
-        if small_m_gemm.takes(rows, w.data, split_k):
-            return small_m_gemm.multiply_few(x, w.data, split_k)
-        first = 0 if split_k else w.split_n.get(rows, 0)
-        return _in_two(x, w.data, first) if first else _product(x, w.data, split_k)
+        if small_m_gemm.supports(rows, w.data, split_k):
+            return small_m_gemm.multiply(x, w.data, split_k)
+        num_first = 0 if split_k else w.split_n.get(rows, 0)
+        return _multiply_split_n(x, w.data, num_first) if num_first else _library_gemm(x, w.data, split_k)
     slabs = -(-rows // slab) or 1
     if rows < slabs * slab:
         x = F.pad(x, (0, 0, 0, slabs * slab - rows))
     if slabs == 1:
-        return _product(x, w.data, split_k)[..., :rows, :]
-    return torch.cat([_product(some, w.data, split_k) for some in x.split(slab)], -2)[..., :rows, :]
+        return _library_gemm(x, w.data, split_k)[..., :rows, :]
+    return torch.cat([_library_gemm(rows_of_slab, w.data, split_k) for rows_of_slab in x.split(slab)], -2)[
+        ..., :rows, :
+    ]
 
 
-def multiply_wide(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
-    """The same sums in fp32 parts, whether the recipe cuts K or not: what logits are made of."""
-    cut = w if w.split_k else Linear(w.data, w.bias, w.in_features, w.out_features, w.dtype, split_k=1)
-    return multiply(x, cut, slab=slab)
+def multiply_fp32(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
+    """The same sums as fp32 partial sums, also if the recipe has no split-K. For logits, which stay fp32."""
+    split = w if w.split_k else Linear(w.data, w.bias, w.in_features, w.out_features, w.dtype, split_k=1)
+    return multiply(x, split, slab=slab)
 
 
-def _in_two(x: Tensor, weight: Tensor, first: int) -> Tensor:
-    """The library's own product, so many columns and then the others."""
+def _multiply_split_n(x: Tensor, weight: Tensor, num_first: int) -> Tensor:
+    """The library's own GEMM for the first `num_first` output columns, then for the others."""
     out = x.new_empty((x.shape[0], weight.shape[0]))
-    torch.mm(x, weight[:first].t(), out=out[:, :first])
-    torch.mm(x, weight[first:].t(), out=out[:, first:])
+    torch.mm(x, weight[:num_first].t(), out=out[:, :num_first])
+    torch.mm(x, weight[num_first:].t(), out=out[:, num_first:])
     return out
 
 
-def _product(x: Tensor, weight: Tensor, split_k: int) -> Tensor:
+def _library_gemm(x: Tensor, weight: Tensor, split_k: int) -> Tensor:
     if split_k == 0:
         return F.linear(x, weight)
     rows, width = x.shape
-    cut_x = x.view(rows, split_k, width // split_k).transpose(0, 1)  # [S, rows, K / S]
-    cut_w = weight.view(-1, split_k, width // split_k).permute(1, 2, 0)  # [S, K / S, N]
+    x_splits = x.view(rows, split_k, width // split_k).transpose(0, 1)  # [S, rows, K / S]
+    w_splits = weight.view(-1, split_k, width // split_k).permute(1, 2, 0)  # [S, K / S, N]
     if x.device.type != "cuda":
-        return torch.bmm(cut_x.to(torch.float32), cut_w.to(torch.float32))
+        return torch.bmm(x_splits.to(torch.float32), w_splits.to(torch.float32))
     if x.dtype is torch.float32:
-        return torch.bmm(cut_x, cut_w)
-    return torch.bmm(cut_x, cut_w, out_dtype=torch.float32)
+        return torch.bmm(x_splits, w_splits)
+    return torch.bmm(x_splits, w_splits, out_dtype=torch.float32)

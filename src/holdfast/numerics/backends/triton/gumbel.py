@@ -1,6 +1,6 @@
-"""Gumbel noise on the device: the function of (seed, position, token id) that `compiled/choice.c` writes down.
+"""Gumbel noise on the device: the function of (seed, position, token id) that `backends/c/sampling.c` defines.
 
-Its logarithm is ours, because the device's quick one is coarse near 1, where the large noises come from.
+The logarithm is our own, because the device's fast one is inaccurate near 1, where the large noise values come from.
 """
 
 import triton
@@ -8,17 +8,17 @@ import triton.language as tl
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _STREAM = tl.constexpr(0xD1B54A32D192ED03)
-_FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
-_SECOND = tl.constexpr(0x94D049BB133111EB)
-_MOST = tl.constexpr(1.0 - 2.0**-24)
-_ROOT = tl.constexpr(0x3F3504F3)  # sqrt(1/2): mantissas go to [sqrt(1/2), sqrt(2))
+_MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+_MIX_2 = tl.constexpr(0x94D049BB133111EB)
+_MAX_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
+_SQRT_HALF = tl.constexpr(0x3F3504F3)  # bits of sqrt(1/2): mantissas are reduced to [sqrt(1/2), sqrt(2))
 
 
 @triton.jit
 def _mix(z):
     """The finaliser of splitmix64."""
-    z = (z ^ (z >> 30)) * _FIRST
-    z = (z ^ (z >> 27)) * _SECOND
+    z = (z ^ (z >> 30)) * _MIX_1
+    z = (z ^ (z >> 27)) * _MIX_2
     return z ^ (z >> 31)
 
 
@@ -30,9 +30,9 @@ def noise_key(seed, position):
 @triton.jit
 def _log(x):
     """Natural logarithm of a positive normal number, to about the last bit."""
-    bits = x.to(tl.int32, bitcast=True) - _ROOT
+    bits = x.to(tl.int32, bitcast=True) - _SQRT_HALF
     exponent = (bits >> 23).to(tl.float32)
-    m = ((bits & 0x007FFFFF) + _ROOT).to(tl.float32, bitcast=True) - 1.0
+    m = ((bits & 0x007FFFFF) + _SQRT_HALF).to(tl.float32, bitcast=True) - 1.0
     p = tl.fma(m, 7.0376836292e-2, -1.1514610310e-1)
     p = tl.fma(p, m, 1.1676998740e-1)
     p = tl.fma(p, m, -1.2420140846e-1)
@@ -49,10 +49,10 @@ def _log(x):
 
 @triton.jit
 def gumbel(key, ids):
-    """-log(-log(1 - w)) with w uniform in (0, 1), fine near 0."""
+    """-log(-log(1 - w)) with w uniform in (0, 1); w has a fine resolution near 0."""
     h = _mix(key + (ids.to(tl.uint64) + 1) * _GOLDEN)
-    w = tl.minimum(((h >> 32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, _MOST)
+    w = tl.minimum(((h >> 32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, _MAX_UNIFORM)
     y = 1.0 - w
-    # the quotient gives back what rounding 1 - w took away
+    # w / (1 - y) corrects the rounding error of y = 1 - w
     e = tl.where(y == 1.0, w, -_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y)))
     return -_log(e)

@@ -1,9 +1,9 @@
-"""How our kernels follow one another: each may be set up while the one before it still runs.
+"""Programmatic dependent launch (PDL): a kernel of a layer is set up while the kernel before it still runs.
 
-On Hopper and later a kernel can be launched before its predecessor is done (programmatic dependent launch); it must then wait
-before it touches what that one writes. A layer's kernels begin with `take_turn`, or with its two halves and between them what
-was written before the layers (weights, positions, pages), and are launched with what `in_turn` says. Kernels that run
-once a pass are launched as ever, and begin when all before them is done.
+On Hopper and later GPUs a kernel can start before the previous kernel has ended. It must then wait before it reads what
+that kernel writes. The kernels of a layer are launched with `pdl_launch` and begin with `pdl_begin`, or with
+`pdl_launch_next` and `pdl_wait`, and between the two read only what was written before the first layer (weights, positions,
+page tables). Kernels that run once a pass are launched in the usual way and start when all earlier kernels have ended.
 """
 
 import os
@@ -16,35 +16,35 @@ import triton.language as tl
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
-class Turn(TypedDict, total=False):
-    TURNS: bool
+class PdlLaunch(TypedDict, total=False):
+    PDL: bool
     launch_pdl: bool
 
 
-def _turn() -> Turn:
+def _pdl_launch() -> PdlLaunch:
     if INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
-        return {"TURNS": False}
-    return {"TURNS": True, "launch_pdl": True}
+        return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True}
 
 
-in_turn: Turn = _turn()
+pdl_launch: PdlLaunch = _pdl_launch()
 
 
 @triton.jit
-def let_next(TURNS: tl.constexpr):
-    """The kernel behind this one may be set up."""
-    if TURNS:
+def pdl_launch_next(PDL: tl.constexpr):
+    """Allow the next kernel to be set up."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def await_last(TURNS: tl.constexpr):
-    """Wait until the kernel before this one is done and what it wrote can be read."""
-    if TURNS:
+def pdl_wait(PDL: tl.constexpr):
+    """Wait until the previous kernel has ended and its writes are visible."""
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def take_turn(TURNS: tl.constexpr):
-    let_next(TURNS)
-    await_last(TURNS)
+def pdl_begin(PDL: tl.constexpr):
+    pdl_launch_next(PDL)
+    pdl_wait(PDL)

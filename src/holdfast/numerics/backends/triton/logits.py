@@ -1,6 +1,6 @@
-"""What the kernels that choose tokens have in common: clean logits, heat, ranks, and the best of a row.
+"""Device functions shared by the sampling kernels: clean logits, temperature, ranks, and the argmax of a row.
 
-Everything here is a comparison or the formula of one element, so no order of operations can be felt.
+Each is a comparison or a formula of one element, so no result depends on an order of operations.
 """
 
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 
 INFINITY = tl.constexpr(float("inf"))
 NO_ID = tl.constexpr(0x7FFFFFFF)
-CHUNK = 4096  # of the vocabulary, what one program takes
+CHUNK = 4096  # token ids per program
 
 
 @triton.jit
@@ -28,34 +28,34 @@ def is_finite(x):
 
 
 @triton.jit
-def best_of(values, ids):
-    """The best value and its id, ties to the lowest; both orders of nothing but comparisons."""
+def argmax_of(values, ids):
+    """The largest value and its id, ties to the lowest id."""
     best = tl.max(values, 0)
     return best, tl.min(tl.where(values == best, ids, NO_ID), 0)
 
 
 @triton.jit
-def load_best(best, best_ids, row, CHUNKS: tl.constexpr, SLOTS: tl.constexpr):
-    """The best of a row, from what its chunks found."""
+def load_argmax(best, best_ids, row, CHUNKS: tl.constexpr, SLOTS: tl.constexpr):
+    """The argmax of a row, from the argmax of each of its chunks."""
     slot = tl.arange(0, SLOTS)
     values = tl.load(best + row * CHUNKS + slot, mask=slot < CHUNKS, other=-INFINITY)
-    return best_of(values, tl.load(best_ids + row * CHUNKS + slot, mask=slot < CHUNKS, other=NO_ID))
+    return argmax_of(values, tl.load(best_ids + row * CHUNKS + slot, mask=slot < CHUNKS, other=NO_ID))
 
 
 @triton.jit
-def heat(x, temperature):
+def scale_logits(x, temperature):
     """z = logit / temperature."""
     return clean(tl.math.div_rn(x, temperature + tl.zeros_like(x)))
 
 
 @triton.jit
 def rank_of(z):
-    """Order of floats as order of integers, int32."""
+    """An int32 that sorts as the float does."""
     bits = z.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def is_kept(rank, ids, edge, last):
-    """Whatever ranks above the edge, and at the edge the ids up to the last."""
-    return (rank > edge) | ((rank == edge) & (ids <= last))
+def is_kept(rank, ids, threshold, last):
+    """Whether a token is kept: its rank is above the threshold, or at the threshold with an id of at most `last`."""
+    return (rank > threshold) | ((rank == threshold) & (ids <= last))

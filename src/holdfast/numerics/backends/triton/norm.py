@@ -1,13 +1,13 @@
-"""RMS norm, alone and behind a residual addition: one program a row.
+"""RMS norm, alone and after the residual addition: one program per row.
 
-The sum of squares is a tree of its own making, not the compiler's. A row of W is folded in the middle, again and again while
-it is long, and what is left added up pair by pair:
+The sum of squares is a reduction tree written out here, so the compiler does not choose its order. A row of W elements is
+folded in the middle, repeatedly while it is long; the rest is added in pairs:
 
-    s[i] = x[i]^2 + x[i + half]^2        half = W / 2, rounded up; zeros behind it up to a power of two
-    s[i] = s[i] + s[i + n / 2]           while n, how many are left, is more than 1024
+    s[i] = x[i]^2 + x[i + half]^2        half = W / 2, rounded up; then padded with zeros to a power of two
+    s[i] = s[i] + s[i + n / 2]           while more than n = 1024 are left
     s[i] = s[2 i] + s[2 i + 1]           until one is left
 
-So a norm has the same bits in every kernel that takes one, whatever else that kernel does and however its registers lie.
+So a norm has the same bits in every kernel that computes one.
 """
 
 from typing import NamedTuple
@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.launch import in_turn, take_turn
-from holdfast.numerics.backends.triton.partial_sums import parts_of, summed
+from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch
+from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load_sum
 
 
-class Fold(NamedTuple):
-    """How a row of some width is taken: where it is folded, 2^levels lanes for a half, and by how many warps."""
+class RowLayout(NamedTuple):
+    """How a program holds a row: the fold in the middle, a block of 2^levels elements for each half, and its warps."""
 
     half: int
-    lanes: int
+    block: int
     levels: int
     warps: int
 
@@ -37,10 +37,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert weight.shape == (width,) and weight.dtype is x.dtype
     out = torch.empty_like(x)
     if out.numel():
-        fold = fold_of(width)
+        layout = row_layout(width)
         _rms_norm[(out.numel() // width,)](
             *(out, x, weight, eps),
-            WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels, num_warps=fold.warps, **in_turn,
+            WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, num_warps=layout.warps, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -48,28 +48,28 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(
     residual: Tensor, data: Tensor, bias: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
 ) -> Tensor:
-    """residual [rows, D] += the product, both rounded, in place; returns its rms_norm, in `out` where one is given."""
-    parts = parts_of(data, bias)
+    """residual [rows, D] += the GEMM result, both rounded, in place. Returns its rms_norm, in `out` if given."""
+    partial = as_partial_sums(data, bias)
     rows, width = residual.shape
     assert residual.is_contiguous()
-    assert (parts.rows, parts.width) == (rows, width) and weight.shape == (width,)
+    assert (partial.rows, partial.width) == (rows, width) and weight.shape == (width,)
     assert weight.dtype is residual.dtype
     out = torch.empty_like(residual) if out is None else out
     assert out.is_contiguous() and out.dtype is residual.dtype
     if out.numel():
-        fold = fold_of(width)
+        layout = row_layout(width)
         _add_rms_norm[(rows,)](
-            *(out, residual, parts.data, parts.bias, weight, eps, parts.part_rows),
-            WIDTH=width, HALF=fold.half, LANES=fold.lanes, LEVELS=fold.levels, SLICES=parts.slices,
-            HAS_BIAS=parts.has_bias, num_warps=fold.warps, **in_turn,
+            *(out, residual, partial.data, partial.bias, weight, eps, partial.split_rows),
+            WIDTH=width, HALF=layout.half, BLOCK=layout.block, LEVELS=layout.levels, SPLIT_K=partial.split_k,
+            HAS_BIAS=partial.has_bias, num_warps=layout.warps, **pdl_launch,
         )  # fmt: skip
     return out
 
 
-def fold_of(width: int) -> Fold:
+def row_layout(width: int) -> RowLayout:
     half = -(-width // 2)
-    lanes = int(triton.next_power_of_2(half))
-    return Fold(half, lanes, lanes.bit_length() - 1, max(1, min(4, lanes // 256)))
+    block = int(triton.next_power_of_2(half))
+    return RowLayout(half, block, block.bit_length() - 1, max(1, min(4, block // 256)))
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def inverse_rms(low, high, eps, WIDTH: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, inverse, weight):
+def apply_norm(x, inverse, weight):
     """fp32 x / rms, rounded to the weight's dtype, times weight, rounded again."""
     unit = (x * inverse).to(weight.dtype).to(tl.float32)
     return (unit * weight.to(tl.float32)).to(weight.dtype)
@@ -95,43 +95,45 @@ def scaled(x, inverse, weight):
 
 @triton.jit
 def _rms_norm(
-    out, x, weight, eps, WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
-    TURNS: tl.constexpr,
+    out, x, weight, eps, WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    take_turn(TURNS)
-    at = tl.program_id(0).to(tl.int64) * WIDTH
-    column = tl.arange(0, LANES)[None, :]  # [1, LANES]
+    pdl_begin(PDL)
+    offset = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     in_low, in_high = column < HALF, HALF + column < WIDTH
-    low = tl.load(x + at + column, mask=in_low, other=0.0).to(tl.float32)
-    high = tl.load(x + at + HALF + column, mask=in_high, other=0.0).to(tl.float32)
+    low = tl.load(x + offset + column, mask=in_low, other=0.0).to(tl.float32)
+    high = tl.load(x + offset + HALF + column, mask=in_high, other=0.0).to(tl.float32)
     inverse = inverse_rms(low, high, eps, WIDTH, LEVELS)
     low_weight = tl.load(weight + column, mask=in_low, other=0.0)
     high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
-    tl.store(out + at + column, scaled(low, inverse, low_weight), mask=in_low)
-    tl.store(out + at + HALF + column, scaled(high, inverse, high_weight), mask=in_high)
+    tl.store(out + offset + column, apply_norm(low, inverse, low_weight), mask=in_low)
+    tl.store(out + offset + HALF + column, apply_norm(high, inverse, high_weight), mask=in_high)
 
 
-@triton.jit(do_not_specialize=["part_rows"])
+@triton.jit(do_not_specialize=["split_rows"])
 def _add_rms_norm(
-    out, residual, data, bias, weight, eps, part_rows,
-    WIDTH: tl.constexpr, HALF: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, SLICES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, TURNS: tl.constexpr,
+    out, residual, data, bias, weight, eps, split_rows,
+    WIDTH: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr, SPLIT_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    take_turn(TURNS)
+    pdl_begin(PDL)
     row = tl.program_id(0)
-    at = row.to(tl.int64) * WIDTH
-    column = tl.arange(0, LANES)[None, :]  # [1, LANES]
+    offset = row.to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     in_low, in_high = column < HALF, HALF + column < WIDTH
     low_weight = tl.load(weight + column, mask=in_low, other=0.0)
     high_weight = tl.load(weight + HALF + column, mask=in_high, other=0.0)
-    low = tl.load(residual + at + column, mask=in_low, other=0.0)
-    high = tl.load(residual + at + HALF + column, mask=in_high, other=0.0)
-    low_delta = summed(data, bias, row, column, in_low, part_rows, WIDTH, SLICES, HAS_BIAS)
-    high_delta = summed(data, bias, row, HALF + column, in_high, part_rows, WIDTH, SLICES, HAS_BIAS)
+    low = tl.load(residual + offset + column, mask=in_low, other=0.0)
+    high = tl.load(residual + offset + HALF + column, mask=in_high, other=0.0)
+    low_delta = load_sum(data, bias, row, column, in_low, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
+    high_delta = load_sum(data, bias, row, HALF + column, in_high, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
     low = (low.to(tl.float32) + low_delta.to(low.dtype).to(tl.float32)).to(low.dtype)
     high = (high.to(tl.float32) + high_delta.to(high.dtype).to(tl.float32)).to(high.dtype)
-    tl.store(residual + at + column, low, mask=in_low)
-    tl.store(residual + at + HALF + column, high, mask=in_high)
+    tl.store(residual + offset + column, low, mask=in_low)
+    tl.store(residual + offset + HALF + column, high, mask=in_high)
     inverse = inverse_rms(low.to(tl.float32), high.to(tl.float32), eps, WIDTH, LEVELS)
-    tl.store(out + at + column, scaled(low.to(tl.float32), inverse, low_weight), mask=in_low)
-    tl.store(out + at + HALF + column, scaled(high.to(tl.float32), inverse, high_weight), mask=in_high)
+    tl.store(out + offset + column, apply_norm(low.to(tl.float32), inverse, low_weight), mask=in_low)
+    tl.store(
+        out + offset + HALF + column, apply_norm(high.to(tl.float32), inverse, high_weight), mask=in_high
+    )

@@ -1,10 +1,10 @@
-"""What a product leaves behind and every kernel behind one takes up: finished in the dtype, or parts to be added in order.
+"""The result of a GEMM as the next kernel reads it: finished in the dtype, or fp32 partial sums of a split-K GEMM.
 
-    finished   dtype [rows, N]
-    parts      fp32 [slices, rows, N]   slice 0 + slice 1 + .., then the bias, then rounded once
+    finished       dtype [rows, N]
+    partial sums   fp32 [split_k, rows, N]   added in order of the splits, then the bias, then rounded once
 
-An addend has its place in the order, a multiplication that feeds an addition is written as an fma: so the bits of an element
-are those of its formula, whichever kernel computes it.
+The order of the additions is fixed, and a multiplication that feeds an addition is written as an fma. So an element has the
+same bits in every kernel that computes it.
 """
 
 from dataclasses import dataclass
@@ -18,77 +18,81 @@ _BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A product as a kernel is told of it. part_rows: rows from one slice to the next; slices 0: finished."""
+class PartialSums:
+    """A GEMM result as kernel arguments. split_rows: rows from one split to the next. split_k 0: finished."""
 
     data: Tensor
-    bias: Tensor  # read only where there is one
+    bias: Tensor  # fp32 [N]; not read without has_bias
     rows: int
     width: int
-    part_rows: int
-    slices: int
+    split_rows: int
+    split_k: int
     has_bias: bool
 
 
-def parts_of(data: Tensor, bias: Tensor | None) -> Parts:
-    """Looks at a product. Columns lie together, so do a slice's rows; a finished product's rows are made to."""
+def as_partial_sums(data: Tensor, bias: Tensor | None) -> PartialSums:
+    """Describe a GEMM result. The rows of a split must be contiguous; a finished result is made contiguous."""
     *_, rows, width = data.shape
-    finished = data.dim() == 2
-    if finished and not data.is_contiguous():
+    is_finished = data.dim() == 2
+    if is_finished and not data.is_contiguous():
         data = data.contiguous()
-    assert finished or (data.dtype is torch.float32 and data.stride()[1:] == (width, 1)), "parts lie in rows"
-    part_rows = 0 if finished else data.stride(0) // max(width, 1)
-    assert finished or part_rows * width == data.stride(0) or data.shape[0] == 1
+    assert is_finished or (data.dtype is torch.float32 and data.stride()[1:] == (width, 1)), (
+        "rows are not contiguous"
+    )
+    split_rows = 0 if is_finished else data.stride(0) // max(width, 1)
+    assert is_finished or split_rows * width == data.stride(0) or data.shape[0] == 1
     assert bias is None or (bias.dtype is torch.float32 and bias.shape == (width,))
-    slices = 0 if finished else data.shape[0]
-    return Parts(data, data if bias is None else bias, rows, width, part_rows, slices, bias is not None)
+    split_k = 0 if is_finished else data.shape[0]
+    return PartialSums(
+        data, data if bias is None else bias, rows, width, split_rows, split_k, bias is not None
+    )
 
 
-def finish(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The product in `dtype`, [rows, N]."""
-    parts = parts_of(data, bias)
-    if parts.slices == 0 and bias is None and data.dtype is dtype:
+def reduce(data: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Add the partial sums and the bias: [rows, N] in `dtype`."""
+    partial = as_partial_sums(data, bias)
+    if partial.split_k == 0 and bias is None and data.dtype is dtype:
         return data
-    if parts.slices == 1 and bias is None and dtype is torch.float32:
+    if partial.split_k == 1 and bias is None and dtype is torch.float32:
         return data[0]
-    out = torch.empty((parts.rows, parts.width), dtype=dtype, device=data.device)
+    out = torch.empty((partial.rows, partial.width), dtype=dtype, device=data.device)
     if out.numel():
-        _finish[(parts.rows, triton.cdiv(parts.width, _BLOCK))](
-            *(out, parts.data, parts.bias, parts.part_rows),
-            WIDTH=parts.width, SLICES=parts.slices, HAS_BIAS=parts.has_bias, BLOCK=_BLOCK, num_warps=4,
+        _reduce_partial_sums[(partial.rows, triton.cdiv(partial.width, _BLOCK))](
+            *(out, partial.data, partial.bias, partial.split_rows),
+            WIDTH=partial.width, SPLIT_K=partial.split_k, HAS_BIAS=partial.has_bias, BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
     return out
 
 
 @triton.jit
-def summed(
+def load_sum(
     data,
     bias,
     row,
     column,
     mask,
-    part_rows,
+    split_rows,
     WIDTH: tl.constexpr,
-    SLICES: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Columns of one row of a product, in fp32; the caller rounds. mask and column have one shape."""
-    at = row.to(tl.int64) * WIDTH + column
-    total = tl.load(data + at, mask=mask, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, SLICES):
-        total += tl.load(data + part * part_rows.to(tl.int64) * WIDTH + at, mask=mask, other=0.0)
+    """Some columns of one row of a GEMM result, in fp32; the caller rounds. mask and column have one shape."""
+    offset = row.to(tl.int64) * WIDTH + column
+    total = tl.load(data + offset, mask=mask, other=0.0).to(tl.float32)
+    for split in tl.static_range(1, SPLIT_K):
+        total += tl.load(data + split * split_rows.to(tl.int64) * WIDTH + offset, mask=mask, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + column, mask=mask, other=0.0)
     return total
 
 
-@triton.jit(do_not_specialize=["part_rows"])
-def _finish(
-    out, data, bias, part_rows,
-    WIDTH: tl.constexpr, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["split_rows"])
+def _reduce_partial_sums(
+    out, data, bias, split_rows,
+    WIDTH: tl.constexpr, SPLIT_K: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
-    total = summed(data, bias, row, column, mask, part_rows, WIDTH, SLICES, HAS_BIAS)
+    total = load_sum(data, bias, row, column, mask, split_rows, WIDTH, SPLIT_K, HAS_BIAS)
     tl.store(out + row.to(tl.int64) * WIDTH + column, total.to(out.dtype.element_ty), mask=mask)

@@ -1,12 +1,12 @@
-"""Choosing tokens on the device, by the rule of `numerics/sampling.py`: nothing is sorted, nothing waits for the host.
+"""Sampling on the device, by the rule of `numerics/sampling.py`. Nothing is sorted and nothing waits for the host.
 
-The vocabulary is cut into chunks of one fixed width, a program for each chunk of each row; what the chunks found is put
-together by a small kernel, always in the same order. So a row does not feel how many others there are. `compiled/choice.c`
-writes down the noise.
+The vocabulary is divided into chunks of one fixed width, with one program per chunk of each row. A small kernel combines the
+results of the chunks, always in the same order. So a row does not depend on the number of rows. `backends/c/sampling.c`
+defines the Gumbel noise.
 
-    logits [n, V] -> _chunk_stats [n, chunks]: best value, its id, sum of exp      greedy, logsumexp: + _finish_greedy
-                  -> edges.find [n]: what top-k and top-p keep                     choose: + these, and _finish_choice
-                  -> _chunk_noisy [n, chunks]: best of z + noise, its id
+    logits [n, V] -> _chunk_stats [n, chunks]: max, its id, sum of exp       greedy, logsumexp: then _finish_greedy
+                  -> find_thresholds [n]: the top-k and top-p thresholds     sample: then these two and _finish_sample
+                  -> _chunk_gumbel [n, chunks]: max of z + noise, its id
 """
 
 import torch
@@ -14,95 +14,95 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton import thresholds as edges
 from holdfast.numerics.backends.triton.gumbel import gumbel, noise_key
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
     INFINITY,
     NO_ID,
-    best_of,
+    argmax_of,
     clean,
-    heat,
     is_finite,
     is_kept,
-    load_best,
+    load_argmax,
     load_clean,
     rank_of,
+    scale_logits,
 )
+from holdfast.numerics.backends.triton.thresholds import find_thresholds
 from holdfast.numerics.sampling import SamplingBatch
 
 _LOWEST = tl.constexpr(-(1 << 63))
 
 
-def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits fp32 [n, V] -> the best ids int64 [n], ties to the lowest, and their logprobs fp32 [n]."""
-    ids, logprobs, _ = _best(logits)
+def sample_greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits fp32 [n, V] -> the argmax int64 [n], ties to the lowest id, and its logprob fp32 [n]."""
+    ids, logprobs, _ = _greedy_stats(logits)
     return ids, logprobs
 
 
 def logsumexp(logits: Tensor) -> Tensor:
     """logits fp32 [n, V] -> fp32 [n]; NaN counts as -inf."""
-    return _best(logits)[2]
+    return _greedy_stats(logits)[2]
 
 
-def choose(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """logits fp32 [n, V] -> token ids int64 [n]."""
-    logits = _checked(logits)
+    logits = _aligned(logits)
     rows, vocabulary = logits.shape
-    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
-        return chosen
+        return token_ids
     chunks = triton.cdiv(vocabulary, CHUNK)
-    best, best_ids, _ = _stats(logits)
-    kept = edges.find(logits, batch, best, best_ids)
+    best, best_ids, _ = _chunk_argmax(logits)
+    kept = find_thresholds(logits, batch, best, best_ids)
     noisy, noisy_ids = torch.empty_like(best), torch.empty_like(best_ids)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
-    _chunk_noisy[(rows, chunks)](
+    _chunk_gumbel[(rows, chunks)](
         *(noisy, noisy_ids, logits, best, best_ids, kept),
         *(batch.temperature, batch.min_p, batch.seeds, batch.positions),
         **sizes, CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
-    _finish_choice[(rows,)](
-        *(chosen, noisy, noisy_ids, best, best_ids, batch.temperature), **sizes, num_warps=1
+    _finish_sample[(rows,)](
+        *(token_ids, noisy, noisy_ids, best, best_ids, batch.temperature), **sizes, num_warps=1
     )
-    return chosen
+    return token_ids
 
 
-def top(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the lowest id."""
-    logits = _checked(logits)
+def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest logits: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the lowest id."""
+    logits = _aligned(logits)
     rows, vocabulary = logits.shape
     k = min(k, vocabulary)
     values = torch.empty((rows, k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, k), dtype=torch.int64, device=logits.device)
     if rows and k:
         chunks = triton.cdiv(vocabulary, CHUNK)
-        marks = torch.empty((rows, chunks, k), dtype=torch.int64, device=logits.device)
-        _chunk_top[(rows, chunks)](marks, logits, V=vocabulary, CHUNKS=chunks, K=k, CHUNK=CHUNK, num_warps=8)
+        keys = torch.empty((rows, chunks, k), dtype=torch.int64, device=logits.device)
+        _chunk_topk[(rows, chunks)](keys, logits, V=vocabulary, CHUNKS=chunks, K=k, CHUNK=CHUNK, num_warps=8)
         slots = int(triton.next_power_of_2(chunks * k))
-        _finish_top[(rows,)](
-            values, ids, marks, logits, V=vocabulary, FOUND=chunks * k, K=k, SLOTS=slots, num_warps=4
+        _finish_topk[(rows,)](
+            values, ids, keys, logits, V=vocabulary, FOUND=chunks * k, K=k, SLOTS=slots, num_warps=4
         )
     return values, ids
 
 
-def _best(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, logprobs and log-sum-exp of the best of each row."""
-    logits = _checked(logits)
+def _greedy_stats(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The argmax of each row, its logprob, and the row's log-sum-exp."""
+    logits = _aligned(logits)
     rows, vocabulary = logits.shape
     ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
-    totals = torch.empty_like(logprobs)
+    logsumexps = torch.empty_like(logprobs)
     if rows:
         chunks = triton.cdiv(vocabulary, CHUNK)
         _finish_greedy[(rows,)](
-            *(ids, logprobs, totals, *_stats(logits)),
+            *(ids, logprobs, logsumexps, *_chunk_argmax(logits)),
             CHUNKS=chunks, SLOTS=int(triton.next_power_of_2(chunks)), num_warps=1,
         )  # fmt: skip
-    return ids, logprobs, totals
+    return ids, logprobs, logsumexps
 
 
-def _stats(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _chunk_argmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     best = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
@@ -114,8 +114,8 @@ def _stats(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best, ids, sums
 
 
-def _checked(logits: Tensor) -> Tensor:
-    """Contiguous and aligned: for another alignment other code would be compiled, which may add in another order."""
+def _aligned(logits: Tensor) -> Tensor:
+    """Contiguous and aligned logits. For another alignment Triton compiles other code, which may add in another order."""
     assert logits.dtype is torch.float32 and logits.dim() == 2 and 0 < logits.shape[1] < NO_ID.value
     logits = logits.contiguous()
     return logits if logits.data_ptr() % 16 == 0 else logits.clone()
@@ -126,7 +126,7 @@ def _chunk_stats(best, best_ids, sums, logits, V: tl.constexpr, CHUNKS: tl.const
     row, chunk = tl.program_id(0), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     x = load_clean(logits, row, column, V)
-    top, first = best_of(x, column)
+    top, first = argmax_of(x, column)
     base = tl.where(is_finite(top), top, 0.0)
     at = row * CHUNKS + chunk
     tl.store(best + at, top)
@@ -136,81 +136,81 @@ def _chunk_stats(best, best_ids, sums, logits, V: tl.constexpr, CHUNKS: tl.const
 
 @triton.jit
 def _finish_greedy(
-    ids, logprobs, totals, best, best_ids, sums, CHUNKS: tl.constexpr, SLOTS: tl.constexpr
+    ids, logprobs, logsumexps, best, best_ids, sums, CHUNKS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)
-    top, first = load_best(best, best_ids, row, CHUNKS, SLOTS)
+    top, first = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
     slot = tl.arange(0, SLOTS)
     values = tl.load(best + row * CHUNKS + slot, mask=slot < CHUNKS, other=-INFINITY)
-    masses = tl.load(sums + row * CHUNKS + slot, mask=slot < CHUNKS, other=0.0)
+    chunk_sums = tl.load(sums + row * CHUNKS + slot, mask=slot < CHUNKS, other=0.0)
     base = tl.where(is_finite(top), top, 0.0)
-    whole = tl.sum(tl.where(values > -INFINITY, masses * tl.exp(values - base), 0.0), 0)
-    total = tl.where(is_finite(top), top + tl.log(whole), top)
+    total_sum = tl.sum(tl.where(values > -INFINITY, chunk_sums * tl.exp(values - base), 0.0), 0)
+    logsumexp_of_row = tl.where(is_finite(top), top + tl.log(total_sum), top)
     tl.store(ids + row, first.to(tl.int64))
-    tl.store(totals + row, total)
-    tl.store(logprobs + row, top - total)
+    tl.store(logsumexps + row, logsumexp_of_row)
+    tl.store(logprobs + row, top - logsumexp_of_row)
 
 
 @triton.jit
-def _chunk_noisy(
-    noisy, noisy_ids, logits, best, best_ids, limits, temperatures, min_ps, seeds, positions,
+def _chunk_gumbel(
+    noisy, noisy_ids, logits, best, best_ids, kept_limits, temperatures, min_ps, seeds, positions,
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0.0:
-        top, _ = load_best(best, best_ids, row, CHUNKS, SLOTS)
+        top, _ = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
         column = chunk * CHUNK + tl.arange(0, CHUNK)
-        z = heat(load_clean(logits, row, column, V), temperature)
-        edge, last = tl.load(limits + row * 2), tl.load(limits + row * 2 + 1)
-        kept = is_kept(rank_of(z), column, edge, last) & (column < V) & (z > -INFINITY)
-        kept = kept & (tl.exp(z - heat(top, temperature)) >= tl.load(min_ps + row))
+        z = scale_logits(load_clean(logits, row, column, V), temperature)
+        threshold, last = tl.load(kept_limits + row * 2), tl.load(kept_limits + row * 2 + 1)
+        kept = is_kept(rank_of(z), column, threshold, last) & (column < V) & (z > -INFINITY)
+        kept = kept & (tl.exp(z - scale_logits(top, temperature)) >= tl.load(min_ps + row))
         key = noise_key(tl.load(seeds + row), tl.load(positions + row))
-        found, first = best_of(tl.where(kept, z + gumbel(key, column), -INFINITY), column)
+        found, first = argmax_of(tl.where(kept, z + gumbel(key, column), -INFINITY), column)
         tl.store(noisy + row * CHUNKS + chunk, found)
         tl.store(noisy_ids + row * CHUNKS + chunk, first)
 
 
 @triton.jit
-def _finish_choice(
-    chosen, noisy, noisy_ids, best, best_ids, temperatures, V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr
+def _finish_sample(
+    token_ids, noisy, noisy_ids, best, best_ids, temperatures, V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)
     temperature = tl.load(temperatures + row)
-    top, choice = load_best(best, best_ids, row, CHUNKS, SLOTS)
-    hot = temperature > 0.0
-    if hot & is_finite(heat(top, tl.where(hot, temperature, 1.0))):
-        _, choice = load_best(noisy, noisy_ids, row, CHUNKS, SLOTS)
-    tl.store(chosen + row, choice.to(tl.int64))
+    top, token_id = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
+    is_sampled = temperature > 0.0
+    if is_sampled & is_finite(scale_logits(top, tl.where(is_sampled, temperature, 1.0))):
+        _, token_id = load_argmax(noisy, noisy_ids, row, CHUNKS, SLOTS)
+    tl.store(token_ids + row, token_id.to(tl.int64))
 
 
 @triton.jit
-def _mark(x, column, mask):
-    """A number for each id that is larger for a better one: value first, then the lower id."""
+def _sort_key(x, column, mask):
+    """An int64 that orders tokens by value, then by the lower id."""
     return tl.where(mask, (rank_of(x).to(tl.int64) << 32) + (NO_ID - column), _LOWEST)
 
 
 @triton.jit
-def _chunk_top(marks, logits, V: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr):
+def _chunk_topk(keys, logits, V: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr):
     row, chunk = tl.program_id(0), tl.program_id(1)
     column = chunk * CHUNK + tl.arange(0, CHUNK)
-    mark = _mark(load_clean(logits, row, column, V), column, column < V)
-    for place in range(K):
-        found = tl.max(mark, 0)
-        tl.store(marks + (row * CHUNKS + chunk).to(tl.int64) * K + place, found)
-        mark = tl.where(mark == found, _LOWEST, mark)
+    key_of = _sort_key(load_clean(logits, row, column, V), column, column < V)
+    for rank in range(K):
+        found = tl.max(key_of, 0)
+        tl.store(keys + (row * CHUNKS + chunk).to(tl.int64) * K + rank, found)
+        key_of = tl.where(key_of == found, _LOWEST, key_of)
 
 
 @triton.jit
-def _finish_top(
-    values, ids, marks, logits, V: tl.constexpr, FOUND: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr
+def _finish_topk(
+    values, ids, keys, logits, V: tl.constexpr, FOUND: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.arange(0, SLOTS)
-    mark = tl.load(marks + row * FOUND + slot, mask=slot < FOUND, other=_LOWEST)
-    for place in range(K):
-        found = tl.max(mark, 0)
+    key_of = tl.load(keys + row * FOUND + slot, mask=slot < FOUND, other=_LOWEST)
+    for rank in range(K):
+        found = tl.max(key_of, 0)
         column = NO_ID - (found & 0xFFFFFFFF)
-        tl.store(ids + row * K + place, column)
-        tl.store(values + row * K + place, clean(tl.load(logits + row * V + column)))
-        mark = tl.where(mark == found, _LOWEST, mark)
+        tl.store(ids + row * K + rank, column)
+        tl.store(values + row * K + rank, clean(tl.load(logits + row * V + column)))
+        key_of = tl.where(key_of == found, _LOWEST, key_of)

@@ -1,5 +1,4 @@
-"""Choosing tokens: against a rule written straightforwardly in fp64, with ties, and with noise that is
-really random."""
+"""Sampling against the rule written plainly in fp64, with ties; and the Gumbel noise as a random variable."""
 
 import math
 from collections.abc import Callable
@@ -22,9 +21,9 @@ from holdfast.numerics.sampling import SamplingBatch
         *([pytest.param("triton", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []),
     ]
 )
-def path(request: pytest.FixtureRequest, open_path: Callable[..., Backend]) -> Backend:
-    """Triton's interpreter would take minutes here; `test_triton_choice.py` is for it."""
-    return open_path(request.param, torch.float32)
+def sampler(request: pytest.FixtureRequest, open_any: Callable[..., Backend]) -> Backend:
+    """The interpreter would take minutes here; `test_triton_sampling.py` is for it."""
+    return open_any(request.param, torch.float32)
 
 
 def batch_of(
@@ -51,43 +50,43 @@ def kept_by_rule(z: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[
     return sorted(i for i, weight in zip(order, p, strict=True) if weight >= np.float32(min_p))
 
 
-def choose_by_rule(logits: Tensor, batch: SamplingBatch) -> list[int]:
-    chosen = []
+def sample_by_rule(logits: Tensor, batch: SamplingBatch) -> list[int]:
+    token_ids = []
     for i, row in enumerate(logits.numpy()):
         z = (row / batch.temperature[i].numpy()).astype(np.float32)
         kept = kept_by_rule(z, int(batch.top_k[i]), float(batch.top_p[i]), float(batch.min_p[i]))
         ids = np.array([k for k in kept if z[k] > -np.inf])
         noisy = z[ids] + noise(int(batch.seeds[i]), int(batch.positions[i]), ids)
-        chosen.append(int(ids[np.argmax(noisy)]))
-    return chosen
+        token_ids.append(int(ids[np.argmax(noisy)]))
+    return token_ids
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 5, 40])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-6])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
 @pytest.mark.parametrize("temperature", [0.3, 1.7])
-def test_choose_follows_the_rule(
-    path: Backend, top_k: int, top_p: float, min_p: float, temperature: float
+def test_sample_follows_the_rule(
+    sampler: Backend, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:
     logits = torch.randn(24, 501, generator=torch.Generator().manual_seed(2)) * 2
     logits[3] = torch.round(logits[3])  # many ties
     logits[4, ::2] = -math.inf
     logits[5, :] = 1.25
     batch = batch_of(24, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert path.sample(logits, batch).tolist() == choose_by_rule(logits, batch)
+    assert sampler.sample(logits, batch).tolist() == sample_by_rule(logits, batch)
 
 
-def test_greedy_takes_the_lowest_of_equals(path: Backend) -> None:
+def test_greedy_takes_the_lowest_id_of_equals(sampler: Backend) -> None:
     logits = torch.zeros(5, 77)
     logits[1, 40], logits[1, 60] = 3.0, 3.0
     logits[2] = -math.inf
     logits[2, 9] = -5.0
     logits[3, 70], logits[3, 2] = math.inf, math.nan
     logits[4] = -math.inf
-    assert path.sample(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, 0]
+    assert sampler.sample(logits, batch_of(5, temperature=0.0)).tolist() == [0, 40, 9, 70, 0]
 
 
-def test_nan_and_infinity_never_crash(path: Backend) -> None:
+def test_nan_and_infinity_never_crash(sampler: Backend) -> None:
     logits = torch.full((4, 33), math.nan)
     logits[1, 5] = 1.0
     logits[2] = 0.0
@@ -99,55 +98,55 @@ def test_nan_and_infinity_never_crash(path: Backend) -> None:
         {"temperature": 0.0},
         {"temperature": 1e-30},
     ):
-        chosen = path.sample(logits, batch_of(4, **settings)).tolist()
-        assert chosen[1:3] == [5, 7]
-        assert all(0 <= token < 33 for token in chosen)
+        token_ids = sampler.sample(logits, batch_of(4, **settings)).tolist()
+        assert token_ids[1:3] == [5, 7]
+        assert all(0 <= token < 33 for token in token_ids)
 
 
-def test_a_row_is_chosen_alone_as_in_a_batch(path: Backend) -> None:
+def test_row_does_not_depend_on_the_batch(sampler: Backend) -> None:
     logits = torch.randn(9, 4099, generator=torch.Generator().manual_seed(3))
     batch = batch_of(9, top_p=0.8)
-    whole = path.sample(logits, batch)
-    lse = path.logsumexp(logits)
+    whole = sampler.sample(logits, batch)
+    lse = sampler.logsumexp(logits)
     for i in range(9):
         one = SamplingBatch(
             *(getattr(batch, name)[i : i + 1].clone() for name in SamplingBatch.__dataclass_fields__)
         )
-        assert path.sample(logits[i : i + 1], one)[0] == whole[i]
-        assert path.logsumexp(logits[i : i + 1])[0] == lse[i]
+        assert sampler.sample(logits[i : i + 1], one)[0] == whole[i]
+        assert sampler.logsumexp(logits[i : i + 1])[0] == lse[i]
 
 
-def test_greedy_is_choose_and_its_logprob(path: Backend) -> None:
+def test_sample_greedy_is_temperature_0_and_its_logprob(sampler: Backend) -> None:
     logits = torch.round(torch.randn(7, 4099, generator=torch.Generator().manual_seed(6)) * 4)
-    ids, logprobs = path.sample_greedy(logits)
-    assert torch.equal(ids, path.sample(logits, batch_of(7, temperature=0.0)))
-    assert torch.equal(logprobs, logits.gather(1, ids[:, None])[:, 0] - path.logsumexp(logits))
+    ids, logprobs = sampler.sample_greedy(logits)
+    assert torch.equal(ids, sampler.sample(logits, batch_of(7, temperature=0.0)))
+    assert torch.equal(logprobs, logits.gather(1, ids[:, None])[:, 0] - sampler.logsumexp(logits))
 
 
-def test_logsumexp(path: Backend) -> None:
+def test_logsumexp(sampler: Backend) -> None:
     logits = torch.randn(6, 49152, generator=torch.Generator().manual_seed(4)) * 5
     logits[1, ::3] = -math.inf
     logits[2] += 1000
     torch.testing.assert_close(
-        path.logsumexp(logits), logits.double().logsumexp(-1).float(), rtol=3e-7, atol=2e-6
+        sampler.logsumexp(logits), logits.double().logsumexp(-1).float(), rtol=3e-7, atol=2e-6
     )
-    assert path.logsumexp(torch.full((1, 5), -math.inf))[0] == -math.inf
+    assert sampler.logsumexp(torch.full((1, 5), -math.inf))[0] == -math.inf
 
 
 @pytest.mark.parametrize("k", [1, 5, 20, 64])
-def test_top_orders_by_value_then_id(path: Backend, k: int) -> None:
+def test_topk_orders_by_value_then_id(sampler: Backend, k: int) -> None:
     logits = torch.round(torch.randn(7, 300, generator=torch.Generator().manual_seed(5)) * 4)
     logits[2] = 0.0
     logits[3, :290] = -math.inf
-    values, ids = path.topk(logits, k)
+    values, ids = sampler.topk(logits, k)
     for row, row_values, row_ids in zip(logits.tolist(), values.tolist(), ids.tolist(), strict=True):
         order = sorted(range(300), key=lambda i: (-row[i], i))[:k]
         assert row_ids == order
         assert row_values == [row[i] for i in order]
 
 
-def test_top_of_a_small_vocabulary(path: Backend) -> None:
-    values, ids = path.topk(torch.tensor([[1.0, 3.0, 2.0]]), 10)
+def test_topk_of_a_small_vocabulary(sampler: Backend) -> None:
+    values, ids = sampler.topk(torch.tensor([[1.0, 3.0, 2.0]]), 10)
     assert ids.tolist() == [[1, 2, 0]]
     assert values.tolist() == [[3.0, 2.0, 1.0]]
 
@@ -180,12 +179,12 @@ def test_noise_is_gumbel_and_independent() -> None:
     assert abs(np.corrcoef(noise(1, 5, ids), noise(2, 5, ids))[0, 1]) < 0.04
 
 
-def test_sampled_frequencies_follow_the_softmax(path: Backend) -> None:
+def test_sampled_frequencies_follow_the_softmax(sampler: Backend) -> None:
     n = 6000
     row = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, -math.inf, 1.5])
-    chosen = path.sample(row.repeat(n, 1), batch_of(n, temperature=0.7))
+    token_ids = sampler.sample(row.repeat(n, 1), batch_of(n, temperature=0.7))
     expected = torch.softmax(row.double() / 0.7, -1) * n
-    counts = torch.bincount(chosen, minlength=7).double()
+    counts = torch.bincount(token_ids, minlength=7).double()
     assert counts[5] == 0
     live = expected > 0
     assert ((counts - expected)[live] ** 2 / expected[live]).sum() < 5 + 5 * math.sqrt(10)

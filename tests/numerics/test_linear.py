@@ -1,5 +1,4 @@
-"""Products: near the exact result in every dtype, and for the compiled path one bit pattern whatever
-surrounds a row."""
+"""Linear layers: near the exact product in every dtype, and bits that do not depend on the other rows of the batch."""
 
 from collections.abc import Callable
 
@@ -36,15 +35,13 @@ def test_linear_is_near_the_exact_product(
         assert_near(y, exact)
         logits = backend.logits(x, packed, canonical=canonical)
         assert logits.dtype == torch.float32
-        if (
-            backend.recipe.path == "triton"
-        ):  # without slices a product is rounded by the library, whose sums are its own
+        if backend.recipe.path == "triton":  # without split-K the library sums and rounds in its own way
             assert_near(logits.to(dtype), exact)
         else:
             assert torch.equal(logits.to(dtype), y)
 
 
-def test_no_rows_give_no_rows(backend: Backend, dtype: torch.dtype) -> None:
+def test_linear_of_no_rows_is_empty(backend: Backend, dtype: torch.dtype) -> None:
     packed = backend.pack(random(24, 16, dtype=dtype))
     for canonical in (False, True):
         assert backend.linear(torch.empty(0, 16, dtype=dtype), packed, canonical=canonical).shape == (
@@ -53,7 +50,7 @@ def test_no_rows_give_no_rows(backend: Backend, dtype: torch.dtype) -> None:
         )
 
 
-def test_rows_may_be_a_view(backend: Backend, dtype: torch.dtype) -> None:
+def test_linear_reads_strided_rows(backend: Backend, dtype: torch.dtype) -> None:
     packed = backend.pack(random(40, 64, dtype=dtype))
     wide = random(9, 100, dtype=dtype, seed=3)
     view = wide[:, 20:84]
@@ -63,58 +60,61 @@ def test_rows_may_be_a_view(backend: Backend, dtype: torch.dtype) -> None:
     )
 
 
-def test_packing_does_not_keep_the_weight(compiled: Backend, dtype: torch.dtype) -> None:
+def test_pack_copies_the_weight(c_backend: Backend, dtype: torch.dtype) -> None:
     weight = random(32, 32, dtype=dtype)
-    packed = compiled.pack(weight)
-    before = compiled.linear(random(4, 32, dtype=dtype), packed, canonical=True)
+    packed = c_backend.pack(weight)
+    before = c_backend.linear(random(4, 32, dtype=dtype), packed, canonical=True)
     weight.zero_()
-    assert torch.equal(compiled.linear(random(4, 32, dtype=dtype), packed, canonical=True), before)
+    assert torch.equal(c_backend.linear(random(4, 32, dtype=dtype), packed, canonical=True), before)
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), [(150, 576), (64, 1536), (37, 75)])
-def test_compiled_bits_do_not_depend_on_the_batch(
-    compiled: Backend,
-    compiled_one_thread: Backend,
+def test_c_bits_do_not_depend_on_the_batch(
+    c_backend: Backend,
+    c_backend_one_thread: Backend,
     dtype: torch.dtype,
     out_features: int,
     in_features: int,
 ) -> None:
-    packed = compiled.pack(
+    packed = c_backend.pack(
         random(out_features, in_features, dtype=dtype), random(out_features, dtype=dtype, seed=5)
     )
     x = random(200, in_features, dtype=dtype, seed=1)
-    alone = torch.cat([compiled.logits(x[i : i + 1], packed, canonical=False) for i in range(200)])
+    alone = torch.cat([c_backend.logits(x[i : i + 1], packed, canonical=False) for i in range(200)])
     for rows in NUM_ROWS:
         for start in {0, 200 - rows, (200 - rows) // 2}:
             part = x[start : start + rows]
-            assert torch.equal(compiled.logits(part, packed, canonical=False), alone[start : start + rows])
+            assert torch.equal(c_backend.logits(part, packed, canonical=False), alone[start : start + rows])
             assert torch.equal(
-                compiled_one_thread.logits(part, packed, canonical=True), alone[start : start + rows]
+                c_backend_one_thread.logits(part, packed, canonical=True), alone[start : start + rows]
             )
 
 
-def test_compiled_bits_do_not_depend_on_neighbours(compiled: Backend, dtype: torch.dtype) -> None:
-    packed = compiled.pack(random(150, 320, dtype=dtype))
+def test_c_bits_do_not_depend_on_other_rows(c_backend: Backend, dtype: torch.dtype) -> None:
+    packed = c_backend.pack(random(150, 320, dtype=dtype))
     row = random(1, 320, dtype=dtype, seed=4)
-    alone = compiled.linear(row, packed, canonical=True)
+    alone = c_backend.linear(row, packed, canonical=True)
     for neighbour in (0.0, 1e-7, 6e4, float("inf"), float("nan")):
         for rows, index in ((2, 1), (8, 0), (31, 17), (64, 63)):
             x = torch.full((rows, 320), neighbour, dtype=dtype)
             x[index] = row[0]
-            assert torch.equal(compiled.linear(x, packed, canonical=True)[index], alone[0])
+            assert torch.equal(c_backend.linear(x, packed, canonical=True)[index], alone[0])
 
 
-@pytest.mark.parametrize("k_slices", [1, 2, 3])
-def test_library_canonical_bits_do_not_depend_on_the_batch(dtype: torch.dtype, k_slices: int) -> None:
+@pytest.mark.parametrize("split_k", [1, 2, 3])
+@pytest.mark.usefixtures("shape_dependent_gemm")
+def test_torch_canonical_bits_do_not_depend_on_the_batch(dtype: torch.dtype, split_k: int) -> None:
     from holdfast.numerics.backends.torch.backend import TorchBackend
 
-    library = TorchBackend(dtype, k_slices=k_slices)
-    packed = library.pack(random(96, 200, dtype=dtype))
+    backend = TorchBackend(dtype, split_k=split_k)
+    packed = backend.pack(random(96, 200, dtype=dtype))
     x = random(70, 200, dtype=dtype, seed=1)
-    alone = torch.cat([library.linear(x[i : i + 1], packed, canonical=True) for i in range(70)])
+    alone = torch.cat([backend.linear(x[i : i + 1], packed, canonical=True) for i in range(70)])
     for rows in (1, 2, 7, 15, 16, 17, 33, 70):
-        assert torch.equal(library.linear(x[:rows], packed, canonical=True), alone[:rows])
-        assert torch.equal(library.linear(x[70 - rows :], packed, canonical=True), alone[70 - rows :])
+        assert torch.equal(backend.linear(x[:rows], packed, canonical=True), alone[:rows])
+        assert torch.equal(backend.linear(x[70 - rows :], packed, canonical=True), alone[70 - rows :])
+    fast = [backend.logits(x[:rows], packed, canonical=False)[0] for rows in (1, 70)]
+    assert dtype is not torch.float32 or not torch.equal(*fast)  # a fast pass does depend on it
 
 
 def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
