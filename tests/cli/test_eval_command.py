@@ -7,11 +7,11 @@ import torch
 
 from holdfast.training.export import export
 from holdfast.training.loop import start_run
-from holdfast.training.settings import SIZES, Settings
+from holdfast.training.settings import SIZES, TrainingSettings
 
 
 def test_eval_of_a_model_folder(holdfast, tmp_path: Path):
-    settings = Settings(max_events=2, size=SIZES["tiny"], long_texts=False)
+    settings = TrainingSettings(max_events=2, size=SIZES["tiny"], long_texts=False)
     model, out = tmp_path / "model", tmp_path / "out"
     export(start_run(settings, torch.device("cpu")).built, settings, model)
     asked = ("eval", "thinking", f"own={model}", "--events", "2,3", "--count", "2", "--device", "cpu")

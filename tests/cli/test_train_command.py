@@ -51,10 +51,10 @@ def test_interrupted_run_resumes_with_the_same_result(holdfast, tmp_path: Path, 
     assert holdfast("train", "thinking", "--out", str(whole), *wanted).exit_code == 0
     take_step, before = loop._take_step, signal.getsignal(signal.SIGINT)
 
-    def interrupt(run: loop.Run, sent: Any) -> Any:
+    def interrupt(run: loop.TrainingRun, step: Any) -> Any:
         if run.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return take_step(run, sent)
+        return take_step(run, step)
 
     monkeypatch.setattr(loop, "_take_step", interrupt)
     done = holdfast("train", "thinking", "--out", str(cut), *wanted)

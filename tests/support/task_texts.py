@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.training.batch import Batch
-from holdfast.training.tasks.pieces import assemble
-from holdfast.training.tasks.task import Form, Task
+from holdfast.training.tasks.phrases import assemble
+from holdfast.training.tasks.task import AnswerForm, Task
 from holdfast.training.tokenizer import EOS, build_tokenizer
 
 
@@ -18,11 +18,11 @@ def draw_batch(
     *,
     chunk: int = 8,
     max_thought: int = 8,
-    form: Form = "thinking",
+    form: AnswerForm = "thinking",
     seed: int = 1,
 ) -> tuple[Batch, Any]:
     tokenizer = build_tokenizer(task.words())
-    tokens = task.pieces.encoded(lambda text: list(tokenizer.encode(text).ids))
+    tokens = task.phrases.encoded(lambda text: list(tokenizer.encode(text).ids))
     drawn = task.draw(np.random.default_rng(seed), count, fewest, most, form)
     return assemble(drawn, tokens, chunk, max_thought, tokenizer.token_to_id(EOS)), tokenizer
 
@@ -35,7 +35,7 @@ def decode_texts(batch: Batch, tokenizer: Any) -> list[tuple[str, str]]:
         prompt, answer = ids[: batch.num_prompt[row]], ids[batch.num_prompt[row] :]
         assert answer[-1] == tokenizer.token_to_id(EOS)
         text = tokenizer.decode(prompt), tokenizer.decode(answer[:-1])
-        assert tokenizer.encode("".join(text)).ids == ids[:-1]  # pieces are cut where words end
+        assert tokenizer.encode("".join(text)).ids == ids[:-1]  # phrases are cut where words end
         texts.append(text)
     return texts
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from holdfast.models.config import FAMILIES, parse_config
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.thinking.reference import Reference
-from holdfast.training.build import Built
+from holdfast.training.build import BuiltModel
 from holdfast.training.export import export
 from holdfast.training.model import ThinkingModel, fresh_model
-from holdfast.training.settings import Settings
+from holdfast.training.settings import TrainingSettings
 from holdfast.training.tokenizer import build_tokenizer
 
 VOCAB = 40
@@ -107,5 +107,5 @@ def thinker_folder(
         if thought
     )
     model.thinking = replace(config, end_id=firsts.most_common(1)[0][0])
-    export(Built(model, tokenizer, fields, 0), Settings(dtype=dtype), folder)
+    export(BuiltModel(model, tokenizer, fields, 0), TrainingSettings(dtype=dtype), folder)
     return folder

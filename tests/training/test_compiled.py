@@ -1,4 +1,4 @@
-"""Compiled layers are the layers, for all numbers of rows at once; where there is no compiler, training goes on."""
+"""Compiled layers give the gradients of plain ones for any number of rows; a missing compiler is no error."""
 
 import logging
 import shutil
@@ -11,7 +11,7 @@ from holdfast.training.compiled import compile_rowwise
 from holdfast.training.layer import DecoderLayer
 from holdfast.training.loop import start_run
 from holdfast.training.loss import packed_loss
-from holdfast.training.prefetch import send_made
+from holdfast.training.prefetch import send_step
 from holdfast.training.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-def test_two_graphs_serve_all_layers_and_all_sizes() -> None:
+def test_two_compiled_graphs_serve_all_layers_and_sizes() -> None:
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -30,15 +30,15 @@ def test_two_graphs_serve_all_layers_and_all_sizes() -> None:
         gradients = []
         for is_compiled in (True, False):
             run = start_run(replace(COIN, max_events=events, compile=is_compiled), CPU)
-            sent = send_made(run.maker.make(0), CPU)
-            packed_loss(run.model, sent.passes[0], sent.counts, run.settings.weights).total.backward()
+            step = send_step(run.step_builder.build(0), CPU)
+            packed_loss(run.model, step.passes[0], step.counts, run.settings.weights).total.backward()
             gradients.append({name: p.grad for name, p in run.model.named_parameters()})
         for name, expected in gradients[1].items():
             torch.testing.assert_close(gradients[0][name], expected, atol=1e-5, rtol=1e-4, msg=name)
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_without_a_compiler_it_says_so(
+def test_missing_compiler_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -49,5 +49,5 @@ def test_without_a_compiler_it_says_so(
     with caplog.at_level(logging.WARNING):
         assert not compile_rowwise(run.model, CPU)
     assert "not compiled" in caplog.text and "no compiler was found" in caplog.text
-    assert run.model.rowwise.before is DecoderLayer.before
+    assert run.model.rowwise.before is DecoderLayer.before_attention
     assert all(each.grad is None for each in run.model.parameters())

@@ -1,4 +1,4 @@
-"""A model learns to think: short parity, from nothing, on this CPU."""
+"""A model learns short parity with thoughts, from scratch, on a CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ SEED = "A coin's state is heads. Alice flips, then Bob flips. What's the state? 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """So small a model trains no faster with more; beside another worker's they would wait for one another."""
+    """A tiny model trains no faster with more threads, which would compete with other test workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
-def test_short_parity_is_learned_and_thought(tmp_path: Path) -> None:
+def test_training_learns_short_parity_with_thoughts(tmp_path: Path) -> None:
     run = start_run(PRESETS["short"], torch.device("cpu"))
     train(run)
     found = measure_accuracy(run, (1, 2, 3, 4), 128)

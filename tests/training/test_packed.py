@@ -1,4 +1,4 @@
-"""Texts packed for the device: every index right, few sizes, and a step that never asks the device how many."""
+"""Texts packed for the device: indices, sizes, and a step in which the host never waits for the device."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.training.layer import attend, attend_locally, fold, see_locally
+from holdfast.training.layer import attend, attend_locally, fold_groups, visible_locally
 from holdfast.training.loop import start_run
 from holdfast.training.loss import packed_loss
-from holdfast.training.packed import IGNORED, NOBODY, pack, padded, send
-from holdfast.training.prefetch import ahead, send_made
+from holdfast.training.packed import IGNORED, NO_TEXT, pack, padded, send
+from holdfast.training.prefetch import prefetch_steps, send_step
 from holdfast.training.settings import PRESETS, SIZES
 
 CPU = torch.device("cpu")
@@ -21,17 +21,17 @@ COIN = replace(PRESETS["coin"], size=SIZES["tiny"], max_events=6, batch=12)
 
 
 @pytest.mark.parametrize("window", [1, 7, 8, 13])
-def test_local_attention_is_masked_attention(window: int) -> None:
+def test_local_attention_equals_masked_attention(window: int) -> None:
     """Three texts and spare rows, in blocks and under one mask over all; gradients too."""
     torch.manual_seed(0)
     block = 16
-    texts = torch.tensor([0] * 20 + [1] * 3 + [2] * 33 + [NOBODY] * 8)
+    texts = torch.tensor([0] * 20 + [1] * 3 + [2] * 33 + [NO_TEXT] * 8)
     given = [torch.randn(64, heads, 8, dtype=torch.double, requires_grad=True) for heads in (4, 2, 2)]
     q, k, v = given
-    locally = attend_locally(q, k, v, fold(see_locally(texts, window, block), 2), block)
+    locally = attend_locally(q, k, v, fold_groups(visible_locally(texts, window, block), 2), block)
     back = torch.arange(64)[:, None] - torch.arange(64)[None, :]
     seen = (back >= 0) & (back < window) & (texts[:, None] == texts[None, :])
-    masked = attend(q[None], k[None], v[None], fold(seen, 2))[0]
+    masked = attend(q[None], k[None], v[None], fold_groups(seen, 2))[0]
     assert torch.allclose(locally, masked, atol=1e-12)
     repeated = [each.repeat_interleave(2, dim=1).transpose(0, 1) for each in (k, v)]
     plain = F.scaled_dot_product_attention(q.transpose(0, 1), *repeated, attn_mask=seen).transpose(0, 1)
@@ -42,18 +42,18 @@ def test_local_attention_is_masked_attention(window: int) -> None:
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_a_pack_holds_every_text_and_every_target() -> None:
+def test_pack_has_every_text_and_every_target() -> None:
     run = start_run(COIN, CPU)
     batch = run.source.batch(3)
-    texts = pack(batch, run.model.reader, with_text=True)
+    texts = pack(batch, run.model.pack_spec, with_text=True)
     for row in range(len(batch)):
         n = batch.num_tokens[row]
         own = np.nonzero(texts.texts == row)[0]
         assert own[0] % COIN.chunk == 0 and (np.diff(own) == 1).all()
         assert (texts.token_ids[own] == batch.token_ids[row, :n]).all()
-        assert (texts.places[own] == np.arange(n)).all()
-    assert (texts.texts[-COIN.chunk :] == NOBODY).all()
-    assert texts.text is not None and texts.due_ids is not None
+        assert (texts.positions[own] == np.arange(n)).all()
+    assert (texts.texts[-COIN.chunk :] == NO_TEXT).all()
+    assert texts.text is not None and texts.target_ids is not None
     for targets, count in (
         (texts.answer, (batch.num_tokens - batch.num_prompt).sum()),
         (texts.text, (batch.num_prompt - 1).sum()),
@@ -62,20 +62,20 @@ def test_a_pack_holds_every_text_and_every_target() -> None:
         assert is_real.sum() == count
         assert (texts.token_ids[targets.rows[is_real] + 1] == targets.ids[is_real]).all()
     is_due = batch.is_thought_about(True)
-    said = np.sort(texts.due_ids[texts.due_ids != IGNORED])
+    said = np.sort(texts.target_ids[texts.target_ids != IGNORED])
     gold = batch.thoughts[is_due]
-    ends = np.full(is_due.sum(), run.model.reader.end_id)
+    ends = np.full(is_due.sum(), run.model.pack_spec.end_id)
     assert (said == np.sort(np.concatenate((gold[gold >= 0], ends)))).all()
 
 
-def test_there_are_few_sizes() -> None:
+def test_padded_counts_have_few_sizes() -> None:
     assert len({padded(n) for n in range(47_000, 56_000)}) <= 6
     assert all(n <= padded(n) < n + max(16, n / 16 + 1) for n in range(1, 5000))
     assert padded(1000, 24) % 24 == 0
 
 
 class _Asked(TorchDispatchMode):
-    """What makes the host wait for a device, or makes sizes out of numbers."""
+    """Refuses operations that make the host wait for the device, or whose result sizes depend on data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,23 +91,23 @@ class _Asked(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("form", "window"), [("thinking", 16), ("thinking", None), ("cot", None)])
-def test_a_step_asks_the_device_nothing(form: Any, window: int | None) -> None:
+def test_step_never_waits_for_the_device(form: Any, window: int | None) -> None:
     run = start_run(replace(COIN, form=form, window=window), CPU)
-    sent = send_made(run.maker.make(0), CPU)
+    step = send_step(run.step_builder.build(0), CPU)
     with _Asked() as asked:
-        packed_loss(run.model, sent.passes[0], sent.counts, run.settings.weights).total.backward()
+        packed_loss(run.model, step.passes[0], step.counts, run.settings.weights).total.backward()
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0, foreach=True)
     assert not asked.names
 
 
-def test_windows_wider_than_the_texts_hide_nothing() -> None:
-    """Blocks with a window, whole texts with one that is too wide: the same loss where no text is longer."""
-    batch = start_run(COIN, CPU).source.batch(0).part(0, 4)
+def test_windows_wider_than_the_texts_have_no_effect() -> None:
+    """Blocks with a window, whole texts with a wider one: the same loss if no text is longer."""
+    batch = start_run(COIN, CPU).source.batch(0).take_range(0, 4)
     longest = int(batch.num_tokens.max())
     losses = []
     for window in (longest - 1, longest, None):
         run = start_run(replace(COIN, window=window), CPU)
-        texts = send(pack(batch, run.model.reader), CPU)
+        texts = send(pack(batch, run.model.pack_spec), CPU)
         assert (texts.whole is None) == (window == longest - 1)
         rows, _ = run.model(texts)
         losses.append([rows[texts.texts == row][: longest - 1] for row in range(4)])
@@ -116,9 +116,9 @@ def test_windows_wider_than_the_texts_hide_nothing() -> None:
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_processes_make_what_a_thread_makes() -> None:
+def test_processes_build_the_same_steps_as_a_thread() -> None:
     run = start_run(COIN, CPU)
-    by_processes, by_thread = (ahead(run.maker, CPU, 5, workers) for workers in (1, 0))
+    by_processes, by_thread = (prefetch_steps(run.step_builder, CPU, 5, workers) for workers in (1, 0))
     for _ in range(4):
         mine, theirs = next(by_processes), next(by_thread)
         assert mine.counts == theirs.counts

@@ -1,4 +1,4 @@
-"""The parallel form is the definition: the same numbers, and the same gradients."""
+"""The parallel form has the outputs and gradients of the reference."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 from holdfast.thinking.reference import Reference, ReferenceState
 from holdfast.training.batch import Batch
-from holdfast.training.evaluate import answer
-from holdfast.training.loss import Weights, compute_loss, count_tokens
+from holdfast.training.loss import LossWeights, compute_loss, count_tokens
 from holdfast.training.model import ThinkingModel
 from holdfast.training.packed import pack, send
+from holdfast.training.validation import validate
 from support.thinking_models import END, VOCAB, named_weights, thinking_config, tiny_thinker
 
 CPU = torch.device("cpu")
@@ -44,12 +44,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "fields"), CASES)
-def test_the_parallel_forward_is_the_reference(family: str, fields: dict[str, object]) -> None:
+def test_parallel_forward_equals_the_reference(family: str, fields: dict[str, object]) -> None:
     model = tiny_thinker(family, **fields)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch()
     with torch.no_grad():
-        texts = send(pack(batch, model.reader), CPU)
+        texts = send(pack(batch, model.pack_spec), CPU)
         rows, h = model(texts)
         logits, gold = model.logits(rows), torch.from_numpy(batch.thoughts)
         for row in range(len(batch)):
@@ -63,8 +63,8 @@ def test_the_parallel_forward_is_the_reference(family: str, fields: dict[str, ob
                 torch.testing.assert_close(mine[: len(expected)], expected, atol=2e-5, rtol=1e-4)
 
 
-def _reference_loss(reference: Reference, batch: Batch, weights: Weights) -> torch.Tensor:
-    """The loss in words of the reference, text by text, token by token."""
+def _reference_loss(reference: Reference, batch: Batch, weights: LossWeights) -> torch.Tensor:
+    """The loss computed with the reference, token by token."""
     sums, counts = {"answer": [], "text": [], "thought": []}, {"answer": 0, "text": 0, "thought": 0}
     assert reference.thinking is not None
     for row in range(len(batch)):
@@ -88,12 +88,12 @@ def _reference_loss(reference: Reference, batch: Batch, weights: Weights) -> tor
 
 @pytest.mark.parametrize(("family", "fields"), CASES)
 @pytest.mark.parametrize("while_answering", [True, False])
-def test_gradients_are_those_of_the_reference(
+def test_gradients_equal_those_of_the_reference(
     family: str, fields: dict[str, object], while_answering: bool
 ) -> None:
     model = tiny_thinker(family, thinking_config(while_answering=while_answering), **fields)
     model.double()
-    weights = Weights(answer=1.0, text=0.3, thought=0.7)
+    weights = LossWeights(answer=1.0, text=0.3, thought=0.7)
     batch = _batch(seed=4)
     if not while_answering:  # nothing is thought behind the prompt's last whole chunk
         is_due = batch.is_thought_about(False)
@@ -116,14 +116,14 @@ def test_gradients_are_those_of_the_reference(
             torch.testing.assert_close(parameter.grad, want, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_micro_batches_have_the_gradients_of_the_whole() -> None:
-    batch, weights = _batch(seed=5, num_texts=6), Weights(text=0.2)
+def test_micro_batches_have_the_gradients_of_one_batch() -> None:
+    batch, weights = _batch(seed=5, num_texts=6), LossWeights(text=0.2)
     counts = count_tokens(batch, True)
     gradients = []
     for cuts in ([(0, 6)], [(0, 2), (2, 5), (5, 6)]):
         model = tiny_thinker()
         for first, last in cuts:
-            compute_loss(model, batch.part(first, last), counts, weights, CPU).total.backward()
+            compute_loss(model, batch.take_range(first, last), counts, weights, CPU).total.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name in gradients[0]:
@@ -131,11 +131,11 @@ def test_micro_batches_have_the_gradients_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_the_evaluator_thinks_what_the_reference_thinks(family: str) -> None:
+def test_validation_has_the_thoughts_of_the_reference(family: str) -> None:
     model: ThinkingModel = tiny_thinker(family)
     reference = Reference(model.config, model.thinking, dict(model.named_parameters()))
     batch = _batch(seed=6, num_texts=8)
-    outcome = answer(model, batch, CPU)
+    outcome = validate(model, batch, CPU)
     num_told = 0
     with torch.no_grad():
         for row in range(len(batch)):

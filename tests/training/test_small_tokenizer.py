@@ -1,4 +1,4 @@
-"""The small tokenizer: words whole, digits and marks alone, everything else in bytes; the engine reads it."""
+"""The small tokenizer: tokens for words, digits and marks, bytes for the rest; the engine reads it."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "text",
     [SEED, "a = a + 12; b=3", "Übung  macht\n\tden Meister 🙂", "x", " ", "", "don't!?", "<eos> is no end"],
 )
-def test_any_text_comes_back(folder: Path, text: str) -> None:
+def test_any_text_round_trips(folder: Path, text: str) -> None:
     tokenizer = open_tokenizer(folder)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -33,22 +33,22 @@ def test_any_text_comes_back(folder: Path, text: str) -> None:
 def test_words_are_tokens_and_digits_are_single(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
 
-    def cut(text: str) -> list[str]:
+    def split(text: str) -> list[str]:
         return [tokenizer.decode([id_]) for id_ in tokenizer.encode(text)]
 
     told = "A| coin|'s| state| is| heads|.| Alice| flips|,| then| Bob| flips|.| What|'s| the| state|?| A|:"
-    assert cut(SEED) == told.split("|")
-    assert cut("a = 12.") == ["a", " =", " 1", "2", "."]
-    assert cut(" Zyx") == [" ", "Z", "y", "x"]
+    assert split(SEED) == told.split("|")
+    assert split("a = 12.") == ["a", " =", " 1", "2", "."]
+    assert split(" Zyx") == [" ", "Z", "y", "x"]
 
 
-def test_special_tokens_are_no_text(folder: Path) -> None:
+def test_special_tokens_are_not_encoded_from_text(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.decode([0, 1, 2]) == ""
     assert len(SPECIAL) == 3 and tokenizer.eos_token_ids == {0}
 
 
-def test_it_is_the_same_every_time(folder: Path, tmp_path: Path) -> None:
+def test_tokenizer_file_is_reproducible(folder: Path, tmp_path: Path) -> None:
     save_tokenizer(build_tokenizer(Variables().words() + Parity().words()), tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()

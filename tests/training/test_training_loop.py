@@ -1,4 +1,4 @@
-"""The loop: the same settings give the same bits, stopped in between or not; what comes out is a model folder."""
+"""The training loop: the same settings give the same bits, interrupted or not; the export is a model folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +11,33 @@ from holdfast.errors import BadWeights, ConfigError
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import WEIGHTS_FILE, read_thinking
 from holdfast.thinking.reference import open_reference
-from holdfast.training import clock
-from holdfast.training.evaluate import answer
+from holdfast.training import loop
 from holdfast.training.export import export
-from holdfast.training.loop import Run, learning_rate, measure_accuracy, resume_run, start_run, train
+from holdfast.training.loop import (
+    StepMetrics,
+    TrainingRun,
+    learning_rate,
+    measure_accuracy,
+    resume_run,
+    start_run,
+    train,
+)
 from holdfast.training.plot import plot_curves
-from holdfast.training.settings import PRESETS, Settings, Size, settings_from_json, settings_to_json
+from holdfast.training.settings import (
+    PRESETS,
+    BackboneSize,
+    TrainingSettings,
+    settings_from_json,
+    settings_to_json,
+)
 from holdfast.training.train_state import STATE_FILE
+from holdfast.training.validation import validate
 
 CPU = torch.device("cpu")
-TINY = Settings(
+TINY = TrainingSettings(
     tasks=("parity", "variables"),
     max_events=3,
-    size=Size(layers=2, hidden=16, inner=32, heads=2, kv_heads=1),
+    size=BackboneSize(layers=2, hidden=16, inner=32, heads=2, kv_heads=1),
     max_thought=6,
     context=512,
     steps=12,
@@ -37,11 +51,11 @@ TINY = Settings(
 )
 
 
-def _bits(run: Run) -> dict[str, bytes]:
+def _bits(run: TrainingRun) -> dict[str, bytes]:
     return {name: p.detach().numpy().tobytes() for name, p in run.model.named_parameters()}
 
 
-def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path: Path) -> None:
+def test_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     whole = start_run(TINY, CPU)
     train(whole)
     first = start_run(TINY, CPU)
@@ -50,12 +64,12 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path: Path) -> None:
     assert second.step == 5 and second.settings == TINY
     train(second, tmp_path)
     assert _bits(second) == _bits(whole)
-    assert second.moments == whole.moments
-    assert [each.step for each in whole.moments] == [6, 10, 12]
+    assert second.metrics == whole.metrics
+    assert [each.step for each in whole.metrics] == [6, 10, 12]
     assert resume_run(tmp_path, CPU).step == 12
 
 
-def test_a_batch_depends_on_seed_and_step() -> None:
+def test_batch_depends_on_seed_and_step() -> None:
     one, same = start_run(TINY, CPU).source, start_run(TINY, CPU).source
     other = start_run(replace(TINY, seed=1), CPU).source
     assert (one.batch(7).token_ids == same.batch(7).token_ids).all()
@@ -65,15 +79,15 @@ def test_a_batch_depends_on_seed_and_step() -> None:
     )
 
 
-def test_what_cannot_be_resumed_is_said(tmp_path: Path) -> None:
+def test_missing_or_broken_train_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run to resume"):
         resume_run(tmp_path, CPU)
     tmp_path.joinpath(STATE_FILE).write_bytes(b"half a f")
-    with pytest.raises(BadWeights, match="not a whole saved run"):
+    with pytest.raises(BadWeights, match="not a complete saved run"):
         resume_run(tmp_path, CPU)
 
 
-def test_settings_survive_json() -> None:
+def test_settings_round_trip_through_json() -> None:
     for settings in (*PRESETS.values(), TINY):
         assert settings_from_json(settings_to_json(settings)) == settings
 
@@ -84,13 +98,13 @@ def test_bad_settings_are_refused(changes: dict[str, object]) -> None:
         replace(TINY, **changes)  # type: ignore[arg-type]
 
 
-def test_the_learning_rate_rises_and_falls() -> None:
+def test_learning_rate_warms_up_and_decays() -> None:
     rates = [learning_rate(TINY, step) for step in range(TINY.steps)]
     assert rates[2] == TINY.learning_rate == max(rates)
     assert rates[3:] == sorted(rates[3:], reverse=True)
 
 
-def test_the_exported_folder_is_the_model(tmp_path: Path) -> None:
+def test_exported_folder_is_the_trained_model(tmp_path: Path) -> None:
     run = start_run(replace(TINY, steps=2), CPU)
     train(run)
     export(run.built, run.settings, tmp_path)
@@ -100,17 +114,17 @@ def test_the_exported_folder_is_the_model(tmp_path: Path) -> None:
     thinking = read_thinking(tmp_path, config)
     assert thinking == run.model.thinking and thinking is not None
     reference = open_reference(tmp_path)
-    batch = run.source.test("parity", 3, 4)
-    outcome = answer(run.model, batch, CPU)
+    batch = run.source.eval_batch("parity", 3, 4)
+    validated = validate(run.model, batch, CPU)
     with torch.no_grad():
         for row in range(4):
             ids = batch.token_ids[row, : batch.num_tokens[row]].tolist()
             reading = reference.read(reference.start(), ids)
-            own = [tuple(each[each >= 0].tolist()) for each in outcome.thoughts[row]]
+            own = [tuple(each[each >= 0].tolist()) for each in validated.thoughts[row]]
             assert own[: len(reading.thoughts)] == reading.thoughts
 
 
-def test_a_baseline_is_a_plain_model(tmp_path: Path) -> None:
+def test_baseline_exports_a_plain_model(tmp_path: Path) -> None:
     run = start_run(replace(TINY, form="cot", window=None, steps=2, dtype="bfloat16"), CPU)
     train(run)
     export(run.built, run.settings, tmp_path)
@@ -121,7 +135,7 @@ def test_a_baseline_is_a_plain_model(tmp_path: Path) -> None:
     assert measure_accuracy(run, (3,), 4).keys() == {"parity 3", "variables 3"}
 
 
-def test_a_trained_backbone_can_be_taught_to_think(tmp_path: Path) -> None:
+def test_thinking_model_from_a_trained_backbone(tmp_path: Path) -> None:
     plain = start_run(replace(TINY, form="none", steps=2), CPU)
     export(plain.built, plain.settings, tmp_path / "plain")
     upon = replace(TINY, backbone=str(tmp_path / "plain"), steps=1)
@@ -138,17 +152,16 @@ def test_a_trained_backbone_can_be_taught_to_think(tmp_path: Path) -> None:
 
 
 def test_curves_are_drawn(tmp_path: Path) -> None:
-    run = start_run(replace(TINY, steps=12), CPU)
-    train(run)
-    plot_curves(run.moments, tmp_path / "curves.png")
+    metrics = [StepMetrics(10, 2.0, 1.0, 1.0), StepMetrics(12, 1.5, 0.0, 0.5, {"parity 2": 0.5})]
+    plot_curves(metrics, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_with_minutes_ends_in_time_and_is_resumed_with_the_steps_it_chose(
+def test_run_with_minutes_sets_its_steps_and_resumes_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "_LOOKS", (3, 6))
-    monkeypatch.setattr(clock, "_TIMED", 2)
+    monkeypatch.setattr(loop, "_MEASURED_AT", (3, 6))
+    monkeypatch.setattr(loop, "_NUM_TIMED", 2)
     asked = replace(TINY, minutes=60.0, steps=20)
     run = start_run(asked, CPU)
     train(run, tmp_path, until=8)
@@ -157,4 +170,4 @@ def test_a_run_with_minutes_ends_in_time_and_is_resumed_with_the_steps_it_chose(
     assert resumed.settings == run.settings
     short = start_run(replace(asked, minutes=1e-6), CPU)
     train(short)
-    assert short.step == short.settings.steps == 1 and short.moments[-1].accuracy is not None
+    assert short.step == short.settings.steps == 1 and short.metrics[-1].accuracy is not None

@@ -1,4 +1,4 @@
-"""What a training step reads: token ids, where the answer begins, and a gold thought for every chunk."""
+"""The data of a training step: token ids, start of the answer, a gold thought for every chunk."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,43 +12,45 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences of at most L tokens (a multiple of the chunk), K = L / c chunks, thoughts of at most M tokens."""
+    """B texts of at most L tokens (a multiple of the chunk), K = L / c chunks, thoughts of at most
+    M tokens.
+    """
 
-    token_ids: Ints  # [B, L], 0 behind the end
+    token_ids: Ints  # [B, L], padded with 0
     num_prompt: Ints  # [B]
     num_tokens: Ints  # [B], prompt and answer
-    thoughts: Ints  # [B, K, M], -1 behind each; all -1: trivial
+    thoughts: Ints  # [B, K, M], padded with -1; all -1: trivial
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def part(self, first: int, last: int) -> "Batch":
-        """Some of the sequences, cut to what they need."""
+    def take_range(self, first: int, last: int) -> "Batch":
+        """Texts first to last, without columns that all of them pad."""
         rows = slice(first, last)
         num_chunks, chunk = self.thoughts.shape[1], self.token_ids.shape[1] // self.thoughts.shape[1]
         needed = min(num_chunks, -(-int(self.num_tokens[rows].max()) // chunk))
-        told = self.thoughts[rows, :needed]
-        longest = max(1, int((told >= 0).sum(axis=2).max()))
+        thoughts = self.thoughts[rows, :needed]
+        longest = max(1, int((thoughts >= 0).sum(axis=2).max()))
         return Batch(
             self.token_ids[rows, : needed * chunk],
             self.num_prompt[rows],
             self.num_tokens[rows],
-            told[:, :, :longest],
+            thoughts[:, :, :longest],
         )
 
     def take(self, order: NDArray[np.intp]) -> "Batch":
-        """The sequences in another order."""
+        """The texts in another order."""
         return Batch(
             self.token_ids[order], self.num_prompt[order], self.num_tokens[order], self.thoughts[order]
         )
 
     def is_answer(self) -> Bools:
-        """[B, L]: the tokens the model is to say."""
-        places = np.arange(self.token_ids.shape[1])
-        return (places >= self.num_prompt[:, None]) & (places < self.num_tokens[:, None])
+        """[B, L]: the tokens of the answer."""
+        positions = np.arange(self.token_ids.shape[1])
+        return (positions >= self.num_prompt[:, None]) & (positions < self.num_tokens[:, None])
 
     def is_thought_about(self, while_answering: bool) -> Bools:
-        """[B, K]: the chunks that are complete, or, if answers are not thought about, complete within the prompt."""
+        """[B, K]: the complete chunks; without while_answering, those that end in the prompt."""
         num_chunks = self.thoughts.shape[1]
         ends = (np.arange(num_chunks) + 1) * (self.token_ids.shape[1] // num_chunks)
         counted: Bools = ends <= (self.num_tokens if while_answering else self.num_prompt)[:, None]
@@ -56,7 +58,7 @@ class Batch:
 
 
 def join_batches(batches: list[Batch]) -> Batch:
-    """Several below one another, padded to the longest."""
+    """Concatenate batches, padded to the longest."""
     if len(batches) == 1:
         return batches[0]
     length = max(each.token_ids.shape[1] for each in batches)

@@ -1,4 +1,4 @@
-"""From settings to a model with its tokenizer: from scratch, or upon a plain checkpoint."""
+"""Build the model and its tokenizer: from scratch, or from a plain checkpoint."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import FAMILIES, DecoderConfig, parse_config
 from holdfast.thinking.config import ThinkingConfig
 from holdfast.training.model import ThinkingModel, fresh_model, start_blocks_from_backbone
-from holdfast.training.settings import Settings
+from holdfast.training.settings import TrainingSettings
 from holdfast.training.tokenizer import END, EOS, SPECIAL, START, build_tokenizer
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Built:
-    """What training begins with. fields: the config.json the exported folder gets."""
+class BuiltModel:
+    """A model before training. fields: the config.json of the exported folder."""
 
     model: ThinkingModel
     tokenizer: "Tokenizer"
@@ -27,17 +27,17 @@ class Built:
     eos_id: int
 
 
-def build(settings: Settings, texts: list[str]) -> Built:
-    """texts: what a tokenizer made from scratch should know."""
+def build(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
+    """texts: the vocabulary of a tokenizer made from scratch."""
     return (
         _from_scratch(settings, texts)
         if settings.backbone is None
-        else _upon(settings, Path(settings.backbone))
+        else _from_backbone(settings, Path(settings.backbone))
     )
 
 
-def config_fields(settings: Settings, vocab_size: int, eos_id: int) -> dict[str, Any]:
-    """A config.json the engine reads: a Mistral with a sliding window, or a Llama without."""
+def config_fields(settings: TrainingSettings, vocab_size: int, eos_id: int) -> dict[str, Any]:
+    """config.json: a Mistral with a sliding window, or a Llama without one."""
     size = settings.size
     family = "llama" if settings.window is None else "mistral"
     return {
@@ -62,17 +62,21 @@ def config_fields(settings: Settings, vocab_size: int, eos_id: int) -> dict[str,
     }
 
 
-def _from_scratch(settings: Settings, texts: list[str]) -> Built:
+def _from_scratch(settings: TrainingSettings, texts: list[str]) -> BuiltModel:
     tokenizer = build_tokenizer(texts)
     eos_id, start_id, end_id = (SPECIAL.index(token) for token in (EOS, START, END))
     fields = config_fields(settings, tokenizer.get_vocab_size(with_added_tokens=True), eos_id)
     config = parse_config(fields)
     thinking = _thinking(settings, config, start_id, end_id)
-    return Built(fresh_model(config, thinking, settings.context, settings.seed), tokenizer, fields, eos_id)
+    return BuiltModel(
+        fresh_model(config, thinking, settings.context, settings.seed), tokenizer, fields, eos_id
+    )
 
 
-def _upon(settings: Settings, folder: Path) -> Built:
-    """Start and end of a thought are the backbone's own begin (or end) and end of text, as it knows them."""
+def _from_backbone(settings: TrainingSettings, folder: Path) -> BuiltModel:
+    """A thought starts with the backbone's begin-of-text token (or its end), and ends with its
+    end-of-text token.
+    """
     from tokenizers import Tokenizer
 
     checkpoint = open_checkpoint(folder)
@@ -98,10 +102,12 @@ def _upon(settings: Settings, folder: Path) -> Built:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return Built(model, tokenizer, fields, end_id)
+    return BuiltModel(model, tokenizer, fields, end_id)
 
 
-def _thinking(settings: Settings, config: DecoderConfig, start_id: int, end_id: int) -> ThinkingConfig | None:
+def _thinking(
+    settings: TrainingSettings, config: DecoderConfig, start_id: int, end_id: int
+) -> ThinkingConfig | None:
     if settings.form != "thinking":
         return None
     return ThinkingConfig(

@@ -1,7 +1,8 @@
-"""What a layer does row by row, compiled: norms, rope and gates are a few kernels instead of many.
+"""Compile the row-wise parts of a layer: norms, rope and gates become a few kernels.
 
-Two functions are compiled, once, for any number of rows; all layers of the backbone, T and C are calls of them. They are
-tried forth and back before training begins: where compiling fails, training goes on as written, and says so.
+Two functions are compiled once, for any number of rows. All layers of the backbone, T and C call
+them. They are tried forward and backward before training starts. If compilation fails, training
+runs without it, with a warning.
 """
 
 import logging
@@ -12,20 +13,20 @@ from holdfast.training.layer import DecoderLayer
 from holdfast.training.model import Rowwise, ThinkingModel
 
 _log = logging.getLogger(__name__)
-_TRIED_ROWS = (192, 320)  # two numbers that have little in common: what is made for one is not for it alone
+_TRIED_ROWS = (192, 320)  # two different numbers, so that the graphs are compiled for any number
 
 
 def compile_rowwise(model: ThinkingModel, device: torch.device) -> bool:
-    """Whether the model's layers are compiled from now on."""
+    """Compile the model's layers; returns whether that succeeded."""
     plain = model.rowwise
     model.rowwise = Rowwise(
-        torch.compile(DecoderLayer.before, dynamic=True, fullgraph=True),
-        torch.compile(DecoderLayer.behind, dynamic=True, fullgraph=True),
+        torch.compile(DecoderLayer.before_attention, dynamic=True, fullgraph=True),
+        torch.compile(DecoderLayer.after_attention, dynamic=True, fullgraph=True),
     )
     try:
         for num_rows in _TRIED_ROWS:
             _try_rows(model, device, num_rows)
-    except Exception as error:  # whatever a compiler may raise: it is not needed
+    except Exception as error:  # a compiler may raise anything
         model.rowwise = plain
         message = (str(error).strip().splitlines() or [""])[0]
         _log.warning("training is not compiled: %s: %s", type(error).__name__, message)
@@ -41,11 +42,11 @@ def _try_rows(model: ThinkingModel, device: torch.device, num_rows: int) -> None
         x = torch.zeros(num_rows, hidden, device=device, requires_grad=True) + 0.0
         at = model.rotation(torch.arange(num_rows, device=device) % 8)
         q, k, v = model.rowwise.before(layer, x, at)
-        y = model.rowwise.behind(layer, x, q)
+        y = model.rowwise.after(layer, x, q)
         loss = y.float().sum() + k.float().sum() + v.float().sum()
     loss.backward()  # type: ignore[no-untyped-call]
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 on a GPU, nothing elsewhere."""
+    """bf16 on a GPU, no autocast elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

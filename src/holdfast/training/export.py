@@ -1,18 +1,27 @@
-"""A trained model as a folder the engine opens: a normal checkpoint, and T and C beside it if it thinks."""
+"""Write a trained model as a model folder, with T and C if it thinks, and training.json.
+
+training.json says how the model was trained; `holdfast eval` reads it.
+"""
 
 import json
 import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from holdfast.errors import BadWeights
 from holdfast.thinking.config import WEIGHTS_FILE, write_thinking
-from holdfast.training.build import Built
-from holdfast.training.settings import Settings
+from holdfast.training.build import BuiltModel
+from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.task import AnswerForm
+from holdfast.training.tasks.variables import ThoughtContent
 from holdfast.training.tokenizer import save_tokenizer
-from holdfast.training.training_record import write_record
+from holdfast.training.train_state import STATE_FILE, read_run_info
 
+INFO_FILE = "training.json"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,17 +31,16 @@ _TOKENIZER_FILES = (
 )
 
 
-def export(built: Built, settings: Settings, folder: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer; for a thinking model thinking.json and .safetensors.
-
-    training.json tells how it was trained.
+def export(built: BuiltModel, settings: TrainingSettings, folder: Path) -> None:
+    """Write config.json, model.safetensors, tokenizer, training.json; for a thinking model also
+    thinking.json and thinking.safetensors.
     """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     config = json.dumps(built.fields, indent=2) + "\n"
     folder.joinpath("config.json").write_text(config, encoding="utf-8")
-    write_record(folder, settings)
+    write_training_info(folder, settings)
     tensors = named_tensors(built, _DTYPES[settings.dtype])
     blocks = {name: tensor for name, tensor in tensors.items() if name.startswith(("t.", "c."))}
     backbone = {name: tensor for name, tensor in tensors.items() if name not in blocks}
@@ -49,9 +57,55 @@ def export(built: Built, settings: Settings, folder: Path) -> None:
             shutil.copyfile(Path(settings.backbone, name), folder / name)
 
 
-def named_tensors(built: Built, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every parameter by its name in the checkpoint."""
+def named_tensors(built: BuiltModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All parameters by their names in the checkpoint."""
     return {
         name: parameter.detach().to("cpu", dtype).contiguous()
         for name, parameter in built.model.named_parameters()
     }
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """The contents of training.json. max_events is N: the number of events of the longest training
+    text.
+    """
+
+    form: AnswerForm
+    tasks: tuple[str, ...]
+    max_events: int
+    seed: int = 0
+    steps: int = 0
+    long_texts: bool = True
+    variables_thought: ThoughtContent = "changed"
+
+
+def write_training_info(folder: Path, settings: TrainingSettings) -> None:
+    info = TrainingInfo(**{name: getattr(settings, name) for name in TrainingInfo.__dataclass_fields__})
+    folder.joinpath(INFO_FILE).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+
+
+def read_training_info(folder: Path) -> TrainingInfo:
+    """Read training.json; without one, the settings of a run saved in the folder."""
+    path = folder / INFO_FILE
+    try:
+        if path.is_file():
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        elif folder.joinpath(STATE_FILE).is_file():
+            fields = read_run_info(folder)["settings"]
+        else:
+            raise BadWeights(
+                f"{folder} has no {INFO_FILE}, which says how it was trained; train it with holdfast train "
+                'thinking, or write one: {"form": "thinking", "tasks": ["parity"], "max_events": 40}'
+            )
+        return _parse(fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadWeights(f"{path} does not say how the model was trained: {error!r}") from error
+
+
+def _parse(fields: dict[str, Any]) -> TrainingInfo:
+    known = {name: fields[name] for name in TrainingInfo.__dataclass_fields__ if name in fields}
+    info = TrainingInfo(**known | {"tasks": tuple(fields["tasks"])})
+    if info.form not in get_args(AnswerForm) or not isinstance(info.max_events, int):
+        raise ValueError(f"form {info.form!r}, max_events {info.max_events!r}")
+    return info

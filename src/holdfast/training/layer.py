@@ -1,8 +1,9 @@
-"""One decoder layer that can be trained: norm, grouped attention with rope, norm, SwiGLU.
+"""A trainable decoder layer: norm, grouped-query attention with rope, norm, SwiGLU.
 
-Its parameters bear the names of a layer's tensors in a checkpoint. It writes no cache of its own: whoever reads chunk
-by chunk gives it the keys and values before. What is done row by row (`before`, `behind`) is apart from attention, which
-is not: rows are the same to it in any arrangement, so one compiled form of it serves all.
+Its parameters have the names of a layer's tensors in a checkpoint. It has no cache of its own: the
+caller passes earlier keys and values. The row-wise parts (`before_attention`, `after_attention`)
+are separate from attention. They do not depend on the arrangement of the rows, so one compiled
+version serves all layers.
 """
 
 import torch
@@ -16,7 +17,7 @@ Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 
 
 class RMSNorm(nn.Module):
-    """In fp32, whatever comes."""
+    """Computed in fp32 for every input dtype."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -27,23 +28,23 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
-class Kept:
-    """Keys and values of the positions before, [batch, positions, kv heads, D]; grows with every pass."""
+class LayerCache:
+    """Keys and values of earlier positions, [batch, positions, kv heads, D]; grows with every pass."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, max_len: int | None) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self._most = most  # what a window will never see again is let go
+        self._max_len = max_len  # positions outside a window are dropped
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self.keys is not None and self.values is not None:
             k, v = torch.cat((self.keys, k), dim=1), torch.cat((self.values, v), dim=1)
-        first = 0 if self._most is None else max(0, k.shape[1] - self._most)
+        first = 0 if self._max_len is None else max(0, k.shape[1] - self._max_len)
         self.keys, self.values = k[:, first:], v[:, first:]
         return k, v
 
     def narrow(self, num_texts: int) -> None:
-        """Forget all texts but the first so many."""
+        """Keep only the first texts."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self.keys[:num_texts], self.values[:num_texts]
 
@@ -93,27 +94,29 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def before(self, x: Tensor, at: Rotation) -> Heads:
-        """What is done row by row before attention: x [.., hidden] -> queries, keys, values [.., heads, D]."""
+    def before_attention(self, x: Tensor, at: Rotation) -> Heads:
+        """The row-wise part before attention: x [.., hidden] -> queries, keys, values [.., heads,
+        D].
+        """
         return self.self_attn.project(self.input_layernorm(x), at)
 
-    def behind(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What is done row by row behind attention: attended [.., heads, D] -> [.., hidden]."""
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The row-wise part after attention: attended [.., heads, D] -> [.., hidden]."""
         x = x + self.self_attn.o_proj(attended.flatten(-2))
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
 
-    def forward(self, x: Tensor, at: Rotation, seen: Tensor, kept: Kept | None = None) -> Tensor:
-        """x [batch, n, hidden]; seen: which of the keys each row attends to, [.., n, keys]."""
-        q, k, v = self.before(x, at)
-        if kept is not None:
-            k, v = kept.extend(k, v)
-        return self.behind(x, attend(q, k, v, fold(seen, q.shape[2] // k.shape[2])))
+    def forward(self, x: Tensor, at: Rotation, mask: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """x [batch, n, hidden]; mask: the keys each row attends to, [.., n, keys]."""
+        q, k, v = self.before_attention(x, at)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return self.after_attention(x, attend(q, k, v, fold_groups(mask, q.shape[2] // k.shape[2])))
 
 
-def sees(mine: Tensor, theirs: Tensor, window: int | None) -> Tensor:
-    """Which positions `theirs` [k] a row at each of `mine` [n] attends to, bool [n, k]."""
-    back = mine[:, None] - theirs[None, :]
+def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Whether a query at each position [n] attends to the key at each position [k]: bool [n, k]."""
+    back = queries[:, None] - keys[None, :]
     return back >= 0 if window is None else (back >= 0) & (back < window)
 
 
@@ -124,27 +127,30 @@ def _rotate(x: Tensor, at: Rotation) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def fold(seen: Tensor, group: int) -> Tensor:
-    """A mask [.., n, keys] for `attend`: a row for each query head that shares a key head, [.., 1, n * group, keys]."""
-    each = seen.repeat_interleave(group, dim=-2)
-    return each.view(-1, 1, *each.shape[-2:])  # always four dimensions: fewer would lose the fast kernels
+def fold_groups(mask: Tensor, group: int) -> Tensor:
+    """A mask [.., n, keys] for `attend`: one row for each query head of a key head, [.., 1, n *
+    group, keys].
+    """
+    each = mask.repeat_interleave(group, dim=-2)
+    return each.view(-1, 1, *each.shape[-2:])  # always four dimensions: with fewer, torch uses no fast kernel
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, folded: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, folded_mask: Tensor) -> Tensor:
     """q [batch, n, heads, D], keys and values [batch, keys, kv heads, D] -> [batch, n, heads, D].
 
-    Query heads that share a key head are rows of it, so that no key is copied."""
+    Query heads that share a key head become rows of it, so that no key is copied.
+    """
     batch, n, heads, dim = q.shape
     kv_heads = k.shape[2]
     rows = (
         q.view(batch, n, kv_heads, -1, dim).transpose(1, 2).reshape(batch, kv_heads, -1, dim)
     )  # [.., n * group, D]
-    y = F.scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), attn_mask=folded)
+    y = F.scaled_dot_product_attention(rows, k.transpose(1, 2), v.transpose(1, 2), attn_mask=folded_mask)
     return y.view(batch, kv_heads, n, -1, dim).transpose(1, 2).reshape(batch, n, heads, dim)
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every row of [batch, n, heads, D] sees all up to itself."""
+    """Causal attention over [batch, n, heads, D]."""
     group = q.shape[2] // k.shape[2]
     if group > 1:
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
@@ -152,19 +158,24 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
-def see_locally(texts: Tensor, window: int, block: int) -> Tensor:
-    """Which of its own block and the one before each row sees, bool [blocks, block, 2 * block]. texts [R]: whose a row is."""
+def visible_locally(texts: Tensor, window: int, block: int) -> Tensor:
+    """The keys of its block and the one before that each row attends to.
+
+    texts [R]: the text of each row -> bool [blocks, block, 2 * block].
+    """
     mine = texts.view(-1, block)
-    before = F.pad(mine[:-1], (0, 0, 1, 0), value=-2)  # before the first is nobody's
+    before = F.pad(mine[:-1], (0, 0, 1, 0), value=-2)  # no block before the first
     theirs = torch.cat((before, mine), dim=1)
     places = torch.arange(2 * block, device=texts.device)
-    return sees(places[block:], places, window) & (mine[:, :, None] == theirs[:, None, :])
+    return visible(places[block:], places, window) & (mine[:, :, None] == theirs[:, None, :])
 
 
-def attend_locally(q: Tensor, k: Tensor, v: Tensor, folded: Tensor, block: int) -> Tensor:
-    """Rows [R, heads, D] in blocks, each with the keys of its own block and the one before."""
+def attend_locally(q: Tensor, k: Tensor, v: Tensor, folded_mask: Tensor, block: int) -> Tensor:
+    """Attention over rows [R, heads, D] in blocks, each with the keys of its block and the one
+    before.
+    """
     k, v = (_with_block_before(each, block) for each in (k, v))
-    return attend(q.view(-1, block, *q.shape[1:]), k, v, folded).flatten(0, 1)
+    return attend(q.view(-1, block, *q.shape[1:]), k, v, folded_mask).flatten(0, 1)
 
 
 def _with_block_before(x: Tensor, block: int) -> Tensor:

@@ -1,13 +1,16 @@
-"""The training loop: AdamW with warm-up and cosine, bf16 on a GPU, gradients accumulated and clipped.
+"""The training loop: AdamW with warm-up and cosine, bf16 on a GPU, gradients accumulated and
+clipped.
 
-A step is a pure function of (weights, moments, settings, step): a run that was stopped goes on bit for bit as if it
-had not been, on the same CPU with the same number of threads.
+A step is a pure function of (weights, optimizer moments, settings, step). On the same CPU with the
+same number of threads, a resumed run has the same bits as one that was not interrupted.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +18,27 @@ import numpy as np
 import torch
 
 from holdfast.training.batch import join_batches
-from holdfast.training.build import Built, build
-from holdfast.training.clock import Clock
+from holdfast.training.build import BuiltModel, build
 from holdfast.training.compiled import autocast, compile_rowwise
-from holdfast.training.evaluate import answer
 from holdfast.training.loss import packed_loss
 from holdfast.training.model import ThinkingModel
-from holdfast.training.prefetch import Maker, Sent, ahead
-from holdfast.training.settings import Settings, settings_from_json, settings_to_json
-from holdfast.training.source import Source, open_topics, topic_texts
-from holdfast.training.train_state import load_state, read_told, save_state
+from holdfast.training.prefetch import DeviceStep, StepBuilder, prefetch_steps
+from holdfast.training.settings import TrainingSettings, settings_from_json, settings_to_json
+from holdfast.training.tasks.source import BatchSource, open_topics, topic_texts
+from holdfast.training.train_state import load_state, read_run_info, save_state
+from holdfast.training.validation import validate
 
-_TEST_BATCH, _TEST_THINKING = 128, 512  # texts at once; chunk by chunk is many small passes
+_EVAL_BATCH, _EVAL_BATCH_THINKING = 128, 512  # texts; chunk by chunk means many small passes
 _LOG_EVERY = 10
+_MEASURED_AT = (50, 400)  # steps after which the number of steps is set from the time of a step
+_NUM_TIMED = 20  # steps of a measurement
+_MARGIN = 0.03  # share of the time kept for saving and for variation
 _LAST_SHARE = 0.02  # of the learning rate, at the end of the cosine
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What is known after a step. accuracy: task and events to a share of right answers, when it was tested."""
+class StepMetrics:
+    """Losses of a step. accuracy: "task events" -> share of right answers, if it was evaluated."""
 
     step: int
     loss: float
@@ -42,91 +47,125 @@ class Moment:
     accuracy: dict[str, float] | None = None
 
 
-Report = Callable[[Moment], None]
+ReportStep = Callable[[StepMetrics], None]
 
 
 @dataclass
-class Run:
-    """A training run: what it began with, how far it is, its curves."""
+class TrainingRun:
+    """A training run: settings, model, optimizer, step, and the metrics so far."""
 
-    settings: Settings
+    settings: TrainingSettings
     device: torch.device
-    built: Built
-    source: Source
+    built: BuiltModel
+    source: BatchSource
     optimizer: torch.optim.Optimizer
     step: int = 0
-    moments: list[Moment] = field(default_factory=list)
+    metrics: list[StepMetrics] = field(default_factory=list)
 
     @property
     def model(self) -> ThinkingModel:
         return self.built.model
 
     @property
-    def maker(self) -> Maker:
-        return Maker(self.settings, self.source, self.model.reader)
+    def step_builder(self) -> StepBuilder:
+        return StepBuilder(self.settings, self.source, self.model.pack_spec)
 
     def save(self, folder: Path) -> None:
-        told: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
-        save_state(
-            folder, self.model, self.optimizer, told | {"moments": [vars(each) for each in self.moments]}
-        )
+        info: dict[str, Any] = {"settings": settings_to_json(self.settings), "step": self.step}
+        info["moments"] = [vars(each) for each in self.metrics]
+        save_state(folder, self.model, self.optimizer, info)
 
 
-def start_run(settings: Settings, device: torch.device) -> Run:
+class StepBudget:
+    """Measures the time of a step, twice: once the run is warm, and again when other users of the
+    machine are.
+
+    The time starts when it is made: a run that is resumed before the last measurement has all its
+    minutes again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._start = device, time.monotonic()
+        self._ends: list[float] = []
+
+    def is_due(self, step: int) -> bool:
+        """Called after every step: whether to set the number of steps now."""
+        if any(last - _NUM_TIMED <= step <= last for last in _MEASURED_AT):
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            self._ends.append(time.monotonic())
+        return step in _MEASURED_AT and len(self._ends) > 1
+
+    def is_final(self, step: int) -> bool:
+        """Whether no measurement follows."""
+        return step >= _MEASURED_AT[-1]
+
+    def step_seconds(self) -> float:
+        """The median of the last steps."""
+        ends = self._ends[-_NUM_TIMED - 1 :]
+        return statistics.median(b - a for a, b in pairwise(ends))
+
+    def seconds_left(self, minutes: float) -> float:
+        return minutes * 60 * (1 - _MARGIN) - (time.monotonic() - self._start)
+
+
+def start_run(settings: TrainingSettings, device: torch.device) -> TrainingRun:
     topics = open_topics(settings)
     built = build(settings, topic_texts(topics) if settings.backbone is None else [])
     built.model.to(device)
     if device.type == "cuda":
-        # cuDNN's attention plans anew for every number of rows, which takes longer than many steps.
+        # cuDNN's attention makes a new plan for every number of tokens, which takes longer than many steps.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda" if settings.compile is None else settings.compile:
         compile_rowwise(built.model, device)
-    source = Source(settings, topics, built.tokenizer, built.eos_id)
-    return Run(settings, device, built, source, _optimizer(built.model, settings))
+    source = BatchSource(settings, topics, built.tokenizer, built.eos_id)
+    return TrainingRun(settings, device, built, source, _optimizer(built.model, settings))
 
 
-def resume_run(folder: Path, device: torch.device) -> Run:
-    """The run saved in a folder, with the settings it was started with."""
-    told = read_told(folder)
-    run = start_run(settings_from_json(told["settings"]), device)
+def resume_run(folder: Path, device: torch.device) -> TrainingRun:
+    """The run saved in a folder, with its own settings."""
+    info = read_run_info(folder)
+    run = start_run(settings_from_json(info["settings"]), device)
     load_state(folder, run.model, run.optimizer)
-    run.step = told["step"]
-    run.moments = [Moment(**each) for each in told["moments"]]
+    run.step = info["step"]
+    run.metrics = [StepMetrics(**each) for each in info["moments"]]
     return run
 
 
 def train(
-    run: Run,
+    run: TrainingRun,
     folder: Path | None = None,
     until: int | None = None,
-    report: Report | None = None,
+    report: ReportStep | None = None,
     stops: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Go on to the last step, to `until`, or until someone stops it between two steps; save into the folder on the way and at
-    the end."""
-    clock = Clock(run.device)
+    """Train up to the last step, to step `until`, or until stops() between two steps.
+
+    The run is saved to the folder at intervals and at the end.
+    """
+    budget = StepBudget(run.device)
     workers = run.settings.workers
     if workers is None:
         workers = 2 if run.device.type == "cuda" else 0
-    steps = ahead(run.maker, run.device, run.step, workers)
+    steps = prefetch_steps(run.step_builder, run.device, run.step, workers)
     while run.step < (run.settings.steps if until is None else min(until, run.settings.steps)):
         if stops():
             break
         s = run.settings
-        parts = _take_step(run, next(steps))
+        losses = _take_step(run, next(steps))
         run.step += 1
-        if s.minutes is not None and clock.is_due(run.step):
-            run.settings = s = _in_time(run, clock, s.minutes)
-        elif s.minutes is not None and clock.left(s.minutes) <= 0:
-            run.settings = s = replace(s, steps=run.step, minutes=None)  # over before the pace was known
+        if s.minutes is not None and budget.is_due(run.step):
+            run.settings = s = _fit_minutes(run, budget, s.minutes)
+        elif s.minutes is not None and budget.seconds_left(s.minutes) <= 0:
+            run.settings = s = replace(s, steps=run.step, minutes=None)  # over before the first measurement
         is_last = run.step == s.steps
-        is_tested = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
-        if is_tested or run.step % _LOG_EVERY == 0:
-            loss, said, thought = parts.tolist()
-            accuracy = measure_accuracy(run, s.tested_events, s.eval_texts) if is_tested else None
-            run.moments.append(Moment(run.step, loss, said, thought, accuracy))
+        is_evaluated = is_last or (s.eval_every > 0 and run.step % s.eval_every == 0)
+        if is_evaluated or run.step % _LOG_EVERY == 0:
+            loss, answer, thought = losses.tolist()
+            accuracy = measure_accuracy(run, s.eval_lengths, s.eval_texts) if is_evaluated else None
+            run.metrics.append(StepMetrics(run.step, loss, answer, thought, accuracy))
             if report is not None:
-                report(run.moments[-1])
+                report(run.metrics[-1])
         if folder is not None and s.save_every > 0 and run.step % s.save_every == 0 and not is_last:
             run.save(folder)
     steps.close()
@@ -134,27 +173,29 @@ def train(
         run.save(folder)
 
 
-def measure_accuracy(run: Run, events: tuple[int, ...], count: int) -> dict[str, float]:
-    """The share of right answers for each task and number of events, the model thinking its own thoughts."""
-    # A file's texts have no number of events.
-    asked = [
+def measure_accuracy(run: TrainingRun, events: tuple[int, ...], count: int) -> dict[str, float]:
+    """The share of right answers for each task and number of events, with the model's own thoughts."""
+    # The texts of a file have no number of events.
+    cells = [
         (name, number) for name in run.settings.tasks for number in (events[:1] if ":" in name else events)
     ]
-    texts = join_batches([run.source.test(name, number, count) for name, number in asked])
+    texts = join_batches([run.source.eval_batch(name, number, count) for name, number in cells])
     order = np.argsort(texts.num_tokens, kind="stable")
     is_right = np.zeros(len(texts), dtype=np.bool_)
     run.model.eval()
-    at_once = _TEST_BATCH if run.model.thinking is None else _TEST_THINKING
-    for first in range(0, len(order), at_once):
-        among = order[first : first + at_once]
-        is_right[among] = answer(run.model, texts.take(among).part(0, len(among)), run.device).is_right
+    batch_size = _EVAL_BATCH if run.model.thinking is None else _EVAL_BATCH_THINKING
+    for first in range(0, len(order), batch_size):
+        among = order[first : first + batch_size]
+        is_right[among] = validate(
+            run.model, texts.take(among).take_range(0, len(among)), run.device
+        ).is_right
     run.model.train()
-    shares = is_right.reshape(len(asked), count).mean(axis=1).tolist()
-    return {f"{name} {number}": share for (name, number), share in zip(asked, shares, strict=True)}
+    shares = is_right.reshape(len(cells), count).mean(axis=1).tolist()
+    return {f"{name} {number}": share for (name, number), share in zip(cells, shares, strict=True)}
 
 
-def learning_rate(settings: Settings, step: int) -> float:
-    """Up in a line, down in a cosine."""
+def learning_rate(settings: TrainingSettings, step: int) -> float:
+    """Linear warm-up, then cosine decay."""
     if step < settings.warmup:
         return settings.learning_rate * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -162,37 +203,40 @@ def learning_rate(settings: Settings, step: int) -> float:
     return settings.learning_rate * share
 
 
-def _take_step(run: Run, sent: Sent) -> torch.Tensor:
-    """One step of the optimizer; its losses [total, answer, thought], still on the device."""
+def _take_step(run: TrainingRun, step: DeviceStep) -> torch.Tensor:
+    """One step of the optimizer; its losses [total, answer, thought], on the device."""
     s = run.settings
-    parts = torch.zeros(3, device=run.device)
+    sums = torch.zeros(3, device=run.device)
     run.optimizer.zero_grad(set_to_none=True)
-    for texts in sent.passes:
+    for texts in step.passes:
         with autocast(run.device):
-            losses = packed_loss(run.model, texts, sent.counts, s.weights)
+            losses = packed_loss(run.model, texts, step.counts, s.weights)
         losses.total.backward()  # type: ignore[no-untyped-call]
-        parts += torch.stack((losses.total.detach(), losses.answer, losses.thought))
+        sums += torch.stack((losses.total.detach(), losses.answer, losses.thought))
     torch.nn.utils.clip_grad_norm_(run.model.parameters(), s.clip, foreach=True)
     for group in run.optimizer.param_groups:
         group["lr"] = learning_rate(s, run.step)
     run.optimizer.step()
-    return parts
+    return sums
 
 
-def _in_time(run: Run, clock: Clock, minutes: float) -> Settings:
-    """The settings with as many steps as the minutes allow, tests included; after the last look they are what they are."""
+def _fit_minutes(run: TrainingRun, budget: StepBudget, minutes: float) -> TrainingSettings:
+    """The settings with as many steps as the minutes allow, evaluations included.
+
+    After the last measurement the number of steps is final.
+    """
     s = run.settings
-    began = time.monotonic()
-    measure_accuracy(run, s.tested_events, s.eval_texts)
-    testing = time.monotonic() - began
-    left = clock.left(minutes) - testing
-    a_step = clock.step_time() + (testing / s.eval_every if s.eval_every > 0 else 0.0)
+    start = time.monotonic()
+    measure_accuracy(run, s.eval_lengths, s.eval_texts)
+    eval_seconds = time.monotonic() - start
+    left = budget.seconds_left(minutes) - eval_seconds
+    a_step = budget.step_seconds() + (eval_seconds / s.eval_every if s.eval_every > 0 else 0.0)
     steps = max(run.step + 1, run.step + int(left / a_step))
-    return replace(s, steps=steps, minutes=None if clock.is_last_look(run.step) else minutes)
+    return replace(s, steps=steps, minutes=None if budget.is_final(run.step) else minutes)
 
 
-def _optimizer(model: ThinkingModel, settings: Settings) -> torch.optim.Optimizer:
-    """Matrices decay; norms, biases and scales do not."""
+def _optimizer(model: ThinkingModel, settings: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW with weight decay for matrices; none for norms, biases and scales."""
     matrices = [each for each in model.parameters() if each.dim() > 1]
     others = [each for each in model.parameters() if each.dim() <= 1]
     groups = [

@@ -1,6 +1,7 @@
-"""The steps' texts, made before they are needed: by a thread, or by processes where a step is shorter than making one.
+"""Prefetch the batches of the next steps: in a thread, or in processes if a step is shorter than
+making its batch.
 
-What a step reads depends on (seed, step) alone, so it is the same whoever makes it.
+A batch depends only on (seed, step), so it is the same in a thread and in a process.
 """
 
 import signal
@@ -16,87 +17,89 @@ import torch
 from torch import Tensor
 
 from holdfast.training.batch import Ints
-from holdfast.training.loss import Counts, count_tokens
-from holdfast.training.packed import Packed, Reader, pack, send
-from holdfast.training.settings import Settings
-from holdfast.training.source import Source
+from holdfast.training.loss import TokenCounts, count_tokens
+from holdfast.training.packed import Packed, PackSpec, pack, send
+from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.source import BatchSource
 
 
 @dataclass(frozen=True)
-class Made:
-    """A step's texts in passes."""
+class HostStep:
+    """The packed passes of a step, on the host."""
 
     passes: tuple[Packed[Ints], ...]
-    counts: Counts
+    counts: TokenCounts
 
 
 @dataclass(frozen=True)
-class Sent:
-    """The same on the device."""
+class DeviceStep:
+    """The packed passes of a step, on the device."""
 
     passes: tuple[Packed[Tensor], ...]
-    counts: Counts
+    counts: TokenCounts
 
 
 @dataclass(frozen=True)
-class Maker:
-    settings: Settings
-    source: Source
-    reader: Reader
+class StepBuilder:
+    """Makes the passes of a step."""
 
-    def make(self, step: int) -> Made:
+    settings: TrainingSettings
+    source: BatchSource
+    pack_spec: PackSpec
+
+    def build(self, step: int) -> HostStep:
         s = self.settings
         batch = self.source.batch(step)
-        cuts = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
-        parts = [batch.part(first, last) for first, last in pairwise(cuts)]
-        packs = tuple(pack(part, self.reader, s.weights.text != 0) for part in parts)
-        return Made(packs, count_tokens(batch, self.reader.while_answering))
+        bounds = [index * s.batch // s.accumulate for index in range(s.accumulate + 1)]
+        micro_batches = [batch.take_range(first, last) for first, last in pairwise(bounds)]
+        packs = tuple(pack(each, self.pack_spec, s.weights.text != 0) for each in micro_batches)
+        return HostStep(packs, count_tokens(batch, self.pack_spec.while_answering))
 
 
-def send_made(made: Made, device: torch.device) -> Sent:
-    return Sent(tuple(send(each, device) for each in made.passes), made.counts)
+def send_step(step: HostStep, device: torch.device) -> DeviceStep:
+    return DeviceStep(tuple(send(each, device) for each in step.passes), step.counts)
 
 
-def ahead(maker: Maker, device: torch.device, first: int, workers: int) -> Generator[Sent]:
-    """The steps from `first` on. workers: processes that make them, 0 for none."""
+def prefetch_steps(
+    builder: StepBuilder, device: torch.device, first: int, workers: int
+) -> Generator[DeviceStep]:
+    """The steps from `first` on. workers: number of processes that make them; 0: a thread."""
     with ExitStack() as stack:
-        make: Callable[[int], Callable[[], Made]]
+        build: Callable[[int], Callable[[], HostStep]]
         if workers:
             pool = stack.enter_context(
-                ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(maker,))
+                ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(builder,))
             )
 
-            def make(step: int) -> Callable[[], Made]:
-                return pool.submit(_make, step).result
+            def build(step: int) -> Callable[[], HostStep]:
+                return pool.submit(_build_in_worker, step).result
         else:
 
-            def make(step: int) -> Callable[[], Made]:
-                return lambda: maker.make(step)
+            def build(step: int) -> Callable[[], HostStep]:
+                return lambda: builder.build(step)
 
         sender = stack.enter_context(ThreadPoolExecutor(1))
-        coming: deque[Future[Sent]] = deque()
+        pending: deque[Future[DeviceStep]] = deque()
         step = first
         while True:
-            while len(coming) < workers + 2:
-                coming.append(sender.submit(_send_when_made, make(step), device))
+            while len(pending) < workers + 2:
+                pending.append(sender.submit(_send_when_built, build(step), device))
                 step += 1
-            yield coming.popleft().result()
+            yield pending.popleft().result()
 
 
-def _send_when_made(made: Callable[[], Made], device: torch.device) -> Sent:
-    return send_made(made(), device)
+def _send_when_built(wait: Callable[[], HostStep], device: torch.device) -> DeviceStep:
+    return send_step(wait(), device)
 
 
-_held: list[Maker] = []  # of a process that does nothing else
+_worker_builder: list[StepBuilder] = []  # of a worker process
 
 
-def _begin(maker: Maker) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal interrupts all processes; one of them decides what it means
+def _begin(builder: StepBuilder) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles the interrupt
     torch.set_num_threads(1)
-    _held.append(maker)
+    _worker_builder.append(builder)
 
 
-def _make(step: int) -> Made:
-    return _held[0].make(step)
+def _build_in_worker(step: int) -> HostStep:
+    return _worker_builder[0].build(step)

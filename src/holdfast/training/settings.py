@@ -1,19 +1,19 @@
-"""Everything that decides a training run: the same settings on the same machine give the same weights."""
+"""The settings of a training run: the same settings on the same machine give the same weights."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from holdfast.errors import ConfigError
-from holdfast.training.loss import Weights
-from holdfast.training.tasks.task import Form
-from holdfast.training.tasks.variables import Thought
+from holdfast.training.loss import LossWeights
+from holdfast.training.tasks.task import AnswerForm
+from holdfast.training.tasks.variables import ThoughtContent
 
-_LARGEST_PAGE = 64  # a GPU's; a CPU's holds 16
+_LARGEST_PAGE = 64  # tokens of a KV page on a GPU; 16 on a CPU
 
 
 @dataclass(frozen=True)
-class Size:
-    """A backbone from scratch."""
+class BackboneSize:
+    """Shape of a new backbone."""
 
     layers: int
     hidden: int
@@ -23,21 +23,23 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(layers=4, hidden=64, inner=192, heads=4, kv_heads=2),
-    "small": Size(layers=4, hidden=128, inner=384, heads=4, kv_heads=2),
-    "coin": Size(layers=6, hidden=256, inner=704, heads=4, kv_heads=2),
-    "large": Size(layers=8, hidden=512, inner=1408, heads=8, kv_heads=4),
+    "tiny": BackboneSize(layers=4, hidden=64, inner=192, heads=4, kv_heads=2),
+    "small": BackboneSize(layers=4, hidden=128, inner=384, heads=4, kv_heads=2),
+    "coin": BackboneSize(layers=6, hidden=256, inner=704, heads=4, kv_heads=2),
+    "large": BackboneSize(layers=8, hidden=512, inner=1408, heads=8, kv_heads=4),
 }
 
 
 @dataclass(frozen=True)
-class Settings:
-    """tasks: "parity", "variables", "babi:FILE", "gsm8k:FILE". backbone: a model folder to begin with, instead of a size."""
+class TrainingSettings:
+    """tasks: "parity", "variables", "babi:FILE", "gsm8k:FILE". backbone: a model folder, instead of
+    a size.
+    """
 
     tasks: tuple[str, ...] = ("parity",)
-    form: Form = "thinking"
+    form: AnswerForm = "thinking"
     max_events: int = 10
-    size: Size = SIZES["small"]
+    size: BackboneSize = SIZES["small"]
     backbone: str | None = None
     window: int | None = 64
     chunk: int = 8
@@ -45,28 +47,24 @@ class Settings:
     l_in: int = 1
     l_out: int | None = None  # None: all layers but the last
     while_answering: bool = True
-    variables_thought: Thought = "changed"
-    long_texts: bool = True  # sentences that say nothing between the events of half of the texts
+    variables_thought: ThoughtContent = "changed"
+    long_texts: bool = True  # filler sentences between the events of half of the texts
     context: int = 4096
     steps: int = 1500
-    minutes: float | None = (
-        None  # if set, `steps` is set so that the run ends in time, and this is None again
-    )
+    minutes: float | None = None  # if set, the run sets steps to fit, and then this to None
     batch: int = 256
-    accumulate: int = (
-        1  # a step's texts are sorted by length and cut into so many passes, to need less memory
-    )
+    accumulate: int = 1  # micro-batches of a step, by length of the texts, to need less memory
     learning_rate: float = 1e-3
     warmup: int = 100
     weight_decay: float = 0.05
     clip: float = 1.0
-    weights: Weights = field(default_factory=Weights)
+    weights: LossWeights = field(default_factory=LossWeights)
     seed: int = 0
     compile: bool | None = None  # None: on a GPU
-    workers: int | None = None  # processes that make texts; None: two beside a GPU, else a thread
+    workers: int | None = None  # processes that make batches; None: two with a GPU, else a thread
     eval_every: int = 250
     eval_texts: int = 128
-    eval_events: tuple[int, ...] = ()  # empty: the limit and its double
+    eval_events: tuple[int, ...] = ()  # empty: max_events and twice that
     save_every: int = 500
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the exported weights
 
@@ -88,20 +86,20 @@ class Settings:
                 f"chunk is {self.chunk}; it must divide a KV page to be served: 1, 2, 4, 8 or 16, on a GPU also 32 or 64"
             )
         if self.minutes is not None and self.minutes <= 0:
-            raise ConfigError(f"minutes is {self.minutes}; a run needs some time")
+            raise ConfigError(f"minutes is {self.minutes}; it must be more than 0")
         if not self.tasks:
             raise ConfigError("no task to train; name one: parity, variables, babi:FILE or gsm8k:FILE")
         if self.accumulate > self.batch:
-            raise ConfigError(f"a batch of {self.batch} cannot be cut into {self.accumulate} passes")
+            raise ConfigError(f"a batch of {self.batch} texts cannot have {self.accumulate} passes")
 
     @property
-    def tested_events(self) -> tuple[int, ...]:
+    def eval_lengths(self) -> tuple[int, ...]:
         return self.eval_events or (self.max_events, 2 * self.max_events)
 
 
 PRESETS = {
-    # The built-in model: both tasks, a few million parameters, a sliding window for lengths never seen.
-    "coin": Settings(
+    # The built-in model: both tasks, a few million parameters, a sliding window for unseen lengths.
+    "coin": TrainingSettings(
         tasks=("parity", "variables"),
         max_events=40,
         size=SIZES["coin"],
@@ -112,14 +110,14 @@ PRESETS = {
         batch=128,
         learning_rate=1e-3,
         warmup=200,
-        # Thoughts are many tokens and most of them trivial: a mean of a part of them is small beside the answers'.
-        weights=Weights(thought=4.0),
+        # Most thoughts are trivial, so the mean loss of thoughts is small against that of answers.
+        weights=LossWeights(thought=4.0),
         eval_every=1000,
         save_every=1000,
         dtype="bfloat16",
     ),
     # Learns parity of one to four events on a laptop in about a minute.
-    "short": Settings(
+    "short": TrainingSettings(
         max_events=4,
         long_texts=False,
         size=SIZES["tiny"],
@@ -134,14 +132,14 @@ PRESETS = {
 }
 
 
-def settings_to_json(settings: Settings) -> dict[str, Any]:
+def settings_to_json(settings: TrainingSettings) -> dict[str, Any]:
     return asdict(settings)
 
 
-def settings_from_json(held: dict[str, Any]) -> Settings:
-    """What `settings_to_json` wrote."""
+def settings_from_json(fields: dict[str, Any]) -> TrainingSettings:
+    """The inverse of `settings_to_json`."""
     plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }
-    plain |= {"size": Size(**held["size"]), "weights": Weights(**held["weights"])}
-    return Settings(**plain)
+    plain |= {"size": BackboneSize(**fields["size"]), "weights": LossWeights(**fields["weights"])}
+    return TrainingSettings(**plain)

@@ -1,8 +1,9 @@
-"""A small tokenizer for models trained from scratch: a word is one token, a digit one, a mark one; all else is bytes.
+"""A small tokenizer for models trained from scratch: a token for each word, digit and mark, else
+bytes.
 
-A word that is in the vocabulary is a token, with the space before it; one that is not is spelt in bytes, so any text
-can be typed. How a text is cut does not depend on what stands around a word: pieces encoded one by one are the whole
-encoded at once, as long as they are cut where words end.
+A word of the vocabulary is one token, with the space before it. Any other word is encoded as bytes,
+so every text can be encoded. Tokens do not depend on the words around them: phrases that end at
+word boundaries can be encoded one by one.
 """
 
 import json
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-EOS, START, END = "<eos>", "<think>", "</think>"  # of an answer; before a thought, behind it
+EOS, START, END = "<eos>", "<think>", "</think>"  # end of an answer; start and end of a thought
 SPECIAL = (EOS, START, END)
-# One question at a time; the answer follows " A:", whoever writes it.
+# One question at a time; the answer follows " A:".
 _CHAT_TEMPLATE = (
     "{% set question = messages[-1]['content'].rstrip() %}{{ question }}"
     "{{ ' A:' if add_generation_prompt and not question.endswith(' A:') }}"
@@ -24,30 +25,32 @@ _WORDS = r"'\p{L}+| ?\p{L}+| ?\d| ?[^\s\p{L}\d]|\s"
 
 
 def build_tokenizer(texts: Iterable[str]) -> "Tokenizer":
-    """Every word of the texts becomes a token, with and without a space before it; so does every digit and mark."""
+    """Every word of the texts becomes a token, with and without a space before it; so do digits and
+    marks.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    cut = pre_tokenizers.Sequence(
+    split = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    words = {word for text in texts for word, _ in cut.pre_tokenize_str(text)}
+    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
     words |= set("0123456789.,:;?!=+-*/()$%\"'")
     bare = {word.removeprefix("Ġ") for word in words if word != "Ġ"}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     whole = sorted((bare | {"Ġ" + word for word in bare if not word.startswith("'")}) - set(alphabet))
     vocab = {token: index for index, token in enumerate((*SPECIAL, *alphabet, *whole))}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
-    backend.pre_tokenizer = cut
+    backend.pre_tokenizer = split
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     return backend
 
 
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json, as the engine reads them."""
+    """Write tokenizer.json and tokenizer_config.json."""
     folder.joinpath("tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config = {
         "eos_token": EOS,

@@ -1,6 +1,6 @@
-"""A run as it was left: weights, the optimizer's moments, the step, the curves, in one safetensors file.
+"""The state of a training run in one safetensors file: weights, optimizer moments, step, metrics.
 
-No random state is saved because none is used: batches are made from (seed, step), weights were drawn from the seed.
+There is no random state to save: batches are made from (seed, step), weights from the seed.
 """
 
 import json
@@ -19,9 +19,9 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def save_state(
-    folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer, told: dict[str, Any]
+    folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer, info: dict[str, Any]
 ) -> None:
-    """Whole or not at all: a run that is stopped while it saves leaves the state before."""
+    """Written atomically: a run that is killed while saving keeps the previous state."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -30,24 +30,24 @@ def save_state(
         for moment in _MOMENTS if parameter in optimizer.state else ():
             tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment].detach().cpu().contiguous()
     folder.mkdir(parents=True, exist_ok=True)
-    half = folder / f".{STATE_FILE}.new"
-    save_file(tensors, half, metadata={"run": json.dumps(told)})
-    os.replace(half, folder / STATE_FILE)
+    draft = folder / f".{STATE_FILE}.new"
+    save_file(tensors, draft, metadata={"run": json.dumps(info)})
+    os.replace(draft, folder / STATE_FILE)
 
 
-def read_told(folder: Path) -> dict[str, Any]:
-    """Settings, step and curves of a saved run."""
+def read_run_info(folder: Path) -> dict[str, Any]:
+    """Settings, step and metrics of a saved run."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / STATE_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no {STATE_FILE}: there is no run to resume")
+        raise ConfigError(f"{folder} has no {STATE_FILE}: there is no run to resume")
     try:
         with safe_open(path, framework="pt") as file:
-            told: dict[str, Any] = json.loads((file.metadata() or {})["run"])
+            info: dict[str, Any] = json.loads((file.metadata() or {})["run"])
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise BadWeights(f"{path} is not a whole saved run: {error}") from error
-    return told
+        raise BadWeights(f"{path} is not a complete saved run: {error}") from error
+    return info
 
 
 def load_state(folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimizer) -> None:
@@ -57,7 +57,7 @@ def load_state(folder: Path, model: ThinkingModel, optimizer: torch.optim.Optimi
     model.load_tensors(
         {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith("weight/")}
     )
-    is_fused = bool(optimizer.defaults["fused"])  # then it counts its steps on the device
+    is_fused = bool(optimizer.defaults["fused"])  # then its step counts are on the device
     for name, parameter in model.named_parameters():
         if f"exp_avg/{name}" in tensors:
             held = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}

@@ -1,4 +1,4 @@
-"""Parity texts, read back by a reader that knows nothing of how they were made."""
+"""Parity texts, checked by a parser that does not share their code."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from holdfast.training.tasks.parity import Parity
-from holdfast.training.tasks.pieces import Drawn
+from holdfast.training.tasks.phrases import DrawnTexts
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
 CHUNK = 8
@@ -26,7 +26,7 @@ def _events(prompt: str) -> tuple[int, list[tuple[int, bool]]]:
 
 
 @pytest.mark.parametrize("chunk", [4, 8])
-def test_answers_and_thoughts_are_right_and_where_they_can_be_known(chunk: int) -> None:
+def test_parity_answers_and_thoughts_are_right(chunk: int) -> None:
     batch, tokenizer = draw_batch(Parity(), 300, 1, 9, chunk=chunk)
     starts = set()
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
@@ -44,7 +44,7 @@ def test_answers_and_thoughts_are_right_and_where_they_can_be_known(chunk: int) 
     assert starts == set(range(chunk))  # every alignment occurs
 
 
-def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+def test_thought_does_not_depend_on_later_chunks() -> None:
     batch, tokenizer = draw_batch(Parity(), 200, 1, 9)
     for row in range(len(batch)):
         for chunk in range(int(batch.num_prompt[row]) // CHUNK):
@@ -53,12 +53,12 @@ def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
             assert num_thought == len(EVENT.findall(read)), read
 
 
-def test_the_answer_starts_everywhere_in_a_chunk() -> None:
+def test_answer_starts_at_every_position_of_a_chunk() -> None:
     batch, _ = draw_batch(Parity(), 300, 1, 9)
     assert set((batch.num_prompt % CHUNK).tolist()) == set(range(CHUNK))
 
 
-def test_no_thought_in_a_baseline() -> None:
+def test_baseline_has_no_thoughts() -> None:
     for form in ("none", "cot", "words"):
         batch, _ = draw_batch(Parity(), 20, 1, 5, form=form)
         assert (batch.thoughts == -1).all()
@@ -86,9 +86,9 @@ def test_chains_of_thought_restate_every_event() -> None:
             assert num_answer >= 4 * len(events)
 
 
-def test_a_draw_depends_on_its_seed_alone() -> None:
-    def draw(seed: int) -> Drawn:
+def test_texts_depend_only_on_the_seed() -> None:
+    def draw(seed: int) -> DrawnTexts:
         return Parity().draw(np.random.default_rng(seed), 50, 1, 7, "thinking")
 
-    assert np.array_equal(draw(3).pieces, draw(3).pieces)
-    assert not np.array_equal(draw(3).pieces, draw(4).pieces)
+    assert np.array_equal(draw(3).phrases, draw(3).phrases)
+    assert not np.array_equal(draw(3).phrases, draw(4).phrases)

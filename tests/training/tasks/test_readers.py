@@ -25,7 +25,7 @@ GSM8K = (
 )
 
 
-def test_babi(tmp_path: Path) -> None:
+def test_babi_examples(tmp_path: Path) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(BABI)
     first, second, third = read_babi(path)
@@ -39,14 +39,14 @@ def test_babi(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["Mary went.\n", "1 Where?\there\t7\n", "1\n"])
-def test_a_bad_story_is_an_error(tmp_path: Path, text: str) -> None:
+def test_bad_babi_story_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match="line 1"):
         read_babi(path)
 
 
-def test_gsm8k(tmp_path: Path) -> None:
+def test_gsm8k_examples(tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(GSM8K)
     first, second = read_gsm8k(path)
@@ -58,14 +58,14 @@ def test_gsm8k(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"question": "q"}', '{"question": "q", "answer": "no end"}'])
-def test_a_bad_line_is_an_error(tmp_path: Path, line: str) -> None:
+def test_bad_gsm8k_line_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(ConfigError, match="line 1"):
         read_gsm8k(path)
 
 
-def test_steps_lie_in_the_chunk_of_their_last_token(tmp_path: Path) -> None:
+def test_thought_is_in_the_chunk_of_its_last_token(tmp_path: Path) -> None:
     path = tmp_path / "qa.txt"
     path.write_text(BABI)
     examples = read_babi(path)

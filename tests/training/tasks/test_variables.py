@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 
-from holdfast.training.tasks.task import Form
-from holdfast.training.tasks.variables import LARGEST, Thought, Variables
+from holdfast.training.tasks.task import AnswerForm
+from holdfast.training.tasks.variables import LARGEST, ThoughtContent, Variables
 from support.task_texts import chunk_texts, decode_texts, draw_batch
 
-THOUGHTS: tuple[Thought, ...] = get_args(Thought)
+THOUGHTS: tuple[ThoughtContent, ...] = get_args(ThoughtContent)
 CHANGE = re.compile(r" ([a-z]) = (\w+)(?: ([+-]) (\w+))?[.;]")
 START = re.compile(r"(?:Let|Given|We start with|First,)((?: [a-z] = \d+[,.]){3})")
 
@@ -19,7 +19,7 @@ def _value(text: str, values: dict[str, int]) -> int:
 
 
 @pytest.mark.parametrize("thought", THOUGHTS)
-def test_answers_and_thoughts_are_right(thought: Thought) -> None:
+def test_answers_and_thoughts_are_right(thought: ThoughtContent) -> None:
     batch, tokenizer = draw_batch(Variables(thought), 300, 1, 9, max_thought=12)
     for row, (prompt, answer) in enumerate(decode_texts(batch, tokenizer)):
         start = START.search(prompt)
@@ -52,7 +52,7 @@ def test_answers_and_thoughts_are_right(thought: Thought) -> None:
         assert chunk_texts(batch, tokenizer, row) == expected, prompt
 
 
-def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
+def test_thought_does_not_depend_on_later_chunks() -> None:
     batch, tokenizer = draw_batch(Variables(), 200, 1, 9)
     for row in range(len(batch)):
         for chunk in range(int(batch.num_prompt[row]) // 8):
@@ -63,7 +63,7 @@ def test_a_thought_depends_on_nothing_that_is_not_read_yet() -> None:
             assert len(re.findall("[a-z]", told)) == num_changes, read
 
 
-def test_a_worked_thought_has_nine_tokens_and_no_chunk_of_four_holds_two_changes() -> None:
+def test_worked_thought_has_nine_tokens_and_one_change_in_a_chunk() -> None:
     batch, tokenizer = draw_batch(Variables("worked"), 300, 9, 9, chunk=4, max_thought=9)
     for row in range(len(batch)):
         told = list(chunk_texts(batch, tokenizer, row).values())
@@ -71,7 +71,7 @@ def test_a_worked_thought_has_nine_tokens_and_no_chunk_of_four_holds_two_changes
 
 
 @pytest.mark.parametrize("form", ["thinking", "none", "cot", "words"])
-def test_texts_are_the_same_whatever_is_thought(form: Form) -> None:
+def test_texts_do_not_depend_on_the_thought_content(form: AnswerForm) -> None:
     drawn = [draw_batch(Variables(thought), 50, 1, 9, max_thought=12, form=form) for thought in THOUGHTS]
     texts = [decode_texts(*each) for each in drawn]
     for others in texts[1:]:
@@ -81,7 +81,7 @@ def test_texts_are_the_same_whatever_is_thought(form: Form) -> None:
 
 
 @pytest.mark.parametrize("thought", ["all", "worked"])
-def test_a_chain_of_thought_says_what_would_be_thought(thought: Thought) -> None:
+def test_chain_of_thought_has_the_thoughts(thought: ThoughtContent) -> None:
     task = Variables(thought)
     thinking, tokenizer = draw_batch(task, 100, 1, 9, chunk=4, max_thought=9)  # a chunk holds one change
     plain = decode_texts(thinking, tokenizer)

@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
-    from holdfast.training.eval.eval import Candidate
+    from holdfast.training.eval.run import ModelFolder
 
 evaluate = typer.Typer(help="Evaluate trained models.", no_args_is_help=True)
 _ENGINE = replace(o.ENGINE, prefix_cache=False)
@@ -96,14 +96,14 @@ def thinking(
     engine: EngineConfig = _ENGINE,
 ) -> None:
     """Measure accuracy by length with the serving engine, and the effect and cost of thoughts."""
-    from holdfast.training.eval.eval import ExamSettings, hold_exam
-    from holdfast.training.eval.table import show_exam
+    from holdfast.training.eval.run import EvalSettings, run_eval
+    from holdfast.training.eval.table import show_eval
 
     if not (accuracy or latency or rounds or cost):
         raise ConfigError("with --no-accuracy there is nothing to measure; add --latency, --rounds or --cost")
-    candidates = [_candidate(each, is_baseline=False) for each in models]
-    candidates += [_candidate(each, is_baseline=True) for each in baseline or ()]
-    settings = ExamSettings(
+    folders = [_model_folder(each, is_baseline=False) for each in models]
+    folders += [_model_folder(each, is_baseline=True) for each in baseline or ()]
+    settings = EvalSettings(
         tasks=tuple(task or ()),
         events=_numbers(events),
         count=count,
@@ -122,24 +122,24 @@ def thinking(
     def open_llm(folder: Path) -> "LLM":
         return o.open_llm(replace(engine, model=str(folder)))
 
-    report = hold_exam(candidates, settings, open_llm, out, note)
-    show_exam(report)
+    report = run_eval(folders, settings, open_llm, out, note)
+    show_eval(report)
     if out is not None and find_spec("matplotlib") is not None:
-        from holdfast.training.eval.plot import plot_exam
+        from holdfast.training.eval.plot import plot_eval
 
-        for path in plot_exam(report, out):
+        for path in plot_eval(report, out):
             note(f"wrote {path}")
 
 
-def _candidate(text: str, *, is_baseline: bool) -> "Candidate":
+def _model_folder(text: str, *, is_baseline: bool) -> "ModelFolder":
     from holdfast.models.locate import COIN, locate
-    from holdfast.training.eval.eval import Candidate
+    from holdfast.training.eval.run import ModelFolder
 
     name, is_named, path = text.rpartition("=")
     folder = locate(COIN).path if path == COIN else Path(path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, or {COIN}")
-    return Candidate(name if is_named else folder.resolve().name, folder, is_baseline)
+    return ModelFolder(name if is_named else folder.resolve().name, folder, is_baseline)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

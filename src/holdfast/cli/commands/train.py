@@ -17,8 +17,8 @@ from holdfast.cli.requirements import require_packages
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.training.loop import Moment, Run
-    from holdfast.training.settings import Settings
+    from holdfast.training.loop import StepMetrics, TrainingRun
+    from holdfast.training.settings import TrainingSettings
 
 train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
 _FORMS = ("thinking", "none", "cot", "words")
@@ -162,13 +162,13 @@ def _require_place(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"{out} cannot be written to: {error.strerror or error}") from error
 
 
-def _settings(preset: str | None, changes: dict[str, Any]) -> "Settings":
-    from holdfast.training.settings import PRESETS, Settings
+def _settings(preset: str | None, changes: dict[str, Any]) -> "TrainingSettings":
+    from holdfast.training.settings import PRESETS, TrainingSettings
 
     if preset is not None:
         _one_of("--preset", preset, tuple(PRESETS))
         return replace(PRESETS[preset], **changes)
-    return replace(Settings(), **changes)
+    return replace(TrainingSettings(), **changes)
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
@@ -187,7 +187,7 @@ def _device(name: str) -> Any:
     return torch.device(name)
 
 
-def _train(run: "Run", out: Path) -> None:
+def _train(run: "TrainingRun", out: Path) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from holdfast.training.export import export
@@ -202,7 +202,7 @@ def _train(run: "Run", out: Path) -> None:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task("training", total=run.settings.steps, completed=run.step)
 
-        def report(moment: "Moment") -> None:
+        def report(moment: "StepMetrics") -> None:
             line_start = f"step {moment.step} of {run.settings.steps}: loss {moment.loss:.4f}"
             bar.update(
                 line, completed=moment.step, total=run.settings.steps, description=f"loss {moment.loss:.4f}"
@@ -221,7 +221,7 @@ def _train(run: "Run", out: Path) -> None:
         note(f"interrupted after step {run.step} of {run.settings.steps}; --resume continues")
         raise typer.Exit(_INTERRUPTED)
     export(run.built, run.settings, out)
-    plot_curves(run.moments, out / "curves.png")
+    plot_curves(run.metrics, out / "curves.png")
     note(f"written: {out}")
 
 

@@ -1,1 +1,1 @@
-"""Trained models asked through the serving engine: what they get right, what their thoughts do, what they cost."""
+"""Evaluation of trained models with the serving engine: accuracy, effect of thoughts, cost."""

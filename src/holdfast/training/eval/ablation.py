@@ -1,75 +1,77 @@
-"""Whether answers hang on thoughts: the same checkpoint without states, and with one thought turned into its opposite."""
+"""Whether answers depend on thoughts: the checkpoint without states, and with one thought inverted."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.core.results import Result, Thought
 from holdfast.training.eval.accuracy import num_right
-from holdfast.training.eval.eval_set import Question
-from holdfast.training.eval.model import Subject
-from holdfast.training.eval.report import Swapped, Zeroed
+from holdfast.training.eval.eval_set import EvalPrompt
+from holdfast.training.eval.model import EvalModel
+from holdfast.training.eval.report import SwappedThoughts, ZeroedStates
 from holdfast.training.tasks.parity import STATES
 
 
-def zero(subject: Subject, task: str, events: int, questions: Sequence[Question]) -> Zeroed:
-    results = subject.ask(questions, think=False)
-    right = num_right(subject, questions, results)
-    return Zeroed(subject.name, task, events, len(questions), right)
+def zero_states(model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]) -> ZeroedStates:
+    results = model.generate(prompts, think=False)
+    right = num_right(model, prompts, results)
+    return ZeroedStates(model.name, task, events, len(prompts), right)
 
 
-def swap(subject: Subject, events: int, questions: Sequence[Question], results: Sequence[Result]) -> Swapped:
-    """results: what was answered with the model's own thoughts."""
-    told = [
-        (question, result, thought)
-        for question, result in zip(questions, results, strict=True)
-        if (thought := _last_thought(question, result, subject)) is not None
+def swap_last_thought(
+    model: EvalModel, events: int, prompts: Sequence[EvalPrompt], results: Sequence[Result]
+) -> SwappedThoughts:
+    """results: the answers with the model's own thoughts."""
+    forced = [
+        (prompt, result, thought)
+        for prompt, result in zip(prompts, results, strict=True)
+        if (thought := _last_thought(prompt, result, model)) is not None
     ]
-    asked = [question for question, _, _ in told]
-    params = [subject.params(each.max_tokens) for each in asked]
+    chosen = [prompt for prompt, _, _ in forced]
+    params = [model.params(each.max_tokens) for each in chosen]
     same, other = (
-        subject.ask_each(
-            asked,
+        model.generate_each(
+            chosen,
             [
-                replace(one, forced_thoughts={thought.chunk: _ids(subject, thought, is_swapped)})
-                for one, (_, _, thought) in zip(params, told, strict=True)
+                replace(one, forced_thoughts={thought.chunk: _ids(model, thought, is_swapped)})
+                for one, (_, _, thought) in zip(params, forced, strict=True)
             ],
         )
-        if asked
+        if chosen
         else []
         for is_swapped in (False, True)
     )
-    return Swapped(
-        model=subject.name,
+    return SwappedThoughts(
+        model=model.name,
         events=events,
-        count=len(asked),
+        count=len(chosen),
         flipped=sum(
             got.text == opposite(before.text) != before.text
-            for got, (_, before, _) in zip(other, told, strict=True)
+            for got, (_, before, _) in zip(other, forced, strict=True)
         ),
         unchanged=sum(
-            got.token_ids == before.token_ids for got, (_, before, _) in zip(same, told, strict=True)
+            got.token_ids == before.token_ids for got, (_, before, _) in zip(same, forced, strict=True)
         ),
-        without_thought=len(questions) - len(asked),
+        without_thought=len(prompts) - len(chosen),
     )
 
 
 def opposite(text: str) -> str:
-    """Heads for tails, tails for heads."""
+    """Swap heads and tails."""
     one, other = STATES
     return other.join(part.replace(other, one) for part in text.split(one))
 
 
-def _last_thought(question: Question, result: Result, subject: Subject) -> Thought | None:
-    """Of the prompt, the last that is not trivial."""
-    assert subject.thinking is not None
-    inside = len(question.token_ids) // subject.thinking.chunk
+def _last_thought(prompt: EvalPrompt, result: Result, model: EvalModel) -> Thought | None:
+    """The last thought about the prompt that is not trivial."""
+    assert model.thinking is not None
+    inside = len(prompt.token_ids) // model.thinking.chunk
     said = [thought for thought in result.thoughts if thought.token_ids and thought.chunk < inside]
     return said[-1] if said else None
 
 
-def _ids(subject: Subject, thought: Thought, is_swapped: bool) -> list[int]:
+def _ids(model: EvalModel, thought: Thought, is_swapped: bool) -> list[int]:
     if not is_swapped:
         return list(thought.token_ids)
-    text = subject.papers.tokenizer.decode(list(thought.token_ids), skip_special_tokens=False)
-    most = subject.thinking.max_thought if subject.thinking is not None else 0
-    return list(subject.papers.tokenizer.encode(opposite(text), add_special_tokens=False).ids[:most])
+    text = model.eval_set.tokenizer.decode(list(thought.token_ids), skip_special_tokens=False)
+    most = model.thinking.max_thought if model.thinking is not None else 0
+    return list(model.eval_set.tokenizer.encode(opposite(text), add_special_tokens=False).ids[:most])

@@ -1,28 +1,28 @@
-"""Right answers by task and number of events, and how far the thoughts behind them are the gold ones."""
+"""Right answers by task and number of events, and the share of thoughts that are gold."""
 
 import time
 from collections.abc import Sequence
 from statistics import fmean
 
 from holdfast.core.results import Result
-from holdfast.training.eval.eval_set import Question, final_answer
-from holdfast.training.eval.model import Subject
-from holdfast.training.eval.report import Cell
+from holdfast.training.eval.eval_set import EvalPrompt, final_answer
+from holdfast.training.eval.model import EvalModel
+from holdfast.training.eval.report import AccuracyCell
 
 
-def examine(
-    subject: Subject, task: str, events: int, questions: Sequence[Question]
-) -> tuple[Cell, list[Result]]:
+def measure_cell(
+    model: EvalModel, task: str, events: int, prompts: Sequence[EvalPrompt]
+) -> tuple[AccuracyCell, list[Result]]:
     started = time.perf_counter()
-    results = subject.ask(questions)
+    results = model.generate(prompts)
     seconds = time.perf_counter() - started
-    cell = Cell(
-        model=subject.name,
+    cell = AccuracyCell(
+        model=model.name,
         task=task,
         events=events,
-        count=len(questions),
-        right=num_right(subject, questions, results),
-        prompt_tokens=fmean(len(each.token_ids) for each in questions),
+        count=len(prompts),
+        right=num_right(model, prompts, results),
+        prompt_tokens=fmean(len(each.token_ids) for each in prompts),
         answer_tokens=fmean(len(each.token_ids) for each in results),
         rounds=fmean(each.stats.prefill_passes for each in results),
         guessed=fmean(each.stats.guessed for each in results),
@@ -30,30 +30,30 @@ def examine(
         seconds=seconds,
         cut_off=sum(each.finish_reason == "length" for each in results),
     )
-    if subject.thinking is not None:
-        _compare_thoughts(cell, questions, results)
+    if model.thinking is not None:
+        _compare_thoughts(cell, prompts, results)
     return cell, results
 
 
-def num_right(subject: Subject, questions: Sequence[Question], results: Sequence[Result]) -> int:
-    return sum(is_right(subject, *each) for each in zip(questions, results, strict=True))
+def num_right(model: EvalModel, prompts: Sequence[EvalPrompt], results: Sequence[Result]) -> int:
+    return sum(is_right(model, *each) for each in zip(prompts, results, strict=True))
 
 
-def is_right(subject: Subject, question: Question, result: Result) -> bool:
-    return final_answer(result.text, subject.record.form) == question.final
+def is_right(model: EvalModel, prompt: EvalPrompt, result: Result) -> bool:
+    return final_answer(result.text, model.info.form) == prompt.final
 
 
-def _compare_thoughts(cell: Cell, questions: Sequence[Question], results: Sequence[Result]) -> None:
-    """Chunks of the prompt alone: what is thought of an answer depends on what was answered."""
-    chunks = same = told = same_told = whole = 0
-    for question, result in zip(questions, results, strict=True):
+def _compare_thoughts(cell: AccuracyCell, prompts: Sequence[EvalPrompt], results: Sequence[Result]) -> None:
+    """Only chunks of the prompt: thoughts about an answer depend on the answer."""
+    num_chunks = num_gold = num_thoughts = num_gold_thoughts = num_gold_prompts = 0
+    for prompt, result in zip(prompts, results, strict=True):
         own = {thought.chunk: thought.token_ids for thought in result.thoughts}
-        agrees = [own.get(chunk) == gold for chunk, gold in enumerate(question.thoughts)]
-        speaks = [bool(gold) for gold in question.thoughts]
-        chunks, same = chunks + len(agrees), same + sum(agrees)
-        told += sum(speaks)
-        same_told += sum(a and b for a, b in zip(agrees, speaks, strict=True))
-        whole += all(agrees)
-    cell.gold_chunks = same / max(1, chunks)
-    cell.gold_thoughts = same_told / max(1, told)
-    cell.gold_prompts = whole / len(questions)
+        agrees = [own.get(chunk) == gold for chunk, gold in enumerate(prompt.thoughts)]
+        is_nontrivial = [bool(gold) for gold in prompt.thoughts]
+        num_chunks, num_gold = num_chunks + len(agrees), num_gold + sum(agrees)
+        num_thoughts += sum(is_nontrivial)
+        num_gold_thoughts += sum(a and b for a, b in zip(agrees, is_nontrivial, strict=True))
+        num_gold_prompts += all(agrees)
+    cell.gold_chunks = num_gold / max(1, num_chunks)
+    cell.gold_thoughts = num_gold_thoughts / max(1, num_thoughts)
+    cell.gold_prompts = num_gold_prompts / len(prompts)

@@ -1,6 +1,8 @@
-"""The texts a model is asked: drawn as training draws those it tests with, the same for every model of one exam.
+"""The eval set: texts drawn like the validation texts of training, the same for every model of one
+evaluation.
 
-Which words stand in a text does not depend on the form of the answer, nor on the chunk; only tokens and gold answers do.
+The words of a prompt do not depend on the form of the answer nor on the chunk; tokens and gold
+answers do.
 """
 
 from dataclasses import dataclass
@@ -9,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
 from holdfast.thinking.config import ThinkingConfig
-from holdfast.training.settings import Settings
-from holdfast.training.source import Source, open_topics
-from holdfast.training.tasks.task import Form
-from holdfast.training.training_record import Record
+from holdfast.training.export import TrainingInfo
+from holdfast.training.settings import TrainingSettings
+from holdfast.training.tasks.source import BatchSource, open_topics
+from holdfast.training.tasks.task import AnswerForm
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,11 +26,11 @@ _SPARE = 8  # tokens an answer may be longer than the gold one
 
 
 @dataclass(frozen=True)
-class Question:
-    """thoughts: the gold ones, a chunk each, of the chunks that lie whole in the prompt."""
+class EvalPrompt:
+    """A prompt with its gold answer, and a gold thought for each chunk that ends in the prompt."""
 
     token_ids: tuple[int, ...]
-    answer: str  # the gold one as it is written, with its chain of thought if it has one
+    answer: str  # the gold answer, with its chain of thought if it has one
     final: str
     num_answer: int  # tokens
     thoughts: tuple[tuple[int, ...], ...] = ()
@@ -38,8 +40,11 @@ class Question:
         return self.num_answer + _SPARE
 
 
-def final_answer(text: str, form: Form) -> str:
-    """What is answered in the end: behind the last "So" of a chain of thought, else all of it. "" if there is no end."""
+def final_answer(text: str, form: AnswerForm) -> str:
+    """The final answer: the text after the last "So" of a chain of thought, else all of it.
+
+    "" if there is no "So".
+    """
     if form in _CHAINS:
         _, so, text = text.rpartition(_SO)
         if not so:
@@ -47,13 +52,15 @@ def final_answer(text: str, form: Form) -> str:
     return text.strip()
 
 
-class Papers:
-    """Draws for one model. Texts are those of the whole exam: its seed and tasks, with filler or without."""
+class EvalSet:
+    """Draws prompts for one model. seed, tasks and long_texts are the same for all models of an
+    evaluation.
+    """
 
     def __init__(
         self,
         folder: Path,
-        record: Record,
+        info: TrainingInfo,
         thinking: ThinkingConfig | None,
         tasks: tuple[str, ...],
         seed: int,
@@ -61,24 +68,24 @@ class Papers:
     ) -> None:
         unknown = [task for task in tasks if task not in TASKS]
         if unknown:
-            raise ConfigError(f"there is no exam on {unknown[0]!r}; there are {', '.join(TASKS)}")
-        self.tokenizer = open_backend(folder)
-        self.form: Form = record.form
-        settings = Settings(
+            raise ConfigError(f"there is no eval set for {unknown[0]!r}; there are {', '.join(TASKS)}")
+        self.tokenizer = open_task_tokenizer(folder)
+        self.form: AnswerForm = info.form
+        settings = TrainingSettings(
             tasks=tasks,
-            form=record.form,
-            max_events=record.max_events,
-            variables_thought=record.variables_thought,
+            form=info.form,
+            max_events=info.max_events,
+            variables_thought=info.variables_thought,
             long_texts=long_texts,
             seed=seed,
             chunk=1 if thinking is None else thinking.chunk,
             max_thought=1 if thinking is None else thinking.max_thought,
         )
         self._chunk = 0 if thinking is None else thinking.chunk
-        self._source = Source(settings, open_topics(settings), self.tokenizer, eos_id=0)
+        self._source = BatchSource(settings, open_topics(settings), self.tokenizer, eos_id=0)
 
-    def draw(self, task: str, events: int, count: int) -> list[Question]:
-        batch = self._source.test(task, events, count)
+    def draw(self, task: str, events: int, count: int) -> list[EvalPrompt]:
+        batch = self._source.eval_batch(task, events, count)
         questions = []
         for index in range(len(batch)):
             num_prompt, num_tokens = int(batch.num_prompt[index]), int(batch.num_tokens[index]) - 1
@@ -90,7 +97,7 @@ class Papers:
                 for thought in batch.thoughts[index, :num_chunks]
             )
             questions.append(
-                Question(
+                EvalPrompt(
                     tuple(ids[:num_prompt]),
                     answer,
                     final_answer(answer, self.form),
@@ -101,12 +108,12 @@ class Papers:
         return questions
 
 
-def open_backend(folder: Path) -> "Tokenizer":
+def open_task_tokenizer(folder: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no tokenizer.json; the tasks' texts cannot be written for it")
+        raise ConfigError(f"{folder} has no tokenizer.json, which the tasks need")
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,4 +1,4 @@
-"""A model that is examined: its folder, how it was trained, and the engine that serves it."""
+"""A model under evaluation: its folder, how it was trained, its eval set and its engine."""
 
 import copy
 import time
@@ -13,24 +13,24 @@ from holdfast.engine.llm import LLM
 from holdfast.errors import EngineStopped
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.thinking.config import ThinkingConfig, read_thinking
-from holdfast.training.eval.eval_set import Papers, Question
-from holdfast.training.training_record import Record, read_record
+from holdfast.training.eval.eval_set import EvalPrompt, EvalSet
+from holdfast.training.export import TrainingInfo, read_training_info
 
-Open = Callable[[Path], LLM]
+OpenLLM = Callable[[Path], LLM]
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvalModel:
     name: str
     folder: Path
-    record: Record
+    info: TrainingInfo
     thinking: ThinkingConfig | None
     llm: LLM
-    papers: Papers
+    eval_set: EvalSet
     deterministic: bool
 
     def params(self, max_tokens: int, **more: object) -> SamplingParams:
-        """Greedy, and guaranteed if the exam is."""
+        """Greedy sampling; deterministic if the evaluation is."""
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=0.0,
@@ -38,20 +38,20 @@ class Subject:
             **more,  # type: ignore[arg-type]
         )
 
-    def ask(self, questions: Sequence[Question], **more: object) -> list[Result]:
-        """All at once."""
-        return self.ask_each(questions, [self.params(each.max_tokens, **more) for each in questions])
+    def generate(self, prompts: Sequence[EvalPrompt], **more: object) -> list[Result]:
+        """Generate for all prompts in one batch."""
+        return self.generate_each(prompts, [self.params(each.max_tokens, **more) for each in prompts])
 
-    def ask_each(
-        self, questions: Sequence[Question], params: Sequence[SamplingParams], llm: LLM | None = None
+    def generate_each(
+        self, prompts: Sequence[EvalPrompt], params: Sequence[SamplingParams], llm: LLM | None = None
     ) -> list[Result]:
         room = self.llm.engine.limits.max_model_len
         fitting = [
             replace(one, max_tokens=max(1, min(one.max_tokens, room - len(each.token_ids))))
-            for each, one in zip(questions, params, strict=True)
+            for each, one in zip(prompts, params, strict=True)
         ]
         results = (llm or self.llm).generate(
-            [each.token_ids for each in questions], fitting, want_receipts=False
+            [each.token_ids for each in prompts], fitting, want_receipts=False
         )
         for result in results:
             if result.error is not None:
@@ -59,34 +59,37 @@ class Subject:
         return results
 
     def time(
-        self, question: Question, params: SamplingParams | None = None, llm: LLM | None = None
+        self, prompt: EvalPrompt, params: SamplingParams | None = None, llm: LLM | None = None
     ) -> tuple[float, Result]:
-        """One request alone, from asking to the whole answer."""
-        params = params or self.params(question.max_tokens)
+        """Seconds of one request alone, and its result."""
+        params = params or self.params(prompt.max_tokens)
         started = time.perf_counter()
-        (result,) = self.ask_each([question], [params], llm)
+        (result,) = self.generate_each([prompt], [params], llm)
         return time.perf_counter() - started, result
 
 
 def with_schedule(llm: LLM, **changes: Any) -> LLM:
-    """The same engine under another schedule. Neither may run while the other does, nor keep pages for later."""
+    """The same engine with other scheduler settings.
+
+    Only one of the two may run at a time; no prefix cache.
+    """
     assert not llm.engine.scheduler.config.prefix_cache, "the two write to the same pages"
     twin = copy.copy(llm)
     twin.engine = llm.engine.restarted(replace(llm.engine.scheduler.config, **changes))
     return twin
 
 
-def open_subject(
+def open_model(
     name: str,
     folder: Path,
-    open_llm: Open,
+    open_llm: OpenLLM,
     tasks: tuple[str, ...],
     seed: int,
     long_texts: bool,
     deterministic: bool,
-) -> Subject:
-    record = read_record(folder)
+) -> EvalModel:
+    info = read_training_info(folder)
     thinking = read_thinking(folder, open_checkpoint(folder).config)
-    papers = Papers(folder, record, thinking, tasks, seed, long_texts)
+    eval_set = EvalSet(folder, info, thinking, tasks, seed, long_texts)
     llm = open_llm(folder)
-    return Subject(name, folder, record, thinking, llm, papers, deterministic)
+    return EvalModel(name, folder, info, thinking, llm, eval_set, deterministic)

@@ -1,16 +1,16 @@
-"""An exam's findings as pictures: accuracy by length, a panel a task; and latencies as bars."""
+"""Plots of an evaluation: accuracy by length, one panel for each task; latencies as bars."""
 
 from pathlib import Path
 from typing import Any
 
 from holdfast.training.eval.latency import EVENTS, TASK
-from holdfast.training.eval.report import Report
+from holdfast.training.eval.report import EvalReport
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")  # Okabe and Ito
 
 
-def plot_exam(report: Report, folder: Path) -> list[Path]:
-    """What there is to draw, and where it was written."""
+def plot_eval(report: EvalReport, folder: Path) -> list[Path]:
+    """Draw what the report has; returns the files written."""
     written = []
     if report.accuracy:
         written.append(_plot_accuracy(report, folder / "accuracy.png"))
@@ -28,7 +28,7 @@ def _figure(width: float, height: float) -> Any:
     return figure
 
 
-def _plot_accuracy(report: Report, path: Path) -> Path:
+def _plot_accuracy(report: EvalReport, path: Path) -> Path:
     tasks = list(dict.fromkeys(cell.task for cell in report.accuracy))
     colours = dict(zip(report.models, _COLOURS * len(report.models), strict=False))
     figure = _figure(4.8 * len(tasks) + 0.6, 3.6)
@@ -57,7 +57,7 @@ def _draw_line(panel: Any, cells: list[Any], **style: Any) -> None:
         )
 
 
-def _plot_latency(report: Report, path: Path) -> Path:
+def _plot_latency(report: EvalReport, path: Path) -> Path:
     figure = _figure(6.6, 1.2 + 0.5 * len(report.latency))
     panel = figure.subplots()
     for place, one in enumerate(reversed(report.latency)):
@@ -73,7 +73,7 @@ def _plot_latency(report: Report, path: Path) -> Path:
         )
     panel.set_yticks(range(len(report.latency)), [one.model for one in reversed(report.latency)])
     panel.set_xlim(0, 1.5 * max(one.median_ms for one in report.latency))
-    panel.set_xlabel(f"ms from asking to the whole answer, {TASK} of {EVENTS} events, median")
+    panel.set_xlabel(f"ms from request to complete answer, {TASK} of {EVENTS} events, median")
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     return _save(figure, path)

@@ -1,4 +1,4 @@
-"""What an exam found, as plain data: written again whenever something is added, so that a run cut off leaves what it has."""
+"""The results of an evaluation as plain data. The file is rewritten after every measurement."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -10,11 +10,12 @@ REPORT_FILE = "eval-thinking.json"
 
 
 @dataclass
-class Cell:
+class AccuracyCell:
     """One model, task and number of events.
 
-    rounds, guessed and guessed_right are means a prompt; the shares of thoughts are of the chunks of all prompts, of
-    those with something to think, and of the prompts of which all are gold. None for a plain model.
+    rounds, guessed and guessed_right are means over prompts. gold_chunks is the share of all chunks
+    with the gold thought, gold_thoughts of the chunks with a thought that is not trivial,
+    gold_prompts of the prompts with gold thoughts only. None for a plain model.
     """
 
     model: str
@@ -31,7 +32,7 @@ class Cell:
     gold_chunks: float | None = None
     gold_thoughts: float | None = None
     gold_prompts: float | None = None
-    cut_off: int = 0  # answers that came to no end
+    cut_off: int = 0  # answers that reached max_tokens
 
     @property
     def accuracy(self) -> float:
@@ -39,8 +40,8 @@ class Cell:
 
 
 @dataclass
-class Zeroed:
-    """The same checkpoint, asked not to think."""
+class ZeroedStates:
+    """The same checkpoint with thinking off."""
 
     model: str
     task: str
@@ -54,10 +55,10 @@ class Zeroed:
 
 
 @dataclass
-class Swapped:
-    """Parity with the last thought of each prompt replaced: by its opposite, and for comparison by itself.
+class SwappedThoughts:
+    """Parity with the last thought of each prompt forced: inverted, and for comparison unchanged.
 
-    flipped: answers that became the opposite; unchanged: those that stayed when the same was forced.
+    flipped: answers that became the opposite; unchanged: answers that stayed with the same thought.
     """
 
     model: str
@@ -65,11 +66,11 @@ class Swapped:
     count: int
     flipped: int
     unchanged: int
-    without_thought: int  # prompts of which nothing was thought: not counted
+    without_thought: int  # prompts without a thought: not counted
 
 
 @dataclass
-class Latency:
+class AnswerLatency:
     """Answers of one model to the same texts, one request at a time."""
 
     model: str
@@ -80,17 +81,17 @@ class Latency:
     p90_ms: float
     prompt_tokens: float
     answer_tokens: float
-    looked_up: float  # of them, found in the request's own text
+    looked_up: float  # of them, from n-grams
     rounds: float
     accuracy: float
-    ratio: float | None = None  # of its time to the thinking model's
+    ratio: float | None = None  # of its time to the first model's
     tokens_per_event: float | None = None  # of a chain of thought
     example: str = ""
 
 
 @dataclass
-class Rounds:
-    """Speculative prefill against reading chunk by chunk, on texts of about the same length."""
+class PrefillRounds:
+    """Prefill with predicted thoughts against chunk by chunk, on texts of similar length."""
 
     model: str
     density: str
@@ -113,8 +114,8 @@ class Rounds:
 
 
 @dataclass
-class Cost:
-    """Time a prompt token and an answer token, in microseconds; streams requests at once."""
+class TokenCost:
+    """Microseconds for each prompt token and each answer token; streams: number of requests."""
 
     model: str
     variant: str  # thinks, does not think, plain folder
@@ -127,20 +128,20 @@ class Cost:
 
 
 @dataclass
-class Report:
+class EvalReport:
     machine: str
     torch: str
     settings: dict[str, Any]
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    accuracy: list[Cell] = field(default_factory=list)
-    zeroed: list[Zeroed] = field(default_factory=list)
-    swapped: list[Swapped] = field(default_factory=list)
-    latency: list[Latency] = field(default_factory=list)
-    rounds: list[Rounds] = field(default_factory=list)
-    cost: list[Cost] = field(default_factory=list)
+    accuracy: list[AccuracyCell] = field(default_factory=list)
+    zeroed: list[ZeroedStates] = field(default_factory=list)
+    swapped: list[SwappedThoughts] = field(default_factory=list)
+    latency: list[AnswerLatency] = field(default_factory=list)
+    rounds: list[PrefillRounds] = field(default_factory=list)
+    cost: list[TokenCost] = field(default_factory=list)
 
     def mean_accuracy(self, model: str, task: str) -> float | None:
-        """Over the lengths that are at least the longest the model was trained on; each counts alike."""
+        """The mean over lengths of at least the longest the model was trained on."""
         least = self.models[model]["max_events"]
         shares = [
             cell.accuracy
@@ -150,14 +151,14 @@ class Report:
         return fmean(shares) if shares else None
 
     def to_json(self) -> dict[str, Any]:
-        held = asdict(self)
+        fields = asdict(self)
         for name in ("accuracy", "zeroed"):
-            for row, cell in zip(held[name], getattr(self, name), strict=True):
+            for row, cell in zip(fields[name], getattr(self, name), strict=True):
                 row["accuracy"] = cell.accuracy
-        for row, rounds in zip(held["rounds"], self.rounds, strict=True):
+        for row, rounds in zip(fields["rounds"], self.rounds, strict=True):
             row["speedup"] = rounds.speedup
         pairs = dict.fromkeys((cell.model, cell.task) for cell in self.accuracy)
-        held["mean_accuracy"] = [
+        fields["mean_accuracy"] = [
             {
                 "model": model,
                 "task": task,
@@ -166,10 +167,10 @@ class Report:
             }
             for model, task in pairs
         ]
-        return held
+        return fields
 
     def save(self, folder: Path | None) -> None:
-        """All there is, in one file, replaced at once."""
+        """Replace the file atomically."""
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)

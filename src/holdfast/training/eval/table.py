@@ -1,4 +1,4 @@
-"""An exam's findings on the screen."""
+"""Tables of an evaluation."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,22 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.training.eval.latency import EVENTS, TASK
-from holdfast.training.eval.report import Latency, Report
+from holdfast.training.eval.report import AnswerLatency, EvalReport
 
 _NONE = "-"
 
 
-def show_exam(report: Report, console: Console | None = None) -> None:
+def show_eval(report: EvalReport, console: Console | None = None) -> None:
     if console is None:
         console = Console(highlight=False)
         if not console.is_terminal:
-            console.width = 150  # a file has room for whole words
+            console.width = 150  # for a file
     mode = "deterministic" if report.settings["deterministic"] else "ordinary"
     console.print(f"{report.machine}, torch {report.torch}; greedy, {mode}, seed {report.settings['seed']}")
-    for name, held in report.models.items():
-        chunk = "" if held["chunk"] is None else f", chunks of {held['chunk']}"
-        tasks = " and ".join(held["tasks"])
-        console.print(f"{name}: {held['form']}, N = {held['max_events']}, {tasks}{chunk}", markup=False)
+    for name, fields in report.models.items():
+        chunk = "" if fields["chunk"] is None else f", chunks of {fields['chunk']}"
+        tasks = " and ".join(fields["tasks"])
+        console.print(f"{name}: {fields['form']}, N = {fields['max_events']}, {tasks}{chunk}", markup=False)
     if report.accuracy:
         _show_accuracy(report, console)
         _show_details(report, console)
@@ -38,10 +38,10 @@ def show_exam(report: Report, console: Console | None = None) -> None:
         _show_cost(report, console)
 
 
-def _show_accuracy(report: Report, console: Console) -> None:
+def _show_accuracy(report: EvalReport, console: Console) -> None:
     lengths = sorted({cell.events for cell in report.accuracy})
     table = _table(
-        "right answers, % by number of events; the mean is over the lengths from N on",
+        "right answers, % by number of events; mean over lengths of at least N",
         *("model", "task", "texts"),
         *(str(one) for one in lengths),
         "mean",
@@ -56,9 +56,9 @@ def _show_accuracy(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _show_details(report: Report, console: Console) -> None:
+def _show_details(report: EvalReport, console: Console) -> None:
     table = _table(
-        "thoughts equal to the gold ones, %, and what a prompt took",
+        "thoughts equal to the gold ones, %, and the work of a prompt",
         *("model", "task", "events", "prompt", "answer", "chunks", "thoughts", "whole prompts"),
         *("rounds", "guessed", "right", "cut off", "s in all"),
     )
@@ -78,10 +78,10 @@ def _show_details(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _show_zeroed(report: Report, console: Console) -> None:
+def _show_zeroed(report: EvalReport, console: Console) -> None:
     lengths = sorted({cell.events for cell in report.zeroed})
     table = _table(
-        "the same checkpoint without its states, % right", "model", "task", *(str(one) for one in lengths)
+        "the same checkpoint without states, % right", "model", "task", *(str(one) for one in lengths)
     )
     for model, task in dict.fromkeys((cell.model, cell.task) for cell in report.zeroed):
         cells = {cell.events: cell for cell in report.zeroed if (cell.model, cell.task) == (model, task)}
@@ -91,10 +91,10 @@ def _show_zeroed(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _show_swapped(report: Report, console: Console) -> None:
+def _show_swapped(report: EvalReport, console: Console) -> None:
     table = _table(
-        "parity with the last thought forced: turned into its opposite, and as it was",
-        *("model", "events", "texts", "answers flipped", "unchanged if forced as it was", "no thought"),
+        "parity with the last thought forced: inverted, and unchanged",
+        *("model", "events", "texts", "answers flipped", "same if forced unchanged", "no thought"),
     )
     for one in report.swapped:
         table.add_row(
@@ -104,11 +104,11 @@ def _show_swapped(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _show_latency(found: Sequence[Latency], console: Console) -> None:
+def _show_latency(found: Sequence[AnswerLatency], console: Console) -> None:
     table = _table(
-        f"one request alone, the same {found[0].count} {TASK} texts of {EVENTS} events, in turns; ms of prompt and answer",
+        f"one request at a time, the same {found[0].count} {TASK} texts of {EVENTS} events; ms of prompt and answer",
         *("model", "form", "median", "p10", "p90", f"of {found[0].model}", "% right"),
-        *("prompt", "answer", "looked up", "rounds", "tokens an event"),
+        *("prompt", "answer", "from n-grams", "rounds", "tokens an event"),
     )
     for one in found:
         table.add_row(
@@ -119,12 +119,12 @@ def _show_latency(found: Sequence[Latency], console: Console) -> None:
         )
     console.print(table)
     for one in found:
-        console.print(f"{one.model} answers two events so:{one.example}", markup=False)
+        console.print(f"{one.model} answers two events with:{one.example}", markup=False)
 
 
-def _show_rounds(report: Report, console: Console) -> None:
+def _show_rounds(report: EvalReport, console: Console) -> None:
     table = _table(
-        "prefill with guessed thoughts against chunk by chunk, one request alone",
+        "prefill with predicted thoughts against chunk by chunk, one request at a time",
         *("model", "thoughts", "tokens", "chunks", "thoughts", "guessed", "right", "rounds", "ms"),
         *("rounds, by chunk", "ms, by chunk", "faster", "same", "% right"),
     )
@@ -138,9 +138,9 @@ def _show_rounds(report: Report, console: Console) -> None:
     console.print(table)
 
 
-def _show_cost(report: Report, console: Console) -> None:
+def _show_cost(report: EvalReport, console: Console) -> None:
     table = _table(
-        "microseconds a token, of all requests together",
+        "microseconds for each token, all requests together",
         *("model", "texts", "requests", "variant", "tokens", "thoughts", "prompt", "answer"),
         *("prompt, of plain", "answer, of plain"),
     )

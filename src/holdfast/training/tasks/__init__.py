@@ -1,1 +1,1 @@
-"""Tasks with gold thoughts: what is asked, what is answered, and what may be thought where."""
+"""Tasks with gold thoughts: prompts, answers, and the thoughts of every chunk."""

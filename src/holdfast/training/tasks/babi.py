@@ -1,18 +1,19 @@
-"""bAbI stories: numbered lines, questions with an answer and the numbers of the facts that support it.
+"""bAbI stories: numbered lines, questions with an answer and the numbers of the facts that support
+it.
 
     1 Mary moved to the bathroom.
     2 John went to the hallway.
     3 Where is Mary? \\tbathroom\\t1
 
-Every question is an example. It stands before the story as well as behind it, so that a supporting fact can be
-recognised where it is read; the thought is the fact itself, at its last word.
+Every question is an example. The prompt has the question before and after the story, so that a
+supporting fact can be recognised when it is read. The thought is that fact, at its last word.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.errors import ConfigError
-from holdfast.training.tasks.text_examples import Step, TextExample
+from holdfast.training.tasks.text_examples import TextExample, ThoughtStep
 
 
 def read_babi(path: Path) -> list[TextExample]:
@@ -26,10 +27,12 @@ def read_babi(path: Path) -> list[TextExample]:
 
 def _examples(path: Path, lines: list[str]) -> Iterator[TextExample]:
     facts: dict[int, str] = {}
-    for place, line in enumerate(filter(str.strip, lines), start=1):
+    for line_number, line in enumerate(filter(str.strip, lines), start=1):
         number, _, text = line.strip().partition(" ")
         if not number.isdecimal() or not text:
-            raise ConfigError(f"{path}, line {place}: expected a number and a sentence, found {line[:60]!r}")
+            raise ConfigError(
+                f"{path}, line {line_number}: expected a number and a sentence, found {line[:60]!r}"
+            )
         if int(number) == 1:
             facts = {}
         if "\t" not in text:
@@ -40,7 +43,7 @@ def _examples(path: Path, lines: list[str]) -> Iterator[TextExample]:
         missing = [each for each in support if each not in facts]
         if missing:
             raise ConfigError(
-                f"{path}, line {place}: the question is supported by line {missing[0]}, no fact before it"
+                f"{path}, line {line_number}: the question names line {missing[0]}, which is no fact before it"
             )
         yield _example(question, answer, facts, support)
 
@@ -52,5 +55,5 @@ def _example(question: str, answer: str, facts: dict[int, str], support: list[in
         prompt += f" {fact}"
         if number in support:
             word_end = len(prompt.rstrip(".!")) - 1
-            steps.append(Step(word_end, f" {fact.rstrip('.!')}"))
+            steps.append(ThoughtStep(word_end, f" {fact.rstrip('.!')}"))
     return TextExample(f"{prompt} {question} A:", f" {answer}.", tuple(steps))

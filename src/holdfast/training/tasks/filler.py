@@ -1,9 +1,9 @@
-"""Words that say nothing about the question: they move what matters to every place in a chunk, and make texts long."""
+"""Filler texts: they shift events to every position of a chunk, and make texts long."""
 
 import numpy as np
 
 from holdfast.training.batch import Bools, Ints
-from holdfast.training.tasks.pieces import Pieces
+from holdfast.training.tasks.phrases import PhraseTable
 
 # fmt: off
 NAMES = (
@@ -29,8 +29,8 @@ SENTENCES = (
 _ADVICE = "Listen well now please for once and then say what you know about this as best you can"
 
 
-def spelt_names(count: int) -> list[str]:
-    """Names no vocabulary holds: they are spelt in bytes, as any name a user may type."""
+def byte_names(count: int) -> list[str]:
+    """Names outside the vocabulary, encoded as bytes like any name a user may type."""
     rng = np.random.default_rng(7)
     soft, hard = "aeiou", "bdfgklmnprstvz"
     return [
@@ -42,7 +42,7 @@ def spelt_names(count: int) -> list[str]:
 
 
 def filler_texts() -> list[str]:
-    """The fillers as pieces: openings of one word to sixteen, then sentences, one or two of them."""
+    """The filler phrases: openings of one to sixteen words, then one or two sentences."""
     advice = _ADVICE.split(" ")
     openings = [" ".join(advice[:count]) + "." for count in range(1, 17)]
     several = [f" {one} {other}" for one, other in zip(SENTENCES, SENTENCES[3:], strict=False)]
@@ -50,21 +50,21 @@ def filler_texts() -> list[str]:
 
 
 class Filler:
-    """Draws fillers as piece numbers. Without long texts, only what stands before the first word."""
+    """Draws fillers as phrase numbers. Without long texts, only openings."""
 
-    def __init__(self, pieces: Pieces, long_texts: bool) -> None:
+    def __init__(self, phrases: PhraseTable, long_texts: bool) -> None:
         self._long_texts = long_texts
         texts = filler_texts()
-        self._between = pieces.numbers([each for each in texts if each.startswith(" ")])
-        self._openings = pieces.numbers([each for each in texts if not each.startswith(" ")])
+        self._between = phrases.numbers([each for each in texts if each.startswith(" ")])
+        self._openings = phrases.numbers([each for each in texts if not each.startswith(" ")])
 
     def openings(self, rng: np.random.Generator, num_texts: int) -> Ints:
-        """[B]: what stands before the first word; nothing in four of ten texts."""
+        """[B]: the text before the first event; none in 40% of the texts."""
         drawn = rng.choice(self._openings, num_texts)
         return np.where(rng.random(num_texts) < 0.4, 0, drawn)
 
     def between(self, rng: np.random.Generator, allowed: Bools) -> Ints:
-        """allowed [B, n] -> fillers [B, n]: half of the texts have none, others few or many."""
+        """allowed [B, n] -> fillers [B, n]: none in half of the texts, few or many in the others."""
         if not self._long_texts:
             return np.zeros(allowed.shape, dtype=np.int64)
         rate = rng.choice([0.0, 0.0, 0.1, 0.5], len(allowed))[:, None]

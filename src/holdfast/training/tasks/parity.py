@@ -1,19 +1,19 @@
-"""A coin, and people who flip it or do not: the thought behind each event is the state so far.
+"""A coin, and people who flip it or do not: the thought after each event is the current state.
 
     A coin's state is heads. Alice flips, then Bob flips. What's the state? A: heads.
                                    tails            heads
 
-An event is settled by its verb, whatever follows: a thought must not depend on words that are not read yet ("flips" may
-be the end of a chunk, with or without "the coin" behind it). As a chain of thought:
-" Alice flips: tails. Bob flips: heads. So heads.", in one word an event: " tails heads. So heads."
+An event is decided by its verb: a thought must not depend on words of a later chunk ("flips" may
+end a chunk, with or without "the coin" after it). As a chain of thought: " Alice flips: tails. Bob
+flips: heads. So heads."; with one word for each event: " tails heads. So heads."
 """
 
 import numpy as np
 
 from holdfast.training.batch import Bools, Ints
-from holdfast.training.tasks.filler import NAMES, Filler, filler_texts, spelt_names
-from holdfast.training.tasks.pieces import Drawn, Pieces
-from holdfast.training.tasks.task import Form
+from holdfast.training.tasks.filler import NAMES, Filler, byte_names, filler_texts
+from holdfast.training.tasks.phrases import DrawnTexts, PhraseTable
+from holdfast.training.tasks.task import AnswerForm
 
 STATES = ("heads", "tails")
 _STARTS = (
@@ -58,8 +58,8 @@ class Parity:
         starts = [text.format(state) for state in STATES for text in _STARTS]
         said = [f" {state}{end}" for state in STATES for end in ("", ".")]
         verbs = [*_FLIPS, *_WAITS, *_CHAINED_FLIPS, *_CHAINED_WAITS]
-        names = [f" {name}" for name in (*NAMES, *spelt_names(64))]
-        self.pieces = p = Pieces(
+        names = [f" {name}" for name in (*NAMES, *byte_names(64))]
+        self.phrases = p = PhraseTable(
             [
                 *filler_texts(),
                 *starts,
@@ -73,7 +73,7 @@ class Parity:
             p.numbers(starts).reshape(2, -1),
             p.numbers([f" {each}" for each in starts]).reshape(2, -1),
         )
-        self._known, self._spelt = p.numbers(names[: len(NAMES)]), p.numbers(names[len(NAMES) :])
+        self._known, self._byte_names = p.numbers(names[: len(NAMES)]), p.numbers(names[len(NAMES) :])
         self._verbs = (
             (p.numbers(_WAITS), p.numbers(_FLIPS)),
             (p.numbers(_CHAINED_WAITS), p.numbers(_CHAINED_FLIPS)),
@@ -84,32 +84,36 @@ class Parity:
         self._restated = p.numbers([" doesn't flip:", " flips:"])
 
     def words(self) -> list[str]:
-        spelt = set(self._spelt.tolist())
-        return [text.replace("|", "") for number, text in enumerate(self.pieces.texts) if number not in spelt]
+        unknown = set(self._byte_names.tolist())
+        return [
+            text.replace("|", "") for number, text in enumerate(self.phrases.texts) if number not in unknown
+        ]
 
-    def draw(self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: Form) -> Drawn:
+    def draw(
+        self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: AnswerForm
+    ) -> DrawnTexts:
         count = rng.integers(fewest, most + 1, num_texts)[:, None]  # [B, 1]
         is_event = np.arange(most) < count  # [B, n]
         start = rng.integers(0, 2, num_texts)
         is_flip = (rng.random((num_texts, most)) < rng.choice([0.5, 0.7, 1.0], num_texts)[:, None]) & is_event
         state = (start[:, None] + np.cumsum(is_flip, axis=1)) % 2  # [B, n]
         names = rng.choice(self._known, (num_texts, most))
-        names = np.where(rng.random(names.shape) < 0.05, rng.choice(self._spelt, names.shape), names)
+        names = np.where(rng.random(names.shape) < 0.05, rng.choice(self._byte_names, names.shape), names)
         opening = self._filler.openings(rng, num_texts)
         is_chained = rng.random(num_texts) < 0.5
         events = self._events(rng, is_chained[:, None], is_event, is_flip, names)  # [B, 4 n]
-        end = np.where(is_chained, self.pieces.number("."), 0)
+        end = np.where(is_chained, self.phrases.number("."), 0)
         asked = rng.choice(self._questions, num_texts)
         last = np.take_along_axis(state, count - 1, axis=1)[:, 0]
         answer = self._answers(form, is_event, is_flip, names, state, last)
         head = np.stack((opening, self._start(rng, start, opening > 0)), axis=1)
-        pieces = np.concatenate((head, events, end[:, None], asked[:, None], answer), axis=1)
-        thoughts = np.zeros((*pieces.shape, 1), dtype=np.int64)
+        phrases = np.concatenate((head, events, end[:, None], asked[:, None], answer), axis=1)
+        thoughts = np.zeros((*phrases.shape, 1), dtype=np.int64)
         if form == "thinking":
             thoughts[:, 5 : 5 + 4 * most : 4, 0] = np.where(is_event, self._state[state], 0)
-        is_answer = np.zeros(pieces.shape, dtype=np.bool_)
+        is_answer = np.zeros(phrases.shape, dtype=np.bool_)
         is_answer[:, -answer.shape[1] :] = True
-        return Drawn(pieces, thoughts, is_answer)
+        return DrawnTexts(phrases, thoughts, is_answer)
 
     def _start(self, rng: np.random.Generator, start: Ints, is_inside: Bools) -> Ints:
         phrase = rng.integers(0, len(_STARTS), len(start))
@@ -118,11 +122,14 @@ class Parity:
     def _events(
         self, rng: np.random.Generator, chained: Bools, is_event: Bools, is_flip: Bools, names: Ints
     ) -> Ints:
-        """Joiner, filler, name, verb: [B, 4 n]. Sentences, or clauses chained by joiners; no filler within a chain."""
+        """Joiner, filler, name, verb: [B, 4 n].
+
+        Sentences, or clauses with joiners; no filler between clauses.
+        """
         shape = is_event.shape
         joiner = np.where(chained, rng.choice(self._joiners, shape), 0)
         joiner[:, 0] = 0
-        ends = (joiner == self.pieces.number(".")) | ~chained
+        ends = (joiner == self.phrases.number(".")) | ~chained
         ends[:, 0] = True
         filler = self._filler.between(rng, ends)
         verbs = [
@@ -131,19 +138,19 @@ class Parity:
         verb = np.where(
             chained, np.where(is_flip, verbs[1][1], verbs[1][0]), np.where(is_flip, verbs[0][1], verbs[0][0])
         )
-        told = np.stack((joiner, filler, names, verb), axis=2) * is_event[:, :, None]
-        return told.reshape(len(is_event), -1)
+        events = np.stack((joiner, filler, names, verb), axis=2) * is_event[:, :, None]
+        return events.reshape(len(is_event), -1)
 
     def _answers(
-        self, form: Form, is_event: Bools, is_flip: Bools, names: Ints, state: Ints, last: Ints
+        self, form: AnswerForm, is_event: Bools, is_flip: Bools, names: Ints, state: Ints, last: Ints
     ) -> Ints:
         final = self._answer[last][:, None]
         if form in ("thinking", "none"):
             return final
-        so = np.full_like(final, self.pieces.number(" So"))
+        so = np.full_like(final, self.phrases.number(" So"))
         if form == "words":
-            stop = np.full_like(final, self.pieces.number("."))
+            stop = np.full_like(final, self.phrases.number("."))
             return np.concatenate((np.where(is_event, self._state[state], 0), stop, so, final), axis=1)
         restated = np.stack((names, self._restated[is_flip.astype(np.int64)], self._answer[state]), axis=2)
-        told = (restated * is_event[:, :, None]).reshape(len(names), -1)
-        return np.concatenate((told, so, final), axis=1)
+        events = (restated * is_event[:, :, None]).reshape(len(names), -1)
+        return np.concatenate((events, so, final), axis=1)

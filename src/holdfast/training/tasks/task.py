@@ -1,29 +1,31 @@
-"""A task draws texts; how they are answered is the same for all tasks."""
+"""The interface of a task, and the forms of an answer."""
 
 from typing import Literal, Protocol
 
 import numpy as np
 
-from holdfast.training.tasks.pieces import Drawn, Pieces
+from holdfast.training.tasks.phrases import DrawnTexts, PhraseTable
 
-# thinking: thoughts beside the text, a plain answer. none: the plain answer alone. cot: the answer restates every
-# event before it answers, five tokens an event or more. words: it says one word an event, the state behind it.
-Form = Literal["thinking", "none", "cot", "words"]
+# thinking: thoughts and a plain answer. none: the plain answer only. cot: a chain of thought restates
+# every event, in five tokens or more. words: a chain of thought with one word for each event.
+AnswerForm = Literal["thinking", "none", "cot", "words"]
 
 
 class Task(Protocol):
-    """Texts about a number of events."""
+    """Draws texts with a number of events."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def pieces(self) -> Pieces: ...
+    def phrases(self) -> PhraseTable: ...
 
     def words(self) -> list[str]:
-        """Texts whose words the vocabulary should hold."""
+        """Texts whose words should be in the vocabulary."""
         ...
 
-    def draw(self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: Form) -> Drawn:
-        """Texts of `fewest` to `most` events, each number as likely as the other."""
+    def draw(
+        self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: AnswerForm
+    ) -> DrawnTexts:
+        """Texts of `fewest` to `most` events, uniformly distributed."""
         ...

@@ -1,4 +1,4 @@
-"""A few integers that are changed line by line: the thought behind each change is the changed value.
+"""A few integers that are changed one by one: the thought after each change is the changed value.
 
     Let a = 3, b = 5, c = 2. a = a + b. c = c - 1. What is the value of c? A: 1.
     changed                           a 8        c 1
@@ -8,19 +8,20 @@
                                                  2 - 1 c 1 a 8 b 5
 
 A change is a = 4, a = b, or a plus or minus a small number or another variable; values are 0 to 9.
-Variables stand in the alphabet's order, in texts and in thoughts. Where they may stand in any, C and T, a layer each,
-stay for long without knowing which value is whose; a letter that has its likely places tells them where to begin.
+Variables are in alphabetical order, in texts and in thoughts. With any order, C and T (one layer
+each) learn slowly which value belongs to which variable; likely positions of a letter help them.
 
-A change is settled by the mark behind it: a = a may go on with + b. "all" names the values of all variables, so that
-none has to be looked for further back than the last thought. So does "worked", which works the change out first: T is
-one layer, and a token of its thought is one look and one step. Operands are looked up in tokens of their own, the sum
-is made of what stands at fixed places of the thought, and no variable has to be asked whether it is the changed one:
-that comes first, the others behind it in their order. What is set to a number or to another variable is that
-+ 0, and the values at the start are a thought, too. With "all" and "worked", of several changes in one chunk only the
-last is thought.
+A change is decided by the mark after it: "a = a" may continue with "+ b". "all" has the values of
+all variables, so that no value is further back than the last thought. "worked" has them too, after
+the calculation: T is one layer, so a token of a thought is one attention and one step. Operands
+have tokens of their own, the result depends on fixed positions of the thought, and the changed
+variable comes first, before the others in their order. An assignment of a number or a variable is
+written as + 0, and the initial values are a thought as well. With "all" and "worked", a chunk with
+several changes has only the thought of the last.
 
-As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts themselves, a sentence each:
-" a 3 b 5 c 2. 3 + 5 a 8 b 5 c 2. 2 - 1 c 1 a 8 b 5. So 1.". In one word (number) an event: " 8 1. So 1."
+As a chain of thought: " a = 8. c = 1. So 1."; with "all" and "worked" the thoughts, one sentence
+each: " a 3 b 5 c 2. 3 + 5 a 8 b 5 c 2. 2 - 1 c 1 a 8 b 5. So 1."; with one number for each event: "
+8 1. So 1."
 """
 
 from typing import Literal
@@ -29,15 +30,15 @@ import numpy as np
 
 from holdfast.training.batch import Bools, Ints
 from holdfast.training.tasks.filler import Filler, filler_texts
-from holdfast.training.tasks.pieces import Drawn, Pieces
-from holdfast.training.tasks.task import Form
+from holdfast.training.tasks.phrases import DrawnTexts, PhraseTable
+from holdfast.training.tasks.task import AnswerForm
 
 LETTERS = "abcdkmnpxyz"
 NUM_VARIABLES = 3
 LARGEST = 9
-_STEP = 5  # the largest constant that is added
+_STEP = 5  # the largest constant that is added or subtracted
 _STARTS = ("Let", "Given", "We start with", "First,")
-Thought = Literal["changed", "all", "worked"]
+ThoughtContent = Literal["changed", "all", "worked"]
 _CONST, _COPY, _ADD, _TAKE, _ADD_OTHER, _TAKE_OTHER = range(6)
 _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 
@@ -45,7 +46,7 @@ _WEIGHTS = (0.1, 0.1, 0.25, 0.25, 0.2, 0.1)
 class Variables:
     name = "variables"
 
-    def __init__(self, thought: Thought = "changed", long_texts: bool = True) -> None:
+    def __init__(self, thought: ThoughtContent = "changed", long_texts: bool = True) -> None:
         self.thought = thought
         names = [f" {letter}" for letter in LETTERS]
         numbers = [f" {value}" for value in range(LARGEST + 1)]
@@ -53,7 +54,7 @@ class Variables:
         sets = [f" {letter} =" for letter in LETTERS]
         starts = [*_STARTS, *(f" {each}" for each in _STARTS)]
         marks = [",", ".", ";", " +", " -", " So", " What is the value of", "? A:"]
-        self.pieces = p = Pieces([*filler_texts(), *names, *numbers, *values, *sets, *starts, *marks])
+        self.phrases = p = PhraseTable([*filler_texts(), *names, *numbers, *values, *sets, *starts, *marks])
         self._filler = Filler(p, long_texts)
         self._names, self._numbers, self._sets = p.numbers(names), p.numbers(numbers), p.numbers(sets)
         self._values = p.numbers(values).reshape(len(LETTERS), -1)
@@ -62,20 +63,22 @@ class Variables:
         self._ends = p.numbers([".", ";"])
 
     def words(self) -> list[str]:
-        return [text.replace("|", "") for text in self.pieces.texts]
+        return [text.replace("|", "") for text in self.phrases.texts]
 
-    def draw(self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: Form) -> Drawn:
+    def draw(
+        self, rng: np.random.Generator, num_texts: int, fewest: int, most: int, form: AnswerForm
+    ) -> DrawnTexts:
         count = rng.integers(fewest, most + 1, num_texts)[:, None]
         is_event = np.arange(most) < count  # [B, n]
         letters = rng.permuted(np.tile(np.arange(len(LETTERS)), (num_texts, 1)), axis=1)[:, :NUM_VARIABLES]
         letters.sort(axis=1)
         first = rng.integers(0, LARGEST + 1, (num_texts, NUM_VARIABLES))
-        target, told, values = _change(rng, first, most)  # [B, n], [B, n, 4], [B, n, variables]
+        target, details, values = _change(rng, first, most)  # [B, n], [B, n, 4], [B, n, variables]
         opening = self._filler.openings(rng, num_texts)
         start = self._starts[(opening > 0).astype(np.int64), rng.integers(0, len(_STARTS), num_texts)]
         head = np.concatenate((opening[:, None], start[:, None], self._first_values(letters, first)), axis=1)
         changed = np.take_along_axis(letters, target, axis=1)  # [B, n], as letters
-        events = self._events(rng, is_event, letters, changed, told)  # [B, 6 n]
+        events = self._events(rng, is_event, letters, changed, details)  # [B, 6 n]
         asked = rng.integers(0, NUM_VARIABLES, num_texts)
         letter = np.take_along_axis(letters, asked[:, None], axis=1)[:, 0]
         question = np.stack(
@@ -89,37 +92,37 @@ class Variables:
         last = np.take_along_axis(values, (count - 1)[:, :, None], axis=1)[:, 0]  # [B, variables]
         result = np.take_along_axis(last, asked[:, None], axis=1)[:, 0]
         after = np.take_along_axis(values, target[:, :, None], axis=2)[:, :, 0]  # [B, n]: the changed value
-        said = self._thoughts(letters, first, target, told, values)  # [B, n, pieces]
+        said = self._thoughts(letters, first, target, details, values)  # [B, n, phrases]
         at_first = self._values[letters, first]  # [B, variables]
         if form == "cot":
             chain = self._chain(is_event, at_first, said, changed, after)
         else:
             chain = np.where(is_event, self._numbers[after], 0)
         answer = self._answers(form, chain, result)
-        pieces = np.concatenate((head, events, question, answer), axis=1)
-        thoughts = np.zeros((*pieces.shape, said.shape[2]), dtype=np.int64)
+        phrases = np.concatenate((head, events, question, answer), axis=1)
+        thoughts = np.zeros((*phrases.shape, said.shape[2]), dtype=np.int64)
         if form == "thinking":
             ends = slice(head.shape[1] + 5, head.shape[1] + 6 * most, 6)
             thoughts[:, ends] = said * is_event[:, :, None]
             if self.thought == "worked":
                 thoughts[:, head.shape[1] - 1, :NUM_VARIABLES] = at_first
-        is_answer = np.zeros(pieces.shape, dtype=np.bool_)
+        is_answer = np.zeros(phrases.shape, dtype=np.bool_)
         is_answer[:, -answer.shape[1] :] = True
-        return Drawn(pieces, thoughts, is_answer, replaces=self.thought != "changed")
+        return DrawnTexts(phrases, thoughts, is_answer, replaces=self.thought != "changed")
 
     def _all(self, num_texts: int, text: str) -> Ints:
-        return np.full(num_texts, self.pieces.number(text), dtype=np.int64)
+        return np.full(num_texts, self.phrases.number(text), dtype=np.int64)
 
     def _first_values(self, letters: Ints, first: Ints) -> Ints:
-        """ " a =", " 3", "," for each variable, a full stop behind the last: [B, 3 variables]."""
-        marks = np.broadcast_to(self.pieces.numbers([","] * (NUM_VARIABLES - 1) + ["."]), letters.shape)
+        """ " a =", " 3", "," for each variable, a full stop after the last: [B, 3 variables]."""
+        marks = np.broadcast_to(self.phrases.numbers([","] * (NUM_VARIABLES - 1) + ["."]), letters.shape)
         return np.stack((self._sets[letters], self._numbers[first], marks), axis=2).reshape(len(letters), -1)
 
     def _events(
-        self, rng: np.random.Generator, is_event: Bools, letters: Ints, changed: Ints, told: Ints
+        self, rng: np.random.Generator, is_event: Bools, letters: Ints, changed: Ints, details: Ints
     ) -> Ints:
         """Filler, target, operand, sign, operand, mark: [B, 6 n]."""
-        kind, other, constant, sign = (told[:, :, index] for index in range(4))
+        kind, other, constant, sign = (details[:, :, index] for index in range(4))
         other_letter = self._names[np.take_along_axis(letters, other, axis=1)]
         own = self._names[changed]
         number = self._numbers[constant]
@@ -131,14 +134,14 @@ class Variables:
         row = np.stack((filler, self._sets[changed], left, signs, right, ends), axis=2)
         return (row * is_event[:, :, None]).reshape(len(is_event), -1)
 
-    def _thoughts(self, letters: Ints, first: Ints, target: Ints, told: Ints, values: Ints) -> Ints:
-        """What is thought of each change: [B, n, pieces]."""
+    def _thoughts(self, letters: Ints, first: Ints, target: Ints, details: Ints, values: Ints) -> Ints:
+        """The thought of each change: [B, n, phrases]."""
         every = self._values[letters[:, None, :], values]  # [B, n, variables]
         if self.thought == "all":
             return every
         if self.thought == "changed":
             return np.take_along_axis(every, target[:, :, None], axis=2)
-        kind, other, constant, sign = (told[:, :, index] for index in range(4))
+        kind, other, constant, sign = (details[:, :, index] for index in range(4))
         before = np.concatenate((first[:, None], values[:, :-1]), axis=1)  # [B, n, variables]
         own, its = (np.take_along_axis(before, of[:, :, None], axis=2)[:, :, 0] for of in (target, other))
         left = np.where(kind == _CONST, constant, np.where(kind == _COPY, its, own))
@@ -150,17 +153,17 @@ class Variables:
         return np.concatenate((work, np.take_along_axis(every, order, axis=2)), axis=2)
 
     def _chain(self, is_event: Bools, at_first: Ints, said: Ints, changed: Ints, after: Ints) -> Ints:
-        """A chain of thought that restates every event: [B, pieces]."""
+        """A chain of thought that restates every event: [B, phrases]."""
         if self.thought == "changed":
             said = np.stack((self._sets[changed], self._numbers[after]), axis=2)
-        stop = self.pieces.number(".")
+        stop = self.phrases.number(".")
         sentences = np.pad(said, ((0, 0), (0, 0), (0, 1)), constant_values=stop) * is_event[:, :, None]
         chain = sentences.reshape(len(said), -1)
         if self.thought != "worked":
             return chain
         return np.concatenate((np.pad(at_first, ((0, 0), (0, 1)), constant_values=stop), chain), axis=1)
 
-    def _answers(self, form: Form, chain: Ints, result: Ints) -> Ints:
+    def _answers(self, form: AnswerForm, chain: Ints, result: Ints) -> Ints:
         stop = self._all(len(result), ".")[:, None]
         final = np.concatenate((self._numbers[result][:, None], stop), axis=1)
         if form in ("thinking", "none"):
@@ -170,10 +173,11 @@ class Variables:
 
 
 def _change(rng: np.random.Generator, first: Ints, most: int) -> tuple[Ints, Ints, Ints]:
-    """The changed variable [B, n]; kind, other variable, constant, sign [B, n, 4]; all values behind it [B, n, variables].
+    """The changed variable [B, n]; kind, other variable, constant, sign [B, n, 4]; values after it
+    [B, n, variables].
 
-    A value never leaves 0 .. LARGEST: a sum that would becomes a difference, a difference a sum, and where neither
-    will do the other variable is copied.
+    Values stay in 0 .. LARGEST: a sum outside becomes a difference, a difference a sum; if both are
+    outside, the other variable is copied.
     """
     num_texts = len(first)
     rows = np.arange(num_texts)
@@ -183,7 +187,7 @@ def _change(rng: np.random.Generator, first: Ints, most: int) -> tuple[Ints, Int
     kind = rng.choice(len(_WEIGHTS), target.shape, p=_WEIGHTS)
     step = rng.integers(1, _STEP + 1, target.shape)
     fresh = rng.integers(0, LARGEST + 1, target.shape)
-    told = np.zeros((num_texts, most, 4), dtype=np.int64)
+    details = np.zeros((num_texts, most, 4), dtype=np.int64)
     values = np.zeros((num_texts, most, NUM_VARIABLES), dtype=np.int64)
     for index in range(most):
         own, its = value[rows, target[:, index]], value[rows, other[:, index]]
@@ -196,7 +200,7 @@ def _change(rng: np.random.Generator, first: Ints, most: int) -> tuple[Ints, Int
         way = np.where(is_bad, _COPY, way)
         changed = np.where(way == _CONST, fresh[:, index], np.where(way == _COPY, its, changed))
         constant = np.where(way == _CONST, fresh[:, index], step[:, index])
-        told[:, index] = np.stack((way, other[:, index], constant, is_less), axis=1)
+        details[:, index] = np.stack((way, other[:, index], constant, is_less), axis=1)
         value[rows, target[:, index]] = changed
         values[:, index] = value
-    return target, told, values
+    return target, details, values

@@ -1,4 +1,6 @@
-"""Speculative prefill against reading chunk by chunk: texts of about one length, with one thought, few, some, or many."""
+"""Prefill with predicted thoughts against chunk by chunk, on texts of one length with few or many
+thoughts.
+"""
 
 from collections.abc import Sequence
 from statistics import fmean, median
@@ -7,9 +9,9 @@ import numpy as np
 
 from holdfast.core.results import Result
 from holdfast.training.eval.accuracy import is_right
-from holdfast.training.eval.eval_set import Question
-from holdfast.training.eval.model import Subject, with_schedule
-from holdfast.training.eval.report import Rounds
+from holdfast.training.eval.eval_set import EvalPrompt
+from holdfast.training.eval.model import EvalModel, with_schedule
+from holdfast.training.eval.report import PrefillRounds
 from holdfast.training.tasks.filler import NAMES, SENTENCES
 from holdfast.training.tasks.parity import STATES
 
@@ -19,43 +21,43 @@ DENSITIES = {
     "few": 12,
     "medium": 3,
     "dense": 0,
-}  # sentences that say nothing before an event
+}  # filler sentences before an event
 _MOST_TOKENS = 600
 _COUNT = 12
 _WARM_UPS = 2
 
 
-def measure_rounds(subject: Subject, count: int = _COUNT, most_tokens: int = _MOST_TOKENS) -> list[Rounds]:
-    by_chunk = with_schedule(subject.llm, max_guesses=0)
+def measure_rounds(
+    model: EvalModel, count: int = _COUNT, most_tokens: int = _MOST_TOKENS
+) -> list[PrefillRounds]:
+    by_chunk = with_schedule(model.llm, max_guesses=0)
     found = []
     for density in ("rare", "few", "medium", "dense"):
-        questions = coin_texts(subject, density, count + _WARM_UPS, most_tokens)
+        prompts = coin_texts(model, density, count + _WARM_UPS, most_tokens)
         guessed, plain = [], []
-        for question in questions:
-            params = subject.params(question.max_tokens)
-            guessed.append(subject.time(question, params))
-            plain.append(subject.time(question, params, by_chunk))
-        found.append(
-            _compare(subject, density, questions[_WARM_UPS:], guessed[_WARM_UPS:], plain[_WARM_UPS:])
-        )
+        for prompt in prompts:
+            params = model.params(prompt.max_tokens)
+            guessed.append(model.time(prompt, params))
+            plain.append(model.time(prompt, params, by_chunk))
+        found.append(_compare(model, density, prompts[_WARM_UPS:], guessed[_WARM_UPS:], plain[_WARM_UPS:]))
     return found
 
 
 def _compare(
-    subject: Subject,
+    model: EvalModel,
     density: str,
-    questions: Sequence[Question],
+    prompts: Sequence[EvalPrompt],
     guessed: Sequence[tuple[float, Result]],
     plain: Sequence[tuple[float, Result]],
-) -> Rounds:
-    assert subject.thinking is not None
+) -> PrefillRounds:
+    assert model.thinking is not None
     results, others = [result for _, result in guessed], [result for _, result in plain]
-    return Rounds(
-        model=subject.name,
+    return PrefillRounds(
+        model=model.name,
         density=density,
-        count=len(questions),
-        prompt_tokens=fmean(len(each.token_ids) for each in questions),
-        chunks=fmean(len(each.token_ids) // subject.thinking.chunk for each in questions),
+        count=len(prompts),
+        prompt_tokens=fmean(len(each.token_ids) for each in prompts),
+        chunks=fmean(len(each.token_ids) // model.thinking.chunk for each in prompts),
         thoughts=fmean(sum(bool(thought.token_ids) for thought in each.thoughts) for each in results),
         rounds=fmean(each.stats.prefill_passes for each in results),
         guessed=fmean(each.stats.guessed for each in results),
@@ -67,18 +69,18 @@ def _compare(
             (one.token_ids, one.thoughts) == (other.token_ids, other.thoughts)
             for one, other in zip(results, others, strict=True)
         ),
-        right=sum(is_right(subject, *each) for each in zip(questions, results, strict=True)),
+        right=sum(is_right(model, *each) for each in zip(prompts, results, strict=True)),
     )
 
 
-def coin_texts(subject: Subject, density: str, count: int, most_tokens: int) -> list[Question]:
-    """A coin and as many events as there is room for; with density "none" there are only other sentences."""
+def coin_texts(model: EvalModel, density: str, count: int, most_tokens: int) -> list[EvalPrompt]:
+    """A coin and as many events as fit; with density "none" only filler sentences."""
     rng = np.random.default_rng(11)
-    return [_coin_text(subject, DENSITIES[density], rng, most_tokens) for _ in range(count)]
+    return [_coin_text(model, DENSITIES[density], rng, most_tokens) for _ in range(count)]
 
 
-def _coin_text(subject: Subject, gap: int | None, rng: np.random.Generator, most_tokens: int) -> Question:
-    encode = subject.papers.tokenizer.encode
+def _coin_text(model: EvalModel, gap: int | None, rng: np.random.Generator, most_tokens: int) -> EvalPrompt:
+    encode = model.eval_set.tokenizer.encode
     state = int(rng.integers(2))
     asked = list(encode(" What's the state? A:", add_special_tokens=False).ids)
     ids = list(encode(f"A coin's state is {STATES[state]}.", add_special_tokens=False).ids)
@@ -94,4 +96,4 @@ def _coin_text(subject: Subject, gap: int | None, rng: np.random.Generator, most
         state ^= int(flips)
     final = f"{STATES[state]}."
     num_answer = len(encode(f" {final}", add_special_tokens=False).ids)
-    return Question((*ids, *asked), f" {final}", final, num_answer)
+    return EvalPrompt((*ids, *asked), f" {final}", final, num_answer)

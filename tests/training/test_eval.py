@@ -1,0 +1,215 @@
+"""Evaluation with the engine: eval sets, counts, ablations. The models are tiny and untrained."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.core.results import Choice, Result, Stats, Thought
+from holdfast.engine.llm import LLM
+from holdfast.errors import BadWeights, ConfigError
+from holdfast.models.locate import COIN, locate
+from holdfast.training.eval.ablation import opposite, swap_last_thought
+from holdfast.training.eval.accuracy import is_right, measure_cell
+from holdfast.training.eval.cost import VARIANTS, measure_cost, plain_copy
+from holdfast.training.eval.eval_set import EvalPrompt, EvalSet, final_answer
+from holdfast.training.eval.latency import measure_latency
+from holdfast.training.eval.model import EvalModel, open_model
+from holdfast.training.eval.prefill import coin_texts, measure_rounds
+from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
+from holdfast.training.export import INFO_FILE, TrainingInfo, export, read_training_info
+from holdfast.training.loop import start_run
+from holdfast.training.settings import SIZES, TrainingSettings
+from holdfast.training.tasks.task import AnswerForm
+
+SETTINGS = TrainingSettings(
+    tasks=("parity", "variables"), max_events=4, size=SIZES["tiny"], chunk=4, variables_thought="all"
+)
+
+
+def untrained(folder: Path, form: AnswerForm) -> Path:
+    settings = replace(SETTINGS, form=form)
+    export(start_run(settings, torch.device("cpu")).built, settings, folder)
+    return folder
+
+
+def open_llm(folder: Path) -> LLM:
+    return LLM(str(folder), device="cpu", prefix_cache=False, max_num_seqs=8, max_model_len=512)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[AnswerForm], Path]:
+    root, made = tmp_path_factory.mktemp("eval"), {}
+
+    def get(form: AnswerForm) -> Path:
+        if form not in made:
+            made[form] = untrained(root / form, form)
+        return made[form]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def model(folder: Callable[[AnswerForm], Path]) -> EvalModel:
+    return open_model("own", folder("thinking"), open_llm, SETTINGS.tasks, 1, True, True)
+
+
+def eval_set(folder: Path) -> EvalSet:
+    return EvalSet(folder, read_training_info(folder), None, SETTINGS.tasks, 1, True)
+
+
+def answered(text: str, thoughts: tuple[Thought, ...] = ()) -> Result:
+    return Result((1,), (Choice(text, (5,), "stop", None, thoughts),), 0, "none", Stats())
+
+
+def test_prompts_are_the_same_for_every_answer_form(folder: Callable[[AnswerForm], Path]) -> None:
+    plain, chain, words = (eval_set(folder(form)) for form in ("none", "cot", "words"))
+    for task in SETTINGS.tasks:
+        asked = [each.draw(task, 3, 4) for each in (plain, chain, words)]
+        assert [each.token_ids for each in asked[0]] == [each.token_ids for each in asked[1]]
+        assert len({tuple(each.final for each in some) for some in asked}) == 1
+        assert all(each.num_answer > 6 and "So" in each.answer for each in asked[1])
+        assert all(each.answer.strip() == each.final for each in asked[0])
+
+
+def test_final_answer_of_a_chain_of_thought() -> None:
+    assert final_answer(" Alice flips: tails. So tails.", "cot") == "tails."
+    assert final_answer(" tails heads", "words") == ""  # it came to no end
+    assert final_answer(" tails.", "thinking") == "tails."
+
+
+def test_answer_is_right_only_if_the_text_is_equal(model: EvalModel) -> None:
+    prompt = EvalPrompt((1, 2), " heads.", "heads.", 2)
+    assert is_right(model, prompt, answered(" heads."))
+    assert not is_right(model, prompt, answered(" tails."))
+    assert not is_right(model, prompt, answered(" heads. heads."))
+
+
+@pytest.mark.parametrize("task", SETTINGS.tasks)
+def test_forced_gold_thoughts_are_reported(model: EvalModel, task: str) -> None:
+    prompts = model.eval_set.draw(task, 3, 3)
+    assert all(any(each.thoughts) for each in prompts)
+    forced = [model.params(4, forced_thoughts=dict(enumerate(prompt.thoughts))) for prompt in prompts]
+    results = model.generate_each(prompts, forced)
+    for prompt, result in zip(prompts, results, strict=True):
+        own = [thought.token_ids for thought in result.thoughts if thought.chunk < len(prompt.thoughts)]
+        assert own == list(prompt.thoughts)
+
+
+def test_accuracy_cell_has_the_engine_s_counts(model: EvalModel) -> None:
+    prompts = model.eval_set.draw("parity", 3, 3)
+    cell, results = measure_cell(model, "parity", 3, prompts)
+    assert (cell.count, len(results)) == (3, 3)
+    assert cell.answer_tokens == sum(len(each.token_ids) for each in results) / 3
+    assert cell.guessed * 3 == sum(each.stats.guessed for each in results) > 0
+    assert cell.rounds * 3 == sum(each.stats.prefill_passes for each in results) > 3
+    assert cell.gold_chunks is not None and 0 <= cell.gold_chunks < 1
+
+
+def test_swapped_last_thought_flips_the_answer_of_a_trained_model(model: EvalModel) -> None:
+    assert opposite(" heads tails.") == " tails heads."
+    prompts = model.eval_set.draw("parity", 3, 3)
+    _, results = measure_cell(model, "parity", 3, prompts)
+    found = swap_last_thought(model, 3, prompts, results)
+    assert found.count + found.without_thought == 3
+    assert found.unchanged == found.count > 0  # what was thought anyway changes nothing
+    assert found.flipped == 0  # it never says heads or tails
+    coin = open_model("coin", locate(COIN).path, open_llm, ("parity",), 1, False, True)
+    prompts = coin.eval_set.draw("parity", 5, 4)
+    cell, results = measure_cell(coin, "parity", 5, prompts)
+    found = swap_last_thought(coin, 5, prompts, results)
+    assert cell.accuracy == 1
+    assert found.flipped == found.unchanged == found.count > 0  # and one that has learnt it says the other
+
+
+def test_think_off_equals_the_plain_model(model: EvalModel) -> None:
+    prompts = model.eval_set.draw("variables", 3, 2)
+    with plain_copy(model.folder) as plain:
+        llm = open_llm(plain)
+        asked = [model.params(each.max_tokens) for each in prompts]
+        expected = [each.token_ids for each in model.generate_each(prompts, asked, llm)]
+    assert [each.token_ids for each in model.generate(prompts, think=False)] == expected
+    assert all(not each.thoughts for each in model.generate(prompts, think=False))
+
+
+def test_predicted_thoughts_change_rounds_but_no_answer(model: EvalModel) -> None:
+    found = measure_rounds(model, count=1, most_tokens=48)
+    assert [each.density for each in found] == ["rare", "few", "medium", "dense"]
+    for each in found:
+        assert each.same_answers
+        assert each.rounds_by_chunk >= each.chunks
+        assert each.rounds <= each.rounds_by_chunk
+
+
+def test_coin_texts_have_the_density_of_events(model: EvalModel) -> None:
+    (dense,), (none,) = (coin_texts(model, density, 1, 120) for density in ("dense", "none"))
+    decode = model.eval_set.tokenizer.decode
+    assert decode(list(dense.token_ids)).count("flip") > 10
+    assert decode(list(none.token_ids)).count("flip") == 0
+    assert max(len(dense.token_ids), len(none.token_ids)) <= 120
+
+
+def test_latency_of_two_models(model: EvalModel, folder: Callable[[AnswerForm], Path]) -> None:
+    chain = open_model("chain", folder("cot"), open_llm, SETTINGS.tasks, 1, True, False)
+    own, other = measure_latency([model, chain], 2, events=3)
+    assert own.ratio is None and other.ratio == other.median_ms / own.median_ms
+    assert own.prompt_tokens == other.prompt_tokens
+    assert own.tokens_per_event is None
+    assert other.tokens_per_event is not None and other.tokens_per_event >= 5
+    assert " So" in other.example
+
+
+def test_cost_of_three_variants(model: EvalModel) -> None:
+    found = measure_cost(model, open_llm, rounds=2, streams=(1,), most_tokens=40)
+    assert [each.variant for each in found] == [*VARIANTS] * 2
+    assert {each.texts for each in found} == {"trivial", "thought-rich"}
+    assert all(each.prompt_us > 0 for each in found)
+    assert all(each.thoughts == 0 for each in found if each.variant != "thinks")
+
+
+def test_eval_report_is_written_as_json(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
+    folders = [
+        ModelFolder("own", folder("thinking")),
+        ModelFolder("plain", folder("none"), is_baseline=True),
+    ]
+    settings = EvalSettings(events=(2, 4, 5), count=2, baseline_count=1, ablate=True)
+    notes: list[str] = []
+    report = run_eval(folders, settings, open_llm, tmp_path, notes.append)
+    held = json.loads((tmp_path / "eval-thinking.json").read_text())
+    assert [(each["model"], each["count"]) for each in held["accuracy"]] == [("own", 2)] * 6 + [
+        ("plain", 1)
+    ] * 6
+    assert len(held["zeroed"]) == 6 and len(held["swapped"]) == 3
+    assert held["settings"]["tasks"] == ["parity", "variables"]
+    assert held["models"]["own"]["max_events"] == 4
+    assert {(each["task"], each["from_events"]) for each in held["mean_accuracy"]} == {
+        ("parity", 4),
+        ("variables", 4),
+    }
+    shares = [each.accuracy for each in report.accuracy if each.model == "own" and each.task == "parity"]
+    assert report.mean_accuracy("own", "parity") == sum(shares[1:]) / 2  # of 4 and 5 events
+    assert notes
+    with pytest.raises(ConfigError, match="its own name"):
+        run_eval(folders[:1] * 2, settings, open_llm, None, notes.append)
+
+
+def test_training_info_of_a_folder(folder: Callable[[AnswerForm], Path], tmp_path: Path) -> None:
+    info = read_training_info(folder("cot"))
+    assert info == TrainingInfo("cot", ("parity", "variables"), 4, 0, 1500, True, "all")
+    with pytest.raises(BadWeights, match=INFO_FILE):
+        read_training_info(tmp_path)
+    for wrong in ("{", '{"form": "thinking"}', '{"form": "loud", "tasks": [], "max_events": 4}', "[]"):
+        (tmp_path / INFO_FILE).write_text(wrong)
+        with pytest.raises(BadWeights, match="does not say"):
+            read_training_info(tmp_path)
+
+
+def test_wrong_eval_settings_are_refused_before_a_model_is_loaded(
+    folder: Callable[[AnswerForm], Path],
+) -> None:
+    own = [ModelFolder("own", folder("thinking"), is_baseline=False)]
+    with pytest.raises(ConfigError, match="latency is measured on parity"):
+        run_eval(own, EvalSettings(tasks=("variables",), latency=True), open_llm, None, print)
