@@ -9,7 +9,6 @@ are left out. C sources are left out too: the recipe has their digest.
 import hashlib
 import json
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -38,21 +37,27 @@ def own_source_digest() -> str | None:
 
 
 def digest_source(package: Traversable) -> str | None:
-    """SHA-256 over path and content of every file that decides bits; None if a listed folder has
-    no such file."""
-    files = {name: [*_walk(package / name, name)] for name in FOLDERS}
-    files["engine"] = [
-        (path, file)
-        for path, file in _walk(package / "engine", "engine")
-        if any(fnmatchcase(path, f"engine/{pattern}") for pattern in ENGINE_FILES)
-    ]
-    if not all(files.values()):
+    """SHA-256 over path and content of the deciding files; None if a folder has none."""
+    folders = deciding_files(package)
+    if not all(folders.values()):
         return None
-    whole = hashlib.sha256()
-    for path, file in sorted((one for found in files.values() for one in found), key=lambda one: one[0]):
-        content = hashlib.sha256(file.read_bytes()).hexdigest()
-        whole.update(json.dumps([path, content]).encode())
-    return whole.hexdigest()
+    digest = hashlib.sha256()
+    files = {path: file for found in folders.values() for path, file in found.items()}
+    for path in sorted(files):
+        content = hashlib.sha256(files[path].read_bytes()).hexdigest()
+        digest.update(json.dumps([path, content]).encode())
+    return digest.hexdigest()
+
+
+def deciding_files(package: Traversable) -> dict[str, dict[str, Traversable]]:
+    """The files that decide bits: folder -> path inside the package -> file."""
+    found = {name: dict(_walk(package / name, name)) for name in FOLDERS}
+    found["engine"] = {
+        path: file
+        for path, file in _walk(package / "engine", "engine")
+        if path.removeprefix("engine/") in ENGINE_FILES
+    }
+    return found
 
 
 def _walk(folder: Traversable, at: str) -> Iterator[tuple[str, Traversable]]:

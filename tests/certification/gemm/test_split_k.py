@@ -14,7 +14,6 @@ from torch import Tensor
 from holdfast.certification.gemm import split_k as module
 from holdfast.certification.gemm.choose import search_recipes
 from holdfast.certification.gemm.recipes import GemmShape, split_k_by_shape, split_n_by_shape
-from holdfast.numerics.batch_sizes import cpu_batch_sizes, gpu_batch_sizes, padded_batch_sizes
 
 SIZES = (*range(1, 20), 24, 32)
 SHAPE = GemmShape("down", 48, 64)
@@ -216,21 +215,3 @@ def test_progress_is_reported_by_shape() -> None:
     shapes = [SHAPE, GemmShape("o", 32, 64)]
     search(shapes, FakeLibrary({}), sizes=(1,), progress=lambda *n: told.append(n))
     assert told == [(1, 2), (2, 2)]
-
-
-def test_totals_of_a_cpu_waste_an_eighth_at_most() -> None:
-    for most in (32, 100, 512, 2048):
-        totals = cpu_batch_sizes(most)
-        assert totals[-1] == most and list(totals) == sorted(set(totals))
-        for rows in range(64, most + 1):
-            assert next(total for total in totals if total >= rows) < rows * 9 / 8
-
-
-def test_totals_of_a_gpu() -> None:
-    assert gpu_batch_sizes(4096)[:512] == tuple(range(1, 513))
-    assert {768, 1024, 2048, 4096} <= set(gpu_batch_sizes(4096))
-    assert set(padded_batch_sizes(4096)) <= set(gpu_batch_sizes(4096))
-    assert padded_batch_sizes(5000)[-1] == gpu_batch_sizes(5000)[-1] == 5000
-    assert gpu_batch_sizes(100)[-1] == 100 and padded_batch_sizes(100)[-1] == 96
-    for most, largest in ((512, 512), (4096, 4096), (600, 600), (300, 288)):
-        assert padded_batch_sizes(most)[-1] == largest
