@@ -1,4 +1,4 @@
-"""Machines are called what people call them."""
+"""Readable machine names."""
 
 import pytest
 
@@ -18,5 +18,5 @@ from holdfast.bench.machine import readable
         ("riscv64", "riscv64", "riscv64"),
     ],
 )
-def test_readable(system: str, architecture: str, name: str) -> None:
+def test_machine_name_is_readable(system: str, architecture: str, name: str) -> None:
     assert readable(system, architecture) == name

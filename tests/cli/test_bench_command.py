@@ -1,4 +1,4 @@
-"""`holdfast bench`: the wrappers call what they name, and a finding is an exit code."""
+"""`holdfast bench`: commands, old names, output and exit codes."""
 
 import json
 import re
@@ -8,7 +8,9 @@ import pytest
 
 from holdfast.bench.determinism import features, matrix, stress
 from holdfast.bench.speed import cpu
+from holdfast.cli.options import engine as o
 from holdfast.core.results import Stats
+from holdfast.errors import ConfigError
 
 SPEED = {
     "Hugging Face": {"prefill": 100.0, "1": 10.0, "8": 40.0, "32": 80.0},
@@ -36,6 +38,10 @@ def report(monkeypatch):
     return made
 
 
+def refuse_to_open(config):
+    raise ConfigError(f"opened {config.model}")
+
+
 def summary(*counts):
     answers = {stress.ResultBits((number,), ()): count for number, count in enumerate(counts)}
     return stress.StressSummary(answers, Stats(), sum(counts))
@@ -46,7 +52,7 @@ def few_features(engine, prompt):
     return [found[name] for name in ("greedy", "top-k", "JSON schema")]
 
 
-def test_the_needle_finds_one_answer_and_pricks_without_the_guarantee(holdfast, model, monkeypatch):
+def test_determinism_has_one_answer_and_several_without_the_guarantee(holdfast, model, monkeypatch):
     if not matrix.products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
     monkeypatch.setattr(matrix, "TINY", (("torch", "fp32"),))
@@ -80,15 +86,26 @@ def test_speed_and_ratios_are_shown(holdfast, model, report):
     assert "700 MB; weights 270 MB, KV budget 268 MB (at most 1138 MB)" in result.stdout
 
 
-def test_speed_is_kept_and_drawn(holdfast, model, report, tmp_path):
+def test_speed_is_written_and_plotted(holdfast, model, report, tmp_path):
     result = holdfast("bench", "cpu", model, "--save", tmp_path / "a.json", "--plot", tmp_path / "a.png")
     assert result.exit_code == 0, result.stderr
     assert json.loads((tmp_path / "a.json").read_text()) == asdict(report)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_that_is_not_there_is_missed_before_measuring(holdfast, model, monkeypatch, tmp_path):
+def test_missing_folder_is_refused_before_measuring(holdfast, model, monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "run", lambda *given: pytest.fail("measured first"))
     result = holdfast("bench", "cpu", model, "--plot", tmp_path / "none" / "a.png")
     assert result.exit_code == 2
     assert "there is no folder" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("needle", "determinism"), ("lookup", "ngram"), ("forms", "structured")]
+)
+def test_old_command_names_are_deprecated(holdfast, monkeypatch, old, new):
+    monkeypatch.setattr(o, "open_llm", refuse_to_open)
+    result = holdfast("bench", old, "a-model")
+    assert f"use `holdfast bench {new}`" in result.stderr
+    assert "opened a-model" in result.stderr
+    assert f" {old} " not in holdfast("bench", "--help").stdout

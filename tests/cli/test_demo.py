@@ -1,4 +1,4 @@
-"""The demonstration on a tiny model: its verdict, and that it can give the other one."""
+"""The demo on a tiny model: its verdict, and that it can fail."""
 
 import io
 import random
@@ -21,18 +21,18 @@ def show(llm):
     return good, screen.getvalue()
 
 
-def test_everything_is_the_same_after_real_rollbacks(llm):
+def test_all_bits_are_the_same_after_rollbacks(llm):
     good, shown = show(llm)
     assert good, shown
     assert "Every token and every logprob bit is the same" in shown
     assert shown.count("verified") >= 2
 
 
-def test_the_first_candidate_is_a_lie_so_that_every_answer_has_its_rollback():
+def test_first_candidate_is_a_fault():
     assert random.Random(demo.FAULT_SEED).random() < demo.FAULT_RATE
 
 
-def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):
+def test_missing_rollback_is_reported(llm, monkeypatch):
     if llm.engine.certificate.subject["recipe"]["path"] != "c":
         pytest.skip("fast library passes may disagree by themselves; the compiled ones never do")
     monkeypatch.setattr(demo.FaultyProposer, "_corrupt_samples", lambda self, samples: samples)
@@ -41,7 +41,7 @@ def test_it_says_so_when_nothing_was_rolled_back(llm, monkeypatch):
     assert "No rollback happened" in shown
 
 
-def test_it_sees_a_difference(llm, monkeypatch):
+def test_difference_is_reported(llm, monkeypatch):
     ask = demo._run_in
     seeds = iter(range(100))
 

@@ -1,4 +1,4 @@
-"""What must be true of an answer however it came about: its counts, its logprobs, its form, and that it was asked for."""
+"""Checks that every result must pass: its counters, logprobs and structured output, and that features have an effect."""
 
 import json
 import re
@@ -17,11 +17,11 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.engine import Engine
 
 REPORTS = ("logprobs", "prompt logprobs", "echo")
-GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # what the features' grammar says
+GRAMMAR = r"[a-z]{2,4}( [a-z]{2,4}){2,5}\."  # equivalent to the grammar of the features
 
 
 def with_logprobs(probe: ProbeRequest) -> ProbeRequest:
-    """The same request; the chosen tokens' logprobs are asked for, too."""
+    """The same request with the logprobs of the sampled tokens."""
     return replace(probe, params=replace(probe.params, logprobs=probe.params.logprobs or 0))
 
 
@@ -32,10 +32,11 @@ def assert_counts(result: Result) -> None:
     assert stats.rollbacks <= stats.windows
 
 
-def assert_does_something(feature: Feature, given: Result, without: Result) -> None:
+def assert_has_effect(feature: Feature, given: Result, without: Result) -> None:
+    """The result with the feature differs from the result without it."""
     assert given.error is None
     assert result_bits(given) != result_bits(without), feature.name
-    if feature.name in REPORTS:  # what is reported does not decide what is said
+    if feature.name in REPORTS:  # reports do not change the tokens
         assert given.token_ids == without.token_ids
     if feature.name in ("n", "scores only"):
         assert [choice.token_ids for choice in given.choices] != [
@@ -49,8 +50,8 @@ def num_tokens(result: Result) -> int:
     return sum(len(choice.token_ids) for choice in result.choices)
 
 
-def assert_scored_alike(engine: Engine, probe: ProbeRequest, result: Result) -> None:
-    """Every token's logprob has the bits it gets when the whole answer is given and only scored."""
+def assert_scores_match(engine: Engine, probe: ProbeRequest, result: Result) -> None:
+    """Every logprob has the bits it gets when the answer is scored in one request."""
     for choice in result.choices:
         if choice.token_ids:
             assert choice.logprobs is not None
@@ -58,27 +59,27 @@ def assert_scored_alike(engine: Engine, probe: ProbeRequest, result: Result) -> 
 
 
 def count_conforming(engine: Engine, probe: ProbeRequest, result: Result) -> int:
-    """How many choices came to the end of their form; all of those must have it."""
-    form, ends = probe.params.structured, engine.limits.eos_ids
-    if form is None:
+    """The number of choices that ended by themselves. Each must conform to its structured output."""
+    structured, ends = probe.params.structured, engine.limits.eos_ids
+    if structured is None:
         return 0
     echoed = engine.tokenizer.decode(probe.prompt) if probe.params.echo else ""
     complete = [choice for choice in result.choices if ends.intersection(choice.token_ids[-1:])]
     for choice in complete:
         assert choice.finish_reason == "stop"
-        assert _has_form(choice.text.removeprefix(echoed), form), choice.text
+        assert _conforms(choice.text.removeprefix(echoed), structured), choice.text
     return len(complete)
 
 
-def _has_form(text: str, form: StructuredOutput) -> bool:
-    if form.json_schema is not None:
-        jsonschema.validate(json.loads(text), json.loads(str(form.json_schema)))
+def _conforms(text: str, structured: StructuredOutput) -> bool:
+    if structured.json_schema is not None:
+        jsonschema.validate(json.loads(text), json.loads(str(structured.json_schema)))
         return True
-    if form.json_object:
+    if structured.json_object:
         return isinstance(json.loads(text), dict)
-    if form.choice is not None:
-        return text in form.texts
-    return re.fullmatch(form.regex or GRAMMAR, text) is not None
+    if structured.choice is not None:
+        return text in structured.texts
+    return re.fullmatch(structured.regex or GRAMMAR, text) is not None
 
 
 def _score(engine: Engine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> list[TokenLogprob]:

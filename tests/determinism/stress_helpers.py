@@ -1,4 +1,4 @@
-"""What the probe tests share; run as a program, it pricks in a process of its own and prints the digests of what it saw."""
+"""Shared by the stress tests. Run as a program, it runs stress tests in its own process and prints digests of the results."""
 
 import hashlib
 import random
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from holdfast.bench.determinism.features import Feature, combine, find_features
-from holdfast.bench.determinism.matrix import PROMPT as TEXT
+from holdfast.bench.determinism.matrix import PROMPT as PROMPT_TEXT
 from holdfast.bench.determinism.stress import ResultBits, StressSummary, stress_test
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
 from holdfast.bench.tiny import tiny_engine
@@ -17,7 +17,7 @@ from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 
-BOTH: tuple[DeterminismMode, ...] = ("auto", "verify")
+MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
 SMALL = LoadScale(max_background=6, max_prompt_len=40, max_tokens=8)
 LARGE = LoadScale(max_background=24, max_prompt_len=300)
 FEATURES = (
@@ -34,8 +34,8 @@ _rng = random.Random(1)
 PROMPT = tuple(_rng.randrange(2, 400) for _ in range(37))
 
 
-def plain(temperature: float, *, deterministic: bool = True) -> ProbeRequest:
-    """Nothing special: 24 tokens and their logprobs."""
+def plain_probe(temperature: float, *, deterministic: bool = True) -> ProbeRequest:
+    """A request for 24 tokens and their logprobs."""
     params = SamplingParams(
         max_tokens=24,
         temperature=temperature,
@@ -50,7 +50,7 @@ def plain(temperature: float, *, deterministic: bool = True) -> ProbeRequest:
 
 @cache
 def engine(kernels: KernelBackend, dtype: str) -> Engine:
-    """A tiny model in which, in fp32, every token has a near twin. It is only ever restarted, never run."""
+    """A tiny model. In fp32 every token has a near tie. Tests restart the engine and never run it directly."""
     config = EngineConfig(kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB")
     return tiny_engine(config, near_ties=dtype == "fp32")
 
@@ -58,7 +58,7 @@ def engine(kernels: KernelBackend, dtype: str) -> Engine:
 @cache
 def features(kernels: KernelBackend, dtype: str) -> dict[str, Feature]:
     one = engine(kernels, dtype)
-    return {feature.name: feature for feature in find_features(one, one.tokenizer.encode(TEXT))}
+    return {feature.name: feature for feature in find_features(one, one.tokenizer.encode(PROMPT_TEXT))}
 
 
 def combinations(known: dict[str, Feature], count: int, seed: int = 0) -> list[Feature]:
@@ -66,20 +66,20 @@ def combinations(known: dict[str, Feature], count: int, seed: int = 0) -> list[F
     return [combine(rng, tuple(known.values())) for _ in range(count)]
 
 
-def settings(known: dict[str, Feature]) -> list[SamplingParams]:
-    """What neighbours may ask for."""
+def background_params(known: dict[str, Feature]) -> list[SamplingParams]:
+    """Settings of background requests."""
     return [feature.probe().params for feature in (*known.values(), *combinations(known, 12, seed=1))]
 
 
-def outcome(summary: StressSummary) -> ResultBits:
-    """The one answer all runs gave."""
-    assert summary.num_distinct == 1, f"{summary.num_distinct} different answers: {list(summary.results)}"
+def only_result(summary: StressSummary) -> ResultBits:
+    """The result of all runs. Fails if there is more than one."""
+    assert summary.num_distinct == 1, f"{summary.num_distinct} different results: {list(summary.results)}"
     assert summary.num_revocations == 0
     return next(iter(summary.results))
 
 
 def digests(kernels: KernelBackend, **limits: object) -> list[str]:
-    """One line a probe: its dtype, how many outcomes it had, and a digest of the first. limits change the engine's own."""
+    """One line per probe: its dtype, its number of distinct results, and a digest of the first. limits are engine options."""
     lines = []
     for dtype in ("fp32", "bf16"):
         if limits:
@@ -87,14 +87,14 @@ def digests(kernels: KernelBackend, **limits: object) -> list[str]:
             one = tiny_engine(config, near_ties=dtype == "fp32")
         else:
             one = engine(kernels, dtype)
-        known = {one.name: one for one in find_features(one, one.tokenizer.encode(TEXT))}
+        known = {one.name: one for one in find_features(one, one.tokenizer.encode(PROMPT_TEXT))}
         combined = [
             replace(one.probe(), params=replace(one.probe().params, logprobs=2))
             for one in combinations(known, 3)
         ]
-        others = settings(known)
-        for probe in (plain(0.0), plain(0.9), *combined):
-            summary = stress_test(one, probe, BOTH, 2, scale=SMALL, others=others)
+        others = background_params(known)
+        for probe in (plain_probe(0.0), plain_probe(0.9), *combined):
+            summary = stress_test(one, probe, MODES, 2, scale=SMALL, others=others)
             digest = hashlib.sha256(repr(next(iter(summary.results))).encode()).hexdigest()
             lines.append(f"{dtype} {summary.num_distinct} {digest}")
     return lines
@@ -103,11 +103,8 @@ def digests(kernels: KernelBackend, **limits: object) -> list[str]:
 LIMITS: dict[str, dict[str, object]] = {
     "usual": {},
     "tight": {"max_num_seqs": 4, "max_pass_tokens": 48, "kv_memory": "256KiB", "prefix_cache": False},
-    "narrow": {
-        "max_num_seqs": 32,
-        "max_pass_tokens": 128,
-        "kv_memory": "64MiB",
-    },  # certified in a few seconds
+    # few batch sizes, so that certification takes a few seconds only
+    "narrow": {"max_num_seqs": 32, "max_pass_tokens": 128, "kv_memory": "64MiB"},
 }
 
 if __name__ == "__main__":

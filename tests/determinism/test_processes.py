@@ -1,5 +1,5 @@
-"""New processes: one bit set each, with one thread, with another instruction set; the same again after a restart, and with
-other limits.
+"""Stress tests in new processes: one result with one thread and with another instruction set; the same bits after a
+restart and with other limits.
 """
 
 import os
@@ -14,7 +14,7 @@ from stress_helpers import digests
 PROGRAM = Path(__file__).with_name("stress_helpers.py")
 
 
-def _prick(*arguments: str, **environment: str) -> list[str]:
+def _run_process(*arguments: str, **environment: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *arguments],
         env={**os.environ, **environment},
@@ -41,15 +41,15 @@ def _prick(*arguments: str, **environment: str) -> list[str]:
     ],
     ids=lambda e: next(iter(e)),
 )
-def test_one_answer_in_a_process_of_its_own(kernels: str, environment: dict[str, str]) -> None:
-    lines = _prick(kernels, "usual" if kernels == "c" else "narrow", **environment)
+def test_one_result_per_process(kernels: str, environment: dict[str, str]) -> None:
+    lines = _run_process(kernels, "usual" if kernels == "c" else "narrow", **environment)
     assert len(lines) == 10
     assert all(line.split()[1] == "1" for line in lines)
 
 
-def test_neither_a_restart_nor_other_limits_change_anything() -> None:
-    """Fewer sequences, fewer pages, smaller chunks, no prefix cache; plain requests and combinations of features."""
+def test_restart_and_other_limits_do_not_change_results() -> None:
+    """Fewer requests, fewer pages, smaller chunks, no prefix cache; plain requests and combinations of features."""
     here = digests("c")
     assert all(line.split()[1] == "1" for line in here)
-    assert _prick("c", "usual") == here
-    assert _prick("c", "tight") == here
+    assert _run_process("c", "usual") == here
+    assert _run_process("c", "tight") == here

@@ -1,4 +1,4 @@
-"""Nothing is serialised: deterministic requests share their passes."""
+"""Deterministic requests share their passes."""
 
 from stress_helpers import PROMPT, engine
 
@@ -23,7 +23,7 @@ def _passes(one: Engine, mode: DeterminismMode, streams: int) -> EngineCounters:
     return fresh.counters
 
 
-def test_canonical_passes_hold_rows_of_several_sequences() -> None:
+def test_canonical_passes_hold_tokens_of_several_requests() -> None:
     one = engine("c", "bf16")
     for mode in ("auto", "verify"):
         counters = _passes(one, mode, 8)

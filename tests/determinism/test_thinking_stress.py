@@ -1,4 +1,4 @@
-"""The probe in a model that thinks: one answer and one train of thought, to the bit, in any load."""
+"""The stress test on a thinking model: one answer and the same thoughts, to the bit, in any load."""
 
 import random
 import shutil
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from stress_helpers import BOTH, SMALL, outcome
+from stress_helpers import MODES, SMALL, only_result
 
 from holdfast.bench.determinism.stress import StressSummary, result_bits, run_alone, run_in_load, stress_test
 from holdfast.bench.determinism.stress_load import BackgroundRequest, ProbeRequest, StressLoad
@@ -23,18 +23,18 @@ PROMPT = draw_prompt(random.Random(5), 37, 290)
 SAMPLED = greedy(14, temperature=0.9, top_p=0.95, seed=5)
 OTHERS = [greedy(12), greedy(12, think=False), greedy(12, forced_thoughts={0: (9,), 3: ()}), greedy(8, n=2)]
 SCALE = replace(SMALL, max_background=3, max_prompt_len=24, max_tokens=5)
-# kernels, dtype, while answering; and how many runs
+# kernels, dtype, thinking while answering; and the number of runs
 CELLS: list[tuple[KernelBackend, str, bool, int]] = [
     ("c", "fp32", True, 98),
     ("c", "bf16", True, 40),
     ("c", "fp32", False, 42),
     ("torch", "fp32", True, 4),
 ]
-CROWDED = 8  # runs in each mode
+NUM_CROWDED = 8  # runs in each mode
 
 
-def test_there_are_two_hundred_runs() -> None:
-    assert sum(runs for *_, runs in CELLS) + 2 * CROWDED >= 200
+def test_number_of_runs() -> None:
+    assert sum(runs for *_, runs in CELLS) + 2 * NUM_CROWDED >= 200
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """Only ever restarted."""
+    """Tests restart it and never run it directly."""
     return _open(folder, "c", "fp32")
 
 
@@ -53,12 +53,12 @@ def _open(folder: Path, kernels: KernelBackend, dtype: str) -> Engine:
     if kernels == "c":
         return open_thinker(folder, kernels, dtype=dtype)
     engine = open_thinker(folder, kernels, dtype=dtype, determinism="off")
-    engine.limits = replace(engine.limits, refusal=None)  # not certified, so that all is verified
+    engine.limits = replace(engine.limits, refusal=None)  # not certified: every token is verified
     return engine
 
 
 @pytest.mark.parametrize(("kernels", "dtype", "while_answering", "num_runs"), CELLS)
-def test_one_answer_and_one_train_of_thought_in_any_load(
+def test_one_result_and_the_same_thoughts_in_any_load(
     folder: Path, tmp_path: Path, kernels: KernelBackend, dtype: str, while_answering: bool, num_runs: int
 ) -> None:
     if not while_answering:
@@ -68,30 +68,32 @@ def test_one_answer_and_one_train_of_thought_in_any_load(
     summaries = []
     for number, params in enumerate((SAMPLED, replace(SAMPLED, temperature=0, n=2, prompt_logprobs=1))):
         probe = ProbeRequest(PROMPT, params)
-        summary = stress_test(engine, probe, BOTH, num_runs // 2, seed=number, scale=SCALE, others=OTHERS)
-        assert outcome(summary).error is None
-        _assert_thinks(outcome(summary).choices[0].thoughts, params, while_answering)
+        summary = stress_test(engine, probe, MODES, num_runs // 2, seed=number, scale=SCALE, others=OTHERS)
+        assert only_result(summary).error is None
+        _assert_thinks(only_result(summary).choices[0].thoughts, params, while_answering)
         summaries.append(summary)
-    for what in ("rolled_back", "cached_tokens", "guessed_right"):  # what left no trace took place
+    for what in ("rolled_back", "cached_tokens", "guessed_right"):  # all of this happened
         assert sum(getattr(summary.stats, what) for summary in summaries) > 0, what
     assert all(summary.stats.guessed > summary.stats.guessed_right for summary in summaries)
     assert any(summary.num_checks for summary in summaries) or kernels == "torch"
 
 
-@pytest.mark.parametrize("mode", BOTH)
-def test_preemption_and_lies_together_change_nothing(engine: Engine, mode: DeterminismMode) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_preemption_and_faults_do_not_change_the_result(engine: Engine, mode: DeterminismMode) -> None:
     probe = ProbeRequest(PROMPT, SAMPLED)
     summary = StressSummary({}, Stats())
     growing = greedy(34, deterministic=False)
-    for number in range(CROWDED):
-        crowd = tuple(BackgroundRequest((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5))
+    for number in range(NUM_CROWDED):
+        background = tuple(
+            BackgroundRequest((at + 3,) * (8 + (at + number) % 8), growing, 0) for at in range(5)
+        )
         how = replace(engine.scheduler.config, determinism=mode, max_guesses=(0, 3, 99)[number % 3])
         load = StressLoad(
-            crowd, 2 + number % 3, 0, how, 10 + number % 4, fault_rate=0.5 if number % 2 else 0.0
+            background, 2 + number % 3, 0, how, 10 + number % 4, fault_rate=0.5 if number % 2 else 0.0
         )
         summary.add(run_in_load(engine, load, probe))
     assert summary.stats.preemptions > 0
-    assert outcome(summary) == result_bits(run_alone(engine, probe))
+    assert only_result(summary) == result_bits(run_alone(engine, probe))
 
 
 def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_answering: bool) -> None:
@@ -100,9 +102,9 @@ def _assert_thinks(thoughts: tuple[object, ...], params: SamplingParams, while_a
     assert len({getattr(thought, "token_ids", None) for thought in thoughts}) > 1
 
 
-def test_another_thought_is_another_outcome(engine: Engine) -> None:
+def test_thoughts_are_part_of_the_result(engine: Engine) -> None:
     usual = run_alone(engine, ProbeRequest(PROMPT, SAMPLED))
-    last = usual.thoughts[-1]  # nothing is said behind it
+    last = usual.thoughts[-1]  # no token follows it
     other = replace(usual, choices=(replace(usual.choices[0], thoughts=usual.thoughts[:-1]),))
     assert last.chunk == 11
     assert result_bits(other) != result_bits(usual)

@@ -1,4 +1,4 @@
-"""How cells are judged, what the table says of them, and what the survey does where a cell cannot run."""
+"""The stress test matrix: how cells are judged, what the table shows, and which cells are skipped."""
 
 import io
 
@@ -39,7 +39,7 @@ def summary(num_distinct: int, **counts: int) -> StressSummary:
         (WITHOUT, summary(3), "passed", ""),
     ],
 )
-def test_a_cell_with_the_guarantee_has_one_outcome(cell, seen, verdict, remark) -> None:
+def test_cell_with_the_guarantee_must_have_one_result(cell, seen, verdict, remark) -> None:
     judged, said = judge(cell, seen)
     assert judged == verdict
     assert remark in said
@@ -53,7 +53,7 @@ def test_a_cell_with_the_guarantee_has_one_outcome(cell, seen, verdict, remark) 
         ((1, 1), False, "passed", "one bit class only"),
     ],
 )
-def test_one_cell_without_it_has_several(distinct, disagree, verdict, remark) -> None:
+def test_one_cell_without_the_guarantee_must_have_several(distinct, disagree, verdict, remark) -> None:
     found = [CellResult(WITHOUT, summary(count), "passed") for count in distinct]
     judged = judge_without_guarantee(found, lambda: disagree)
     assert {one.status for one in judged} == {verdict}
@@ -66,7 +66,7 @@ def shown(*findings: CellResult) -> tuple[bool, str]:
     return good, screen.getvalue()
 
 
-def test_the_table_says_what_is_wrong() -> None:
+def test_table_shows_failures() -> None:
     good, text = shown(CellResult(WITH, summary(1), "passed"), CellResult(WITHOUT, summary(4), "passed"))
     assert good
     assert "one output in each of 1 cells" in text
@@ -76,7 +76,7 @@ def test_the_table_says_what_is_wrong() -> None:
     assert "greedy (tiny, torch, fp32): must be one" in text
 
 
-def test_without_a_compiler_its_cells_are_left_out(monkeypatch) -> None:
+def test_cells_without_a_compiler_are_skipped(monkeypatch) -> None:
     def refuse(*given, **named):
         raise ConfigError("there is no compiler")
 
@@ -88,11 +88,11 @@ def test_without_a_compiler_its_cells_are_left_out(monkeypatch) -> None:
         list(matrix._run_tiny("torch", "fp32", None, QUIET))
 
 
-def test_a_model_that_follows_no_form_leaves_those_cells_out(monkeypatch) -> None:
+def test_structured_cells_are_skipped_where_unsupported(monkeypatch) -> None:
     def few(engine, prompt):
         found = {feature.name: feature for feature in find_features(engine, prompt)}
 
-        def refuse(form):
+        def refuse(structured):
             raise InvalidRequest("this model cannot")
 
         monkeypatch.setattr(engine.grammars, "compile", refuse)

@@ -1,4 +1,4 @@
-"""`bench gpu` on a tiny model and a CPU: every section runs, counts what it says it counts, and leaves its figures behind."""
+"""`bench gpu` on a tiny model and a CPU: every section runs and writes its figures."""
 
 import json
 from dataclasses import replace
@@ -55,12 +55,12 @@ def test_speed_has_every_cell(report: GpuReport) -> None:
     assert speed.prefill_tokens == TINY.prefill_streams * TINY.prompt_len
 
 
-def test_verified_answers_have_candidates(report: GpuReport) -> None:
+def test_verify_section_counts_candidates(report: GpuReport) -> None:
     verified = report.sections["verify"].rows[0]
     assert verified.candidates > 0
 
 
-def test_the_needle_gives_one_answer_in_both_modes(report: GpuReport) -> None:
+def test_stress_section_has_one_answer_in_both_modes(report: GpuReport) -> None:
     stress = report.sections["stress"]
     assert all(stress.one_answer.values())
     assert {(one.mode, one.asked) for one in stress.rows} == {
@@ -70,7 +70,7 @@ def test_the_needle_gives_one_answer_in_both_modes(report: GpuReport) -> None:
     assert all(one.runs >= 1 for one in stress.rows)
 
 
-def test_figures_are_kept_as_json(report: GpuReport, folder: Path) -> None:
+def test_report_is_written_as_json(report: GpuReport, folder: Path) -> None:
     kept = json.loads((folder / REPORT_FILE).read_text())
     assert set(kept["sections"]) == set(SECTIONS)
     assert len(kept["sections"]["speed"]["rows"]) == len(TINY.streams) * 3
@@ -97,31 +97,31 @@ def test_plots_are_drawn(report: GpuReport, tmp_path: Path) -> None:
     assert all(path.stat().st_size > 1000 for path in written)
 
 
-def test_a_section_that_fails_is_recorded_and_the_next_one_runs(
+def test_failed_section_is_reported_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise RuntimeError("no device")
 
     monkeypatch.setattr(gpu_bench, "open_engine_pair", fail)
-    told: list[str] = []
-    report = GpuBench(TINY, tmp_path, told.append).run(("speed", "certificate"))
+    logged: list[str] = []
+    report = GpuBench(TINY, tmp_path, logged.append).run(("speed", "certificate"))
     assert report.errors == {"speed": "RuntimeError: no device"}
     assert "certificate" in report.sections
     assert not report.is_good
     assert json.loads((tmp_path / REPORT_FILE).read_text())["errors"] == report.errors
-    assert any("no device" in line for line in told)
+    assert any("no device" in line for line in logged)
 
 
-def test_a_section_whose_time_is_over_starts_nothing_new(tmp_path: Path) -> None:
+def test_section_over_time_starts_no_measurement(tmp_path: Path) -> None:
     report = GpuBench(replace(TINY, section_seconds=-1.0), None, lambda text: None).run(("speed", "stress"))
     assert report.sections["speed"].cut_off
     assert report.sections["speed"].rows == []
     assert report.sections["stress"].cut_off
-    assert report.sections["stress"].one_answer == {}  # nobody was asked
+    assert report.sections["stress"].one_answer == {}  # no probe ran
 
 
-def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:
+def test_run_once_counts_tokens_and_refuses_short_answers() -> None:
     engine = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100).engine("auto", plain=False)
     timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
     assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
@@ -133,24 +133,24 @@ def test_tokens_are_counted_and_a_short_answer_is_no_result() -> None:
         require_complete([replace(short, error="out of memory")], 2)
 
 
-def test_twins_share_weights_and_pages() -> None:
-    twins = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100)
-    exact, plain = twins.exact.runner, twins.plain.runner
+def test_engine_pair_shares_weights_and_pages() -> None:
+    pair = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100)
+    exact, plain = pair.exact.runner, pair.plain.runner
     assert exact._store is plain._store  # type: ignore[attr-defined]
     assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]
     ordinary = [
-        run_once(twins.engine(mode, plain=mode == "off"), [[5, 6, 7]], 4, deterministic=False)
+        run_once(pair.engine(mode, plain=mode == "off"), [[5, 6, 7]], 4, deterministic=False)
         for mode in ("auto", "off")
     ]
     assert all(timing.num_tokens == 4 for timing in ordinary)
 
 
-def test_step_times_leave_out_the_first_interval() -> None:
+def test_median_step_skips_the_first_interval() -> None:
     assert median_ms([0.0, 5.0, 5.1, 5.2]) == pytest.approx(100.0)
     assert median_ms([0.0, 1.0]) is None
 
 
-def test_overlapping_kernels_are_busy_once() -> None:
+def test_overlapping_kernels_count_once() -> None:
     kernels = [
         KernelEvent("a", 0, 10),
         KernelEvent("b", 5, 12),
@@ -188,24 +188,24 @@ def test_the_longest_product_of_each_step_is_the_head() -> None:
         ("void at::native::index_elementwise_kernel", "copies"),
     ],
 )
-def test_kernels_are_told_apart_by_name(name: str, kind: str) -> None:
+def test_kernel_kinds_by_name(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
-def test_the_floor_of_a_step_is_its_weights_and_its_keys() -> None:
+def test_memory_floor_is_weights_and_kv() -> None:
     config = published_config("llama-3.1-8b")
     assert floor_ms(config, 1, 0, 2) == pytest.approx(3.5, abs=0.1)
     per_sequence = floor_ms(config, 1, 640, 2) - floor_ms(config, 0, 640, 2)
     assert per_sequence == pytest.approx(0.0195, abs=0.001)
 
 
-def test_peers_and_goals_are_of_the_same_cells() -> None:
+def test_peers_and_goals_have_the_same_cells() -> None:
     settings = GpuSettings()
     assert tuple(VLLM["llama-3.1-8b"]) == settings.streams == tuple(GOALS["llama-3.1-8b"])
     assert tuple(VLLM["qwen3-0.6b"]) == settings.small_streams == tuple(GOALS["qwen3-0.6b"])
 
 
-def test_ratios_are_of_the_same_number_of_streams() -> None:
+def test_ratio_needs_the_same_number_of_streams() -> None:
     speed = SpeedSection(
         "tiny", "bf16", 8, 8, [SpeedRow(AUTO.name, 1, 90.0, None), SpeedRow(ORDINARY.name, 1, 100.0, None)]
     )
@@ -213,9 +213,10 @@ def test_ratios_are_of_the_same_number_of_streams() -> None:
     assert speed.ratio(AUTO.name, ORDINARY.name, 8) is None
 
 
-def test_sections_and_numbers_are_read() -> None:
+def test_sections_and_numbers_are_parsed() -> None:
     assert parse_sections("needle, speed") == ("speed", "stress")
     assert parse_sections(None) == SECTIONS
+    assert parse_sections("needle") == ("stress",)  # the old name
     with pytest.raises(ConfigError, match="no section"):
         parse_sections("speed,sped")
     assert parse_numbers("1,8") == (1, 8)
@@ -223,7 +224,7 @@ def test_sections_and_numbers_are_read() -> None:
         parse_numbers("1,x")
 
 
-def test_the_command_writes_its_figures(tmp_path: Path) -> None:
+def test_command_writes_report_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = ["bench", "gpu", "--model", "tiny", "--dtype", "fp32", "--only", "speed", "--streams", "1"]
     done = CliRunner().invoke(app, [*command, "--out", str(tmp_path)])

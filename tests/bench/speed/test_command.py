@@ -1,4 +1,4 @@
-"""What one command costs is measured from outside, and is the command's own."""
+"""The cost of one command: time to the first byte and peak memory of the child process."""
 
 import sys
 
@@ -9,14 +9,14 @@ from holdfast.bench.speed.launcher import launch
 from holdfast.errors import EngineStopped
 
 
-def test_the_first_byte_is_timed_and_not_the_end() -> None:
+def test_first_byte_is_timed_not_the_end() -> None:
     program = "import sys, time; sys.stdout.write('a'); sys.stdout.flush(); time.sleep(1.5); print('b')"
     found = launch([sys.executable, "-S", "-c", program])
     assert found["returncode"] == 0
     assert 0 < float(found["first_byte_seconds"]) < 1.4
 
 
-def test_memory_is_the_childs_and_not_ours() -> None:
+def test_memory_is_that_of_the_child() -> None:
     ours = bytearray(400_000_000)
     ours[::4096] = b"x" * len(ours[::4096])  # touched, so that it is resident here
     small = command._launch([sys.executable, "-S", "-c", "print('small')"])[1]
@@ -25,12 +25,12 @@ def test_memory_is_the_childs_and_not_ours() -> None:
     assert 200_000_000 < large < 300_000_000
 
 
-def test_a_command_that_fails_says_why() -> None:
+def test_failed_command_has_a_reason() -> None:
     with pytest.raises(EngineStopped, match="no such thing"):
         command._launch([sys.executable, "-S", "-c", "raise SystemExit('no such thing')"])
 
 
-def test_the_real_command_line(tiny_llama, monkeypatch) -> None:
+def test_real_command_is_measured(tiny_llama, monkeypatch) -> None:
     monkeypatch.setattr(command, "NUM_TRIES", 1)
     said: list[str] = []
     cost = command.measure(str(tiny_llama), "fp32", None, said.append)

@@ -1,4 +1,4 @@
-"""The look-up's benchmark: it compares bits, and its figures are what they say."""
+"""The n-gram benchmark: it compares bits and computes gains."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def report(*cells: NgramCell) -> NgramReport:
     return NgramReport("a machine", "a model", "bfloat16", 2, 1, list(cells))
 
 
-def test_gains_are_geometric_means_over_the_prompts_of_a_kind() -> None:
+def test_gain_is_a_geometric_mean_by_kind_of_prompt() -> None:
     made = report(cell(1.0, True), cell(4.0, True), cell(0.98, False))
     assert made.gain(True) == pytest.approx(2.0)
     assert made.gain(False) == pytest.approx(0.98)
@@ -31,11 +31,11 @@ def test_gains_are_geometric_means_over_the_prompts_of_a_kind() -> None:
         (cell(2.0, True), cell(0.9, False)),
     ],
 )
-def test_a_differing_bit_or_a_figure_not_reached_is_not_good(wrong: tuple[NgramCell, NgramCell]) -> None:
+def test_different_bits_or_low_gains_are_not_good(wrong: tuple[NgramCell, NgramCell]) -> None:
     assert not report(*wrong).is_good
 
 
-def test_every_variant_answers_and_guesses_are_counted() -> None:
+def test_every_variant_runs_and_candidates_are_counted() -> None:
     engine = tiny_engine(EngineConfig(dtype="fp32", max_num_seqs=4, max_pass_tokens=64, kv_memory="4MiB"))
     measured = _measure(engine, "a loop", True, [5, 6, 7, 8, 9] * 12, rounds=1, num_tokens=120)
     assert measured.same_bits

@@ -1,4 +1,4 @@
-"""Two hundred JSON-schema requests under the guarantee, among ordinary ones."""
+"""The structured output benchmark: deterministic JSON-schema requests among ordinary ones."""
 
 import json
 import random
@@ -14,9 +14,7 @@ from support.grammar_walks import needs_llguidance
 
 @needs_llguidance
 @pytest.mark.parametrize(("mode", "count"), [("auto", 200), ("verify", 50)])
-def test_two_hundred_schemas_are_kept_to_and_answered_the_same_each_time(
-    mode: DeterminismMode, count: int
-) -> None:
+def test_answers_conform_to_their_schemas_and_repeat(mode: DeterminismMode, count: int) -> None:
     config = EngineConfig(
         dtype="fp32", determinism=mode, max_num_seqs=16, max_pass_tokens=64, kv_memory="4MiB"
     )
@@ -28,7 +26,7 @@ def test_two_hundred_schemas_are_kept_to_and_answered_the_same_each_time(
     engine.check()
 
 
-def test_the_judge_of_answers_finds_every_kind_of_fault() -> None:
+def test_conforms_rejects_every_kind_of_mismatch() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -59,6 +57,6 @@ def test_the_judge_of_answers_finds_every_kind_of_fault() -> None:
     assert not conforms({"a": "abc"}, schema)
 
 
-def test_schemas_are_json_and_differ() -> None:
+def test_drawn_schemas_differ() -> None:
     rng = random.Random(1)
     assert len({json.dumps(draw_schema(rng)) for _ in range(50)}) > 40
