@@ -138,7 +138,7 @@ def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, cha
     assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
     assert holdfast("replay", file, "--prompt-ids", ",".join(map(str, ids))).exit_code == 0
     for arguments, said in (
-        ((), "leaves its prompt out"),
+        ((), "does not contain its prompt"),
         (("--prompt", "the cat"), "not the receipt's"),
         (("--prompt-ids", "1, 2"), "not the receipt's"),
         (("--prompt-ids", "one"), "must be token ids separated by commas"),

@@ -97,7 +97,7 @@ def test_a_prompt_that_was_left_out_must_be_given(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings())
     ids = made["prompt"]["token_ids"]
     receipt = parse_receipt({**made, "prompt": {**made["prompt"], "token_ids": None}})
-    with pytest.raises(InvalidRequest, match="leaves its prompt out"):
+    with pytest.raises(InvalidRequest, match="does not contain its prompt"):
         replay(auto_llm, receipt)
     with pytest.raises(InvalidRequest, match="is not the receipt's"):
         replay(auto_llm, receipt, [*ids, 5])
@@ -168,11 +168,11 @@ def scored(first: int, *bits: str, digest: str = "") -> Receipt:
         (
             BASE,
             with_choice(1, logprobs=LogprobBits(bits(1, tuple).bits, "0" * 64)),
-            *(1, None, "the chosen tokens' logprobs agree, those of the best beside them differ"),
+            *(1, None, "the logprobs of the chosen tokens agree, the top logprobs differ"),
         ),
         (BASE, replace(BASE, choices=BASE.choices[:1]), 1, None, "2 choices expected, got 1"),
-        (scored(1, "a", "b"), BASE, 0, None, "expected some logprobs of the prompt's own tokens, got none"),
-        (BASE, scored(1, "a", "b"), 0, None, "expected no logprobs of the prompt's own tokens, got some"),
+        (scored(1, "a", "b"), BASE, 0, None, "expected some logprobs of the prompt's tokens, got none"),
+        (BASE, scored(1, "a", "b"), 0, None, "expected no logprobs of the prompt's tokens, got some"),
         (scored(1, "a", "b"), scored(2, "b"), 0, None, "expected the prompt's logprobs to begin at token 1, got 2"),
         (scored(2, "b"), scored(1, "a", "b"), 0, None, "expected the prompt's logprobs to begin at token 2, got 1"),
         (
@@ -180,12 +180,12 @@ def scored(first: int, *bits: str, digest: str = "") -> Receipt:
             scored(2, "b", "x"),
             *(0, None, "the bits of the logprob of the prompt's token 3 differ: expected c, got x"),
         ),
-        (scored(1, "a", "b"), scored(1, "a"), 0, None, "expected 2 logprobs of the prompt's own tokens, got 1"),
-        (scored(1, "a"), scored(1, "a", "b"), 0, None, "expected 1 logprobs of the prompt's own tokens, got 2"),
+        (scored(1, "a", "b"), scored(1, "a"), 0, None, "expected 2 logprobs of the prompt's tokens, got 1"),
+        (scored(1, "a"), scored(1, "a", "b"), 0, None, "expected 1 logprobs of the prompt's tokens, got 2"),
         (
             scored(1, "a", digest="0"),
             scored(1, "a", digest="1"),
-            *(0, None, "the logprobs of the prompt's own tokens agree, those of the best beside them differ"),
+            *(0, None, "the logprobs of the prompt's tokens agree, the top logprobs differ"),
         ),
         (with_choice(1, finish_reason="abort"), BASE, 1, None, "expected the end to be 'abort', got 'length'"),
     ],
@@ -250,16 +250,14 @@ def test_the_best_beside_the_tokens_of_an_answer_that_was_left(auto_llm: LLM) ->
     params = settings(logprobs=3)
     left = left_after(ask(auto_llm, PROMPT, params), params, 5, auto_llm)
     left["choices"][0]["logprobs"]["digest"] = "0" * 64
-    assert (
-        said_of(auto_llm, left) == "the chosen tokens' logprobs agree, those of the best beside them differ"
-    )
+    assert said_of(auto_llm, left) == "the logprobs of the chosen tokens agree, the top logprobs differ"
 
 
 def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings(prompt_logprobs=2))
     scores = made["prompt_logprobs"]
     zeros = {**scores, "digest": "0" * 64}
-    assert "those of the best beside them differ" in said_of(auto_llm, {**made, "prompt_logprobs": zeros})
+    assert "the top logprobs differ" in said_of(auto_llm, {**made, "prompt_logprobs": zeros})
     hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}  # so that the reader cannot count
     ids = made["prompt"]["token_ids"]
 
@@ -269,9 +267,9 @@ def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
         return found.what
 
     assert replay(auto_llm, parse_receipt(hidden), ids).same
-    assert difference(None) == "expected no logprobs of the prompt's own tokens, got some"
+    assert difference(None) == "expected no logprobs of the prompt's tokens, got some"
     fewer = {**scores, "bits": scores["bits"][:-1]}
-    assert difference(fewer).startswith(f"expected {len(fewer['bits'])} logprobs of the prompt's own tokens")
+    assert difference(fewer).startswith(f"expected {len(fewer['bits'])} logprobs of the prompt's tokens")
 
 
 def score_of(llm: LLM) -> dict[str, Any]:
@@ -289,11 +287,11 @@ def test_a_score_that_was_changed(auto_llm: LLM) -> None:
     hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}
     assert replay(auto_llm, parse_receipt(hidden), ids).same
     for changed, what in (
-        ({**scores, "digest": "0" * 64}, "those of the best beside them differ"),
+        ({**scores, "digest": "0" * 64}, "the top logprobs differ"),
         ({**scores, "first": scores["first"] + 1}, "the bits of the logprob of the prompt's token"),
-        ({**scores, "bits": scores["bits"][:-1]}, "logprobs of the prompt's own tokens, got"),
-        ({**scores, "first": 9999}, "expected some logprobs of the prompt's own tokens, got none"),
-        (None, "expected no logprobs of the prompt's own tokens, got some"),
+        ({**scores, "bits": scores["bits"][:-1]}, "logprobs of the prompt's tokens, got"),
+        ({**scores, "first": 9999}, "expected some logprobs of the prompt's tokens, got none"),
+        (None, "expected no logprobs of the prompt's tokens, got some"),
     ):
         found = replay(auto_llm, parse_receipt({**hidden, "prompt_logprobs": changed}), ids).difference
         assert found is not None
@@ -322,4 +320,4 @@ def test_a_prompt_that_was_left_in_the_middle(auto_llm: LLM) -> None:
         again = replay(auto_llm, parse_receipt({**made, "prompt_logprobs": scores}))
         assert again.same, again.difference
     wrong = {**part, "digest": "0" * 64}
-    assert "those of the best beside them" in said_of(auto_llm, {**made, "prompt_logprobs": wrong})
+    assert "the top logprobs differ" in said_of(auto_llm, {**made, "prompt_logprobs": wrong})

@@ -16,7 +16,6 @@ import torch
 from safetensors import safe_open
 
 from holdfast.engine.llm import LLM
-from holdfast.engine.replay import fingerprint_of
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
@@ -30,7 +29,7 @@ from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 def fingerprint(model: Path, **settings: Any) -> Fingerprint:
     usual = {"dtype": "fp32", "determinism": "off", "max_pass_tokens": 64}
     llm = LLM(str(model), **{**usual, **settings})
-    return fingerprint_of(llm)
+    return llm.engine.fingerprint
 
 
 def named(one: Fingerprint, other: Fingerprint) -> list[str]:
@@ -220,7 +219,6 @@ def test_other_kernels_are_named_field_by_field(folder: Path) -> None:
 PROGRAM = """
 import json, sys
 from holdfast.engine.llm import LLM
-from holdfast.engine.replay import fingerprint_of
 llm = LLM(sys.argv[1], dtype="fp32", determinism="off", num_threads=json.loads(sys.argv[2]))
 print(json.dumps(llm.engine.receipts.fingerprint.parts))
 """

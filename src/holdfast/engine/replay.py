@@ -1,8 +1,9 @@
-"""Asks a receipt's request again and compares: the same to the bit, or where it first differs.
+"""Replays the request of a receipt and compares the answers: equal to the bit, or where they first differ.
 
-What is compared is what is promised: token ids, finish reasons and the fp32 bits of logprobs. How the answer was come by
-(certified or verified, how many passes) may differ. The new answer is first cut to what the receipt goes over (`cut_to`):
-an answer its client left ends early, a score begins late. Then everything must be equal.
+Compared is what is guaranteed: token ids, finish reasons, thoughts and the fp32 bits of logprobs. How
+the answer was computed (certified or verified, how many passes) may differ. The new answer is first
+truncated to what the receipt covers (`truncate_to`): an aborted answer ends early, a score begins
+after its prompt. Then everything must be equal.
 """
 
 import random
@@ -15,14 +16,13 @@ from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import ThoughtIds
 from holdfast.errors import EngineStopped, InvalidRequest
-from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
     LogprobBits,
     PromptLogprobBits,
     Receipt,
     ReceiptChoice,
-    ReceiptFactory,
     digest_logprobs,
     is_aborted_in_prefill,
     logprob_bits,
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 TokenText = Callable[[int], str]
 
-_LONGEST_PROMPT = 96  # of a neighbour
+_MAX_NEIGHBOUR_PROMPT = 96
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first bit that is not the receipt's. position counts the answer's tokens from 0; None: not at a token."""
+    """The first difference from the receipt. position is the index of an answer's token, or None if it is elsewhere."""
 
     choice: int
     position: int | None
@@ -46,8 +46,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What came of it."""
+class ReplayResult:
+    """The outcome of a comparison, and how much was compared."""
 
     difference: Difference | None
     mode: Determinism
@@ -60,35 +60,30 @@ class Replay:
         return self.difference is None
 
 
-def fingerprint_of(llm: "LLM") -> Fingerprint:
-    """The engine's own; waits for it where the weights are still being hashed."""
-    receipts = llm.engine.receipts
-    assert isinstance(receipts, ReceiptFactory), "an engine that was built makes receipts"
-    return receipts.fingerprint
-
-
 def replay(
     llm: "LLM", receipt: Receipt, prompt_ids: Sequence[int] | None = None, *, num_neighbours: int = 0
-) -> Replay:
-    """Ask again, alone or among random ordinary requests, and compare."""
+) -> ReplayResult:
+    """Repeat the request, alone or in a batch with random ordinary requests, and compare."""
     prompt = require_prompt(receipt, prompt_ids)
     params = replace(receipt.params, seed=receipt.seed)
     longest = max(len(choice.token_ids) for choice in receipt.choices)
-    neighbours = [_neighbour(random.Random(number), llm, longest) for number in range(num_neighbours)]
-    at = num_neighbours // 2
-    batch = [*neighbours[:at], (prompt, params), *neighbours[at:]]
-    result = llm.generate([ids for ids, _ in batch], [each for _, each in batch])[at]
-    text = llm.engine.tokenizer
-    return compare_result(receipt, result, lambda id_: text.token_bytes(id_).decode("utf-8", "replace"))
+    neighbours = [_neighbour(random.Random(seed), llm, longest) for seed in range(num_neighbours)]
+    middle = num_neighbours // 2
+    batch = [*neighbours[:middle], (prompt, params), *neighbours[middle:]]
+    result = llm.generate([ids for ids, _ in batch], [each for _, each in batch])[middle]
+    tokenizer = llm.engine.tokenizer
+    return compare_result(
+        receipt, result, lambda token_id: tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    )
 
 
-def compare_result(receipt: Receipt, result: Result, text: TokenText) -> Replay:
-    """What came of asking again, wherever that was done."""
+def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayResult:
+    """Compare a receipt with the result of its repeated request."""
     if result.error is not None:
         raise EngineStopped(f"the replay could not be finished: {result.error}")
     assert result.receipt is not None, "a result without an error has a receipt"
-    again = cut_to(receipt, parse_receipt(result.receipt), result)
-    return Replay(
+    again = truncate_to(receipt, parse_receipt(result.receipt), result)
+    return ReplayResult(
         difference=compare(receipt, again, text),
         mode=again.mode,
         num_choices=len(receipt.choices),
@@ -100,34 +95,32 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> Replay:
 
 
 def require_prompt(receipt: Receipt, prompt_ids: Sequence[int] | None) -> list[int]:
-    """The receipt's prompt, or the one that was given, if it is the same."""
+    """The prompt to replay: the receipt's, or the given one if its digest is the receipt's."""
     if prompt_ids is None and receipt.prompt_ids is None:
-        raise InvalidRequest("the receipt leaves its prompt out; give it to replay the request")
+        raise InvalidRequest("the receipt does not contain its prompt; give the prompt to replay the request")
     ids = list(receipt.prompt_ids or () if prompt_ids is None else prompt_ids)
     if digest_of([*ids]) != receipt.prompt_digest:
-        raise InvalidRequest("the prompt that was given is not the receipt's: its digest differs")
+        raise InvalidRequest("the given prompt is not the receipt's: its digest differs")
     return ids
 
 
-def cut_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:
-    """The new answer as far as the receipt's goes; result is the one `got` tells of, and knows the best beside each token."""
+def truncate_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:
+    """`got`, truncated to what the receipt covers. result is the result that `got` describes; it has the top logprobs."""
     choices = list(got.choices)
     for index, (one, answer) in enumerate(zip(expected.choices, result.choices, strict=False)):
-        if _was_left(expected, got, index):
+        if _was_aborted(expected, got, index):
             choices[index] = _first_tokens(choices[index], answer, len(one.token_ids))
-    return replace(got, choices=tuple(choices), prompt_logprobs=_cut_scores(expected, got, result))
+    return replace(got, choices=tuple(choices), prompt_logprobs=_truncate_scores(expected, got, result))
 
 
-def _was_left(expected: Receipt, got: Receipt, index: int) -> bool:
-    """Whether the client can have left this answer where the receipt says: only before its end."""
+def _was_aborted(expected: Receipt, got: Receipt, index: int) -> bool:
+    """Whether the receipt's answer can be an aborted part of the new one: it must end before it."""
     one, other = expected.choices[index], got.choices[index]
     if one.finish_reason != "abort":
         return False
-    if (
-        expected.params.max_tokens == 0
-    ):  # an answer of no tokens ends when the prompt is read, with the last of its scores
-        whole = _reach(got.prompt_logprobs)
-        return index > 0 or whole == 0 or _reach(expected.prompt_logprobs) < whole
+    if expected.params.max_tokens == 0:  # ends when the prompt is computed, with the last of its scores
+        whole = _scores_end(got.prompt_logprobs)
+        return index > 0 or whole == 0 or _scores_end(expected.prompt_logprobs) < whole
     return len(one.token_ids) < len(other.token_ids)
 
 
@@ -141,20 +134,20 @@ def _first_tokens(choice: ReceiptChoice, answer: Choice, num_tokens: int) -> Rec
     return ReceiptChoice(ids, "abort", logprobs, choice.thoughts)
 
 
-def _cut_scores(expected: Receipt, got: Receipt, result: Result) -> PromptLogprobBits | None:
-    """A score begins behind its prompt, a replay of it at the first token. Who left while the prompt was read has fewer."""
+def _truncate_scores(expected: Receipt, got: Receipt, result: Result) -> PromptLogprobBits | None:
+    """A score begins after its prompt, its replay at the first token. A request aborted in its prompt has fewer scores."""
     one, other = expected.prompt_logprobs, got.prompt_logprobs
     if other is None:
         return None
     first = other.first if one is None else max(one.first, other.first)
-    stop = _reach(one) if is_aborted_in_prefill(expected.choices) else _reach(other)
+    stop = _scores_end(one) if is_aborted_in_prefill(expected.choices) else _scores_end(other)
     scores = [score for score in result.prompt_logprobs or () if score is not None]
     kept = scores[first - other.first : max(0, stop - other.first)]
     return PromptLogprobBits(first, logprob_bits(kept)) if kept else None
 
 
-def _reach(scores: PromptLogprobBits | None) -> int:
-    """The position behind the last token of the prompt that has a logprob; 0 if none has."""
+def _scores_end(scores: PromptLogprobBits | None) -> int:
+    """The position after the last prompt token that has a logprob; 0 if none has."""
     return 0 if scores is None else scores.first + len(scores.logprobs.bits)
 
 
@@ -177,7 +170,11 @@ def compare(expected: Receipt, got: Receipt, text: TokenText) -> Difference | No
 def _compare_choice(
     one: ReceiptChoice, other: ReceiptChoice, text: TokenText
 ) -> tuple[int | None, str] | None:
-    """(position, what) of the first difference. An ordinary answer may have logprobs nobody asked for, once or twice."""
+    """(position, what) of the first difference.
+
+    Logprobs that were not requested are in some receipts of ordinary answers and not in others; they are
+    compared only where both have them.
+    """
     bits, got_bits = _bits(one.logprobs), _bits(other.logprobs)
     for position, (id_, got) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
         if id_ != got:
@@ -188,37 +185,37 @@ def _compare_choice(
                 f"got {got_bits[position]}"
             )
     if len(one.token_ids) != len(other.token_ids):
-        ends = min(len(one.token_ids), len(other.token_ids))
-        return ends, f"expected {len(one.token_ids)} tokens, got {len(other.token_ids)}"
+        end = min(len(one.token_ids), len(other.token_ids))
+        return end, f"expected {len(one.token_ids)} tokens, got {len(other.token_ids)}"
     if one.finish_reason != other.finish_reason:
         return None, f"expected the end to be {one.finish_reason!r}, got {other.finish_reason!r}"
     if bits is not None and got_bits is not None and one.logprobs != other.logprobs:
-        return None, "the chosen tokens' logprobs agree, those of the best beside them differ"
+        return None, "the logprobs of the chosen tokens agree, the top logprobs differ"
     return _compare_thoughts(one, other)
 
 
 def _compare_thoughts(one: ReceiptChoice, other: ReceiptChoice) -> tuple[None, str] | None:
-    """Who left an answer has the first of its thoughts."""
+    """An aborted answer has the first thoughts of the whole one."""
     if one.thoughts is None or other.thoughts is None:
-        return None  # a receipt from before they were kept, or no model that thinks
+        return None  # an older receipt, or a model that does not think
     found = other.thoughts[: len(one.thoughts)] if one.finish_reason == "abort" else other.thoughts
     for expected, got in zip_longest(one.thoughts, found):
         if expected != got:
-            return None, f"expected the thought {_told(expected)}, got {_told(got)}"
+            return None, f"expected the thought {_describe(expected)}, got {_describe(got)}"
     return None
 
 
-def _told(thought: tuple[int, ThoughtIds] | None) -> str:
-    return "none" if thought is None else f"{list(thought[1])} behind chunk {thought[0]}"
+def _describe(thought: tuple[int, ThoughtIds] | None) -> str:
+    return "none" if thought is None else f"{list(thought[1])} after chunk {thought[0]}"
 
 
 def _compare_prompts(one: PromptLogprobBits | None, other: PromptLogprobBits | None) -> str | None:
-    """What differs in the prompt's own logprobs."""
+    """The first difference in the logprobs of the prompt's tokens."""
     if one is None or other is None:
         if one is other:
             return None
         expected, got = ("some", "none") if other is None else ("no", "some")
-        return f"expected {expected} logprobs of the prompt's own tokens, got {got}"
+        return f"expected {expected} logprobs of the prompt's tokens, got {got}"
     if one.first != other.first:
         return f"expected the prompt's logprobs to begin at token {one.first}, got {other.first}"
     for at, (expected, got) in enumerate(
@@ -230,9 +227,9 @@ def _compare_prompts(one: PromptLogprobBits | None, other: PromptLogprobBits | N
             )
     num_expected, num_got = len(one.logprobs.bits), len(other.logprobs.bits)
     if num_expected != num_got:
-        return f"expected {num_expected} logprobs of the prompt's own tokens, got {num_got}"
+        return f"expected {num_expected} logprobs of the prompt's tokens, got {num_got}"
     if one != other:
-        return "the logprobs of the prompt's own tokens agree, those of the best beside them differ"
+        return "the logprobs of the prompt's tokens agree, the top logprobs differ"
     return None
 
 
@@ -241,10 +238,10 @@ def _bits(logprobs: LogprobBits | None) -> tuple[str, ...] | None:
 
 
 def _neighbour(rng: random.Random, llm: "LLM", longest: int) -> tuple[list[int], SamplingParams]:
-    """A request of random tokens, whose answer is no longer than the one it stands beside."""
+    """A request of random tokens whose answer is no longer than the replayed one."""
     limits = llm.engine.limits
     room = max(1, limits.max_model_len // 4)
-    ids = [rng.randrange(limits.vocab_size) for _ in range(rng.randint(1, min(_LONGEST_PROMPT, room)))]
+    ids = [rng.randrange(limits.vocab_size) for _ in range(rng.randint(1, min(_MAX_NEIGHBOUR_PROMPT, room)))]
     params = SamplingParams(
         max_tokens=rng.randint(1, max(1, min(longest, room))),
         temperature=0.8,

@@ -228,10 +228,9 @@ def _certificate() -> Diagnostic:
 
 def _fingerprint(model: str) -> Diagnostic:
     """The fingerprint of a model with the default options of `generate`."""
-    from holdfast.engine.replay import fingerprint_of
 
     llm = o.open_llm(EngineConfig(model, determinism="off"))
-    return Diagnostic("model", f"{model}, fingerprint {fingerprint_of(llm).digest}", "good")
+    return Diagnostic("model", f"{model}, fingerprint {llm.engine.fingerprint.digest}", "good")
 
 
 _CHECKS: tuple[tuple[str, Callable[[], Diagnostic]], ...] = (

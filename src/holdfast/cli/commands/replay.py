@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
-    from holdfast.engine.replay import Replay
+    from holdfast.engine.replay import ReplayResult
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
@@ -68,14 +68,13 @@ def replay(
     dtype, threads and kernels are those of the receipt unless they are given.
     Exits with 0 if everything is the same, with 1 if not.
     """
-    from holdfast.engine.replay import fingerprint_of
 
     read = _read(receipt, line)
     recorded = {name: getattr(read.engine, name) for name in ("dtype", "num_threads", "kernels")}
     recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
     config = replace(engine, model=read.engine.model if model is None else model, **recorded)
     llm = o.open_llm(config)
-    differences = fingerprint_of(llm).differences(read.fingerprint)
+    differences = llm.engine.fingerprint.differences(read.fingerprint)
     replayed = None
     if force or not differences:
         replayed = _run(llm, read, prompt, prompt_ids, load)
@@ -93,7 +92,9 @@ def _read(source: str, line: int | None) -> "Receipt":
     return read_stdin(line) if source == "-" else read_receipt(Path(source), line)
 
 
-def _run(llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | None, load: int) -> "Replay":
+def _run(
+    llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | None, load: int
+) -> "ReplayResult":
     from holdfast.engine.replay import replay as replay_receipt
 
     if prompt is not None and prompt_ids is not None:
@@ -116,7 +117,7 @@ def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
     return raw
 
 
-def _show(receipt: "Receipt", differences: list[str], replayed: "Replay | None", load: int) -> None:
+def _show(receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None", load: int) -> None:
     if receipt.mode == "none":
         note("this was an ordinary request: it may differ, no guarantee applies")
     if differences:
@@ -139,7 +140,9 @@ def _show(receipt: "Receipt", differences: list[str], replayed: "Replay | None",
     typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
 
 
-def _as_json(receipt: "Receipt", differences: list[str], replayed: "Replay | None") -> dict[str, object]:
+def _as_json(
+    receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None"
+) -> dict[str, object]:
     first = None if replayed is None else replayed.difference
     return {
         "same": replayed is not None and replayed.same,

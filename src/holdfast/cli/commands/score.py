@@ -114,11 +114,10 @@ class Scored:
 
 
 def _score(llm: "LLM", pairs: list[ScorePair], chat: bool, deterministic: bool, think: bool) -> list[Scored]:
-    from holdfast.engine.replay import fingerprint_of
 
     ids = [_tokenize(llm, pair, chat, deterministic) for pair in pairs]
     logprobs = llm.score_batch(ids, deterministic=deterministic, think=think)
-    fingerprint = fingerprint_of(llm).digest
+    fingerprint = llm.engine.fingerprint.digest
     token_bytes = llm.engine.tokenizer.token_bytes
     return [
         Scored(

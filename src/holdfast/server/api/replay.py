@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
-from holdfast.engine.replay import Replay, compare_result, require_prompt
+from holdfast.engine.replay import ReplayResult, compare_result, require_prompt
 from holdfast.errors import HoldfastError
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
@@ -107,7 +107,7 @@ def _not_compared(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
     }
 
 
-def _compared(replay: Replay) -> dict[str, Any]:
+def _compared(replay: ReplayResult) -> dict[str, Any]:
     first = replay.difference
     return {
         "same": replay.same,
