@@ -1,4 +1,4 @@
-"""Bad input end to end: each a clear error of Holdfast's own, and the engine goes on serving the others."""
+"""Bad input end to end: each is refused with a clear error, and the engine serves the other requests."""
 
 import json
 import math
@@ -34,7 +34,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def serving(llm: LLM) -> Any:
-    """An engine with a request half-way; whatever the test does, that request's answer stays what it was."""
+    """An engine with a running request, whose answer must not change whatever the test does."""
     expected = llm.generate(["the fox"], GOOD)[0]
     engine = llm.engine
     request = engine.prepare("the fox", GOOD)
@@ -78,7 +78,7 @@ BAD_PROMPTS: list[tuple[Any, type[HoldfastError], str]] = [
     ("prompt", "kind", "message"),
     [pytest.param(*case, id=f"{n}-{case[2][:20]}") for n, case in enumerate(BAD_PROMPTS)],
 )
-def test_a_bad_prompt(serving: LLM, prompt: Any, kind: type[HoldfastError], message: str) -> None:
+def test_bad_prompt_is_refused(serving: LLM, prompt: Any, kind: type[HoldfastError], message: str) -> None:
     waiting = serving.engine.scheduler.num_waiting
     with pytest.raises(kind, match=message):
         serving.generate(["the fox", prompt], GOOD)
@@ -106,12 +106,12 @@ BAD_SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("bad", BAD_SETTINGS, ids=str)
-def test_a_bad_setting(serving: LLM, bad: dict[str, Any]) -> None:
+def test_bad_setting_is_refused(serving: LLM, bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(bad)).split("_")[0]):
         serving.generate(["the fox"], SamplingParams(**bad))
 
 
-def test_settings_that_do_not_fit_the_model(serving: LLM) -> None:
+def test_settings_that_do_not_fit_the_model_are_refused(serving: LLM) -> None:
     with pytest.raises(PromptTooLong, match="lower max_tokens"):
         serving.generate(["the fox"], SamplingParams(max_tokens=512))
     with pytest.raises(InvalidRequest, match="token id 320"):
@@ -119,13 +119,13 @@ def test_settings_that_do_not_fit_the_model(serving: LLM) -> None:
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, "greedy", 5, object(), [None], [GOOD, {"a": 1}]])
-def test_params_of_another_kind(serving: LLM, params: Any) -> None:
+def test_params_of_wrong_type_are_refused(serving: LLM, params: Any) -> None:
     prompts = ["the fox"] * (len(params) if isinstance(params, list) else 1)
     with pytest.raises(InvalidRequest):
         serving.generate(prompts, params)
 
 
-def test_a_wrong_number_of_params(serving: LLM) -> None:
+def test_wrong_number_of_params_is_refused(serving: LLM) -> None:
     with pytest.raises(InvalidRequest, match="2 prompts but 3 settings"):
         serving.generate(["a", "b"], [GOOD] * 3)
     with pytest.raises(InvalidRequest, match="2 prompts but 0 settings"):
@@ -133,13 +133,13 @@ def test_a_wrong_number_of_params(serving: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompts", [5, None, 1.5, True, object(), b"the fox", {"prompt": "a"}])
-def test_prompts_of_another_kind(serving: LLM, prompts: Any) -> None:
+def test_prompts_of_wrong_type_are_refused(serving: LLM, prompts: Any) -> None:
     with pytest.raises(InvalidRequest, match="prompt"):
         serving.generate(prompts, GOOD)
 
 
-def test_many_tokens_forbidden_leave_others_to_say(llm: LLM) -> None:
-    """min_tokens with stop ids leaves other tokens to say, and the answer goes on to them."""
+def test_min_tokens_with_many_stop_ids_samples_other_tokens(llm: LLM) -> None:
+    """Stop ids are forbidden before min_tokens; the other tokens remain."""
     params = SamplingParams(
         max_tokens=6, min_tokens=6, temperature=0, stop_token_ids=range(64), deterministic=True
     )
@@ -149,7 +149,7 @@ def test_many_tokens_forbidden_leave_others_to_say(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("messages", [[], None, "hello", [{"role": "user"}], [{"content": "x"}], [5], [{}]])
-def test_bad_conversations(serving: LLM, messages: Any) -> None:
+def test_bad_conversations_are_refused(serving: LLM, messages: Any) -> None:
     with pytest.raises((InvalidRequest, TemplateError)):
         serving.chat(messages, GOOD)
 
@@ -159,7 +159,7 @@ def test_bad_conversations(serving: LLM, messages: Any) -> None:
 
 @pytest.fixture
 def folder(tiny_llama: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """A copy to corrupt."""
     return shutil.copytree(tiny_llama, tmp_path / "model")
 
 
@@ -214,7 +214,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], type[HoldfastError]]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_a_spoiled_model_folder(folder: Path, name: str) -> None:
+def test_corrupt_model_folder_is_refused(folder: Path, name: str) -> None:
     spoil, kind = SPOILED[name]
     spoil(folder)
     with pytest.raises(kind) as caught:
@@ -223,28 +223,28 @@ def test_a_spoiled_model_folder(folder: Path, name: str) -> None:
     assert 10 < len(str(caught.value)) < 600
 
 
-def test_a_spoiled_model_beside_a_running_engine(serving: LLM, folder: Path) -> None:
+def test_corrupt_model_does_not_disturb_a_running_engine(serving: LLM, folder: Path) -> None:
     cut(folder / "model.safetensors", 0.5)
     with pytest.raises(BadWeights):
         start(folder)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.999])
-def test_a_truncated_gguf(tmp_path: Path, keep: float) -> None:
+def test_truncated_gguf_is_refused(tmp_path: Path, keep: float) -> None:
     path = tiny_gguf(tmp_path / "model.gguf", quant="Q8_0")
     cut(path, keep)
     with pytest.raises(ModelError):
         start(path)
 
 
-def test_a_pickle_called_gguf(tmp_path: Path) -> None:
+def test_pickle_named_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(ModelError):
         start(path)
 
 
-def test_no_such_model(tmp_path: Path) -> None:
+def test_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         start(tmp_path / "nowhere")
 
@@ -263,7 +263,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_hostile_template_is_stopped_and_plain_prompts_go_on(folder: Path, name: str) -> None:
+def test_hostile_template_is_stopped_and_plain_prompts_go_on(folder: Path, name: str) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATES[name]}))
     llm = start(folder)
@@ -299,7 +299,7 @@ def test_a_hostile_template_is_stopped_and_plain_prompts_go_on(folder: Path, nam
     ],
     ids=str,
 )
-def test_bad_engine_settings(config: dict[str, Any], message: str) -> None:
+def test_bad_engine_settings_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**config)
 
@@ -314,15 +314,15 @@ def test_bad_engine_settings(config: dict[str, Any], message: str) -> None:
     ],
     ids=str,
 )
-def test_settings_that_do_not_go_with_the_model(
+def test_engine_settings_that_do_not_fit_the_model_are_refused(
     tiny_llama: Path, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         start(tiny_llama, **config)
 
 
-def test_a_kv_budget_too_small_for_one_request(tiny_llama: Path) -> None:
-    """Six pages: what fits is served, what never could is refused at once, and others go on."""
+def test_request_larger_than_the_kv_budget_is_refused(tiny_llama: Path) -> None:
+    """Six pages: a request that fits is served, one that never could is refused at once."""
     page = 2 * 2 * 2 * 16 * 16 * 4  # layers, keys and values, kv heads, head_dim, positions, bytes
     llm = start(tiny_llama, kv_memory=6 * page)
     assert llm.engine.scheduler.pool.num_pages == 6
@@ -346,5 +346,5 @@ def test_a_kv_budget_too_small_for_one_request(tiny_llama: Path) -> None:
         ("7b", 7),
     ],
 )
-def test_sizes_as_people_write_them(text: int | str, size: int) -> None:
+def test_parse_bytes(text: int | str, size: int) -> None:
     assert parse_bytes(text) == size

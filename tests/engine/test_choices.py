@@ -1,4 +1,4 @@
-"""Several answers to one prompt, and the prompt before its answer."""
+"""Several choices for one prompt, and echo."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def settings(**changes: Any) -> SamplingParams:
     return SamplingParams(**{**usual, **changes})
 
 
-def test_answers_are_distinct_and_each_is_that_of_its_own_seed(llm: LLM) -> None:
+def test_choices_are_distinct_and_each_follows_from_its_seed(llm: LLM) -> None:
     result = llm.generate([PROMPT], settings(n=4))[0]
     assert len({choice.token_ids for choice in result.choices}) == 4
     for index, choice in enumerate(result.choices):
@@ -40,30 +40,30 @@ def test_answers_are_distinct_and_each_is_that_of_its_own_seed(llm: LLM) -> None
     assert stats.candidates == stats.accepted + stats.rolled_back
 
 
-def test_more_answers_do_not_change_the_first_ones(llm: LLM) -> None:
+def test_more_choices_do_not_change_the_first_ones(llm: LLM) -> None:
     three = llm.generate([PROMPT], settings(n=3))[0].choices
     assert llm.generate([PROMPT], settings(n=5))[0].choices[:3] == three
 
 
-def test_greedy_answers_are_all_the_same(llm: LLM) -> None:
+def test_greedy_choices_are_all_equal(llm: LLM) -> None:
     choices = llm.generate([PROMPT], settings(n=3, temperature=0))[0].choices
     assert len({choice.token_ids for choice in choices}) == 1
 
 
-def test_a_made_seed_is_told_and_gives_the_answers_again(llm: LLM) -> None:
+def test_random_seed_is_reported_and_repeats_the_choices(llm: LLM) -> None:
     first = llm.generate([PROMPT], settings(n=3, seed=None))[0]
     again = llm.generate([PROMPT], settings(n=3, seed=first.seed))[0]
     assert first.choices == again.choices
 
 
-def test_the_prompt_is_computed_once(auto_llm: LLM) -> None:
+def test_prompt_is_computed_once(auto_llm: LLM) -> None:
     prompt = list(range(3, 3 + 64))
     result = auto_llm.generate([prompt], settings(n=4))[0]
     # three answers find the four pages of the first one's prompt that end before its last token
     assert result.stats.cached_tokens == 3 * 48
 
 
-def test_a_stream_says_which_answer_a_piece_belongs_to(auto_llm: LLM) -> None:
+def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
     with AsyncEngine(auto_llm.engine) as engine:
         handle = engine.submit(PROMPT, settings(n=3))
         pieces: dict[int, str] = {}
@@ -76,7 +76,7 @@ def test_a_stream_says_which_answer_a_piece_belongs_to(auto_llm: LLM) -> None:
         assert (pieces[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
 
 
-def test_cancelling_ends_all_answers(auto_llm: LLM) -> None:
+def test_cancel_ends_all_choices(auto_llm: LLM) -> None:
     with AsyncEngine(auto_llm.engine) as engine:
         handle = engine.submit(PROMPT, settings(n=5, max_tokens=400))
         next(iter(handle))
@@ -85,7 +85,7 @@ def test_cancelling_ends_all_answers(auto_llm: LLM) -> None:
     assert [choice.finish_reason for choice in result.choices] == ["abort"] * 5
 
 
-def test_cancelling_after_the_first_answer_ended_ends_the_others(auto_llm: LLM) -> None:
+def test_cancel_after_the_first_choice_ended_ends_the_others(auto_llm: LLM) -> None:
     engine = auto_llm.engine
     stop = auto_llm.generate([PROMPT], settings(temperature=0.9, max_tokens=3))[0].token_ids[1]
     request = engine.prepare(PROMPT, settings(n=4, max_tokens=200, stop_token_ids=[stop], logprobs=None))
@@ -100,20 +100,20 @@ def test_cancelling_after_the_first_answer_ended_ends_the_others(auto_llm: LLM) 
     assert not engine.has_requests
 
 
-def test_echo_puts_the_prompt_before_the_answer_and_searches_it_for_no_stop(llm: LLM) -> None:
+def test_echo_prepends_the_prompt_without_stop_search(llm: LLM) -> None:
     plain = llm.generate([PROMPT], settings(stop="fox"))[0]
     echoed = llm.generate([PROMPT], settings(stop="fox", echo=True))[0]
     assert echoed.text == PROMPT + plain.text
     assert echoed.token_ids == plain.token_ids
 
 
-def test_an_echo_of_token_ids_is_their_text(llm: LLM) -> None:
+def test_echo_of_token_ids_is_their_text(llm: LLM) -> None:
     ids = llm.engine.tokenizer.encode(PROMPT)
     assert llm.generate([ids], settings(echo=True, max_tokens=0))[0].text == PROMPT
 
 
 @pytest.mark.parametrize("prompt", [[7], [7, 8], list(range(3, 90))])
-def test_nothing_generated_is_a_whole_answer_too(llm: LLM, prompt: list[int]) -> None:
+def test_max_tokens_zero_gives_a_complete_result(llm: LLM, prompt: list[int]) -> None:
     result = llm.generate([prompt], settings(max_tokens=0, prompt_logprobs=1))[0]
     assert (result.token_ids, result.finish_reason) == ((), "length")
     assert result.prompt_logprobs is not None and len(result.prompt_logprobs) == len(prompt)

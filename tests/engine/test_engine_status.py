@@ -1,4 +1,4 @@
-"""The engine's numbers: what requests hold, what only the cache holds, and what was done."""
+"""The engine's status: pages held by requests, idle pages, counters."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def llm(tiny_llama):
     return LLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64, max_num_seqs=2)
 
 
-def test_the_engine_before_during_and_after_work(llm):
+def test_status_before_during_and_after_work(llm):
     engine = llm.engine
     size = engine.scheduler.pool.page_size
     before = engine.status

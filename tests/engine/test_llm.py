@@ -31,7 +31,7 @@ def settings(**changes: Any) -> SamplingParams:
 
 
 def bits(result: Result) -> tuple[Any, ...]:
-    """Everything that must not change: ids, and logprobs to the bit."""
+    """What must not change: ids, and the bits of logprobs."""
     return result.token_ids, result.text, result.finish_reason, result.logprobs
 
 
@@ -44,12 +44,12 @@ def test_results_come_in_prompt_order(llm: LLM) -> None:
         assert result.finish_reason == "length"
 
 
-def test_one_text_is_one_prompt_and_no_prompt_is_no_result(llm: LLM) -> None:
+def test_single_text_is_one_prompt_and_empty_list_gives_no_result(llm: LLM) -> None:
     assert len(llm.generate("the fox")) == 1
     assert llm.generate([]) == []
 
 
-def test_token_ids_are_taken_as_they_are(llm: LLM) -> None:
+def test_token_ids_are_used_unchanged(llm: LLM) -> None:
     ids = llm.engine.tokenizer.encode("the quick brown fox")
     assert llm.generate([ids], settings())[0].token_ids == llm.generate(PROMPTS[:1], settings())[0].token_ids
     odd = [IM_START, 310, 319, EOS]
@@ -57,7 +57,7 @@ def test_token_ids_are_taken_as_they_are(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_alone_among_others_and_in_both_modes_it_is_the_same_answer(
+def test_answer_is_equal_alone_in_a_batch_and_in_both_modes(
     auto_llm: LLM, verify_llm: LLM, temperature: float
 ) -> None:
     mine = settings(temperature=temperature, seed=11)
@@ -72,7 +72,7 @@ def test_alone_among_others_and_in_both_modes_it_is_the_same_answer(
     assert len(seen) == 1
 
 
-def test_a_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
+def test_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
     llm.engine.scheduler.prefix_cache.clear()
     cold, warm = (llm.generate([PROMPTS[2]], settings())[0] for _ in range(2))
     assert cold.stats.cached_tokens == 0
@@ -83,7 +83,7 @@ def test_a_warm_prefix_cache_changes_no_bit(llm: LLM) -> None:
 
 @pytest.mark.parametrize("chunk", [32, 64, 200])
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_chunks_and_a_tight_kv_budget_change_no_bit(
+def test_chunked_prefill_and_preemption_change_no_bit(
     tiny_llama: Path, auto_llm: LLM, chunk: int, mode: Any
 ) -> None:
     """A pool so small that requests are preempted."""
@@ -105,7 +105,7 @@ def test_chunks_and_a_tight_kv_budget_change_no_bit(
     tight.engine.check()
 
 
-def test_asking_for_logprobs_changes_nothing_else(llm: LLM) -> None:
+def test_requesting_logprobs_changes_nothing_else(llm: LLM) -> None:
     asked = llm.generate(PROMPTS, settings(logprobs=5))
     plain = llm.generate(PROMPTS, settings(logprobs=None))
     none_beside = llm.generate(PROMPTS, settings(logprobs=0))
@@ -118,7 +118,7 @@ def test_asking_for_logprobs_changes_nothing_else(llm: LLM) -> None:
         assert [each.token_id for each in one.logprobs] == list(one.token_ids)
 
 
-def test_a_seed_is_reported_and_repeats_the_answer(llm: LLM) -> None:
+def test_reported_seed_repeats_the_answer(llm: LLM) -> None:
     first = llm.generate(PROMPTS, settings(temperature=1.0))
     assert len({result.seed for result in first}) == len(first), "everybody gets a seed of their own"
     again = llm.generate(PROMPTS, [settings(temperature=1.0, seed=result.seed) for result in first])
@@ -160,7 +160,7 @@ def test_ordinary_and_deterministic_requests_share_canonical_passes(auto_llm: LL
     assert auto_llm.engine.counters.num_shared_canonical_passes > before
 
 
-def test_stop_strings_cut_text_not_tokens(llm: LLM) -> None:
+def test_stop_strings_truncate_text_not_tokens(llm: LLM) -> None:
     whole = llm.generate(PROMPTS[:1], settings())[0]
     for start in range(1, 8):
         stop = whole.text[start : start + 3]
@@ -171,7 +171,7 @@ def test_stop_strings_cut_text_not_tokens(llm: LLM) -> None:
         assert result.logprobs == (whole.logprobs or ())[: len(result.token_ids)]
 
 
-def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
+def test_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
     whole = llm.generate(PROMPTS[:1], settings())[0]
     stop_id = whole.token_ids[6]
     at = whole.token_ids.index(stop_id)
@@ -182,7 +182,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(llm: LLM) -> None:
     assert result.text == decode(list(whole.token_ids[:at]))
 
 
-def test_min_tokens_puts_a_stop_off(llm: LLM) -> None:
+def test_min_tokens_delays_a_stop(llm: LLM) -> None:
     whole = llm.generate(PROMPTS[:1], settings())[0]
     stop_id = whole.token_ids[2]
     params = settings(stop_token_ids=[stop_id], min_tokens=10)
@@ -203,7 +203,7 @@ def test_eos_ends_an_answer_unless_ignored(tmp_path: Path, tiny_llama: Path) -> 
 
 
 @pytest.mark.parametrize("stop_len", [1, 2, 5])
-def test_deltas_put_together_are_the_result(llm: LLM, stop_len: int) -> None:
+def test_step_deltas_join_to_the_result(llm: LLM, stop_len: int) -> None:
     whole = llm.generate(PROMPTS[:1], settings())[0]
     engine = llm.engine
     stops = [whole.text[9 : 9 + stop_len], whole.text[2:4] + "not this"]
@@ -221,7 +221,7 @@ def test_deltas_put_together_are_the_result(llm: LLM, stop_len: int) -> None:
     assert len(deltas) > 1
 
 
-def test_chat_goes_through_the_template(llm: LLM) -> None:
+def test_chat_uses_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello"}]
     result = llm.chat(messages, settings(max_tokens=4))
     text = llm.engine.tokenizer.decode(list(result.prompt_token_ids), skip_special_tokens=False)
@@ -230,7 +230,7 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
 
 
 class Faulty:
-    """A runner that breaks whenever this request is in a plan."""
+    """A runner that raises if this request is in a plan."""
 
     def __init__(self, inner: Any, request_id: int, after: int) -> None:
         self._inner, self._request_id, self._after = inner, request_id, after
@@ -245,7 +245,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_pass_that_raises_ends_its_requests_and_no_other(
+def test_failed_pass_ends_its_requests_and_no_others(
     llm: LLM, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = llm.engine
@@ -266,7 +266,7 @@ def test_a_pass_that_raises_ends_its_requests_and_no_other(
     assert bits(llm.generate(PROMPTS[:1], settings())[0]) == expected
 
 
-def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_leaves_no_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
         def run(self, plan: StepPlan) -> Any:
             raise KeyboardInterrupt
@@ -283,7 +283,7 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Monkey
 
 
 class Deferred(ScriptedRunner):
-    """Breaks, if it is told to, when a plan is started or when its results are read."""
+    """A scripted asynchronous runner that can raise when a plan is started or its results are read."""
 
     breaks_at: tuple[str, int] | None = None
     error: BaseException = RuntimeError("a cosmic ray")
@@ -332,7 +332,7 @@ def finish(engine: Engine) -> dict[int, Result]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_ahead_of_the_device_it_is_the_same_answer(auto_llm: LLM, mode: str) -> None:
+def test_async_scheduling_gives_the_same_answer(auto_llm: LLM, mode: str) -> None:
     engine = deferred_engine(auto_llm, mode)
     prompts = ((1, 2, 3), (4, 5), (6, 7, 8, 9))
     results = answers(engine, *prompts)
@@ -348,7 +348,7 @@ def test_ahead_of_the_device_it_is_the_same_answer(auto_llm: LLM, mode: str) -> 
         assert len(runner.passes) >= 2 * runner.num_waits - 1
 
 
-def test_a_step_reads_what_the_step_before_it_started(auto_llm: LLM) -> None:
+def test_async_step_reads_the_results_of_the_step_before(auto_llm: LLM) -> None:
     engine = deferred_engine(auto_llm, "auto")
     engine.submit(engine.prepare((1, 2, 3), settings(max_tokens=3)))
     seen = []
@@ -361,7 +361,7 @@ def test_a_step_reads_what_the_step_before_it_started(auto_llm: LLM) -> None:
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 @pytest.mark.parametrize("breaks_at", [("start", 0), ("start", 3), ("wait", 0), ("wait", 3)])
-def test_a_pass_that_raises_ends_all_in_flight_and_no_other(
+def test_failed_pass_ends_all_in_flight_and_no_others(
     auto_llm: LLM, mode: str, breaks_at: tuple[str, int]
 ) -> None:
     engine = deferred_engine(auto_llm, mode, max_num_seqs=2)
@@ -376,7 +376,7 @@ def test_a_pass_that_raises_ends_all_in_flight_and_no_other(
 
 
 @pytest.mark.parametrize("where", ["start", "wait"])
-def test_an_interrupt_gives_up_all_that_is_in_flight(auto_llm: LLM, where: str) -> None:
+def test_interrupt_ends_all_in_flight(auto_llm: LLM, where: str) -> None:
     engine = deferred_engine(auto_llm, "auto")
     engine.runner.breaks_at, engine.runner.error = (where, 3), KeyboardInterrupt()  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
@@ -388,7 +388,7 @@ def test_an_interrupt_gives_up_all_that_is_in_flight(auto_llm: LLM, where: str) 
     assert result.token_ids == reference((1, 2, 3), settings())
 
 
-def test_an_abort_in_flight_leaves_nothing_behind(auto_llm: LLM) -> None:
+def test_abort_in_flight_leaves_no_requests(auto_llm: LLM) -> None:
     engine = deferred_engine(auto_llm, "auto")
     request = engine.prepare((1, 2, 3), settings())
     engine.submit(request)
@@ -401,7 +401,7 @@ def test_an_abort_in_flight_leaves_nothing_behind(auto_llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> None:
+def test_traces_of_plans_in_flight_add_up(auto_llm: LLM, mode: str) -> None:
     engine = deferred_engine(auto_llm, mode)
     engine.tracer = Tracer(engine)
     engine.submit(engine.prepare((1, 2, 3), settings()))
@@ -420,7 +420,7 @@ def test_what_is_told_of_plans_in_flight_adds_up(auto_llm: LLM, mode: str) -> No
     assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.num_steps + 1))
 
 
-def test_determinism_off_refuses_and_serves_the_others(tiny_llama: Path) -> None:
+def test_determinism_off_refuses_deterministic_requests_only(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     with pytest.raises(DeterminismRefused, match="determinism off; start it with determinism auto or verify"):
         llm.generate(PROMPTS[:1], settings())

@@ -1,4 +1,4 @@
-"""Replaying: the same again is the same, and whatever differs is named where it first does."""
+"""Replay: a repeated answer is equal, and the first difference is located."""
 
 import copy
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def settings(**changes: Any) -> SamplingParams:
     return SamplingParams(**{**usual, **changes})
 
 
-def test_again_alone_and_under_load_and_in_the_other_mode(auto_llm: LLM, verify_llm: LLM) -> None:
+def test_replay_is_equal_alone_in_a_batch_and_in_the_other_mode(auto_llm: LLM, verify_llm: LLM) -> None:
     for params in (settings(), settings(logprobs=4), settings(temperature=0)):
         receipt = parse_receipt(ask(auto_llm, PROMPT, params))
         for llm, load in ((auto_llm, 0), (verify_llm, 0), (auto_llm, 11), (verify_llm, 5)):
@@ -38,7 +38,7 @@ def test_again_alone_and_under_load_and_in_the_other_mode(auto_llm: LLM, verify_
             assert again.mode == {"auto": "certified", "verify": "verified"}[llm.config.determinism]
 
 
-def test_several_answers_scores_and_echo(auto_llm: LLM, verify_llm: LLM) -> None:
+def test_replay_of_several_choices_scores_and_echo(auto_llm: LLM, verify_llm: LLM) -> None:
     params = settings(n=3, prompt_logprobs=2, echo=True, logprobs=1, presence_penalty=0.5)
     receipt = parse_receipt(ask(auto_llm, PROMPT, params))
     for llm, load in ((auto_llm, 0), (verify_llm, 4)):
@@ -47,7 +47,7 @@ def test_several_answers_scores_and_echo(auto_llm: LLM, verify_llm: LLM) -> None
         assert (again.num_choices, again.num_tokens, again.num_logprobs) == (3, 48, 48)
 
 
-def test_a_score_can_be_replayed(auto_llm: LLM, verify_llm: LLM) -> None:
+def test_replay_of_a_score(auto_llm: LLM, verify_llm: LLM) -> None:
     engine = auto_llm.engine
     request = engine.prepare(PROMPT, score_params(deterministic=True), completion=" jumps over the lazy dog")
     (result,) = auto_llm._answer([request])
@@ -58,7 +58,7 @@ def test_a_score_can_be_replayed(auto_llm: LLM, verify_llm: LLM) -> None:
     assert replay(verify_llm, receipt).same
 
 
-def test_the_seed_that_was_made_is_the_one_that_is_used(auto_llm: LLM) -> None:
+def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings(temperature=1.5))
     assert made["settings"]["seed"] is None
     assert replay(auto_llm, parse_receipt(made)).same
@@ -67,7 +67,7 @@ def test_the_seed_that_was_made_is_the_one_that_is_used(auto_llm: LLM) -> None:
     assert "expected token" in other.difference.what
 
 
-def test_a_changed_token_is_found_where_it_is(auto_llm: LLM) -> None:
+def test_changed_token_is_located(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings())
     (choice,) = made["choices"]
     right = choice["token_ids"][7]
@@ -81,19 +81,19 @@ def test_a_changed_token_is_found_where_it_is(auto_llm: LLM) -> None:
     assert difference.what == f"expected token {wrong} {text[0]!r}, got {right} {text[1]!r}"
 
 
-def test_other_weights_are_another_answer(auto_llm: LLM, tmp_path: Path) -> None:
+def test_other_weights_give_another_answer(auto_llm: LLM, tmp_path: Path) -> None:
     from support.tiny import tiny_model
 
     other = LLM(str(tiny_model(tmp_path / "other", seed=8)), dtype="fp32", max_pass_tokens=64, max_num_seqs=8)
     assert not replay(other, parse_receipt(ask(auto_llm, PROMPT, settings()))).same
 
 
-def test_an_ordinary_request_can_be_asked_again(auto_llm: LLM) -> None:
+def test_replay_of_an_ordinary_request(auto_llm: LLM) -> None:
     receipt = parse_receipt(ask(auto_llm, PROMPT, settings(deterministic=False, temperature=0)))
     assert replay(auto_llm, receipt).mode == "none"
 
 
-def test_a_prompt_that_was_left_out_must_be_given(auto_llm: LLM) -> None:
+def test_omitted_prompt_must_be_given(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings())
     ids = made["prompt"]["token_ids"]
     receipt = parse_receipt({**made, "prompt": {**made["prompt"], "token_ids": None}})
@@ -107,7 +107,7 @@ def test_a_prompt_that_was_left_out_must_be_given(auto_llm: LLM) -> None:
         require_prompt(parse_receipt(made), [])
 
 
-def test_what_this_engine_cannot_do_is_said(auto_llm: LLM, tiny_llama: Path) -> None:
+def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM, tiny_llama: Path) -> None:
     made = ask(auto_llm, PROMPT, settings())
     off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     with pytest.raises(DeterminismRefused):
@@ -121,7 +121,7 @@ def test_what_this_engine_cannot_do_is_said(auto_llm: LLM, tiny_llama: Path) -> 
         replay(auto_llm, parse_receipt(long))
 
 
-def test_a_replay_that_breaks_is_no_comparison(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_replay_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = parse_receipt(ask(auto_llm, PROMPT, settings()))
 
     class Broken:
@@ -190,7 +190,7 @@ def scored(first: int, *bits: str, digest: str = "") -> Receipt:
         (with_choice(1, finish_reason="abort"), BASE, 1, None, "expected the end to be 'abort', got 'length'"),
     ],
 )  # fmt: skip
-def test_the_first_difference(
+def test_first_difference(
     expected: Receipt, got: Receipt, choice: int, position: int | None, what: str
 ) -> None:
     found = compare(expected, got, str)
@@ -207,19 +207,19 @@ def test_the_first_difference(
         (BASE, with_choice(1, logprobs=None)),
     ],
 )
-def test_what_is_no_difference(expected: Receipt, got: Receipt) -> None:
+def test_no_difference(expected: Receipt, got: Receipt) -> None:
     assert compare(expected, got, str) is None
 
 
-def said_of(llm: LLM, receipt: dict[str, Any]) -> str:
-    """How a receipt that can be read differs."""
+def difference_of(llm: LLM, receipt: dict[str, Any]) -> str:
+    """The difference a replay of this receipt finds."""
     found = replay(llm, parse_receipt(receipt)).difference
     assert found is not None
     return found.what
 
 
-def left_after(made: dict[str, Any], params: SamplingParams, num_tokens: int, llm: LLM) -> dict[str, Any]:
-    """The receipt of the same request, if its client had left after so many tokens."""
+def aborted_after(made: dict[str, Any], params: SamplingParams, num_tokens: int, llm: LLM) -> dict[str, Any]:
+    """The receipt of the same request, aborted after so many tokens."""
     result = llm.generate([made["prompt"]["token_ids"]], replace(params, seed=int(made["seed"])))[0]
     (answer,) = made["choices"]
     ids, bits = answer["token_ids"][:num_tokens], answer["logprobs"]["bits"][:num_tokens]
@@ -233,31 +233,36 @@ def left_after(made: dict[str, Any], params: SamplingParams, num_tokens: int, ll
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
-def test_an_answer_that_was_left_is_compared_as_far_as_it_goes(auto_llm: LLM, logprobs: int | None) -> None:
+def test_aborted_answer_is_compared_up_to_its_end(auto_llm: LLM, logprobs: int | None) -> None:
     params = settings(logprobs=logprobs)
     made = ask(auto_llm, PROMPT, params)
     for num_tokens in (0, 1, 15):
-        left = left_after(made, params, num_tokens, auto_llm)
-        assert replay(auto_llm, parse_receipt(left)).same
-    left = left_after(made, params, 16, auto_llm)
-    assert said_of(auto_llm, left) == "expected the end to be 'abort', got 'length'"
+        aborted = aborted_after(made, params, num_tokens, auto_llm)
+        assert replay(auto_llm, parse_receipt(aborted)).same
+    aborted = aborted_after(made, params, 16, auto_llm)
+    assert difference_of(auto_llm, aborted) == "expected the end to be 'abort', got 'length'"
     longer = settings(logprobs=logprobs, max_tokens=20, seed=int(made["seed"]))
-    left = {**left_after(ask(auto_llm, PROMPT, longer), longer, 18, auto_llm), "settings": made["settings"]}
-    assert said_of(auto_llm, left) == "expected 18 tokens, got 16"
+    aborted = {
+        **aborted_after(ask(auto_llm, PROMPT, longer), longer, 18, auto_llm),
+        "settings": made["settings"],
+    }
+    assert difference_of(auto_llm, aborted) == "expected 18 tokens, got 16"
 
 
-def test_the_best_beside_the_tokens_of_an_answer_that_was_left(auto_llm: LLM) -> None:
+def test_top_logprobs_of_an_aborted_answer(auto_llm: LLM) -> None:
     params = settings(logprobs=3)
-    left = left_after(ask(auto_llm, PROMPT, params), params, 5, auto_llm)
-    left["choices"][0]["logprobs"]["digest"] = "0" * 64
-    assert said_of(auto_llm, left) == "the logprobs of the chosen tokens agree, the top logprobs differ"
+    aborted = aborted_after(ask(auto_llm, PROMPT, params), params, 5, auto_llm)
+    aborted["choices"][0]["logprobs"]["digest"] = "0" * 64
+    assert (
+        difference_of(auto_llm, aborted) == "the logprobs of the chosen tokens agree, the top logprobs differ"
+    )
 
 
 def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings(prompt_logprobs=2))
     scores = made["prompt_logprobs"]
     zeros = {**scores, "digest": "0" * 64}
-    assert "the top logprobs differ" in said_of(auto_llm, {**made, "prompt_logprobs": zeros})
+    assert "the top logprobs differ" in difference_of(auto_llm, {**made, "prompt_logprobs": zeros})
     hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}  # so that the reader cannot count
     ids = made["prompt"]["token_ids"]
 
@@ -281,7 +286,7 @@ def score_of(llm: LLM) -> dict[str, Any]:
     return result.receipt
 
 
-def test_a_score_that_was_changed(auto_llm: LLM) -> None:
+def test_changed_score_is_found(auto_llm: LLM) -> None:
     made = score_of(auto_llm)
     ids, scores = made["prompt"]["token_ids"], made["prompt_logprobs"]
     hidden = {**made, "prompt": {**made["prompt"], "token_ids": None}}
@@ -298,21 +303,21 @@ def test_a_score_that_was_changed(auto_llm: LLM) -> None:
         assert what in found.what
 
 
-def test_a_score_that_was_left(auto_llm: LLM) -> None:
+def test_replay_of_an_aborted_score(auto_llm: LLM) -> None:
     made = score_of(auto_llm)
     (choice,) = made["choices"]
-    left = {**made, "choices": [{**choice, "finish_reason": "abort"}]}
-    assert said_of(auto_llm, left) == "expected the end to be 'abort', got 'length'"
+    aborted = {**made, "choices": [{**choice, "finish_reason": "abort"}]}
+    assert difference_of(auto_llm, aborted) == "expected the end to be 'abort', got 'length'"
     first, bits = made["prompt_logprobs"]["first"], made["prompt_logprobs"]["bits"][:2]
     digest = digest_logprobs(made["prompt"]["token_ids"][first : first + 2], bits)
     for part in ({"first": first, "bits": bits, "digest": digest}, None):
-        again = replay(auto_llm, parse_receipt({**left, "prompt_logprobs": part}))
+        again = replay(auto_llm, parse_receipt({**aborted, "prompt_logprobs": part}))
         assert again.same, again.difference
 
 
-def test_a_prompt_that_was_left_in_the_middle(auto_llm: LLM) -> None:
+def test_replay_of_a_request_aborted_in_its_prompt(auto_llm: LLM) -> None:
     params = settings(prompt_logprobs=2)
-    made = left_after(ask(auto_llm, PROMPT, params), params, 0, auto_llm)
+    made = aborted_after(ask(auto_llm, PROMPT, params), params, 0, auto_llm)
     result = auto_llm.generate([PROMPT], params)[0]
     kept = logprob_bits([one for one in result.prompt_logprobs or () if one is not None][:2])
     part = {"first": 1, "bits": list(kept.bits), "digest": kept.digest}
@@ -320,4 +325,4 @@ def test_a_prompt_that_was_left_in_the_middle(auto_llm: LLM) -> None:
         again = replay(auto_llm, parse_receipt({**made, "prompt_logprobs": scores}))
         assert again.same, again.difference
     wrong = {**part, "digest": "0" * 64}
-    assert "the top logprobs differ" in said_of(auto_llm, {**made, "prompt_logprobs": wrong})
+    assert "the top logprobs differ" in difference_of(auto_llm, {**made, "prompt_logprobs": wrong})

@@ -1,4 +1,4 @@
-"""A certificate that turns out wrong: an operation of certified passes is corrupted, and the watch must find it."""
+"""Revocation: an operation of certified passes is corrupted, and spot checks must find it."""
 
 import logging
 from dataclasses import replace
@@ -22,7 +22,7 @@ PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore
 
 
 class Corrupted:
-    """A backend whose fast form of one layer is off, as soon as it is told to be."""
+    """A backend whose fast products of one layer are wrong while `is_wrong`."""
 
     def __init__(self, backend: Any, which: int, num_layers: int) -> None:
         self._backend = backend
@@ -63,7 +63,7 @@ def open_engine(kernels: KernelBackend) -> Engine:
 
 @cache
 def sound_certificate(kernels: KernelBackend) -> Certificate:
-    """Made once; tests revoke it, and begin with it all the same."""
+    """Made once. Each test saves it again, because a revocation deletes it."""
     certificate = open_engine(kernels).certificate
     assert certificate is not None
     return certificate
@@ -100,7 +100,7 @@ def outcome(result: Result) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wrong(
+def test_corrupted_operation_revokes_the_certificate_and_later_answers_are_right(
     engine: Engine, which: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     (truth,) = answer(engine, PROMPT)
@@ -131,7 +131,7 @@ def test_a_corrupted_operation_revokes_the_certificate_and_no_later_answer_is_wr
     assert engine.counters.num_revocations == 1
 
 
-def test_no_page_written_before_survives(engine: Engine) -> None:
+def test_revocation_discards_all_pages(engine: Engine) -> None:
     answer(engine, PROMPT, PROMPT[5:], (7, 8, 9) * 12)
     corrupted = corrupt(engine, 0)
     assert engine.scheduler.prefix_cache.num_pages > 0
@@ -150,7 +150,7 @@ def test_no_page_written_before_survives(engine: Engine) -> None:
     assert pages == []  # what the ordinary request had computed in certified passes is known to nobody
 
 
-def test_a_request_whose_sent_tokens_were_right_goes_on(engine: Engine) -> None:
+def test_request_with_confirmed_tokens_continues(engine: Engine) -> None:
     (truth,) = answer(engine, PROMPT)
     corrupted = corrupt(engine, 0)
     engine = engine.restarted(engine.scheduler.config)
@@ -178,7 +178,7 @@ def test_a_request_whose_sent_tokens_were_right_goes_on(engine: Engine) -> None:
     assert stats.candidates == stats.accepted + stats.rolled_back
 
 
-def test_a_sound_certificate_passes_every_check(engine: Engine) -> None:
+def test_valid_certificate_passes_every_check(engine: Engine) -> None:
     engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=1.0))
     params = replace(PARAMS, n=2, temperature=0.8, seed=1)
     results = answer(engine, PROMPT, PROMPT[:17], PROMPT[3:9], params=params)
@@ -189,9 +189,7 @@ def test_a_sound_certificate_passes_every_check(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("was_wrong", [True, False])
-def test_an_answer_that_ended_before_its_siblings_is_confirmed_or_lost_with_them(
-    engine: Engine, was_wrong: bool
-) -> None:
+def test_ended_choice_is_recomputed_and_confirmed_or_lost(engine: Engine, was_wrong: bool) -> None:
     params = replace(PARAMS, n=3, temperature=1.0, seed=3, prompt_logprobs=1)
     (probe,) = answer(engine, PROMPT, params=params)
     stop = probe.choices[0].token_ids[3]  # the first answer ends with its fourth token, at the latest
@@ -230,9 +228,7 @@ def test_an_answer_that_ended_before_its_siblings_is_confirmed_or_lost_with_them
     assert engine.scheduler.pool.num_held == 0
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_the_engine(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_does_not_stop_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("read-only")
 
@@ -245,7 +241,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_engine(
     assert outcome(answer(engine, PROMPT)[0]) == outcome(truth)
 
 
-def test_a_receipt_that_cannot_be_made_costs_the_receipt_and_nothing_else(engine: Engine) -> None:
+def test_failed_receipt_does_not_fail_the_answer(engine: Engine) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a file is gone")
 

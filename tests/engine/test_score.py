@@ -1,4 +1,4 @@
-"""`score`: the logprobs of a given continuation are the very bits that were reported when it was generated."""
+"""`score`: the logprobs of a completion are the bits reported when it was generated."""
 
 import random
 from typing import Any
@@ -22,7 +22,7 @@ def reported(result: Result) -> list[float]:
     return [one.logprob for one in result.logprobs or ()]
 
 
-def test_a_hundred_continuations_warm_and_cold(auto_llm: LLM, verify_llm: LLM) -> None:
+def test_scores_equal_generated_logprobs_warm_and_cold(auto_llm: LLM, verify_llm: LLM) -> None:
     rng = random.Random(3)
     vocab = auto_llm.engine.limits.vocab_size
     drawn = [draw(rng, vocab) for _ in range(100)]
@@ -41,7 +41,7 @@ def test_a_hundred_continuations_warm_and_cold(auto_llm: LLM, verify_llm: LLM) -
 @pytest.mark.parametrize(
     "feature", [{"presence_penalty": 1.0}, {"logit_bias": {5: 3.0}}, {"bad_token_ids": [4, 5]}]
 )
-def test_what_shaped_the_choice_does_not_show_in_the_score(llm: LLM, feature: dict[str, Any]) -> None:
+def test_logits_processors_do_not_change_scores(llm: LLM, feature: dict[str, Any]) -> None:
     prompt, params = draw(random.Random(1), 300, max_tokens=40, temperature=0.7, **feature)
     result = llm.generate([prompt], params)[0]
     assert llm.score(prompt, result.token_ids) == reported(result)
@@ -59,21 +59,21 @@ def test_prompt_logprobs_are_scores_of_the_prompt(llm: LLM) -> None:
     assert all(len(one.top) == 2 for one in result.prompt_logprobs if one is not None)
 
 
-def test_asking_for_prompt_logprobs_changes_no_token(llm: LLM) -> None:
+def test_requesting_prompt_logprobs_changes_no_token(llm: LLM) -> None:
     prompt, params = draw(random.Random(4), 300, max_tokens=30)
     plain = llm.generate([prompt], params)[0]
     _, asking = draw(random.Random(4), 300, max_tokens=30, prompt_logprobs=5)
     assert llm.generate([prompt], asking)[0].choices == plain.choices
 
 
-def test_a_text_completion_is_tokenised_alone(llm: LLM) -> None:
+def test_text_completion_is_tokenised_alone(llm: LLM) -> None:
     tokenizer = llm.engine.tokenizer
     ids = tokenizer.encode(" fox", add_special_tokens=False)
     assert llm.score("the quick", " fox") == llm.score(tokenizer.encode("the quick"), ids)
 
 
 @pytest.mark.parametrize("pair", [([], [5]), ([5], []), ("", ""), ([5], "")])
-def test_nothing_to_score_is_said(llm: LLM, pair: tuple[Any, Any]) -> None:
+def test_nothing_to_score_is_refused(llm: LLM, pair: tuple[Any, Any]) -> None:
     with pytest.raises(InvalidRequest):
         llm.score(*pair)
 
@@ -81,19 +81,19 @@ def test_nothing_to_score_is_said(llm: LLM, pair: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     "params", [SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, prompt_logprobs=0)]
 )
-def test_a_score_generates_nothing(llm: LLM, params: SamplingParams) -> None:
+def test_score_must_not_generate(llm: LLM, params: SamplingParams) -> None:
     with pytest.raises(InvalidRequest, match="without generating"):
         llm.engine.prepare([5], params, completion=[6])
 
 
-def test_what_does_not_fit_is_said(llm: LLM) -> None:
+def test_too_long_completion_is_refused(llm: LLM) -> None:
     with pytest.raises(PromptTooLong):
         llm.score([5] * 10, [6] * llm.engine.limits.max_model_len)
     with pytest.raises(InvalidRequest):
         llm.score([5], [10**6])
 
 
-def test_an_engine_without_determinism_scores_only_if_told_so(tiny_llama: Any) -> None:
+def test_determinism_off_scores_only_ordinary_requests(tiny_llama: Any) -> None:
     llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64, max_num_seqs=8)
     with pytest.raises(DeterminismRefused):
         llm.score([5], [6, 7])

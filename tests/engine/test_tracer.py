@@ -1,4 +1,4 @@
-"""What a watcher is told of every step: all that is committed, all that is rolled back. It changes no answer."""
+"""Step traces: all committed and all rolled-back tokens are in them, and tracing changes no answer."""
 
 import logging
 from collections import defaultdict
@@ -35,7 +35,7 @@ CONFIG = EngineConfig(
 
 
 class Watcher:
-    """Believes what it is told, as a page does."""
+    """Follows the traces, as an inspector page does."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, tuple[int, ...]] = {}
@@ -95,7 +95,7 @@ def engine_in(mode: str, **changes: Any) -> Engine:
 
 
 def check_told(watcher: Watcher, results: dict[int, Result]) -> None:
-    """Answer by answer: what was told is what was committed, and every dropped candidate was named."""
+    """For each answer: the traced tokens are the committed ones, and every rejected candidate was traced."""
     for request_id, result in results.items():
         branches = range(request_id, request_id + len(result.choices))
         for branch, choice in zip(branches, result.choices, strict=True):
@@ -105,7 +105,7 @@ def check_told(watcher: Watcher, results: dict[int, Result]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
-def test_what_is_told_is_what_is_committed(mode: str) -> None:
+def test_traced_tokens_are_the_committed_ones(mode: str) -> None:
     engine, watcher = engine_in(mode), Watcher()
     wanted = ORDINARY if mode == "off" else DETERMINISTIC
     results = run(engine, (PROMPT, wanted), (PROMPT[:9], ORDINARY), watcher=watcher)
@@ -113,8 +113,8 @@ def test_what_is_told_is_what_is_committed(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
-def test_candidates_of_the_look_up_are_told(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come and are judged within one step: only what became of them can be told."""
+def test_ngram_candidates_are_traced(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are proposed and judged within one step, so only the verdict is traced."""
     asked = ((PROMPT, ORDINARY if mode == "off" else DETERMINISTIC), (PROMPT[:9], ORDINARY))
     truths = tuple(run(engine_in(mode), *asked).values())
     engine, watcher = engine_in(mode, speculation="ngram"), Watcher()
@@ -126,7 +126,7 @@ def test_candidates_of_the_look_up_are_told(mode: str, monkeypatch: pytest.Monke
         assert result.stats.looked_up > 0 and result.stats.rolled_back > 0
 
 
-def test_rolled_back_ids_are_exactly_the_dropped_candidates() -> None:
+def test_rolled_back_ids_are_exactly_the_rejected_candidates() -> None:
     engine, watcher = lying(engine_in("verify")), Watcher()
     results = run(
         engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher
@@ -142,7 +142,7 @@ def test_rolled_back_ids_are_exactly_the_dropped_candidates() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_no_answer_depends_on_it(mode: str) -> None:
+def test_tracing_changes_no_answer(mode: str) -> None:
     asked = ((PROMPT, replace(DETERMINISTIC, logprobs=2)), (PROMPT[4:], ORDINARY))
     alone = run(lying(engine_in(mode)), *asked)
     watched = run(lying(engine_in(mode)), *asked, watcher=Watcher())
@@ -151,7 +151,7 @@ def test_no_answer_depends_on_it(mode: str) -> None:
 
 
 @pytest.mark.parametrize("attach_at", [1, 5, 11])
-def test_attached_in_mid_flight_it_first_tells_everything(attach_at: int) -> None:
+def test_first_trace_has_all_live_requests(attach_at: int) -> None:
     engine, watcher = lying(engine_in("verify")), Watcher()
     results = run(engine, (PROMPT, DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher, attach_at=attach_at)
     first = watcher.traces[0]
@@ -162,7 +162,7 @@ def test_attached_in_mid_flight_it_first_tells_everything(attach_at: int) -> Non
         assert watcher.tokens[request_id] == result.prompt_token_ids + result.token_ids
 
 
-def test_several_answers_are_several_sequences() -> None:
+def test_each_choice_has_its_own_trace() -> None:
     engine, watcher = lying(engine_in("verify")), Watcher()
     results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), watcher=watcher)
     check_told(watcher, results)
@@ -171,7 +171,7 @@ def test_several_answers_are_several_sequences() -> None:
     assert groups == {first: first, first + 1: first, first + 2: first}
 
 
-def test_passes_are_told_as_they_were_planned() -> None:
+def test_passes_are_traced_as_planned() -> None:
     engine, watcher = engine_in("verify"), Watcher()
     run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), watcher=watcher)
     passes = [one for trace in watcher.traces for one in trace.passes]
@@ -194,7 +194,7 @@ def test_certified_passes_are_marked() -> None:
     assert certified == engine.counters.num_certified_passes > 0
 
 
-def test_pages_and_lengths_are_those_of_the_engine() -> None:
+def test_traced_pages_and_lengths_are_the_engine_s() -> None:
     engine = engine_in("verify")
     engine.tracer = Tracer(engine)
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
@@ -218,7 +218,7 @@ def test_pages_and_lengths_are_those_of_the_engine() -> None:
         )
 
 
-def test_waiting_requests_are_told_once() -> None:
+def test_waiting_requests_are_traced_once() -> None:
     engine = engine_in("verify", max_num_seqs=1)
     engine.tracer = Tracer(engine)
     for _ in range(3):
@@ -231,7 +231,7 @@ def test_waiting_requests_are_told_once() -> None:
     assert len(engine.tracer.take()[-1].requests) == 1
 
 
-def test_an_aborted_request_ends_at_once() -> None:
+def test_aborted_request_is_traced_at_once() -> None:
     engine, watcher = engine_in("verify"), Watcher()
     engine.tracer = Tracer(engine)
     request = engine.prepare(PROMPT, DETERMINISTIC)
@@ -257,7 +257,7 @@ def test_preempted_candidates_are_rolled_back() -> None:
     check_told(watcher, results)
 
 
-def test_a_pass_that_fails_ends_its_requests() -> None:
+def test_requests_of_a_failed_pass_are_traced_as_errors() -> None:
     engine, watcher = engine_in("verify"), Watcher()
     runner = engine.runner
 
@@ -274,7 +274,7 @@ def test_a_pass_that_fails_ends_its_requests() -> None:
     assert watcher.traces[-1].step == 4
 
 
-def test_a_tracer_that_breaks_harms_nobody(
+def test_failing_tracer_is_detached(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_in("verify")
@@ -292,8 +292,8 @@ def test_a_tracer_that_breaks_harms_nobody(
     assert [one.token_ids for one in results.values()] == [one.token_ids for one in alone.values()]
 
 
-def test_an_answer_that_starts_over_is_told_again() -> None:
-    """A certificate that is revoked sends deterministic answers back to their prompts."""
+def test_restarted_request_is_traced_again() -> None:
+    """After a revocation deterministic requests restart from their prompts."""
     engine, watcher = engine_in("auto"), Watcher()
     engine.tracer = Tracer(engine)
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
@@ -312,7 +312,7 @@ def test_an_answer_that_starts_over_is_told_again() -> None:
     assert len(watcher.tokens[request_id]) == len(PROMPT) + DETERMINISTIC.max_tokens
 
 
-def test_of_a_long_sequence_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracer_module, "MAX_TRACED_TOKENS", 8)
     engine = engine_in("verify")
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
@@ -321,7 +321,7 @@ def test_of_a_long_sequence_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert (told.committed_start, told.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
 
 
-def test_traces_cross_a_process_boundary() -> None:
+def test_traces_can_be_encoded() -> None:
     engine, watcher = lying(engine_in("verify")), Watcher()
     run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
     encode: Callable[[Any], bytes] = msgspec.msgpack.encode

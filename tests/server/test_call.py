@@ -1,4 +1,4 @@
-"""One HTTP request's dealings with the engine, where the engine or the clock lets it down."""
+"""A call whose engine dies, refuses a prompt or takes too long."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def text_of(call: Call) -> str:
     return "".join([delta.text async for _, delta in call.deltas() if delta is not None])
 
 
-def test_an_answer_outlives_its_engine() -> None:
+def test_complete_answer_survives_its_engine() -> None:
     async def work() -> None:
         async with calling() as (call, link):
             await call.submit([Prompt.ANSWER], PARAMS)
@@ -49,60 +49,60 @@ def test_an_answer_outlives_its_engine() -> None:
     run(work)
 
 
-@pytest.mark.parametrize("moment", ["before", "while", "unnamed"])
-def test_an_engine_that_dies_is_told_as_503(moment: str) -> None:
+@pytest.mark.parametrize("moment", ["before", "while", "before_fingerprint"])
+def test_dead_engine_is_a_503(moment: str) -> None:
     async def work() -> None:
-        async with calling("nameless") as (call, link):
+        async with calling("no_fingerprint") as (call, link):
             if moment == "before":
                 link.kill()
                 await link.wait_ended()
-                with pytest.raises(ApiError) as told:
+                with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
             elif moment == "while":
                 await call.submit([Prompt.STREAM], PARAMS)
                 await call.accepted()
                 link.kill()
-                with pytest.raises(ApiError) as told:
+                with pytest.raises(ApiError) as raised:
                     await text_of(call)
             else:
-                asking = asyncio.create_task(call.fingerprint())
+                waiting = asyncio.create_task(call.fingerprint())
                 await asyncio.sleep(0)
                 link.kill()
-                with pytest.raises(ApiError) as told:
-                    await asking
-            assert (told.value.status, told.value.code) == (503, "engine_stopped")
-            assert "Retry-After" in told.value.headers
+                with pytest.raises(ApiError) as raised:
+                    await waiting
+            assert (raised.value.status, raised.value.code) == (503, "engine_stopped")
+            assert "Retry-After" in raised.value.headers
 
     run(work)
 
 
-def test_one_prompt_that_is_refused_ends_them_all() -> None:
+def test_one_refused_prompt_fails_the_call() -> None:
     async def work() -> None:
         async with calling() as (call, _):
             await call.submit([Prompt.STREAM], PARAMS)
             await call.submit([Prompt.REFUSE], PARAMS)
-            with pytest.raises(ApiError) as told:
+            with pytest.raises(ApiError) as raised:
                 await call.accepted()
-            assert told.value.code == "context_length_exceeded"
+            assert raised.value.code == "context_length_exceeded"
 
     run(work)
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_the_time_is_up(is_asked: bool) -> None:
-    """Also for one who has not even asked the engine yet: its prompt may be long in the making."""
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_timeout_ends_the_call(is_submitted: bool) -> None:
+    """Also before the prompt is submitted: rendering it may take long."""
 
     async def work() -> None:
         async with calling(timeout=0.05) as (call, link):
-            if is_asked:
+            if is_submitted:
                 await call.submit([Prompt.SILENCE], PARAMS)
-                with pytest.raises(ApiError) as told:
+                with pytest.raises(ApiError) as raised:
                     await call.accepted()
             else:
                 await asyncio.sleep(0.1)
-                with pytest.raises(ApiError) as told:
+                with pytest.raises(ApiError) as raised:
                     await call.submit([Prompt.ANSWER], PARAMS)
-            assert (told.value.status, told.value.code) == (504, "timeout")
+            assert (raised.value.status, raised.value.code) == (504, "timeout")
             assert link.num_requests == 0
 
     run(work)

@@ -1,4 +1,4 @@
-"""More than a server can take: connections, requests, time, and clients who do not read. The engine has no model."""
+"""Overload: too many connections and requests, slow answers, clients that do not read. The engine has no model."""
 
 import contextlib
 import os
@@ -32,12 +32,12 @@ def server(tiny_llama: Path) -> Iterator[Server]:
 def wait_until(is_so: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE
     while not is_so():
-        assert time.monotonic() < until, "it never came to be"
+        assert time.monotonic() < until, "the condition never became true"
         time.sleep(0.01)
 
 
 def stream(server: Server) -> Client:
-    """A stream that goes on until the engine ends it."""
+    """A stream that continues until the engine completes it."""
     return Client(server, prompt=[Prompt.STREAM], stream=True).wait_first()
 
 
@@ -45,13 +45,13 @@ def end_streams(server: Server) -> None:
     os.kill(server.engine_pid, signal.SIGUSR1)
 
 
-def is_well(server: Server) -> bool:
+def is_healthy(server: Server) -> bool:
     answer = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
     return answer.status_code == 200 and answer.json()["choices"][0]["text"] == "yes"
 
 
 def test_ten_thousand_connections_opened_and_dropped(server: Server) -> None:
-    """Some say nothing, some half of a request, some a whole one; all leave without a word."""
+    """Some send nothing, some half a request, some a whole one; all disconnect abruptly."""
     front = psutil.Process(server.pid)
     num_descriptors = front.num_fds()
     streaming = stream(server)
@@ -65,33 +65,33 @@ def test_ten_thousand_connections_opened_and_dropped(server: Server) -> None:
     for _ in range(100):
         connections = [socket.create_connection((address.host, address.port), PATIENCE) for _ in range(100)]
         for at, connection in enumerate(connections):
-            with contextlib.suppress(OSError):  # it may have been hung up on
+            with contextlib.suppress(OSError):  # the server may have closed it
                 connection.sendall(said[at % len(said)])
         for connection in connections:
             drop(connection)
     assert not streaming.is_over
-    assert is_well(server)
+    assert is_healthy(server)
     end_streams(server)
     assert streaming.wait().is_done and not streaming.error
     wait_until(lambda: front.num_fds() <= num_descriptors)
 
 
-def test_a_client_that_does_not_read_is_cut_off(server: Server) -> None:
-    """And what was computed for it is given up; who reads goes on."""
+def test_client_that_does_not_read_is_disconnected(server: Server) -> None:
+    """Its request is aborted; a client that reads goes on."""
     streaming = stream(server)
     body = {"prompt": [Prompt.FLOOD], "stream": True}
     with open_request(server, body, receive_bytes=4096) as connection:
         wait_until(lambda: server.metric("holdfast_kv_pages_used") == 2)
         wait_until(lambda: server.metric("holdfast_kv_pages_used") == 1)
         with contextlib.suppress(ConnectionResetError):
-            while connection.recv(1 << 20):  # what was on its way, then the end
+            while connection.recv(1 << 20):  # buffered bytes, then the end
                 pass
     assert not streaming.is_over
     end_streams(server)
     assert streaming.wait().is_done and not streaming.error
 
 
-def test_a_client_that_reads_slowly_gets_everything(server: Server) -> None:
+def test_slow_reader_gets_everything(server: Server) -> None:
     num_bytes = 0
     with open_request(server, {"prompt": [Prompt.FLOOD], "stream": True}) as connection:
         while num_bytes < 8 * FLOOD_CHARS:
@@ -101,7 +101,7 @@ def test_a_client_that_reads_slowly_gets_everything(server: Server) -> None:
     server.wait_idle()
 
 
-def test_when_all_places_are_taken(server: Server) -> None:
+def test_request_above_capacity_is_refused(server: Server) -> None:
     running = [stream(server) for _ in range(NUM_PLACES)]
     refused = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
     assert refused.status_code == 429 and refused.json()["error"]["code"] == "too_many_requests"
@@ -110,28 +110,28 @@ def test_when_all_places_are_taken(server: Server) -> None:
     assert too_many.status_code == 400 and too_many.json()["error"]["param"] == "n"
     end_streams(server)
     assert all(one.wait().is_done and not one.error for one in running)
-    assert is_well(server)
+    assert is_healthy(server)
 
 
-def test_an_engine_that_says_nonsense_is_replaced(server: Server) -> None:
+def test_engine_that_sends_garbage_is_replaced(server: Server) -> None:
     streaming = stream(server)
     before = server.engine_pid
     garbled = server.post("/v1/completions", {"prompt": [Prompt.GARBAGE]})
     assert garbled.status_code == 503 and garbled.json()["error"]["code"] == "engine_stopped"
     assert streaming.wait().error["code"] == "engine_stopped"
     wait_until(lambda: server.get("/health").status_code == 200)
-    assert is_well(server) and server.engine_pid != before
+    assert is_healthy(server) and server.engine_pid != before
 
 
-def test_an_engine_that_dies_while_nobody_asks(server: Server) -> None:
+def test_idle_engine_that_dies_is_replaced(server: Server) -> None:
     before = server.engine_pid
     os.kill(before, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(before))
     wait_until(lambda: server.get("/health").status_code == 200)
-    assert is_well(server)
+    assert is_healthy(server)
 
 
-def test_a_template_process_that_dies(server: Server) -> None:
+def test_template_process_that_dies_is_replaced(server: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "the dog"}]}
     ids = server.post("/tokenize", chat).json()["tokens"]
     others = [child for child in psutil.Process(server.pid).children() if child.pid != server.engine_pid]
@@ -140,7 +140,7 @@ def test_a_template_process_that_dies(server: Server) -> None:
     assert server.post("/tokenize", chat).json()["tokens"] == ids
 
 
-def test_answers_that_take_too_long(tiny_llama: Path) -> None:
+def test_slow_answer_times_out(tiny_llama: Path) -> None:
     with serving(tiny_llama, "--request-timeout", "0.5", engine=FAKE) as server:
         streaming = stream(server)
         silent = server.post("/v1/completions", {"prompt": [Prompt.SILENCE]})
@@ -148,17 +148,17 @@ def test_answers_that_take_too_long(tiny_llama: Path) -> None:
         assert silent.json()["error"]["type"] == "timeout_error"
         assert streaming.wait().error["code"] == "timeout" and streaming.is_done
         server.wait_idle()
-        assert is_well(server)
+        assert is_healthy(server)
 
 
-def test_more_connections_than_descriptors(tiny_llama: Path) -> None:
-    """Some are kept back: for an engine that has to be started again, and for whoever asks."""
+def test_more_connections_than_descriptors_are_refused(tiny_llama: Path) -> None:
+    """Some descriptors are reserved: to restart the engine, and to refuse connections."""
     environment = {"HOLDFAST_TEST_DESCRIPTORS": "160"}
     with serving(tiny_llama, engine=FAKE, environment=environment) as server, contextlib.ExitStack() as stack:
         address = httpx.URL(server.url)
         for _ in range(300):
             stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE))
-        assert is_well(server)
+        assert is_healthy(server)
         os.kill(server.engine_pid, signal.SIGKILL)
         server.wait_for("Ready after", times=2)
-        assert is_well(server)
+        assert is_healthy(server)

@@ -1,7 +1,7 @@
-"""A program that speaks like an engine process, without a model: `fake_engine.py [START] FD`. It starts at once.
+"""An engine process without a model: `fake_engine.py [START] FD`. It is ready at once.
 
-START, or the setting of that name, says how it begins: ready, nameless (it never tells its fingerprint), unfit, dies, loads
-(for ever). A request's first token says what becomes of it (`Prompt`). SIGUSR1 ends every stream, as if it were complete.
+START, or the setting of that name: ready, no_fingerprint (ready, but never sends it), fails (`StartupFailed`), dies, loads
+(for ever). The first token of a prompt decides what happens to the request (`Prompt`). SIGUSR1 completes every stream.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ READY = m.Ready(
 
 
 class Prompt(IntEnum):
-    """The first token of a prompt, and what it makes the engine do."""
+    """What the engine does with a prompt that begins with this token."""
 
     ANSWER = 1
-    ANSWER_TWICE = 2  # every frame comes twice
+    ANSWER_TWICE = 2  # sends every frame twice
     REFUSE = 3
-    GARBAGE = 4  # a frame of bytes that are no message
-    WRONG_TYPE = 5  # a message with a field of another type
-    TOO_LONG = 6  # a length no frame has; then it goes on living
-    CUT_OFF = 7  # half a frame, then it ends
-    HANG_UP = 8  # closes the socket, but does not end
+    GARBAGE = 4  # sends a frame that is no message
+    WRONG_TYPE = 5  # sends a message with a field of a wrong type
+    TOO_LONG = 6  # sends an excessive length, then does not exit
+    CUT_OFF = 7  # sends half a frame, then exits
+    HANG_UP = 8  # closes the socket, but does not exit
     DIE = 9
     SILENCE = 10
     UNASKED_STATUS = 11
-    STREAM = 12  # a piece every few milliseconds, for ever
-    FLOOD = 13  # large ones
+    STREAM = 12  # a delta every few milliseconds, for ever
+    FLOOD = 13  # large deltas
 
 
 def answer(request_id: int) -> list[m.FromEngine]:
@@ -64,9 +64,9 @@ def answer(request_id: int) -> list[m.FromEngine]:
 
 
 def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
-    said = frames.encode(answer(request_id))
+    frames_sent = frames.encode(answer(request_id))
     if prompt is Prompt.ANSWER:
-        link.sendall(said)
+        link.sendall(frames_sent)
     elif prompt is Prompt.ANSWER_TWICE:
         link.sendall(b"".join(frames.encode([one, one]) for one in answer(request_id)))
     elif prompt is Prompt.REFUSE:
@@ -76,14 +76,14 @@ def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
     elif prompt is Prompt.WRONG_TYPE:
         link.sendall(frames.encode([["Accepted", "a number", 1]]))
     elif prompt is Prompt.TOO_LONG:
-        link.sendall(b"\xff\xff\xff\xff" + said)
-        live_on()
+        link.sendall(b"\xff\xff\xff\xff" + frames_sent)
+        sleep_forever()
     elif prompt is Prompt.CUT_OFF:
-        link.sendall(said[: len(said) // 2])
+        link.sendall(frames_sent[: len(frames_sent) // 2])
         os._exit(0)
     elif prompt is Prompt.HANG_UP:
         link.close()
-        live_on()
+        sleep_forever()
     elif prompt is Prompt.DIE:
         os.kill(os.getpid(), signal.SIGKILL)
     elif prompt is Prompt.UNASKED_STATUS:
@@ -95,10 +95,10 @@ def status(num_running: int) -> m.StatusReport:
 
 
 class Streams:
-    """Answers that go on until they are aborted, or all of them are ended."""
+    """Answers that continue until they are aborted or completed."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.texts: dict[int, str] = {}  # by request, what is said again and again
+        self.texts: dict[int, str] = {}  # by request id: the text of each delta
         self._link = link
         self._ending = False
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_ending", True))
@@ -107,7 +107,7 @@ class Streams:
         self.texts[request_id] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
         self._link.sendall(frames.encode([m.Accepted(request_id, SEED)]))
 
-    def say_more(self) -> None:
+    def send_more(self) -> None:
         ending, self._ending = self._ending, False
         for request_id, text in self.texts.items():
             if ending:
@@ -119,7 +119,7 @@ class Streams:
             self.texts.clear()
 
 
-def live_on() -> None:
+def sleep_forever() -> None:
     while True:
         time.sleep(60)
 
@@ -134,18 +134,18 @@ def main() -> None:
         os._exit(3)
     if start == "loads":
         link.sendall(frames.encode([m.Progress("Loading", 1, 2)]))
-        live_on()
-    if start == "unfit":
+        sleep_forever()
+    if start == "fails":
         link.sendall(frames.encode([m.StartupFailed("this cannot be loaded")]))
         return
     streams = Streams(link)
-    named = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "nameless" else []
-    link.sendall(frames.encode([READY, *named]))
+    fingerprint = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "no_fingerprint" else []
+    link.sendall(frames.encode([READY, *fingerprint]))
     with contextlib.suppress(ConnectionLost):
         while True:
             wait = _TICK_SECONDS if streams.texts else None
             if not select.select([link], [], [], wait)[0]:
-                streams.say_more()
+                streams.send_more()
                 continue
             message = decoder.read(link)
             if isinstance(message, m.Submit):

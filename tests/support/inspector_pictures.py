@@ -99,8 +99,10 @@ def show_proof(page: Any, file: Path) -> None:
 
 
 def light_and_phone(browser: Any, folder: Path) -> None:
-    settings = {"lies": 0.2, "slow": 0.01}
-    with serving(None, "--determinism", "verify", engine="odd_engine.py", engine_settings=settings) as server:
+    settings = {"wrong_candidates": 0.2, "slow": 0.01}
+    with serving(
+        None, "--determinism", "verify", engine="faulty_engine.py", engine_settings=settings
+    ) as server:
         with neighbours(server, 3):
             show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
         with neighbours(server, 1):

@@ -37,9 +37,9 @@ NOTE_ALL = """
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path) -> Iterator[Server]:
     """In verify, so that there are candidates; a third of them are wrong, and each step takes long enough to be seen."""
-    settings = {"lies": 0.35, "slow": 0.02}
+    settings = {"wrong_candidates": 0.35, "slow": 0.02}
     arguments = ("--determinism", "verify", "--served-model-name", "tiny", "--max-num-seqs", "16")
-    with serving(tiny_llama, *arguments, engine="odd_engine.py", engine_settings=settings) as server:
+    with serving(tiny_llama, *arguments, engine="faulty_engine.py", engine_settings=settings) as server:
         yield server
 
 

@@ -87,12 +87,12 @@ def test_status_request_fails_when_the_engine_dies() -> None:
     async def work() -> None:
         async with linked() as link:
             os.kill(link.pid, signal.SIGSTOP)
-            asking = asyncio.create_task(link.status())
+            waiting = asyncio.create_task(link.status())
             await asyncio.sleep(0)
             assert link.unanswered_seconds > 0
             link.kill()
             with pytest.raises(EngineStopped):
-                await asking
+                await waiting
 
     run(work)
 
@@ -129,7 +129,7 @@ def test_loading_engine_is_killed_at_once() -> None:
 
 def test_refused_configuration_is_reported() -> None:
     async def work() -> None:
-        async with linked("unfit") as link:
+        async with linked("fails") as link:
             assert link.startup_error == "this cannot be loaded" and link.ready is None
 
     run(work)
@@ -161,7 +161,7 @@ def test_links_leak_no_descriptors() -> None:
         async with linked():
             pass
         before = psutil.Process().num_fds()
-        for start in ("ready", "dies", "unfit"):
+        for start in ("ready", "dies", "fails"):
             async with linked(start):
                 pass
         with pytest.raises(FileNotFoundError):

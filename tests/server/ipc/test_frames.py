@@ -1,4 +1,4 @@
-"""Messages on a stream of bytes: whole, in any pieces, and what happens where they are not."""
+"""Messages on a byte stream: split anywhere, truncated, invalid."""
 
 import asyncio
 import socket
@@ -36,7 +36,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read_all(data: bytes) -> list[m.ToEngine]:
-    """What the engine's side reads from a stream that ends behind the data."""
+    """What the engine's side reads from a stream that ends after the data."""
     ours, theirs = socket.socketpair()
     decoder, read = frames.to_engine(), []
     with ours, theirs:
@@ -50,7 +50,7 @@ def read_all(data: bytes) -> list[m.ToEngine]:
 
 
 async def read_all_from(pieces: list[bytes]) -> list[m.ToEngine]:
-    """What the front's side would read, if it listened to an engine's."""
+    """The same with asyncio, as the frontend reads."""
     reader, decoder, read = asyncio.StreamReader(), frames.to_engine(), []
     for piece in pieces:
         reader.feed_data(piece)
@@ -62,31 +62,31 @@ async def read_all_from(pieces: list[bytes]) -> list[m.ToEngine]:
         return read
 
 
-def test_what_is_said_is_heard() -> None:
+def test_messages_round_trip() -> None:
     assert read_all(frames.encode(MESSAGES)) == MESSAGES
 
 
 @given(st.lists(st.integers(0, 200), max_size=8))
-def test_pieces_do_not_matter(cuts: list[int]) -> None:
+def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
     data = frames.encode(MESSAGES)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     pieces = [data[start:end] for start, end in pairwise(at)]
     assert asyncio.run(read_all_from(pieces)) == MESSAGES
 
 
-def test_a_large_message_passes() -> None:
+def test_large_message_round_trips() -> None:
     large = m.Submit(1, tuple(range(200_000)), {})
     assert read_all(frames.encode([large])) == [large]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7])
-def test_a_stream_that_ends_in_a_message_is_lost(length: int) -> None:
+def test_truncated_message_is_a_lost_connection(length: int) -> None:
     assert read_all(frames.encode(MESSAGES[:1])[:length]) == []
     assert asyncio.run(read_all_from([frames.encode(MESSAGES[:1])[:length]])) == []
 
 
-def test_a_length_no_message_has_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    """Instead of waiting for four gigabytes."""
+def test_excessive_length_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
+    """It does not wait for four gigabytes."""
     ours, theirs = pair
     theirs.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(FrameTooLong):
@@ -96,14 +96,14 @@ def test_a_length_no_message_has_is_an_error(pair: tuple[socket.socket, socket.s
 @pytest.mark.parametrize(
     "content", [b"\xc1", b"", b"\x90", b"\x91\xa4Nope", b"\x92\xa5Abort\xa1x", b"\x81\xa1a\x01", b"\x05" * 9]
 )
-def test_what_is_no_message_is_an_error(pair: tuple[socket.socket, socket.socket], content: bytes) -> None:
+def test_invalid_message_is_an_error(pair: tuple[socket.socket, socket.socket], content: bytes) -> None:
     ours, theirs = pair
     theirs.sendall(len(content).to_bytes(4, "little") + content)
     with pytest.raises(msgspec.DecodeError):
         frames.to_engine().read(ours)
 
 
-def test_a_socket_that_was_closed_is_a_lost_connection() -> None:
+def test_closed_socket_is_a_lost_connection() -> None:
     ours, theirs = socket.socketpair()
     theirs.close()
     ours.close()

@@ -118,7 +118,7 @@ def test_process_that_cannot_start_is_retried_then_given_up() -> None:
 
 def test_refused_configuration_is_not_retried() -> None:
     async def work() -> None:
-        watched = Watched(*command("unfit"))
+        watched = Watched(*command("fails"))
         with pytest.raises(ConfigError, match="this cannot be loaded"):
             await watched.supervisor.run()
         await watched.supervisor.stop()

@@ -1,4 +1,4 @@
-"""An engine behind a thread: submit, iterate, cancel, shut down."""
+"""An engine in a thread: submit, iterate, cancel, close."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ def running(engine: Engine) -> Iterator[AsyncEngine]:
     assert engine.scheduler.pool.num_held == 0
 
 
-def test_deltas_are_the_result(running: AsyncEngine) -> None:
+def test_deltas_join_to_the_result(running: AsyncEngine) -> None:
     handle = running.submit("the quick fox", PARAMS)
     deltas = list(handle)
     assert handle.result is not None
@@ -50,7 +50,7 @@ def test_deltas_are_the_result(running: AsyncEngine) -> None:
     assert handle.wait() is handle.result
 
 
-def test_many_at_once_asynchronously(running: AsyncEngine) -> None:
+def test_many_async_readers(running: AsyncEngine) -> None:
     async def ask(prompt: str) -> tuple[str, Any]:
         handle = running.submit(prompt, PARAMS)
         text = ""
@@ -68,7 +68,7 @@ def test_many_at_once_asynchronously(running: AsyncEngine) -> None:
         assert (alone.token_ids, alone.logprobs) == (result.token_ids, result.logprobs)
 
 
-def test_cancel_while_it_runs_and_while_it_waits(running: AsyncEngine) -> None:
+def test_cancel_while_running_and_while_waiting(running: AsyncEngine) -> None:
     handles = [running.submit("the dog", LONG) for _ in range(6)]  # four run, two wait
     first = iter(handles[0])
     next(first)
@@ -79,7 +79,7 @@ def test_cancel_while_it_runs_and_while_it_waits(running: AsyncEngine) -> None:
     assert running.submit("the dog", PARAMS).wait().finish_reason == "length"
 
 
-def test_a_cancelled_reader_and_its_neighbours(running: AsyncEngine) -> None:
+def test_cancelled_reader_does_not_disturb_others(running: AsyncEngine) -> None:
     async def leave_early() -> int:
         handle, other = running.submit("the dog", LONG), running.submit("the fox", PARAMS)
         async for _ in handle:
@@ -100,7 +100,7 @@ def test_cancel_after_the_end_does_nothing(running: AsyncEngine) -> None:
     assert running.submit("the dog", PARAMS).wait().token_ids == result.token_ids
 
 
-def test_a_bad_request_raises_where_it_was_made(running: AsyncEngine) -> None:
+def test_invalid_request_raises_in_submit(running: AsyncEngine) -> None:
     good = running.submit("the dog", LONG)
     with pytest.raises(InvalidRequest, match="empty"):
         running.submit([], PARAMS)
@@ -126,9 +126,7 @@ def test_many_threads_submit_at_once(running: AsyncEngine) -> None:
     }
 
 
-def test_a_pass_that_raises_does_not_stop_the_loop(
-    running: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_pass_does_not_stop_the_thread(running: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = running.engine.runner
 
     class Once:
@@ -147,7 +145,7 @@ def test_a_pass_that_raises_does_not_stop_the_loop(
     assert running.submit("the dog", PARAMS).wait().finish_reason == "length"
 
 
-def test_closing_stops_what_runs_and_refuses_what_comes(tiny_llama: Path) -> None:
+def test_close_stops_running_requests_and_refuses_new_ones(tiny_llama: Path) -> None:
     running = AsyncEngine(make(tiny_llama))
     handle = running.submit("the dog", LONG)
     next(iter(handle))
@@ -160,7 +158,7 @@ def test_closing_stops_what_runs_and_refuses_what_comes(tiny_llama: Path) -> Non
 
 
 class Held:
-    """A runner that waits inside its first pass; then it goes on, or dies."""
+    """A runner that blocks in its first pass until released; then it continues, or raises."""
 
     def __init__(self, inner: Any, dies: bool) -> None:
         self.started, self.go_on = threading.Event(), threading.Event()
@@ -175,7 +173,7 @@ class Held:
 
 
 def outcome(handle: Any) -> BaseException | None:
-    """What waiting for a handle comes to, in a thread of its own so that a test cannot hang on it."""
+    """The outcome of `handle.wait()`, in a thread of its own so that the test cannot hang."""
     seen: list[BaseException | None] = []
 
     def wait() -> None:
@@ -195,7 +193,7 @@ def outcome(handle: Any) -> BaseException | None:
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_request_still_in_the_inbox_hears_of_the_end(tiny_llama: Path, dies: bool) -> None:
+def test_request_not_started_yet_gets_engine_stopped(tiny_llama: Path, dies: bool) -> None:
     engine = make(tiny_llama)
     engine.runner = held = Held(engine.runner, dies)
     running = AsyncEngine(engine)
@@ -213,7 +211,7 @@ def test_a_request_still_in_the_inbox_hears_of_the_end(tiny_llama: Path, dies: b
         running.submit("the dog", PARAMS)
 
 
-def test_whoever_asks_again_hears_of_the_end_again(tiny_llama: Path) -> None:
+def test_second_reader_gets_engine_stopped_too(tiny_llama: Path) -> None:
     asynchronous = AsyncEngine(make(tiny_llama))
     handle = asynchronous.submit([5, 6], SamplingParams(max_tokens=200, ignore_eos=True))
     asynchronous.close()

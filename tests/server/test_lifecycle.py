@@ -1,4 +1,4 @@
-"""How a server ends: signals, exit codes, and what those under way are told. The engine has no model and starts at once."""
+"""How a server starts and ends: signals, exit codes, what running requests get. The engine has no model."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ FAKE = "fake_engine.py"
 
 
 def stream(server: Server) -> Client:
-    """A stream that goes on until the engine ends it."""
+    """A stream that continues until the engine completes it."""
     return Client(server, prompt=[Prompt.STREAM], stream=True).wait_first()
 
 
@@ -34,7 +34,7 @@ def server(request: pytest.FixtureRequest, tiny_llama: Path) -> Iterator[Server]
         yield server
 
 
-def test_a_signal_lets_nobody_in_and_those_under_way_finish(server: Server) -> None:
+def test_sigterm_refuses_new_requests_and_finishes_running_ones(server: Server) -> None:
     streaming, waiting = stream(server), Client(server, prompt=[Prompt.STREAM])
     engine = server.engine_pid
     while server.metric("holdfast_num_requests_running") < 2:
@@ -57,7 +57,7 @@ def test_a_signal_lets_nobody_in_and_those_under_way_finish(server: Server) -> N
 
 
 @pytest.mark.parametrize("server", [("--drain-timeout", "0.2")], indirect=True)
-def test_those_who_take_too_long_are_told(server: Server) -> None:
+def test_drain_timeout_ends_requests_with_an_error(server: Server) -> None:
     streaming, waiting = stream(server), Client(server, prompt=[Prompt.STREAM])
     while server.metric("holdfast_num_requests_running") < 2:
         pass
@@ -68,8 +68,8 @@ def test_those_who_take_too_long_are_told(server: Server) -> None:
 
 
 @pytest.mark.parametrize("server", [("--drain-timeout", "600")], indirect=True)
-def test_a_second_signal_ends_at_once(server: Server) -> None:
-    """Even where the engine would not."""
+def test_second_signal_ends_at_once(server: Server) -> None:
+    """Even if the engine hangs."""
     streaming = stream(server)
     engine = server.engine_pid
     os.kill(engine, signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_a_second_signal_ends_at_once(server: Server) -> None:
     assert not psutil.pid_exists(engine)
 
 
-def test_a_signal_while_the_engine_loads(tiny_llama: Path) -> None:
+def test_signal_while_the_engine_loads(tiny_llama: Path) -> None:
     with serving(tiny_llama, engine=FAKE, engine_settings={"start": "loads"}, ready=False) as server:
         server.wait_listening()
         refused = server.post("/v1/completions", {"prompt": [Prompt.ANSWER]})
@@ -91,24 +91,24 @@ def test_a_signal_while_the_engine_loads(tiny_llama: Path) -> None:
         assert not psutil.pid_exists(engine) and "Traceback" not in server.text
 
 
-def test_an_engine_that_dies_again_and_again_ends_the_server(tiny_llama: Path) -> None:
+def test_engine_that_keeps_dying_ends_the_server(tiny_llama: Path) -> None:
     with serving(tiny_llama, engine=FAKE, engine_settings={"start": "dies"}, ready=False) as server:
         assert server.process.wait(PATIENCE) == 1
         server.wait_for("exit code 3.*, the 5th time within 120 seconds; giving up")
         assert server.text.count("starting it again") == 4 and "Traceback" not in server.text
 
 
-def test_a_configuration_the_engine_refuses(tiny_llama: Path) -> None:
-    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "unfit"}, ready=False) as server:
+def test_refused_configuration_ends_the_server(tiny_llama: Path) -> None:
+    with serving(tiny_llama, engine=FAKE, engine_settings={"start": "fails"}, ready=False) as server:
         assert server.process.wait(PATIENCE) == 2
         server.wait_for("this cannot be loaded")
         assert "starting it again" not in server.text and "Traceback" not in server.text
 
 
-def test_what_cannot_be_started_is_said_before_anybody_waits(
+def test_bad_address_fails_before_loading(
     tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.main.set_up_logs", lambda *_, **__: None)
+    monkeypatch.setattr("holdfast.server.main.configure_logging", lambda *_, **__: None)
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         run(ServerConfig(port=0), EngineConfig(model=str(tmp_path)))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -117,8 +117,8 @@ def test_what_cannot_be_started_is_said_before_anybody_waits(
             run(ServerConfig(port=port), EngineConfig(model=str(tiny_llama)))
 
 
-def test_what_the_server_says_can_get_lost(tiny_llama: Path) -> None:
-    """A disk that is full behind its output, or a terminal that went away, ends nothing."""
+def test_unwritable_stdout_does_not_end_the_server(tiny_llama: Path) -> None:
+    """As on a full disk or after the terminal closed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     program = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_with.py")]

@@ -1,4 +1,4 @@
-"""From what a client asks for to a request: bad words as tokens."""
+"""The input processor: bad words as tokens."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from holdfast.engine.input_processor import _bad_words
         (["\u2003x"], ["\u2003x".encode()]),
     ],
 )
-def test_bad_words_also_stand_behind_a_space(words: list[str], spelled: list[bytes]) -> None:
+def test_bad_words_are_also_spelled_after_a_space(words: list[str], spelled: list[bytes]) -> None:
     params = SamplingParams(bad_words=words)
     tokenizer = byte_tokenizer()
     found = _bad_words(tokenizer, params.bad_texts)

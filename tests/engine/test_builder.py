@@ -1,4 +1,4 @@
-"""Which device an engine takes, what it is asked for there, and how it starts on one."""
+"""Building an engine: the device, its limits and settings, CUDA graphs, dummy weights."""
 
 import json
 import os
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`machine(gpus=2, triton=True)`, as far as the choice of a device can see."""
+    """`machine(gpus=2, triton=True)`: what the choice of a device sees."""
 
     def make(gpus: int, triton: bool) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -52,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         (2, True, "cuda:1", "auto", "cuda:1"),
     ],
 )
-def test_the_device_follows_the_machine(
+def test_auto_device_follows_the_machine(
     machine: Any, gpus: int, triton: bool, wanted: str, kernels: str, found: str
 ) -> None:
     machine(gpus, triton)
@@ -67,14 +67,14 @@ def test_the_device_follows_the_machine(
         (1, True, "cuda:1", "only 1 CUDA device"),
     ],
 )
-def test_a_device_that_is_not_there(machine: Any, gpus: int, triton: bool, wanted: str, message: str) -> None:
+def test_missing_device_is_refused(machine: Any, gpus: int, triton: bool, wanted: str, message: str) -> None:
     machine(gpus, triton)
     with pytest.raises(ConfigError, match=message):
         choose_device(wanted)
 
 
 @pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "mps", "", "cuda:12345"])
-def test_a_device_nobody_knows(wanted: str) -> None:
+def test_unknown_device_is_refused(wanted: str) -> None:
     with pytest.raises(ConfigError, match="device must be auto, cpu, cuda or cuda:N"):
         EngineConfig(device=wanted)
 
@@ -100,7 +100,7 @@ def test_kernels_must_match_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         uses_triton("triton", CPU)
 
 
-def test_limits_are_the_device_s_unless_they_are_given() -> None:
+def test_batch_limits_default_to_the_device() -> None:
     def limits(kind: str, **given: int) -> tuple[int, int]:
         found = EngineConfig(**given).batch_limits(kind)  # type: ignore[arg-type]
         return found.max_num_seqs, found.max_pass_tokens
@@ -112,13 +112,13 @@ def test_limits_are_the_device_s_unless_they_are_given() -> None:
     assert limits("cpu", max_num_seqs=1000) == (1000, 1000)
 
 
-def test_the_kv_cache_of_a_gpu_leaves_a_reserve() -> None:
+def test_gpu_kv_cache_leaves_a_reserve() -> None:
     gib = 1 << 30
     assert default_gpu_kv_bytes(100 * gib) == 86 * gib
     assert default_gpu_kv_bytes(6 * gib) == 3 * gib
 
 
-def test_settings_of_a_gpu_are_named_and_its_cpu_s_threads_are_not() -> None:
+def test_gpu_settings_leave_out_cpu_threads() -> None:
     on_cpu = NumericSettings(2, "highest", "AVX2", (("MKL_X", "1"),))
     assert on_cpu.deciding() == {
         "threads": 2,
@@ -148,7 +148,7 @@ print(json.dumps(found.as_dict()))
 """
 
 
-def test_what_a_gpu_s_library_may_drop_is_set_and_noted() -> None:
+def test_gpu_reduced_precision_is_disabled_and_recorded() -> None:
     environment = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "TRITON_CACHE_DIR": "/x",
@@ -172,7 +172,7 @@ def test_what_a_gpu_s_library_may_drop_is_set_and_noted() -> None:
     assert "TRITON_CACHE_DIR" not in found["environment"]
 
 
-def test_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     class Properties:
         multi_processor_count = 132
 
@@ -186,7 +186,7 @@ def test_parts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(device_parts(CPU)) == {"kind", "name", "instructions"}
 
 
-def test_random_weights_of_a_folder_s_shape(tiny_llama: Path, tmp_path: Path) -> None:
+def test_dummy_weights_have_the_folder_s_shape(tiny_llama: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
     settings: dict[str, Any] = {
         "dtype": "fp32",
@@ -209,7 +209,7 @@ def test_random_weights_of_a_folder_s_shape(tiny_llama: Path, tmp_path: Path) ->
         LLM(**settings)
 
 
-def test_a_cpu_has_no_recipes_to_choose(tiny_llama: Path) -> None:
+def test_cpu_has_no_gemm_recipes(tiny_llama: Path) -> None:
     assert build.gemm_recipes(EngineConfig(str(tiny_llama), device="cpu")) == ()
 
 
@@ -255,7 +255,7 @@ def interpreted(kernels: str, cache: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_an_engine_on_interpreted_kernels_says_what_the_others_say(cache_dir: Path) -> None:
+def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens(cache_dir: Path) -> None:
     pytest.importorskip("triton")
     tokens, stages, page_size, recipe, libraries = interpreted("triton", cache_dir)
     assert stages == ["Choosing recipes", "Loading weights"]
@@ -268,7 +268,7 @@ def test_an_engine_on_interpreted_kernels_says_what_the_others_say(cache_dir: Pa
 
 
 class Recording:
-    """A runner that notes what is captured."""
+    """A runner that records what is captured."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -281,9 +281,7 @@ class Recording:
     ("mode", "rate", "canonical"),
     [("auto", 0.0, ()), ("auto", 0.01, (256,)), ("verify", 0.01, (256, 512)), ("off", 0.0, ())],
 )
-def test_graphs_are_of_what_decodes_of_what_checks_and_to_verify_of_what_decides(
-    mode: Any, rate: float, canonical: tuple[int, ...]
-) -> None:
+def test_captured_graph_sizes_by_mode(mode: Any, rate: float, canonical: tuple[int, ...]) -> None:
     runner = Recording()
     schedule = SchedulerConfig(30, 4096, 256, determinism=mode, spot_check_rate=rate)
     build._capture(runner, schedule, 1000, None)  # type: ignore[arg-type]
@@ -292,7 +290,7 @@ def test_graphs_are_of_what_decodes_of_what_checks_and_to_verify_of_what_decides
     assert (decided, max_len) == (canonical, 1000)
 
 
-def test_on_a_gpu_passes_are_padded_to_totals_that_have_a_graph() -> None:
+def test_gpu_passes_are_padded_to_sizes_with_a_graph() -> None:
     class OnGpu:
         device = GPU
 

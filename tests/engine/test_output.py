@@ -1,4 +1,4 @@
-"""Text as tokens are committed: stop strings over token edges, and what may be shown when."""
+"""The text of one choice: stop strings across tokens, what is shown when."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -53,7 +53,7 @@ def end(answer: ChoiceOutput, reason: FinishReason = "length") -> tuple[Delta, R
     stops=st.lists(st.text("the quick é", min_size=1, max_size=4), max_size=3),
     sizes=st.lists(st.integers(1, 4), max_size=8),
 )
-def test_what_is_shown_is_the_result_whatever_the_groups(
+def test_deltas_join_to_the_result_for_any_grouping(
     tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int]
 ) -> None:
     answer = make(tokenizer, stop=stops, max_tokens=1000)
@@ -71,7 +71,7 @@ def test_what_is_shown_is_the_result_whatever_the_groups(
     assert result.token_ids == tuple(token_id for delta in deltas for token_id in delta.token_ids)
 
 
-def test_a_stop_over_token_edges_is_held_back_and_never_shown(tokenizer: Tokenizer) -> None:
+def test_stop_string_across_tokens_is_held_back_and_never_shown(tokenizer: Tokenizer) -> None:
     answer = make(tokenizer, stop="xyz", max_tokens=99)
     token_ids = [tokenizer.encode(letter)[0] for letter in "axybxyzq"]
     deltas, stopped = feed(answer, token_ids, [1] * 8)
@@ -82,7 +82,7 @@ def test_a_stop_over_token_edges_is_held_back_and_never_shown(tokenizer: Tokeniz
     assert len(result.token_ids) == 7
 
 
-def test_what_was_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
+def test_held_back_text_comes_at_the_end(tokenizer: Tokenizer) -> None:
     answer = make(tokenizer, stop="xyz", max_tokens=99)
     deltas, stopped = feed(answer, [tokenizer.encode(letter)[0] for letter in "axy"], [1] * 3)
     assert not stopped
@@ -91,7 +91,7 @@ def test_what_was_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
     assert (last.text, result.text) == ("xy", "axy")
 
 
-def test_half_a_character_becomes_a_replacement_only_at_the_end(tokenizer: Tokenizer) -> None:
+def test_incomplete_character_is_replaced_only_at_the_end(tokenizer: Tokenizer) -> None:
     answer = make(tokenizer, max_tokens=99)
     first = tokenizer.encode("é", add_special_tokens=False)[0]
     deltas, _ = feed(answer, [first], [1])
@@ -100,7 +100,7 @@ def test_half_a_character_becomes_a_replacement_only_at_the_end(tokenizer: Token
     assert last.text == result.text == "�"
 
 
-def test_the_stop_token_gives_no_text_and_ignored_eos_neither(tokenizer: Tokenizer) -> None:
+def test_stop_token_and_ignored_eos_have_no_text(tokenizer: Tokenizer) -> None:
     for ignore in (False, True):
         answer = make(tokenizer, ignore_eos=ignore, stop_token_ids=[70])
         assert not answer.push(EOS)
@@ -110,7 +110,7 @@ def test_the_stop_token_gives_no_text_and_ignored_eos_neither(tokenizer: Tokeniz
         assert (result.text, result.token_ids) == ("", (EOS, 70))
 
 
-def test_logprobs_are_there_if_asked_for(tokenizer: Tokenizer) -> None:
+def test_logprobs_only_if_requested(tokenizer: Tokenizer) -> None:
     asked, plain = make(tokenizer, logprobs=0), make(tokenizer)
     sampled = [Sampled(9, TokenLogprob(9, -0.25))]
     assert asked.add_samples(sampled).logprobs == (TokenLogprob(9, -0.25),)
@@ -119,7 +119,7 @@ def test_logprobs_are_there_if_asked_for(tokenizer: Tokenizer) -> None:
     assert end(plain)[1].logprobs is None
 
 
-def test_a_stop_string_before_min_tokens_is_text_like_any_other(tokenizer: Tokenizer) -> None:
+def test_stop_string_before_min_tokens_is_text(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("ab#ab#ab", add_special_tokens=False)
     first = next(n for n in range(1, len(token_ids)) if "#" in tokenizer.decode(token_ids[:n]))
     answer = make(tokenizer, stop="#", min_tokens=first + 1, max_tokens=50)
@@ -131,7 +131,7 @@ def test_a_stop_string_before_min_tokens_is_text_like_any_other(tokenizer: Token
 
 
 @pytest.mark.parametrize("stops", [(), ("zz",)])
-def test_tokens_become_text_when_it_is_shown_unless_a_stop_string_must_be_looked_for(
+def test_detokenization_is_deferred_without_stop_strings(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, stops: tuple[str, ...]
 ) -> None:
     answer = make(tokenizer, stop=stops)
