@@ -1,4 +1,6 @@
-"""Tools through the whole server, with OpenAI's client: forced, auto, with structured output, and with results."""
+"""Tools through the whole server, with OpenAI's client: forced, auto, with structured output, and
+with results.
+"""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +28,10 @@ QUESTION: Any = [{"role": "user", "content": "How is the weather in Paris, and w
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A random model with room for what it is told of tools. Its template knows none."""
+    """A random model with a context that is long enough for tools.
+
+    Its template does not support them.
+    """
     model = tiny_model(tmp_path_factory.mktemp("tools") / "llama", max_position_embeddings=2048)
     with serving(model, "--max-num-seqs", "4", "--served-model-name", "tiny") as server:
         yield server
@@ -44,7 +49,7 @@ def ask(client: openai.OpenAI, **settings: Any) -> Any:
 
 
 def streamed(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]], str | None]:
-    """Content, calls (id, name, arguments), and how it ended."""
+    """Content, calls (id, name, arguments) and finish reason of a stream."""
     content, reason = "", None
     calls: list[list[str]] = []
     for chunk in ask(client, stream=True, **settings):
@@ -60,7 +65,7 @@ def streamed(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str
 
 
 def whole(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]], str | None]:
-    """The same of a response in one piece."""
+    """The same of a whole response."""
     (choice,) = ask(client, **settings).choices
     calls = [[one.id, one.function.name, one.function.arguments] for one in choice.message.tool_calls or ()]
     assert (choice.message.content is None) <= bool(calls)
@@ -70,7 +75,7 @@ def whole(client: openai.OpenAI, **settings: Any) -> tuple[str, list[list[str]],
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("bias", [0, -100])
 def test_required_call(client: openai.OpenAI, parallel: bool, bias: int) -> None:
-    """A model that does not want to end goes on to call, if it may."""
+    """A model that is biased against ending writes several calls, if allowed."""
     settings = {"tool_choice": "required", "parallel_tool_calls": parallel, "logit_bias": {str(EOS): bias}}
     content, calls, reason = whole(client, **settings, max_tokens=500)
     goes_on = parallel and bias < 0

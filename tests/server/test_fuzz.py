@@ -1,8 +1,9 @@
-"""Fuzzes the server against its own OpenAPI document: every request, valid or not, gets a documented response.
+"""Fuzzes the server against its own OpenAPI document: every request, valid or not, gets a
+documented response.
 
-schemathesis generates the cases: first the boundary values of every field, then random ones, valid and invalid.
-HOLDFAST_FUZZ_CASES sets the number of random cases for each operation; CONTRIBUTING.md says how to run thousands. A failure
-prints the case as a curl command.
+schemathesis generates the cases: first the boundary values of every field, then random ones, valid
+and invalid. HOLDFAST_FUZZ_CASES sets the number of random cases for each operation; CONTRIBUTING.md
+says how to run thousands. A failure prints the case as a curl command.
 """
 
 import json
@@ -25,7 +26,8 @@ CHECKS = (
 )
 
 
-# Chat completions share most fields with completions; a short run tests boundary values of completions only.
+# Chat completions share most fields with completions; a short run tests boundary values of
+# completions only.
 SHORT = """
 [[operations]]
 include-path = "/v1/chat/completions"

@@ -1,4 +1,6 @@
-"""A thinking model over HTTP: thoughts in the `holdfast` object, streamed or not, and its request fields."""
+"""A thinking model over HTTP: thoughts in the `holdfast` object, streamed or not, and its request
+fields.
+"""
 
 import json
 from collections.abc import Iterator
@@ -53,8 +55,8 @@ def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, An
     return [json.loads(line) for line in lines[:-1]]
 
 
-def told(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All thoughts of a stream, in the order a whole response has them."""
+def stream_thoughts(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All thoughts of a stream, in the order of a whole response."""
     thoughts = [one for chunk in chunks for one in chunk.get("holdfast", {}).get("thoughts", ())]
     return sorted(thoughts, key=lambda one: one["index"])
 
@@ -77,7 +79,7 @@ def test_thoughts_equal_those_of_the_engine(thinker: Server, folder: Path) -> No
 def test_every_complete_chunk_has_a_thought(thinker: Server) -> None:
     answer = complete(thinker)
     thoughts = answer["holdfast"]["thoughts"]
-    last = answer["usage"]["total_tokens"] - 1  # the last token was read by nobody
+    last = answer["usage"]["total_tokens"] - 1  # the last token is not an input of the model
     assert [one["chunk"] for one in thoughts] == list(range(last // CHUNK))
     assert all(one["position"] == (one["chunk"] + 1) * CHUNK - 1 for one in thoughts)
 
@@ -85,14 +87,14 @@ def test_every_complete_chunk_has_a_thought(thinker: Server) -> None:
 def test_stream_sends_each_thought_once(thinker: Server) -> None:
     whole = complete(thinker, n=2)
     chunks = stream(thinker, "/v1/completions", {"prompt": PROMPT, "n": 2})
-    assert told(chunks) == whole["holdfast"]["thoughts"]
+    assert stream_thoughts(chunks) == whole["holdfast"]["thoughts"]
     assert all(len(chunk["choices"]) == 1 for chunk in chunks)
     assert "thoughts" not in chunks[-1]["holdfast"] and "stats" in chunks[-1]["holdfast"]
     prompt_len, num_tokens = whole["usage"]["prompt_tokens"], 0
     for chunk in stream(thinker, "/v1/completions", {"prompt": PROMPT, "return_token_ids": True}):
         for one in chunk.get("holdfast", {}).get("thoughts", ()):
             assert one["position"] + 1 >= prompt_len + num_tokens or num_tokens == 0
-            assert one["position"] < prompt_len + num_tokens  # behind what it read, before what it led to
+            assert one["position"] < prompt_len + num_tokens  # sent before the tokens that follow it
         num_tokens += len(chunk["choices"][0]["token_ids"])
 
 
@@ -104,7 +106,10 @@ def test_thoughts_of_several_prompts_have_choice_indices(thinker: Server) -> Non
         for number in range(3)
     ]
     assert by_choice == [complete(thinker, prompt=one)["holdfast"]["thoughts"] for one in prompts]
-    assert told(stream(thinker, "/v1/completions", {"prompt": prompts})) == batch["holdfast"]["thoughts"]
+    assert (
+        stream_thoughts(stream(thinker, "/v1/completions", {"prompt": prompts}))
+        == batch["holdfast"]["thoughts"]
+    )
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
@@ -128,7 +133,7 @@ def test_openai_client_reads_thoughts(thinker: Server, client: openai.OpenAI, us
             text += chunk.choices[0].delta.content or ""
     assert text == whole.choices[0].message.content
     assert streamed == thoughts
-    with client.chat.completions.stream(**settings) as events:  # the helper that adds chunks up
+    with client.chat.completions.stream(**settings) as events:  # the helper that accumulates chunks
         for _ in events:
             pass
         assert events.current_completion_snapshot.choices[0].message.content == text
@@ -139,7 +144,7 @@ def test_thinking_can_be_disabled(thinker: Server) -> None:
     assert without["holdfast"]["thoughts"] == []
     assert without["choices"] != complete(thinker)["choices"]
     assert complete(thinker, think=True)["choices"] == complete(thinker)["choices"]
-    assert not told(stream(thinker, "/v1/completions", {"prompt": PROMPT, "think": False}))
+    assert not stream_thoughts(stream(thinker, "/v1/completions", {"prompt": PROMPT, "think": False}))
 
 
 def test_forced_thought_replaces_the_models_own(thinker: Server) -> None:

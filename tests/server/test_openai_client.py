@@ -137,7 +137,7 @@ def test_tool_call(client: openai.OpenAI) -> None:
 def test_deterministic_request_is_bitwise_equal_under_load(client: openai.OpenAI) -> None:
     def ask(number: int) -> tuple[str, Any]:
         settings: Any = {"model": "smollm2", "max_tokens": 24, "temperature": 0.8}
-        if number % 3:  # the load: others, and sampled differently each time
+        if number % 3:  # load: other prompts with other sampling
             text = f"Tell a story about the number {number}."
             client.chat.completions.create(messages=[{"role": "user", "content": text}], **settings)
             return "", None

@@ -1,4 +1,6 @@
-"""Holdfast's own routes and fields over HTTP: score, replay, certificate, tokenize, the `holdfast` object."""
+"""Holdfast's own routes and fields over HTTP: score, replay, certificate, tokenize, the `holdfast`
+object.
+"""
 
 import json
 from typing import Any
@@ -63,7 +65,7 @@ def test_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
     wrong = json.loads(json.dumps(receipt))
     wrong["choices"][0]["token_ids"][3] += 1
     answer = tiny_server.post("/v1/replay", {"receipt": wrong})
-    if "logprobs" in extra:  # whose digest goes over more than the receipt holds: asking again finds it
+    if "logprobs" in extra:  # their digest covers more than the receipt contains; the replay recomputes it
         assert answer.json()["same"] is False and answer.json()["difference"]["position"] == 3
     else:
         assert answer.status_code == 400 and "digest" in answer.json()["error"]["message"]
@@ -101,7 +103,7 @@ def test_tokenize_equals_the_chat_prompt(tiny_server: Server) -> None:
     tokens = tiny_server.post("/tokenize", {"messages": conversation["messages"]}).json()["tokens"]
     asked = {"messages": conversation["messages"], "max_tokens": 1, "return_token_ids": True}
     assert tiny_server.post("/v1/chat/completions", asked).json()["prompt_token_ids"] == tokens
-    # With a tool the prompt is longer than this model's context, so there is only its text to look at.
+    # With a tool the prompt exceeds this model's context, so only its text is compared.
     with_tools = tiny_server.post("/tokenize", conversation).json()["tokens"]
     shown = tiny_server.post("/detokenize", {"tokens": with_tools}).json()["prompt"]
     assert "look_up" in shown and "<|im_start|>system\na" in shown

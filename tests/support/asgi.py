@@ -35,7 +35,10 @@ def call_app(
     headers: Iterable[tuple[str, str | bytes]] = (("Host", "127.0.0.1:8000"),),
     body: Sequence[bytes] = (b"",),
 ) -> HttpResponse:
-    """The response to one request. The body arrives in these chunks; the client does not disconnect."""
+    """The response to one request.
+
+    The body arrives in these chunks; the client does not disconnect.
+    """
     sent: list[Message] = []
     chunks = [{"type": "http.request", "body": one, "more_body": True} for one in body]
     chunks[-1]["more_body"] = False

@@ -1,7 +1,7 @@
 """Hooks for schemathesis (SCHEMATHESIS_HOOKS=support.fuzz_hooks).
 
-Valid random bodies are adapted to the tiny model, so that they are not all refused for the same reason. Responses are
-checked for properties that the OpenAPI document cannot express.
+Valid random bodies are adapted to the tiny model, so that they are not all refused for the same
+reason. Responses are checked for properties that the OpenAPI document cannot express.
 """
 
 import json
@@ -51,9 +51,11 @@ def valid_response(context: Any, response: schemathesis.Response, case: schemath
 
 
 def tame(body: dict[str, Any]) -> dict[str, Any]:
-    """A valid body for the tiny model: its name, a prompt, ids of its vocabulary, lengths within its context.
+    """A valid body for the tiny model: its name, a prompt, ids of its vocabulary, lengths within
+    its context.
 
-    Without this most cases would be refused for one of these reasons, and the code after the checks would not run.
+    Without this most cases would be refused for one of these reasons, and the code after the checks
+    would not run.
     """
     tamed = {name: _with_known_ids(value) for name, value in body.items()}
     if "model" in body and len(tamed["model"] or "") < _LONG:

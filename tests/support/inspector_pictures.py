@@ -1,4 +1,5 @@
-"""Makes the screenshots of the inspector for the docs: `inspector_pictures.py docs [dark] [prove] ...`.
+"""Makes the screenshots of the inspector for the docs: `inspector_pictures.py docs [dark] [prove]
+...`.
 
 light, phone    mode verify, with injected faults, so that a rollback is visible
 dark            mode auto, while "prove it" runs

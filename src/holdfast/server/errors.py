@@ -1,4 +1,6 @@
-"""Errors as clients receive them: an HTTP status and OpenAI's nested error object. Internals are never exposed.
+"""Errors as clients receive them: an HTTP status and OpenAI's nested error object.
+
+Internals are never exposed.
 
 400 invalid_request_error   a field or the prompt is invalid               404 not_found_error      no such route or model
 401 authentication_error    no API key, or a wrong one                     413, 415                 too large, not JSON
@@ -79,9 +81,11 @@ def to_api_error(error: HoldfastError) -> ApiError:
 
 
 def answer_error(code: str | None, message: str) -> ApiError:
-    """What a client is sent for an accepted request that ended in an error, by the code of the error.
+    """What a client is sent for an accepted request that ended in an error, by the code of the
+    error.
 
-    The message of a failed pass is for the log only. What the request itself caused is for the client.
+    The message of a failed pass is for the log only. What the request itself caused is for the
+    client.
     """
     if code == GuaranteeLost.code:
         return ApiError(

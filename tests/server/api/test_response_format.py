@@ -1,4 +1,6 @@
-"""Parsing of structured output fields: every accepted variant, and the message for every invalid one."""
+"""Parsing of structured output fields: every accepted variant, and the message for every invalid
+one.
+"""
 
 import json
 import math

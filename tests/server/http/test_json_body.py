@@ -75,7 +75,7 @@ def refusal(raw: bytes) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parse_body(raw, Chat)
     assert caught.value.status == 400
-    assert json.dumps(caught.value.body(), ensure_ascii=False).encode()  # it can be sent
+    assert json.dumps(caught.value.body(), ensure_ascii=False).encode()  # it can be encoded
     return caught.value
 
 
@@ -359,7 +359,7 @@ def test_truncated_body_takes_linear_time(raw: bytes) -> None:
     many = (raw + b"," * MAX_VALUES) * 2
     began = time.process_time()
     refusal(many)
-    assert time.process_time() - began < 5  # a second look from every byte would take an hour
+    assert time.process_time() - began < 5  # quadratic time would take an hour
 
 
 @given(st.binary(max_size=200))

@@ -1,4 +1,6 @@
-"""Hostile bytes on real sockets: the server responds or closes in time, and other clients are served."""
+"""Hostile bytes on real sockets: the server responds or closes in time, and other clients are
+served.
+"""
 
 import asyncio
 import socket
@@ -19,7 +21,7 @@ LONG = 600.0
 
 
 class Toy:
-    """An application with a few ways to behave, which notes what became of its requests."""
+    """An application with several behaviours that counts how its requests ended."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -63,7 +65,7 @@ class Toy:
         await self._answer(send, b"waited")
 
     async def pour(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams for as long as there is a client."""
+        """Stream until the client disconnects."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
         leaving = asyncio.create_task(wait_for_disconnect(receive))
         while not leaving.done():
@@ -73,11 +75,11 @@ class Toy:
         self.num_left += 1
 
     async def heap(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """More than any buffer holds, at once."""
+        """Send more than any buffer holds, in one message."""
         await self._answer(send, b"x" * (64 << 20))
 
     async def handful(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Less than a transport keeps before it says so by itself."""
+        """Send less than a transport's default write buffer."""
         await self._answer(send, b"x" * (48 << 10))
 
     async def _answer(self, send: Send, body: bytes) -> None:
@@ -190,7 +192,7 @@ def test_other_http_versions_are_refused(tricked: ServerThread, raw: bytes) -> N
 
 
 def test_headers_are_limited_in_number_and_size(tricked: ServerThread) -> None:
-    most = MAX_HEADERS - 1  # with Host
+    most = MAX_HEADERS - 1  # one is Host
     assert tricked.request(POST + b"A: b\r\n" * most + b"\r\n").status == 200
     assert tricked.request(POST + b"A: b\r\n" * (most + 1) + b"\r\n").status == 431
     fits = MAX_HEADER_BYTES - len("/" + "Hostx" + "A") - 8
@@ -207,7 +209,7 @@ def test_headers_are_limited_in_number_and_size(tricked: ServerThread) -> None:
             try:
                 wire.send(raw)
             except (BrokenPipeError, ConnectionResetError):
-                continue  # it was told, and sent on for too long
+                continue  # it got the error, and its further bytes a reset
             reply = wire.read()
             assert reply.status in (400, 431)
             assert wire.is_closed()
@@ -241,7 +243,7 @@ def test_chunk_framing_bytes_are_limited(tricked: ServerThread, junk: bytes) -> 
 
 
 def test_pipelined_request_is_dropped(toy: Toy, server: ServerThread) -> None:
-    """What is sent before the answer is not read, and the answer is the connection's last."""
+    """Data sent before the response is not read, and the connection closes after the response."""
     with server.connect() as wire:
         wire.send(GET * 1000)
         assert wire.read().status == 200
@@ -343,7 +345,7 @@ def test_header_timeout_does_not_apply_to_a_running_request(toy: Toy) -> None:
     with served(toy, config(header_timeout=0.1, keep_alive_timeout=0.1)) as server, server.connect() as wire:
         wire.send(POST + b"Content-Length: 2\r\n\r\na")
         wait_until(lambda: toy.num_running == 1)
-        threading.Event().wait(0.3)  # longer than both
+        threading.Event().wait(0.3)  # longer than both timeouts
         wire.send(b"b")
         assert wire.read().body.startswith(b"ab|")
 
@@ -353,13 +355,13 @@ def test_empty_lines_after_a_request_do_not_end_it(toy: Toy) -> None:
         wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
         wire.send(b"\r\n")
-        threading.Event().wait(0.3)  # longer than headers may take
+        threading.Event().wait(0.3)  # longer than the header timeout
         toy.may_answer.set()
         assert wire.read().body == b"waited"
 
 
 def test_early_response_reaches_a_client_that_is_still_sending(toy: Toy, server: ServerThread) -> None:
-    """The client is still sending: a connection closed at once would be reset, and the answer lost."""
+    """A connection closed while the client is sending would be reset, and the response lost."""
     with server.connect() as wire:
         wire.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 100_000)
         reply = wire.read()
@@ -390,16 +392,16 @@ def test_client_that_keeps_sending_after_close_is_disconnected(
 def test_client_that_does_not_read_a_stream_is_disconnected(toy: Toy, loop: str) -> None:
     with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
         wire.send(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: toy.num_left == 1)  # the route has seen its client off
+        wait_until(lambda: toy.num_left == 1)  # the route saw the disconnect
         wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
-        assert toy.num_sent < 1000  # it did not fill memory instead
+        assert toy.num_sent < 1000  # memory is bounded
         assert server.request(GET).status == 200
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 def test_client_that_does_not_read_a_response_is_disconnected(toy: Toy, loop: str, close: bytes) -> None:
-    """The route is done, so nobody but the connection itself can notice."""
+    """The route has ended, so only the connection can notice."""
     with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
         wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
         wait_until(lambda: toy.num_answered == 1)
@@ -483,7 +485,7 @@ def test_idle_connections_are_evicted_for_new_ones(toy: Toy) -> None:
         wires[1].send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
         assert server.request(GET).status == 200
-        assert wires[0].is_closed()  # the one that was idle longest; the busy one stays
+        assert wires[0].is_closed()  # idle for longest; the busy one stays
         toy.may_answer.set()
         assert wires[1].read().body == b"waited"
         wires[2].send(GET)
@@ -501,7 +503,7 @@ def test_thousands_of_connections_leave_no_state(toy: Toy) -> None:
                 one.sendall((b"GET / HTTP/1.1\r\n", GET, b"\x00\xff")[number // 3 % 3])
             batch.append(one)
             if len(batch) == 500:
-                assert server.request(GET).status == 200  # while they are all there
+                assert server.request(GET).status == 200  # while all are open
                 for one in batch:
                     one.close()
                 batch.clear()

@@ -14,7 +14,7 @@ from support.serving import Server
 
 
 @contextmanager
-def watching(server: Server) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
+def subscribed(server: Server) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
     with httpx.stream("GET", server.url + "/inspector/events", timeout=60) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -33,7 +33,7 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_committed_tokens_arrive(tiny_server: Server) -> None:
     body = {"prompt": "the quick fox", "max_tokens": 30, "deterministic": True, "ignore_eos": True, "n": 2}
     answers: list[Any] = []
-    with watching(tiny_server) as events:
+    with subscribed(tiny_server) as events:
         assert next(events)[0] == "snapshot"
         asking = threading.Thread(
             target=lambda: answers.append(tiny_server.post("/v1/completions", body).json())
@@ -47,7 +47,7 @@ def test_committed_tokens_arrive(tiny_server: Server) -> None:
             if kind == "step":
                 steps.append(data)
             for one in data["requests"]:
-                assert one["from"] <= lengths.get(one["id"], 0), "nothing is left out"
+                assert one["from"] <= lengths.get(one["id"], 0), "no token is skipped"
                 lengths[one["id"]] = one["from"] + len(one["tokens"])
                 assert lengths[one["id"]] == one["committed"]
             ended.update(data.get("ended", ()))
@@ -60,15 +60,15 @@ def test_committed_tokens_arrive(tiny_server: Server) -> None:
 
 def test_subscribers_are_limited_and_released(tiny_server: Server) -> None:
     with ExitStack() as stack:
-        watchers = [stack.enter_context(watching(tiny_server)) for _ in range(MAX_SUBSCRIBERS)]
-        assert [next(events)[0] for events in watchers] == ["snapshot"] * MAX_SUBSCRIBERS
+        subscribers = [stack.enter_context(subscribed(tiny_server)) for _ in range(MAX_SUBSCRIBERS)]
+        assert [next(events)[0] for events in subscribers] == ["snapshot"] * MAX_SUBSCRIBERS
         refused = tiny_server.get("/inspector/events")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_watchers")
         assert tiny_server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
     until = time.monotonic() + 30
-    while True:  # who left is noticed, though nothing is sent
+    while True:  # the disconnect is noticed without sending
         with httpx.stream("GET", tiny_server.url + "/inspector/events", timeout=30) as response:
             if response.status_code == 200:
                 break
-        assert time.monotonic() < until, "the places are not given back"
+        assert time.monotonic() < until, "subscribers are not removed"
         time.sleep(0.05)

@@ -15,16 +15,16 @@ from holdfast.server.inspector.hub import MAX_QUEUED, MAX_SUBSCRIBERS, Hub
 from support.step_traces import FIRST, REQUEST, step
 
 
-class Wire:
-    """What the hub asks of the engine."""
+class Harness:
+    """A hub and its calls of `set_tracing`."""
 
     def __init__(self) -> None:
-        self.asked: list[bool] = []
-        self.hub = Hub(lambda token_id: f"<{token_id}>", self.asked.append)
+        self.tracing: list[bool] = []
+        self.hub = Hub(lambda token_id: f"<{token_id}>", self.tracing.append)
 
 
 @asynccontextmanager
-async def watching(hub: Hub) -> AsyncGenerator["Page", None]:
+async def subscribed(hub: Hub) -> AsyncGenerator["Page", None]:
     page = Page(hub)
     assert await page.frame() == b"retry: 2000\n\n"
     try:
@@ -34,7 +34,7 @@ async def watching(hub: Hub) -> AsyncGenerator["Page", None]:
 
 
 class Page:
-    """Reads events, one at a time."""
+    """Reads events one at a time."""
 
     def __init__(self, hub: Hub) -> None:
         self.events = hub.events()
@@ -54,28 +54,28 @@ def run(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def test_tracing_is_on_only_while_a_page_is_subscribed() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        wire.hub.publish(FIRST)
-        assert wire.asked == []
-        async with watching(wire.hub):
-            assert wire.asked == [True]
-            async with watching(wire.hub):
-                assert wire.hub.num_subscribers == 2
-            assert wire.asked == [True]
-        assert wire.asked == [True, False]
-        assert wire.hub.num_subscribers == 0
+    async def scenario() -> None:
+        harness = Harness()
+        harness.hub.publish(FIRST)
+        assert harness.tracing == []
+        async with subscribed(harness.hub):
+            assert harness.tracing == [True]
+            async with subscribed(harness.hub):
+                assert harness.hub.num_subscribers == 2
+            assert harness.tracing == [True]
+        assert harness.tracing == [True, False]
+        assert harness.hub.num_subscribers == 0
 
-    run(watch())
+    run(scenario())
 
 
 def test_snapshot_comes_before_steps() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as page:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as page:
             kind, data = await page.read()
             assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 0)
-            wire.hub.publish(FIRST)
+            harness.hub.publish(FIRST)
             kind, data = await page.read()
             assert (kind, data["step"], data["pages_used"], data["num_pages"]) == ("snapshot", 1, 1, 10)
             (request,) = data["requests"]
@@ -93,7 +93,7 @@ def test_snapshot_comes_before_steps() -> None:
                 rolled_back_start=3,
                 rolled_back_ids=(4,),
             )
-            wire.hub.publish(step(2, changed))
+            harness.hub.publish(step(2, changed))
             kind, data = await page.read()
             assert (kind, data["step"]) == ("step", 2)
             assert data["passes"] == [
@@ -109,156 +109,156 @@ def test_snapshot_comes_before_steps() -> None:
             assert (request["from"], request["tokens"], request["candidates"]) == (3, ["<5>"], [])
             assert (request["rolled_back_from"], request["rolled_back"]) == (3, ["<4>"])
 
-    run(watch())
+    run(scenario())
 
 
 def test_later_subscriber_gets_the_current_snapshot() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as early:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as early:
             await early.read()
-            wire.hub.publish(FIRST)
-            wire.hub.publish(
+            harness.hub.publish(FIRST)
+            harness.hub.publish(
                 step(2, replace(REQUEST, committed_start=3, committed_len=4, committed_ids=(9,)))
             )
-            async with watching(wire.hub) as late:
+            async with subscribed(harness.hub) as late:
                 kind, data = await late.read()
                 assert (kind, data["step"]) == ("snapshot", 2)
                 assert data["requests"][0]["tokens"] == ["<1>", "<2>", "<3>", "<9>"]
-                wire.hub.publish(step(3, ended=((7, "stop"),)))
+                harness.hub.publish(step(3, ended=((7, "stop"),)))
                 assert (await late.read())[1]["ended"] == [[7, "stop"]]
-            async with watching(wire.hub) as last:
+            async with subscribed(harness.hub) as last:
                 assert (await last.read())[1]["requests"] == []
 
-    run(watch())
+    run(scenario())
 
 
 def test_slow_subscriber_gets_a_new_snapshot() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as slow, watching(wire.hub) as quick:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as slow, subscribed(harness.hub) as quick:
             for page in (slow, quick):
                 await page.read()
-            wire.hub.publish(FIRST)
+            harness.hub.publish(FIRST)
             for page in (slow, quick):
                 await page.read()
             for number in range(MAX_QUEUED + 5):
-                wire.hub.publish(step(2 + number))
+                harness.hub.publish(step(2 + number))
                 assert (await quick.read())[1]["step"] == 2 + number
             kind, data = await slow.read()
             assert (kind, data["step"]) == ("snapshot", MAX_QUEUED + 6)
             assert len(data["requests"]) == 1
-            wire.hub.publish(step(100))
+            harness.hub.publish(step(100))
             assert (await slow.read())[0] == "step"
 
-    run(watch())
+    run(scenario())
 
 
 def test_full_queue_loses_nothing() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as page:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as page:
             await page.read()
-            wire.hub.publish(FIRST)
+            harness.hub.publish(FIRST)
             await page.read()
             for number in range(MAX_QUEUED):
-                wire.hub.publish(step(2 + number))
+                harness.hub.publish(step(2 + number))
             steps = [await page.read() for _ in range(MAX_QUEUED)]
             assert [data["step"] for _, data in steps] == list(range(2, MAX_QUEUED + 2))
 
-    run(watch())
+    run(scenario())
 
 
-def test_hub_refuses_too_many_subscribers() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        pages = [Page(wire.hub) for _ in range(MAX_SUBSCRIBERS)]
+def test_hub_refuses_too_many_watchers() -> None:
+    async def scenario() -> None:
+        harness = Harness()
+        pages = [Page(harness.hub) for _ in range(MAX_SUBSCRIBERS)]
         for page in pages:
             await page.frame()
         with pytest.raises(ApiError) as refused:
-            wire.hub.require_capacity()
+            harness.hub.require_capacity()
         assert refused.value.status == 429
-        with pytest.raises(ApiError):  # also one that slipped by
-            await Page(wire.hub).frame()
-        assert wire.hub.num_subscribers == MAX_SUBSCRIBERS
+        with pytest.raises(ApiError):  # also one that did not check before
+            await Page(harness.hub).frame()
+        assert harness.hub.num_subscribers == MAX_SUBSCRIBERS
         await pages[0].events.aclose()
-        wire.hub.require_capacity()
+        harness.hub.require_capacity()
         for page in pages[1:]:
             await page.events.aclose()
-        assert wire.asked == [True, False]
+        assert harness.tracing == [True, False]
 
-    run(watch())
+    run(scenario())
 
 
 def test_traces_of_an_earlier_tracer_are_ignored() -> None:
-    """Between asking and the first trace, late ones of before may still arrive."""
+    """Late traces of an earlier tracer may arrive before the first trace of the new one."""
 
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as page:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as page:
             await page.read()
-            wire.hub.publish(step(90, REQUEST))
-            wire.hub.publish(FIRST)
+            harness.hub.publish(step(90, REQUEST))
+            harness.hub.publish(FIRST)
             assert (await page.read())[1]["step"] == 1
-        async with watching(wire.hub) as page:
+        async with subscribed(harness.hub) as page:
             assert (await page.read())[1]["requests"] == []
 
-    run(watch())
+    run(scenario())
 
 
 def test_new_engine_sends_a_new_snapshot() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        async with watching(wire.hub) as page:
+    async def scenario() -> None:
+        harness = Harness()
+        async with subscribed(harness.hub) as page:
             await page.read()
-            wire.hub.publish(FIRST)
+            harness.hub.publish(FIRST)
             await page.read()
-            wire.hub.reset()
+            harness.hub.reset()
             kind, data = await page.read()
             assert (kind, data["requests"]) == ("snapshot", [])
-            wire.hub.publish(replace(FIRST, requests=()))
+            harness.hub.publish(replace(FIRST, requests=()))
             kind, data = await page.read()
             assert (kind, data["requests"], data["num_pages"]) == ("snapshot", [], 10)
 
-    run(watch())
+    run(scenario())
 
 
 def test_close_ends_streams_and_refuses_new_ones() -> None:
-    async def watch() -> None:
-        wire = Wire()
-        page = Page(wire.hub)
+    async def scenario() -> None:
+        harness = Harness()
+        page = Page(harness.hub)
         await page.frame()
         await page.read()
         waiting = asyncio.create_task(anext(page.events, b"the end"))
         await asyncio.sleep(0)
-        wire.hub.close()
+        harness.hub.close()
         assert await waiting == b"the end"
-        assert wire.asked == [True, False]
+        assert harness.tracing == [True, False]
         with pytest.raises(ApiError) as refused:
-            wire.hub.require_capacity()
+            harness.hub.require_capacity()
         assert refused.value.status == 503
 
-    run(watch())
+    run(scenario())
 
 
 def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch() -> None:
+    async def scenario() -> None:
         monkeypatch.setattr(hub_module, "KEEP_ALIVE_SECONDS", 0.01)
-        async with watching(Wire().hub) as page:
+        async with subscribed(Harness().hub) as page:
             await page.read()
             assert (await page.frame()).startswith(b":")
 
-    run(watch())
+    run(scenario())
 
 
 def test_token_text_cannot_end_an_event() -> None:
-    async def watch() -> None:
+    async def scenario() -> None:
         hub = Hub(lambda token_id: "\n\nevent: step\r\ndata: {}\n\n\u2028", lambda on: None)
-        async with watching(hub) as page:
+        async with subscribed(hub) as page:
             await page.read()
             hub.publish(FIRST)
             kind, data = await page.read()
             assert kind == "snapshot"
             assert data["requests"][0]["tokens"][0].startswith("\n\nevent")
 
-    run(watch())
+    run(scenario())

@@ -1,4 +1,6 @@
-"""The inspector page in a real browser, on a server with injected faults: tokens, commits and rollbacks are shown."""
+"""The inspector page in a real browser, on a server with injected faults: tokens, commits and
+rollbacks are shown.
+"""
 
 import json
 import re
@@ -15,10 +17,11 @@ from support.serving import Server, serving
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ElementHandle, Page
 
-SEED = "7"  # an answer by chance may end with its first tokens; behind this one's 60 something is rolled back
-SECONDS = 60_000.0  # milliseconds, that is: the longest anything may take
-# Much is on the page for a moment only, and whoever asks now and then may miss it on a busy machine: the page notes it.
-NOTE_ALL = """
+SEED = "7"  # the completion has 60 tokens and rollbacks; with other seeds it may end early
+TIMEOUT_MS = 60_000.0
+# Some elements exist only for a moment, and polling could miss them on a busy machine. So the page
+# records them.
+RECORD_ALL = """
   window.seen = { cards: [], kinds: new Set(), rolled: null };
   new MutationObserver(() => {
     for (const one of document.querySelectorAll(".request"))
@@ -36,7 +39,9 @@ NOTE_ALL = """
 
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path) -> Iterator[Server]:
-    """In verify, so that there are candidates; a third of them are wrong, and each step takes long enough to be seen."""
+    """Mode verify, so that there are candidates; a third of them are wrong, and steps are slow
+    enough to be seen.
+    """
     settings = {"wrong_candidates": 0.35, "slow": 0.02}
     arguments = ("--determinism", "verify", "--served-model-name", "tiny", "--max-num-seqs", "16")
     with serving(tiny_llama, *arguments, engine="faulty_engine.py", engine_settings=settings) as server:
@@ -45,7 +50,9 @@ def server(tiny_llama: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def endless(tiny_llama: Path) -> str:
-    """A raw prompt to which the greedy answer does not end by itself; here it is found without slow steps."""
+    """A raw prompt whose greedy completion does not end by itself; found with an engine without
+    delays.
+    """
     letters = list("abcdefghijkl")
     params = SamplingParams(max_tokens=450, temperature=0, deterministic=True)
     answers = LLM(str(tiny_llama), max_num_seqs=16).generate(letters, params)
@@ -59,12 +66,12 @@ def browser() -> Iterator["Browser"]:
 
 
 class Visit:
-    """One open page, and what it complained of."""
+    """One open page and its console errors."""
 
     def __init__(self, browser: "Browser", server: Server, **context: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
-        self.context.set_default_timeout(SECONDS)
-        self.context.add_init_script(NOTE_ALL)
+        self.context.set_default_timeout(TIMEOUT_MS)
+        self.context.add_init_script(RECORD_ALL)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
         self.requested: list[str] = []
@@ -84,20 +91,20 @@ class Visit:
         self.page.click("#send")
 
     def wait_answered(self) -> dict[str, str]:
-        """The facts under the answer."""
+        """The statistics below the answer."""
         self.page.wait_for_selector("#facts:visible, #problem:visible")
         assert not self.page.is_visible("#problem"), self.page.inner_text("#problem")
         terms, values = (self.page.locator(f"#facts {tag}").all_inner_texts() for tag in ("dt", "dd"))
         return dict(zip(terms, values, strict=True))
 
     def card(self) -> "ElementHandle":
-        """The first request's card, also when it has left the page."""
+        """The first request's card, also after it was removed."""
         card = self.page.wait_for_function("() => seen.cards[0]").as_element()
         assert card is not None
         return card
 
     def wait_seen(self, kind: str) -> None:
-        """A token of this kind has been on the page."""
+        """Wait until a token of this kind has been on the page."""
         self.page.wait_for_function("kind => seen.kinds.has(kind)", arg=kind)
 
     def colour(self, selector: str, name: str = "background-color") -> str:
@@ -115,7 +122,7 @@ def visit(browser: "Browser", server: Server) -> Iterator[Visit]:
 
 @pytest.fixture(scope="module")
 def page(browser: "Browser", server: Server) -> Iterator["Page"]:
-    """One page for all tests of functions that touch nothing of it."""
+    """One page for all tests of pure functions."""
     visit = Visit(browser, server)
     yield visit.page
     visit.context.close()
@@ -213,14 +220,14 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     visit.page.fill("#max-tokens", "12")
     visit.page.select_option("#times", "8")
     visit.page.click("#prove-go")
-    visit.page.wait_for_selector("#prove-go:enabled", timeout=3 * SECONDS)
+    visit.page.wait_for_selector("#prove-go:enabled", timeout=3 * TIMEOUT_MS)
     side = visit.page.locator("[data-side=deterministic]")
     assert side.locator(".verdict").inner_text().startswith("8 of 8 identical: 1 distinct output.")
     assert side.locator(".verdict").get_attribute("data-outcome") == "same"
     assert side.locator(".group").count() == 1
     ordinary = visit.page.locator("[data-side=ordinary]")
     assert "8 of 8" in ordinary.inner_text() or "8 runs" in ordinary.inner_text()
-    assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was load"
+    assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was no load"
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
 
 
@@ -310,13 +317,13 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
         has_touch=True,
         device_scale_factor=2,
     )
-    phone.ask("a rather long prompt, " * 5, max_tokens="80")
+    phone.ask("a rather long prompt, " * 5, max_tokens="24")
     phone.wait_seen("committed")
     phone.wait_answered()
-    phone.page.fill("#max-tokens", "6")
+    phone.page.fill("#max-tokens", "2")
     phone.page.select_option("#times", "8")
     phone.page.click("#prove-go")
-    phone.page.wait_for_selector("#prove-go:enabled", timeout=3 * SECONDS)
+    phone.page.wait_for_selector("#prove-go:enabled", timeout=3 * TIMEOUT_MS)
     assert phone.page.evaluate("() => document.documentElement.scrollWidth") == 360
     sizes = phone.page.eval_on_selector_all(
         "input:not([type=radio], [type=checkbox]), textarea, select",
@@ -357,7 +364,7 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
     assert sum(map(int, re.findall(r"\d+", dark.colour("html")))) > 3 * 200
     dark.page.reload()
     dark.page.wait_for_selector("#link[data-state=open]")
-    assert dark.page.inner_text("#theme") == "Theme: light", "the choice is kept"
+    assert dark.page.inner_text("#theme") == "Theme: light", "the choice is not stored"
     dark.page.click("#theme")
     assert dark.colour("html") == ground
     assert dark.problems == []
@@ -366,7 +373,7 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
 
 def test_reduced_motion_is_respected(browser: "Browser", server: Server) -> None:
     calm = Visit(browser, server, reduced_motion="reduce")
-    calm.page.evaluate(  # they are soon gone: whoever looks now and then may miss them
+    calm.page.evaluate(  # polling could miss them
         """() => {
           window.animations = [];
           new MutationObserver(() => {

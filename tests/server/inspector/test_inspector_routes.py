@@ -57,7 +57,7 @@ def test_other_paths_are_not_served(client: TestClient, path: str) -> None:
     assert client.get(f"/inspector/{path}").status_code == 404
 
 
-def test_events_route_refuses_too_many_subscribers(
+def test_events_route_refuses_too_many_watchers(
     client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Hub, "num_subscribers", MAX_SUBSCRIBERS)
@@ -78,7 +78,7 @@ def test_scripts_never_parse_text_as_markup_or_code() -> None:
 def test_files_refer_to_no_other_host() -> None:
     for path in STATIC.iterdir():
         found = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", re.sub(r"(?m)^\s*//.*$", "", path.read_text()))
-        assert set(found) <= {"http://www.w3.org"}, path.name  # the name of SVG, never fetched
+        assert set(found) <= {"http://www.w3.org"}, path.name  # the SVG namespace, never fetched
 
 
 def test_scripts_import_only_served_files() -> None:
@@ -107,7 +107,7 @@ def _colours(theme: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_colours_have_wcag_contrast(theme: int) -> None:
-    """WCAG AA: 4.5 for text, 3 for the borders by which controls and tokens are told apart."""
+    """WCAG AA: 4.5 for text, 3 for the borders of controls and tokens."""
     colours = _colours(theme)
     texts = [(ink, ground) for ink in ("ink", "muted") for ground in ("paper", "surface")]
     texts += [("on-accent", "accent"), ("green-ink", "surface")]

@@ -13,7 +13,7 @@ from support.step_traces import FIRST, REQUEST, step
 
 
 class Page:
-    """Follows events as the page's own ledger does."""
+    """Applies events as `state.js` does."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, tuple[int, list[str]]] = {}

@@ -17,7 +17,7 @@ MOST = 1000
 
 
 async def read(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads all of it, and says how much there was."""
+    """Read the body and respond with its length."""
     num, more = 0, True
     while more:
         message = await receive()
@@ -120,7 +120,7 @@ def test_request_without_body_is_accepted() -> None:
 
 
 class Drip:
-    """A client that sends pieces, and the time between them is the test's."""
+    """A client that sends chunks at intervals."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces = pieces
@@ -133,7 +133,7 @@ class Drip:
 
 
 def test_whole_body_has_one_deadline() -> None:
-    """Neither silence nor a byte now and then goes on for longer."""
+    """Neither silence nor slow bytes extend it."""
 
     async def run(pieces: list[bytes]) -> ApiError:
         app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
@@ -154,7 +154,7 @@ def test_no_deadline_after_the_body() -> None:
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == b"x"
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(receive(), 0.2)  # ours, not the body's
+            await asyncio.wait_for(receive(), 0.2)  # the test's timeout, not the body's
 
     async def receive() -> Message:
         if given:
@@ -167,7 +167,7 @@ def test_no_deadline_after_the_body() -> None:
 
 
 def test_memory_of_all_bodies_is_limited_and_released() -> None:
-    """Each within its limit; the one too many is told to come back later, and the others go on."""
+    """Each body is within its limit; one too many gets 503, and the others continue."""
 
     async def run() -> list[Any]:
         may_end = asyncio.Event()

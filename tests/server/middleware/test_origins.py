@@ -169,7 +169,7 @@ def test_options_without_preflight_reaches_the_routes() -> None:
     ],
 )
 def test_dns_rebinding_is_refused(host: str | bytes) -> None:
-    """Its name points at us, so that for the browser it is of our origin."""
+    """The page's host name resolves to this server, so the browser regards it as the same origin."""
     answer = reply(b"http://" + (host if isinstance(host, bytes) else host.encode()), host=host)
     assert answer.error["code"] == "host_not_allowed"
     assert reply(host=host, method="GET").status == 403

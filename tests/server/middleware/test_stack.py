@@ -29,7 +29,7 @@ class Note(BaseModel):
 
 
 class Scenes:
-    """Routes, and what they saw."""
+    """Routes that count how their requests ended."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.begun: list[str] = []
@@ -121,7 +121,7 @@ def note(size: int) -> bytes:
 
 
 def is_dressed(answer: HttpResponse) -> bool:
-    """Whether it has what every answer has."""
+    """Check the headers that every response has."""
     return all(name in answer.headers for name in ("x-request-id", "x-content-type-options", "cache-control"))
 
 
@@ -288,7 +288,9 @@ def test_client_that_does_not_read_cancels_the_route(scenes: Scenes, server: Ser
 
 
 def test_other_clients_are_served_during_an_attack(server: ServerThread) -> None:
-    """Slow headers, slow bodies, readers that do not read, refused bodies: none of it delays an honest client."""
+    """Slow headers, slow bodies, clients that do not read, refused bodies: none delays another
+    client.
+    """
     crowd: list[socket.socket] = []
     for number in range(200):
         one = socket.create_connection(("127.0.0.1", server.port))
@@ -309,7 +311,7 @@ def test_other_clients_are_served_during_an_attack(server: ServerThread) -> None
 
 
 def test_large_bodies_do_not_delay_small_ones(server: ServerThread) -> None:
-    """While bodies of full size, made to be slow to read, are parsed, small requests come and go."""
+    """Small requests are answered while bodies of maximum size and parsing cost are parsed."""
     heavy = b'{"text": "", "x": [' + b",".join([b'"\\n"'] * (MOST // 5 - 20)) + b"]}"
     num_done = 0
 

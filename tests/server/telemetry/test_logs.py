@@ -30,7 +30,7 @@ NASTY = {
 
 @pytest.fixture
 def lines():
-    """`lines("json")` sets up logging and returns a function that gives what was logged so far."""
+    """`lines("json")` configures logging and returns a function that reads what was logged."""
     root = logging.getLogger()
     before = root.handlers[:], root.level
 
@@ -41,7 +41,7 @@ def lines():
         def read():
             text = stream.getvalue()
             assert text == "" or text.endswith("\n")
-            return text.splitlines()  # splits at every kind of line end there is
+            return text.splitlines()  # at every kind of line end
 
         return read
 
@@ -152,7 +152,7 @@ def test_api_keys_are_redacted_everywhere(lines, log_format):
     text = "\n".join(read())
     assert "key-1" not in text
     assert "and-longer" not in text
-    assert text.count("***") == 5  # the traceback shows the line of source, too
+    assert text.count("***") == 5  # the traceback contains the source line
 
 
 def test_record_contains_the_current_request_id(lines):
@@ -223,7 +223,7 @@ def test_escape_keeps_printable_text():
     assert escape("a\tb") == r"a\tb"
 
 
-# The access line
+# Access log
 
 WHOLE = AccessLogEntry(
     "/v1/chat/completions",

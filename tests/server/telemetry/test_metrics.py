@@ -15,7 +15,7 @@ IDLE = EngineStatus(
 
 
 class Clock:
-    """Time that goes on when told to."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = 1000.0
@@ -35,7 +35,7 @@ def metrics(clock):
 
 
 def read(metrics, name, **labels):
-    """One sample of the rendered text; None if it is not there."""
+    """One sample of the rendered text, or None."""
     found = [
         sample.value
         for family in text_string_to_metric_families(metrics.render()[0].decode())
@@ -111,7 +111,7 @@ def test_engine_series_exist_from_the_start(metrics):
 
 
 def test_every_engine_counter_is_exported():
-    """A counter the engine gains must be sent and shown."""
+    """A new engine counter must have a metric."""
     changes = [{one.name: 7} for one in fields(EngineStatus) if one.name != "counters"]
     changes += [{"counters": EngineCounters(**{one.name: 7})} for one in fields(EngineCounters)]
     metrics = Metrics()
@@ -134,16 +134,16 @@ def test_registries_are_independent():
 
 
 def test_request_latencies_and_counts(metrics, clock):
-    watch = metrics.request(True)
+    measured = metrics.request(True)
     clock.now += 0.5
-    watch.started(0.4)
-    watch.tokens(0, 1)
+    measured.started(0.4)
+    measured.tokens(0, 1)
     clock.now += 0.25
-    watch.tokens(0, 2)
+    measured.tokens(0, 2)
     clock.now += 0.25
-    watch.finished("stop", 10, 3, Stats())
+    measured.finished("stop", 10, 3, Stats())
 
-    assert watch.first_token_seconds == 0.5
+    assert measured.first_token_seconds == 0.5
     for name, count, total in (
         ("time_to_first_token_seconds", 1, 0.5),
         ("inter_token_latency_seconds", 2, 0.25),
@@ -161,40 +161,40 @@ def test_request_latencies_and_counts(metrics, clock):
 
 
 def test_delta_of_several_tokens_is_several_intervals(metrics, clock):
-    watch = metrics.request(False)
-    watch.tokens(0, 1)
+    measured = metrics.request(False)
+    measured.tokens(0, 1)
     clock.now += 0.008
-    watch.tokens(0, 8)
+    measured.tokens(0, 8)
     assert of_request(metrics, "inter_token_latency_seconds_count") == 8
     assert of_request(metrics, "inter_token_latency_seconds_sum") == pytest.approx(0.008)
     assert of_request(metrics, "inter_token_latency_seconds_bucket", le="0.0025") == 8
 
 
 def test_inter_token_latency_is_per_choice(metrics, clock):
-    watch = metrics.request(False)
+    measured = metrics.request(False)
     for index in (0, 1):
         clock.now += 1
-        watch.tokens(index, 3)  # the first piece of each: a first token for the request, no interval
+        measured.tokens(index, 3)  # the first delta of each choice has no interval
     assert of_request(metrics, "time_to_first_token_seconds_count") == 1
     assert of_request(metrics, "inter_token_latency_seconds_count") == 0
     clock.now += 1
-    watch.tokens(0, 1)
+    measured.tokens(0, 1)
     assert of_request(metrics, "inter_token_latency_seconds_sum") == 2
 
 
 def test_delta_without_tokens_is_ignored(metrics, clock):
-    watch = metrics.request(False)
-    watch.tokens(0, 0)
+    measured = metrics.request(False)
+    measured.tokens(0, 0)
     assert of_request(metrics, "time_to_first_token_seconds_count") == 0
     clock.now += 1
-    watch.tokens(0, 1)
+    measured.tokens(0, 1)
     assert of_request(metrics, "time_to_first_token_seconds_sum") == 1
 
 
 def test_generation_tokens_are_counted_once(metrics):
     streamed = metrics.request(False)
     streamed.tokens(0, 2)
-    assert of_request(metrics, "generation_tokens_total") == 2  # already while it runs
+    assert of_request(metrics, "generation_tokens_total") == 2  # while the request runs
     streamed.finished("length", 1, 3, Stats())
     metrics.request(False).finished("length", 1, 4, Stats())
     assert of_request(metrics, "generation_tokens_total") == 7
@@ -202,13 +202,13 @@ def test_generation_tokens_are_counted_once(metrics):
 
 def test_request_ends_once(metrics):
     for first, then in (("finished", "failed"), ("failed", "finished")):
-        watch = metrics.request(False)
+        measured = metrics.request(False)
         for end in (first, then, first):
             if end == "failed":
-                watch.failed("timeout")
+                measured.failed("timeout")
             else:
-                watch.finished("stop", 1, 0, Stats())
-        watch.tokens(0, 5)
+                measured.finished("stop", 1, 0, Stats())
+        measured.tokens(0, 5)
     assert of_request(metrics, "request_errors_total", code="timeout") == 1
     assert of_request(metrics, "request_success_total", finished_reason="stop") == 1
     assert of_request(metrics, "generation_tokens_total") == 0
@@ -243,7 +243,8 @@ def test_prefix_hits_are_never_more_than_queries(metrics):
     metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=16))
     assert of_request(metrics, "prefix_cache_queries_total") == 32
     assert of_request(metrics, "prefix_cache_hits_total") == 16
-    metrics.request(False).finished("stop", 32, 2, Stats(cached_tokens=32), num_choices=2)  # each looks
+    # Each choice looks its prompt up.
+    metrics.request(False).finished("stop", 32, 2, Stats(cached_tokens=32), num_choices=2)
     assert of_request(metrics, "prefix_cache_queries_total") == 96
     metrics.request(False).finished("stop", 32, 1, Stats(cached_tokens=500, preemptions=1))
     assert of_request(metrics, "prefix_cache_hits_total") == 548
@@ -278,7 +279,7 @@ def test_counters_continue_after_an_engine_restart(metrics):
     assert read(metrics, "num_requests_running") == 0
     assert read(metrics, "kv_pages_used") == 0
     assert read(metrics, "kv_pages") == 100
-    metrics.update(replace(IDLE, counters=EngineCounters(num_steps=10)))  # further than the old one ever was
+    metrics.update(replace(IDLE, counters=EngineCounters(num_steps=10)))  # more than the old process
     assert read(metrics, "engine_steps_total") == 18
     assert read(metrics, "engine_restarts_total") == 1
 
@@ -301,7 +302,7 @@ def test_info_labels(metrics):
     assert read(metrics, "info", **labels) == 1
 
 
-# The text
+# Exposition
 
 
 def test_plain_text_has_no_created_samples(metrics):

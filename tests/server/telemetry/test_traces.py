@@ -17,14 +17,14 @@ PARENT_ID = "00f067aa0ba902b7"
 STATS = Stats(candidates=9, accepted=7, rolled_back=2, rollbacks=1, windows=3, cached_tokens=16)
 
 
-def asked(**changes):
+def traced_request(**changes):
     params = changes.pop("params", SamplingParams(max_tokens=64, temperature=0.8, seed=7, n=2))
     return TracedRequest("chat", "smollm2", "chatcmpl-1", params, **changes)
 
 
 @pytest.fixture
 def otel():
-    """Traces that keep their spans, and a function that gives those that ended."""
+    """Traces that store their spans, and a function that returns the ended ones."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="opentelemetry is not installed")
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -39,7 +39,7 @@ def otel():
 
 def test_span_attributes_of_a_request(otel):
     traces, ended = otel
-    span = traces.begin({}, asked(stream=True, deterministic=True))
+    span = traces.begin({}, traced_request(stream=True, deterministic=True))
     span.started(0.25)
     span.first_token()
     assert ended() == ()
@@ -49,9 +49,9 @@ def test_span_attributes_of_a_request(otel):
     assert done.kind.name == "SERVER"
     assert done.status.status_code.name == "UNSET"
     assert done.parent is None
-    said = dict(done.attributes)
-    assert said.pop("gen_ai.response.time_to_first_chunk") >= 0
-    assert said == {
+    attributes = dict(done.attributes)
+    assert attributes.pop("gen_ai.response.time_to_first_chunk") >= 0
+    assert attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "holdfast",
         "gen_ai.request.model": "smollm2",
@@ -84,7 +84,7 @@ def test_span_attributes_of_a_request(otel):
 
 def test_traceparent_continues_the_trace(otel):
     traces, ended = otel
-    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}, asked())
+    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}, traced_request())
     span.finished(["stop"], 1, 1, "none", Stats())
     (done,) = ended()
     assert f"{done.context.trace_id:032x}" == TRACE_ID
@@ -93,7 +93,7 @@ def test_traceparent_continues_the_trace(otel):
 
 def test_unsampled_trace_is_not_exported(otel):
     traces, ended = otel
-    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}, asked())
+    span = traces.begin({"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}, traced_request())
     span.finished(["stop"], 1, 1, "none", Stats())
     assert ended() == ()
 
@@ -103,7 +103,7 @@ def test_unsampled_trace_is_not_exported(otel):
 )
 def test_invalid_traceparent_starts_a_new_trace(otel, header):
     traces, ended = otel
-    traces.begin({"traceparent": header, "tracestate": "a=b," * 200}, asked()).failed("x", 400)
+    traces.begin({"traceparent": header, "tracestate": "a=b," * 200}, traced_request()).failed("x", 400)
     assert ended()[0].parent is None
 
 
@@ -112,7 +112,7 @@ def test_invalid_traceparent_starts_a_new_trace(otel, header):
 )
 def test_failed_request(otel, status, verdict):
     traces, ended = otel
-    traces.begin({}, asked()).failed("some_code", status)
+    traces.begin({}, traced_request()).failed("some_code", status)
     (done,) = ended()
     assert done.attributes["error.type"] == "some_code"
     assert done.attributes["http.response.status_code"] == status
@@ -121,7 +121,7 @@ def test_failed_request(otel, status, verdict):
 
 def test_span_ends_once(otel):
     traces, ended = otel
-    span = traces.begin({}, asked())
+    span = traces.begin({}, traced_request())
     span.finished(["stop"], 1, 1, "none", Stats())
     span.failed("late", 500)
     (done,) = ended()
@@ -165,19 +165,19 @@ def test_service_name_can_be_set_by_environment(otel, monkeypatch):
     from holdfast.server.telemetry.otel import OtelTraces
 
     traces, ended = otel
-    traces.begin({}, asked()).failed("x", 400)
+    traces.begin({}, traced_request()).failed("x", 400)
     assert ended()[0].resource.attributes["service.name"] == "holdfast"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     exporter = InMemorySpanExporter()
-    OtelTraces(SimpleSpanProcessor(exporter)).begin({}, asked()).failed("x", 400)
+    OtelTraces(SimpleSpanProcessor(exporter)).begin({}, traced_request()).failed("x", 400)
     assert exporter.get_finished_spans()[0].resource.attributes["service.name"] == "mine"
 
 
-# Where they go
+# Export
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Keeps what it is sent."""
+    """Stores what it receives."""
 
     received: list
 
@@ -199,8 +199,8 @@ def test_spans_reach_a_collector():
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         traces = open_traces(f"http://127.0.0.1:{server.server_port}")
-        traces.begin({}, asked()).finished(["stop"], 1, 1, "certified", Stats())
-        traces.close()  # sends what is left
+        traces.begin({}, traced_request()).finished(["stop"], 1, 1, "certified", Stats())
+        traces.close()  # sends the remaining spans
         server.shutdown()
     ((path, body),) = received
     assert path == "/v1/traces"
@@ -239,7 +239,7 @@ def test_missing_packages_error_says_what_to_install(monkeypatch):
         open_traces("http://localhost:4318")
 
 
-# Nowhere
+# Without traces
 
 
 def test_without_endpoint_opentelemetry_is_not_imported():
@@ -256,4 +256,4 @@ def test_without_endpoint_opentelemetry_is_not_imported():
 
 def test_no_traces_returns_one_shared_span():
     traces = NoTraces()
-    assert traces.begin({}, asked()) is traces.begin({}, asked())
+    assert traces.begin({}, traced_request()) is traces.begin({}, traced_request())

@@ -30,18 +30,18 @@ F_CALL = ("f", '{"a": 1}')
 G_CALL = ("get_weather", '{"city": "<tool_call>{\\"x\\"} [TOOL_CALLS] </tool_call>"}')
 
 
-def open_reader(tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> AutoToolParser:
+def make_parser(tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> AutoToolParser:
     return AutoToolParser(tool_format, NAMES, ToolCallIds(b"key"), parallel=parallel)
 
 
 def read(text: str, tool_format: ToolFormat = HERMES, *, parallel: bool = True) -> ParsedMessage:
-    return parse_text(open_reader(tool_format, parallel=parallel), text)
+    return parse_text(make_parser(tool_format, parallel=parallel), text)
 
 
 def read_pieces(pieces: Sequence[str], tool_format: ToolFormat = HERMES) -> ParsedMessage:
-    reader = open_reader(tool_format)
-    fed = [delta for piece in pieces for delta in reader.feed(piece)]
-    return merge_deltas([*fed, *reader.finish()])
+    parser = make_parser(tool_format)
+    fed = [delta for piece in pieces for delta in parser.feed(piece)]
+    return merge_deltas([*fed, *parser.finish()])
 
 
 def said(reply: ParsedMessage) -> tuple[str | None, list[tuple[str, str]]]:
@@ -161,27 +161,27 @@ def test_no_text_is_lost_or_repeated(first: str, rest: list[tuple[tuple[str, str
 
 
 def test_content_is_emitted_at_once() -> None:
-    reader = open_reader()
-    assert reader.feed("Hello") == [ContentDelta("Hello")]
-    assert reader.feed(" ") == []  # a call may follow
-    assert reader.feed("you <") == [ContentDelta(" you")]
-    assert reader.feed("b>") == [ContentDelta(" <b>")]
-    assert reader.feed(" <tool_") == []
-    assert reader.feed(f"call>{F}</tool_call") == []
-    (call,) = reader.feed(">")
+    parser = make_parser()
+    assert parser.feed("Hello") == [ContentDelta("Hello")]
+    assert parser.feed(" ") == []  # a call may follow
+    assert parser.feed("you <") == [ContentDelta(" you")]
+    assert parser.feed("b>") == [ContentDelta(" <b>")]
+    assert parser.feed(" <tool_") == []
+    assert parser.feed(f"call>{F}</tool_call") == []
+    (call,) = parser.feed(">")
     assert isinstance(call, ToolCallDelta) and (call.index, call.name, call.arguments) == (0, "f", '{"a": 1}')
-    assert reader.feed("\n") == reader.finish() == []
+    assert parser.feed("\n") == parser.finish() == []
 
 
 def test_json_content_is_emitted_at_once() -> None:
-    reader = open_reader(LLAMA3)
-    assert reader.feed('{"an') == [ContentDelta('{"an')]
-    assert open_reader(LLAMA3).feed("[1") == [ContentDelta("[1")]
-    assert open_reader(LLAMA3).feed('{"name": "Al') == []
+    parser = make_parser(LLAMA3)
+    assert parser.feed('{"an') == [ContentDelta('{"an')]
+    assert make_parser(LLAMA3).feed("[1") == [ContentDelta("[1")]
+    assert make_parser(LLAMA3).feed('{"name": "Al') == []
 
 
 def test_call_without_closing_marker_is_emitted_at_once() -> None:
-    assert [type(delta) for delta in open_reader(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [ToolCallDelta]
+    assert [type(delta) for delta in make_parser(MISTRAL).feed(f"[TOOL_CALLS][{F}]")] == [ToolCallDelta]
 
 
 @pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
@@ -191,7 +191,7 @@ def test_only_one_call_without_parallel_tool_calls(text: str) -> None:
 
 def test_deltas_have_openais_shape() -> None:
     first, second = read(f"[{F}, {G}]").calls
-    deltas = open_reader().feed(f"[{F}, {G}]")
+    deltas = make_parser().feed(f"[{F}, {G}]")
     assert [delta.body() for delta in deltas] == [
         {"tool_calls": [{"index": index, **call.body()}]} for index, call in enumerate((first, second))
     ]
@@ -230,7 +230,7 @@ HOSTILE = [
 def test_parsing_takes_linear_time(
     monkeypatch: pytest.MonkeyPatch, tool_format: ToolFormat, text: str
 ) -> None:
-    """Counted in letters looked at, not in seconds: scanned as JSON, and given back to be looked through again."""
+    """Counts the characters that are scanned, including those that are scanned again."""
     looked_at = 0
 
     class Counting(JsonScanner):

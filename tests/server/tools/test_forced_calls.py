@@ -72,7 +72,10 @@ def use_of(choice: str, *, parallel: bool = True) -> ToolConfig:
 
 
 def walk(bench: GrammarHarness, form: StructuredOutput, seed: int) -> tuple[str, bool]:
-    """A random answer, and whether it came to its end. It goes on as often as it ends where it may do either."""
+    """Random text that the grammar allows, and whether it is complete.
+
+    Where it may end, it ends with probability 1/2.
+    """
     chance, ids = random.Random(seed), []
     grammar = bench.compiler.compile(form)
     ends = sum(1 << id_ for id_ in bench.eos_ids)
@@ -119,7 +122,7 @@ def test_random_text_under_the_grammar_is_valid_calls(
             reader = ForcedToolParser(tool_format, use.callable, IDS)
             pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
             assert merge_deltas(delta for piece in pieces for delta in reader.feed(piece)) == reply
-            # the parser of free text finds the same calls
+            # the auto parser finds the same calls
             names = [tool.name for tool in use.callable]
             assert parse_text(AutoToolParser(tool_format, names, IDS), text) == reply
     assert num_ended >= 8
@@ -131,7 +134,7 @@ def test_random_text_under_the_grammar_is_valid_calls(
 
 
 def allows(form: StructuredOutput, text: str) -> bool:
-    """Whether all of this may be written and the answer may end there."""
+    """Whether the grammar accepts this text as complete."""
     bench = byte_harness()
     ids = [*bench.encode(text), min(bench.eos_ids)]
     return bench.compiler.compile(form).count_valid(ids) == len(ids)

@@ -44,7 +44,7 @@ def refuse(name: str) -> None:
 
 
 def end_of(text: str) -> int | None:
-    """Where Python's reader says the value ends."""
+    """The end of the value according to Python's decoder."""
     try:
         return json.JSONDecoder(parse_constant=refuse).raw_decode(text)[1]
     except ValueError:

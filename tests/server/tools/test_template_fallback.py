@@ -58,7 +58,7 @@ def call(id_: str, city: str) -> dict[str, Any]:
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     QUESTION,
-    # as the official client sends back what it got
+    # as OpenAI's client sends a message back
     {
         "role": "assistant",
         "content": None,
@@ -148,7 +148,7 @@ def test_any_template_renders_the_conversation(name: str) -> None:
 
 
 def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
-    """What the model is told to write is what the reader reads; the example itself calls nothing."""
+    """The described syntax is what the parser reads; the example itself is not a call."""
     told = describe_tools(TALK, USE, CHATML)
     reader = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
     assert [one.arguments for one in parse_text(reader, told[2]["content"]).calls] == [

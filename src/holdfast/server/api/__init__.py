@@ -1,1 +1,4 @@
-"""The HTTP API: one module for each group of routes, and what they share. `schema` has the request and response models."""
+"""The HTTP API: one module for each group of routes, and what they share.
+
+`schema` has the request and response models.
+"""

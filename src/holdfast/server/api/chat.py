@@ -179,7 +179,10 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
 
 
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
-    """The `choices` entries of the chunks for one delta. Logprobs and token ids go with the first of them."""
+    """The `choices` entries of the chunks for one delta.
+
+    Logprobs and token ids go with the first of them.
+    """
     choice = response.choices[delta.index]
     bodies = [one.body() for one in choice.take(delta)]
     if delta.finish_reason is not None or not bodies:

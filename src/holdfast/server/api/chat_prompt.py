@@ -1,4 +1,6 @@
-"""Renders a conversation to prompt tokens, and plans how its tools and structured output constrain the choices."""
+"""Renders a conversation to prompt tokens, and plans how its tools and structured output constrain
+the choices.
+"""
 
 import hashlib
 import json
@@ -92,6 +94,9 @@ class ChatPrompts:
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message in the shape templates expect. OpenAI's role developer is called system in templates."""
+    """The message in the shape templates expect.
+
+    OpenAI's role developer is called system in templates.
+    """
     plain = message.model_dump(exclude_unset=True)
     return {**plain, "role": "system"} if message.role == "developer" else plain

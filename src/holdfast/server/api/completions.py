@@ -171,10 +171,8 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
         if delta.finish_reason is not None:
             reasons[index] = delta.finish_reason
         if len(reasons) == len(call.streams) * response.params.n:
-            last = {
-                **head,
-                "choices": [choice],
-            }  # sent with the `holdfast` object, when all results are known
+            # Sent with the `holdfast` object, when all results are known.
+            last = {**head, "choices": [choice]}
             continue
         null_usage = {"usage": None} if with_usage else {}
         yield sse_event({**head, "choices": [choice], **null_usage, **thoughts.pop_object()})

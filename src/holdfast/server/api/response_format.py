@@ -1,6 +1,8 @@
-"""Parses structured output fields: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`.
+"""Parses structured output fields: OpenAI's `response_format`, vLLM's `structured_outputs` and
+`guided_*`.
 
-A request may use one of them. Schemas are always enforced, so `strict` is accepted and changes nothing.
+A request may use one of them. Schemas are always enforced, so `strict` is accepted and changes
+nothing.
 """
 
 import re
@@ -33,7 +35,10 @@ class StructuredOutputFields(Protocol):
 
 
 def parse_structured_output(body: StructuredOutputFields) -> StructuredOutput | None:
-    """The structured output a body asks for, if any. Raises `InvalidRequest` for two, or for an invalid one."""
+    """The structured output a body asks for, if any.
+
+    Raises `InvalidRequest` for two, or for an invalid one.
+    """
     found: dict[str, StructuredOutput] = {}
     for name, parse in _PARSERS.items():
         value = getattr(body, name)

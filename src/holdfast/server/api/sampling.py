@@ -1,4 +1,7 @@
-"""Builds `SamplingParams` from a body's fields. `SamplingParams` and the server's limits validate the values."""
+"""Builds `SamplingParams` from a body's fields.
+
+`SamplingParams` and the server's limits validate the values.
+"""
 
 import secrets
 from typing import Any

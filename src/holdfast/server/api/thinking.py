@@ -1,7 +1,8 @@
 """Thinking models: their fields in request bodies, and the `thoughts` in the `holdfast` object.
 
-Responses of other models have no such field. Every thought has the index of its choice, so one list serves all choices of
-all prompts. A stream sends each thought once, in the chunk before the tokens that follow it.
+Responses of other models have no such field. Every thought has the index of its choice, so one list
+serves all choices of all prompts. A stream sends each thought once, in the chunk before the tokens
+that follow it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,11 @@
 """Stop working for a client as soon as it disconnects.
 
-Starlette's `Request.is_disconnected` must be polled, and its `StreamingResponse` notices a disconnect only when the next
-chunk cannot be sent. Generation would go on for a client that is no longer connected. Here the work is cancelled at once.
+Starlette's `Request.is_disconnected` must be polled, and its `StreamingResponse` notices a
+disconnect only when the next chunk cannot be sent. Generation would go on for a client that is no
+longer connected. Here the work is cancelled at once.
 
-The request's body must have been read before: messages received here are only checked for `http.disconnect`.
+The request's body must have been read before: messages received here are only checked for
+`http.disconnect`.
 """
 
 import asyncio
@@ -17,7 +19,10 @@ T = TypeVar("T")
 
 
 async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. If the client disconnects first, cancel it, await its end, raise `ClientDisconnect`."""
+    """The result of `work`.
+
+    If the client disconnects first, cancel it, await its end, raise `ClientDisconnect`.
+    """
     return await race_disconnect(request.receive, work)
 
 

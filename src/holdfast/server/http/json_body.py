@@ -1,9 +1,10 @@
 """Parses a request's JSON body into a pydantic model, or raises an `ApiError` in OpenAI's words.
 
-Bodies are untrusted, so depth, number of arrays and objects, and number of values are bounded before anything is built
-from them. FastAPI's own body parsing has no such bounds and reports every error of a body. Duplicate keys, numbers that
-are not finite, lone surrogates and invalid UTF-8 are refused. Types are strict: "1" is no number and 1 is no boolean; an
-integer is accepted where a number is expected.
+Bodies are untrusted, so depth, number of arrays and objects, and number of values are bounded
+before anything is built from them. FastAPI's own body parsing has no such bounds and reports every
+error of a body. Duplicate keys, numbers that are not finite, lone surrogates and invalid UTF-8 are
+refused. Types are strict: "1" is no number and 1 is no boolean; an integer is accepted where a
+number is expected.
 """
 
 import asyncio
@@ -32,7 +33,9 @@ T = TypeVar("T")
 
 
 class _FailFast:
-    """Stop at an array's first invalid item; collecting half a million errors would cost a second and a gigabyte."""
+    """Stop at an array's first invalid item; collecting half a million errors would cost a second
+    and a gigabyte.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
@@ -46,8 +49,9 @@ Many = Annotated[list[T], _FailFast()]
 # One thread: large bodies wait for each other, and the event loop waits for none.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-json")
 
-# Match from one structural character to the next, skipping strings; the group is None at the end of the text or in an
-# unterminated string. Possessive quantifiers, and a match at every position, so that each byte is read once.
+# Match from one structural character to the next, skipping strings; the group is None at the end of
+# the text or in an unterminated string. Possessive quantifiers, and a match at every position, so
+# that each byte is read once.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
 _BRACKET = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb')*+(?:([\[\]{}])|"|\Z)', re.DOTALL)
 _COMMA = re.compile(rb'(?:[^",]++|' + _STRING + rb')*+(?:(,)|"|\Z)', re.DOTALL)
@@ -111,7 +115,9 @@ def _check_num_values(raw: bytes) -> None:
 
 
 def _decode(raw: bytes) -> Any:
-    """The decoded JSON, checked for what pydantic does not report: duplicate keys, numbers that are not finite."""
+    """The decoded JSON, checked for what pydantic does not report: duplicate keys, numbers that are
+    not finite.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,19 +1,21 @@
 """Limits on HTTP/1.1 connections that uvicorn does not have.
 
-uvicorn parses requests and writes responses. It does not limit the time and size of headers, pipelined requests, the time
-a client takes to read its response, or idle connections. This subclass of uvicorn's protocol does:
+uvicorn parses requests and writes responses. It does not limit the time and size of headers,
+pipelined requests, the time a client takes to read its response, or idle connections. This subclass
+of uvicorn's protocol does:
 
 - Headers must arrive within `header_timeout` and within `MAX_HEADERS` and `MAX_HEADER_BYTES`.
-- A connection has one request at a time. Data that arrives before the response is complete is dropped, and the
-  connection closes after that response.
+- A connection has one request at a time. Data that arrives before the response is complete is
+  dropped, and the connection closes after that response.
 - A client that does not read its response for `send_timeout` is disconnected.
-- Above `max_connections` the oldest connection without a request is closed, or else the new one is refused.
+- Above `max_connections` the oldest connection without a request is closed, or else the new one is
+  refused.
 
     connected -> headers -> body -> response -> idle -> headers -> ...   from every state: closing, input is dropped
     |- header_timeout -|            |- send_timeout  |- keep_alive_timeout
 
-`request_head` checks the headers' content. `middleware.body_limits` limits the time of a body, because only the reader of
-the body knows when it waits for it.
+`request_head` checks the headers' content. `middleware.body_limits` limits the time of a body,
+because only the reader of the body knows when it waits for it.
 """
 
 import asyncio
@@ -90,9 +92,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             transport.close()
             return
         super().connection_made(transport)
-        transport.set_write_buffer_limits(
-            high=0
-        )  # so that `pause_writing` is called for the first unsent byte
+        # High water mark 0: `pause_writing` is called for the first unsent byte.
+        transport.set_write_buffer_limits(high=0)
         self.idle[self] = None
         self._await_headers()
 
@@ -199,7 +200,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refuse(_NOT_HTTP)
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error response if none has started, then close. A running route sees a disconnect."""
+        """Send an error response if none has started, then close.
+
+        A running route sees a disconnect.
+        """
         if self._is_responding:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -210,7 +214,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._close_gracefully()
 
     def _close_gracefully(self) -> None:
-        """Flush the output, then close. Input is read and dropped meanwhile: a TCP reset could discard the response."""
+        """Flush the output, then close.
+
+        Input is read and dropped meanwhile: a TCP reset could discard the response.
+        """
         self._drops_input = True
         self.idle.pop(self, None)
         self._unset_keepalive_if_required()
@@ -245,7 +252,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._refuse(self._head_error or _NOT_HTTP)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Ignore the upgrade. The parser leaves the body to the new protocol, so a second parser reads it."""
+        """Ignore the upgrade.
+
+        The parser leaves the body to the new protocol, so a second parser reads it.
+        """
         framing, self._upgrade_framing = self._upgrade_framing, b""
         if framing:
             self.cycle.keep_alive = False
@@ -256,7 +266,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 def make_protocol(config: ServerConfig) -> type[LimitedHttpProtocol]:
-    """The class for `uvicorn.Config(http=...)`. Each server has its own class, whose connections are counted together."""
+    """The class for `uvicorn.Config(http=...)`. Each server has its own class, whose connections
+    are counted together.
+    """
 
     class BoundProtocol(LimitedHttpProtocol):
         settings = config

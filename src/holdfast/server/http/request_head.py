@@ -1,7 +1,8 @@
-"""Checks of a request's head beyond the HTTP parser: size, one Host header, unambiguous body framing.
+"""Checks of a request's head beyond the HTTP parser: size, one Host header, unambiguous body
+framing.
 
-The parser rejects what is not HTTP. These checks reject valid HTTP that a proxy and this server could read differently,
-which is how request smuggling works.
+The parser rejects what is not HTTP. These checks reject valid HTTP that a proxy and this server
+could read differently, which is how request smuggling works.
 """
 
 import json
@@ -32,7 +33,10 @@ def body_framing(headers: Headers) -> Headers:
 
 
 def find_head_error(url: bytes, headers: Headers, version: str) -> ApiError | None:
-    """The first problem that the parser accepts but this server does not. Header names are in lower case."""
+    """The first problem that the parser accepts but this server does not.
+
+    Header names are in lower case.
+    """
     if version not in ("1.0", "1.1"):
         return ApiError(505, "Only HTTP/1.0 and HTTP/1.1 are supported.", code="http_version_not_supported")
     if len(url) + sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADER_BYTES:

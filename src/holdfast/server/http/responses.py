@@ -37,8 +37,9 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
 class EventStreamResponse(Response):
     """Sends events, then closes `resources`, however the stream ends.
 
-    Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client disconnects, not at the
-    next event. It reports an error after the first event as an event, because the status has already been sent.
+    Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
+    disconnects, not at the next event. It reports an error after the first event as an event,
+    because the status has already been sent.
     """
 
     media_type = "text/event-stream"
@@ -50,9 +51,8 @@ class EventStreamResponse(Response):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(
-            ApiError, ClientDisconnect
-        ):  # already sent as an event, or no client to tell
+        # An ApiError was already sent as an event.
+        with contextlib.suppress(ApiError, ClientDisconnect):
             async with self._resources:
                 await race_disconnect(receive, self._send(send))
 

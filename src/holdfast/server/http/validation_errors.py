@@ -1,7 +1,8 @@
-"""Turns a pydantic `ValidationError` into one error in OpenAI's words: which field, what was expected, what was sent.
+"""Turns a pydantic `ValidationError` into one error in OpenAI's words: which field, what was
+expected, what was sent.
 
-Of all errors, the first field's is reported. In a union it is the deepest one, because that is the variant the client
-meant. At most a line of the client's own text is quoted.
+Of all errors, the first field's is reported. In a union it is the deepest one, because that is the
+variant the client meant. At most a line of the client's own text is quoted.
 """
 
 import json
@@ -158,8 +159,7 @@ def _quote(value: Any) -> str:
     """A number or a string, as in JSON but truncated."""
     if isinstance(value, str):
         return f"'{_truncate(value)}'"
-    if (
-        isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED
-    ):  # converting it to decimal could take long
+    # Converting a very large integer to decimal could take long.
+    if isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED:
         return "a very large integer"
     return _truncate(f"{value:g}" if isinstance(value, float) else json.dumps(value))

@@ -1,1 +1,4 @@
-"""The web page that shows the protocol at work. `hub` streams events, `view` builds them, `static` holds the page."""
+"""The web page that shows the protocol at work.
+
+`hub` streams events, `view` builds them, `static` holds the page.
+"""

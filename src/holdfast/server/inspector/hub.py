@@ -1,7 +1,9 @@
-"""Streams step traces of the engine to inspector pages. The engine traces only while a page is subscribed.
+"""Streams step traces of the engine to inspector pages.
 
-Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and gets a new snapshot:
-memory stays bounded, and the engine never waits for a page.
+The engine traces only while a page is subscribed.
+
+Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and
+gets a new snapshot: memory stays bounded, and the engine never waits for a page.
 """
 
 import asyncio
@@ -43,7 +45,10 @@ class Subscriber:
 
 
 class Hub:
-    """Used by the server's event loop only. `set_tracing` is called for the first subscriber and after the last."""
+    """Used by the server's event loop only.
+
+    `set_tracing` is called for the first subscriber and after the last.
+    """
 
     def __init__(self, token_text: TokenText, set_tracing: Callable[[bool], None]) -> None:
         self._token_text = token_text
@@ -57,7 +62,10 @@ class Hub:
         return len(self._subscribers)
 
     def publish(self, trace: StepTrace) -> None:
-        """Send a step to every page. A tracer's first trace is complete; traces before it are ignored."""
+        """Send a step to every page.
+
+        A tracer's first trace is complete; traces before it are ignored.
+        """
         if not self._subscribers:
             return
         if trace.is_first:
@@ -98,7 +106,9 @@ class Hub:
             )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were lost."""
+        """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were
+        lost.
+        """
         self.require_capacity()
         subscriber = Subscriber()
         self._add(subscriber)

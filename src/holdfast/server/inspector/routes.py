@@ -1,7 +1,8 @@
 """Routes of the inspector page and its event stream.
 
-Files come from a fixed list and are read once, at start; no path from a client reaches the file system. Starlette's
-`StaticFiles` would open files by request path and has no way to set the security headers below.
+Files come from a fixed list and are read once, at start; no path from a client reaches the file
+system. Starlette's `StaticFiles` would open files by request path and has no way to set the
+security headers below.
 """
 
 from contextlib import AsyncExitStack

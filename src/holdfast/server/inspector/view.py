@@ -1,7 +1,8 @@
 """The engine's live requests and the text of their last tokens, as JSON for inspector pages.
 
-A view follows the traces of one tracer. `update` turns a step into the changes a page must make. `snapshot` is the whole
-view, for a page that is new or has lost steps. Only the last tokens of a long request are kept and sent.
+A view follows the traces of one tracer. `update` turns a step into the changes a page must make.
+`snapshot` is the whole view, for a page that is new or has lost steps. Only the last tokens of a
+long request are kept and sent.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,9 @@ TokenText = Callable[[int], str]
 
 @dataclass(slots=True)
 class RequestView:
-    """One live request: its latest trace, and its last tokens, the first of them at position `start`."""
+    """One live request: its latest trace, and its last tokens, the first of them at position
+    `start`.
+    """
 
     trace: RequestTrace
     start: int = 0

@@ -1,6 +1,9 @@
-"""The access log: one line for each request, written when it ends. It never contains a prompt, a completion or a key.
+"""The access log: one line for each request, written when it ends.
 
-Routes add fields through `request.state.access`. Errors that occur before a route runs are counted here.
+It never contains a prompt, a completion or a key.
+
+Routes add fields through `request.state.access`. Errors that occur before a route runs are counted
+here.
 """
 
 import logging
@@ -18,7 +21,8 @@ CLIENT_DISCONNECTED = 499  # logged if the client left before the response start
 class AccessLogEntry:
     """The fields of one line. Fields that stay None are omitted.
 
-    route is the route's pattern, or the path without query if no route matched. mode is certified, verified or none.
+    route is the route's pattern, or the path without query if no route matched. mode is certified,
+    verified or none.
     """
 
     route: str

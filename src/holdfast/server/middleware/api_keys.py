@@ -1,8 +1,9 @@
 """API keys. Every route but /health requires one, if any are configured.
 
-OpenAI's clients send `Authorization: Bearer KEY`. A browser that opens the inspector page sends Basic with the key as
-password; the user name is ignored. Starlette's `AuthenticationMiddleware` only attaches a user to the request: each route
-would have to require one, and a new route without that would be open.
+OpenAI's clients send `Authorization: Bearer KEY`. A browser that opens the inspector page sends
+Basic with the key as password; the user name is ignored. Starlette's `AuthenticationMiddleware`
+only attaches a user to the request: each route would have to require one, and a new route without
+that would be open.
 """
 
 import base64

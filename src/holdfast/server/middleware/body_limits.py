@@ -1,7 +1,8 @@
-"""Limits on request bodies: JSON only, bounded size and time, and bounded memory for all bodies together.
+"""Limits on request bodies: JSON only, bounded size and time, and bounded memory for all bodies
+together.
 
-Headers are checked before a byte is read; bytes are counted while the route reads them. A body that no route reads is not
-read here either. Starlette has no body limit.
+Headers are checked before a byte is read; bytes are counted while the route reads them. A body that
+no route reads is not read here either. Starlette has no body limit.
 """
 
 import asyncio

@@ -1,10 +1,12 @@
 """Turns every exception into an error response of one shape, without exposing internals.
 
-An `ApiError` becomes its response. Any other exception is a bug: it is logged with its traceback and the client gets a
-500. If the response has started, it stays incomplete and the connection is closed, which every client reports as an error.
+An `ApiError` becomes its response. Any other exception is a bug: it is logged with its traceback
+and the client gets a 500. If the response has started, it stays incomplete and the connection is
+closed, which every client reports as an error.
 
-Starlette's `ExceptionMiddleware` is inside of all other middleware and would not see errors that those raise; its
-`ServerErrorMiddleware` raises again after it has responded, so that uvicorn logs every error a second time.
+Starlette's `ExceptionMiddleware` is inside of all other middleware and would not see errors that
+those raise; its `ServerErrorMiddleware` raises again after it has responded, so that uvicorn logs
+every error a second time.
 """
 
 import asyncio

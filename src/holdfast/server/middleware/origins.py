@@ -1,13 +1,16 @@
-"""Which web pages may send requests: the server's own, and those of the allowed origins. Programs send no Origin header.
+"""Which web pages may send requests: the server's own, and those of the allowed origins.
 
-Requests from pages of other origins are refused. Otherwise any page the user opens could use a server on the user's
-machine. A server without API keys on a loopback address also checks the Host header, because a page can let its own host
-name resolve to this machine (DNS rebinding): IP addresses and localhost are accepted, other names only if an allowed
-origin has them.
+Programs send no Origin header.
 
-Starlette's middleware does not do this. `CORSMiddleware` only adds headers: a request from a disallowed origin still
-reaches the routes. It also echoes any Access-Control-Request-Headers, and its preflight errors are plain text.
-`TrustedHostMiddleware` compares with a list of names and cannot accept every IP address.
+Requests from pages of other origins are refused. Otherwise any page the user opens could use a
+server on the user's machine. A server without API keys on a loopback address also checks the Host
+header, because a page can let its own host name resolve to this machine (DNS rebinding): IP
+addresses and localhost are accepted, other names only if an allowed origin has them.
+
+Starlette's middleware does not do this. `CORSMiddleware` only adds headers: a request from a
+disallowed origin still reaches the routes. It also echoes any Access-Control-Request-Headers, and
+its preflight errors are plain text. `TrustedHostMiddleware` compares with a list of names and
+cannot accept every IP address.
 """
 
 import ipaddress
@@ -32,7 +35,9 @@ _ORIGIN = re.compile(r"(?P<scheme>https?)://" + _HOST_AND_PORT)
 
 
 class OriginMiddleware:
-    """Refuses other origins and hosts, answers preflights, and adds CORS headers for allowed origins."""
+    """Refuses other origins and hosts, answers preflights, and adds CORS headers for allowed
+    origins.
+    """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app = app
@@ -131,7 +136,10 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether an origin is the one that the Host header names. The scheme's default port may be omitted."""
+    """Whether an origin is the one that the Host header names.
+
+    The scheme's default port may be omitted.
+    """
     theirs, ours = _ORIGIN.fullmatch(origin.lower()), _HOST.fullmatch(host.lower())
     if theirs is None or ours is None:
         return False

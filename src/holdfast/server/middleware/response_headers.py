@@ -1,7 +1,7 @@
 """Headers of every response: X-Request-Id, no caching, no content sniffing.
 
-The request id is the client's own X-Request-Id if it is safe to print, else a new one. It is stored as
-`scope["state"]["request_id"]`, and log records of the request contain it.
+The request id is the client's own X-Request-Id if it is safe to print, else a new one. It is stored
+as `scope["state"]["request_id"]`, and log records of the request contain it.
 """
 
 import re

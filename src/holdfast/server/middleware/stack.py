@@ -1,4 +1,6 @@
-"""The middleware in front of the routes, outermost first. The order matters: each layer relies on the others.
+"""The middleware in front of the routes, outermost first.
+
+The order matters: each layer relies on the others.
 
     ResponseHeadersMiddleware   every response has the request id, also an error
     AccessLogMiddleware         logs the status that was sent
@@ -8,8 +10,9 @@
     HeadRequestMiddleware       answers HEAD through GET routes
     BodyLimitMiddleware         limits the body while a route reads it
 
-All are pure ASGI: Starlette's `BaseHTTPMiddleware` would run each request in another task, connected by a memory stream, once
-for each layer. Each module says what Starlette's own middleware lacks.
+All are pure ASGI: Starlette's `BaseHTTPMiddleware` would run each request in another task,
+connected by a memory stream, once for each layer. Each module says what Starlette's own middleware
+lacks.
 """
 
 from collections.abc import Callable
@@ -31,7 +34,10 @@ from holdfast.server.middleware.response_headers import ResponseHeadersMiddlewar
 def add_middleware(
     app: FastAPI, config: ServerConfig, refused: Callable[[str], None] = lambda code: None
 ) -> None:
-    """Install the middleware. `refused` is called with the code of each error that occurs before a route runs."""
+    """Install the middleware.
+
+    `refused` is called with the code of each error that occurs before a route runs.
+    """
     app.user_middleware[:] = [
         Middleware(ResponseHeadersMiddleware),
         Middleware(AccessLogMiddleware, refused),
@@ -46,7 +52,9 @@ def add_middleware(
 
 
 class HeadRequestMiddleware:
-    """Answers HEAD with the headers of GET. The route sees a client that disconnects after the headers.
+    """Answers HEAD with the headers of GET.
+
+    The route sees a client that disconnects after the headers.
 
     FastAPI's routes, unlike Starlette's, do not accept HEAD.
     """

@@ -1,12 +1,15 @@
-"""Log formatting of both processes: one line for each record on stderr, as text or as one JSON object.
+"""Log formatting of both processes: one line for each record on stderr, as text or as one JSON
+object.
 
     2026-03-01T12:00:00.123Z info    holdfast.access: request route=/v1/completions status=200 request_id=cmpl-1
     {"time": "2026-03-01T12:00:00.123Z", "level": "info", "logger": "holdfast.access", "message": "request", ...}
 
-Values may contain text from clients. Such text cannot break a line, forge another or control a terminal: unprintable
-characters are escaped, values are truncated, and the lines of a traceback have a prefix. API keys are redacted everywhere.
+Values may contain text from clients. Such text cannot break a line, forge another or control a
+terminal: unprintable characters are escaped, values are truncated, and the lines of a traceback
+have a prefix. API keys are redacted everywhere.
 
-A formatter of our own, because neither `logging` nor a JSON log library escapes, truncates and redacts all of these.
+A formatter of our own, because neither `logging` nor a JSON log library escapes, truncates and
+redacts all of these.
 """
 
 import json
@@ -54,9 +57,8 @@ class _SafeFormatter(logging.Formatter):
 
     def __init__(self, secrets: Sequence[str] = ()) -> None:
         super().__init__()
-        self._secrets = sorted(
-            filter(None, secrets), key=len, reverse=True
-        )  # a key may contain a shorter one
+        # Longest first: a key may contain a shorter one.
+        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
 
     def _head(self, record: logging.LogRecord) -> dict[str, Any]:
         return {
@@ -102,7 +104,9 @@ class JsonFormatter(_SafeFormatter):
 
 
 class TextFormatter(_SafeFormatter):
-    """Time, level, logger, message, fields as name=value; then the lines of a traceback, each with a prefix."""
+    """Time, level, logger, message, fields as name=value; then the lines of a traceback, each with
+    a prefix.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         head = self._head(record)
@@ -116,7 +120,9 @@ class TextFormatter(_SafeFormatter):
 
 
 def escape(text: str) -> str:
-    """Escape unprintable characters: controls, line ends of every kind, direction marks, surrogates."""
+    """Escape unprintable characters: controls, line ends of every kind, direction marks,
+    surrogates.
+    """
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

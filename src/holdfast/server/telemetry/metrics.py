@@ -1,7 +1,8 @@
 """The Prometheus metrics of one server, in a registry of its own.
 
-Names follow vLLM's, with the prefix `holdfast_`. Counters never decrease: the engine process counts from its own start,
-and its increments are added here, so a restarted engine continues where the last one ended.
+Names follow vLLM's, with the prefix `holdfast_`. Counters never decrease: the engine process counts
+from its own start, and its increments are added here, so a restarted engine continues where the
+last one ended.
 """
 
 import time
@@ -80,7 +81,9 @@ class Metrics:
         return RequestMetrics(self._series[deterministic], self._clock)
 
     def refused(self, code: str) -> None:
-        """Count a request that was refused before its body was read, so its `deterministic` label is unknown."""
+        """Count a request that was refused before its body was read, so its `deterministic` label
+        is unknown.
+        """
         self._families.errors.labels("unknown", code).inc()
 
     def update(self, status: EngineStatus) -> None:
@@ -112,7 +115,9 @@ class Metrics:
 
 
 class _WithoutCreated(Collector):
-    """Drops `_created` samples, which the client library would write as gauges in the plain text format."""
+    """Drops `_created` samples, which the client library would write as gauges in the plain text
+    format.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

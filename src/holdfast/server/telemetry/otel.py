@@ -1,7 +1,9 @@
-"""Spans sent over OTLP/HTTP by OpenTelemetry's SDK, in a thread of the SDK. Only `traces` imports this module.
+"""Spans sent over OTLP/HTTP by OpenTelemetry's SDK, in a thread of the SDK.
 
-The tracer provider belongs to this server; the process-wide one is not set. The SDK's OTEL_* variables apply: headers,
-resource attributes, sampler.
+Only `traces` imports this module.
+
+The tracer provider belongs to this server; the process-wide one is not set. The SDK's OTEL_*
+variables apply: headers, resource attributes, sampler.
 """
 
 import threading
@@ -115,7 +117,10 @@ class _OtelSpan:
 
 
 def collector_url(endpoint: str) -> str:
-    """The URL for traces. An address without a path gets the standard path; one with a path is used unchanged."""
+    """The URL for traces.
+
+    An address without a path gets the standard path; one with a path is used unchanged.
+    """
     try:
         parts = urlsplit(endpoint)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

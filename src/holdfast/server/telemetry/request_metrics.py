@@ -2,10 +2,11 @@
 
     Metrics.request -> started(queue time) -> thoughts(...), tokens(choice, count) ... -> finished(...) or failed(code)
 
-Time to first token is per request, whichever choice gave the token. Inter-token latency is per choice: a delta of n
-tokens that arrives dt after the choice's previous delta is observed as n intervals of dt / n. The sum over a choice is
-then the time from its first delta to its last, and a verification window of eight tokens weighs as much as eight single
-tokens. The tokens of a choice's first delta have no interval, because nothing precedes them.
+Time to first token is per request, whichever choice gave the token. Inter-token latency is per
+choice: a delta of n tokens that arrives dt after the choice's previous delta is observed as n
+intervals of dt / n. The sum over a choice is then the time from its first delta to its last, and a
+verification window of eight tokens weighs as much as eight single tokens. The tokens of a choice's
+first delta have no interval, because nothing precedes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +77,10 @@ class RequestMetricFamilies:
 
 @dataclass(frozen=True)
 class RequestSeries:
-    """The families at one value of the label. Resolved once: resolving a label costs more than counting."""
+    """The families at one value of the label.
+
+    Resolved once: resolving a label costs more than counting.
+    """
 
     time_to_first_token: Histogram
     inter_token_latency: Histogram
@@ -165,7 +169,9 @@ class RequestMetrics:
     def finished(
         self, reason: str, prompt_tokens: int, completion_tokens: int, stats: Stats, num_choices: int = 1
     ) -> None:
-        """The request is complete, with num_choices choices for each prompt, or was aborted by its client."""
+        """The request is complete, with num_choices choices for each prompt, or was aborted by its
+        client.
+        """
         if self._ended:
             return
         self._ended = True
@@ -178,7 +184,8 @@ class RequestMetrics:
         series.generation_tokens.inc(max(0, completion_tokens - self._num_counted))
         for field, counter in series.stats.items():
             counter.inc(getattr(stats, field))
-        # Each choice looks its prompt up once, and again after each preemption; then the hit may be longer than the prompt.
+        # Each choice looks its prompt up once, and again after each preemption; then the hit may be
+        # longer than the prompt.
         num_queried = prompt_tokens * (num_choices + stats.preemptions)
         series.prefix_queries.inc(max(num_queried, stats.cached_tokens))
         series.prefix_hits.inc(stats.cached_tokens)

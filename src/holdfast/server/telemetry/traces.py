@@ -1,10 +1,12 @@
-"""Traces: one span for each request, if an OTLP endpoint is configured. Otherwise OpenTelemetry is not even imported.
+"""Traces: one span for each request, if an OTLP endpoint is configured.
+
+Otherwise OpenTelemetry is not even imported.
 
     traces = open_traces(config.otlp_endpoint)
     span = traces.begin(headers, request)      -> first_token() -> finished(...) or failed(...)
 
-Attributes follow OpenTelemetry's conventions for generative models (`gen_ai.*`); Holdfast's own are `holdfast.*`. A span
-never contains a prompt or a completion.
+Attributes follow OpenTelemetry's conventions for generative models (`gen_ai.*`); Holdfast's own are
+`holdfast.*`. A span never contains a prompt or a completion.
 """
 
 from collections.abc import Mapping, Sequence

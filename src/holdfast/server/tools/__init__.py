@@ -1,1 +1,3 @@
-"""Tool calls: the request's tools, the formats in which models write calls, grammars that force calls, and parsers."""
+"""Tool calls: the request's tools, the formats in which models write calls, grammars that force
+calls, and parsers.
+"""

@@ -1,16 +1,19 @@
 """The tool parser for `tool_choice` "auto": finds calls in text that the model was free to write.
 
-A call is JSON, an object or a list of objects, that names one of the request's tools and has an object of arguments. It is
+A call is JSON, an object or a list of objects, that names one of the request's tools and has an
+object of arguments. It is
 
     after the format's opening marker, anywhere, and before its closing marker, another opening marker, or the end; or
     at the beginning of the text, or after another call (optionally after a ;), without a marker.
 
-Everything else is content and is passed on unchanged, with two exceptions: white space before a call and after the last
-one is dropped, and so are calls after the first if `parallel_tool_calls` is false. Text that may become a call is held
-back until that is decided. If it is not a call, its marker becomes content and the rest is scanned again.
+Everything else is content and is passed on unchanged, with two exceptions: white space before a
+call and after the last one is dropped, and so are calls after the first if `parallel_tool_calls` is
+false. Text that may become a call is held back until that is decided. If it is not a call, its
+marker becomes content and the rest is scanned again.
 
-Invariant: the merged deltas do not depend on how the text was split into chunks. The cost is linear in the text: JSON with
-a marker outside of a string is invalid at once (`json_scanner`), so at most one of the markers passed is still open.
+Invariant: the merged deltas do not depend on how the text was split into chunks. The cost is linear
+in the text: JSON with a marker outside of a string is invalid at once (`json_scanner`), so at most
+one of the markers passed is still open.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,8 @@
-"""Reads calls from JSON: {"name": ..., "arguments": {...}}, or "parameters" instead, or a list of such objects.
+"""Reads calls from JSON: {"name": ..., "arguments": {...}}, or "parameters" instead, or a list of
+such objects.
 
-Arguments keep the exact text the model wrote. The name must be one of the request's tools: other JSON with a "name" is
-content, not a call.
+Arguments keep the exact text the model wrote. The name must be one of the request's tools: other
+JSON with a "name" is content, not a call.
 """
 
 import json
@@ -27,13 +28,19 @@ class WrittenCall:
 
 
 def may_begin_call(head: str) -> bool:
-    """Whether JSON with this beginning can still be a call. Once False, it stays False for longer beginnings."""
+    """Whether JSON with this beginning can still be a call.
+
+    Once False, it stays False for longer beginnings.
+    """
     head = _ALL_SPACE.sub("", head)
     return any(one.startswith(head) or head.startswith(one) for one in _HEADS)
 
 
 def read_calls(text: str, names: Set[str]) -> tuple[WrittenCall, ...] | None:
-    """The calls in a JSON object or list; None if any element is not a call. The text must be valid JSON."""
+    """The calls in a JSON object or list; None if any element is not a call.
+
+    The text must be valid JSON.
+    """
     if text[0] == "{":
         call = _read_call(text, _find_members(text, 0)[0], names)
         return None if call is None else (call,)
@@ -56,7 +63,9 @@ Range = tuple[int, int]  # of the text
 
 
 def _find_members(text: str, at: int) -> tuple[list[tuple[str, Range]], int]:
-    """The members of the object at an index, each with the range of its value, and the index after the object."""
+    """The members of the object at an index, each with the range of its value, and the index after
+    the object.
+    """
     members = []
     at = _skip(text, at + 1)
     while text[at] != "}":

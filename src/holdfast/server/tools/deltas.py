@@ -1,8 +1,8 @@
 """Deltas of a chat choice in OpenAI's shape: content and tool calls.
 
-A `ToolParser` turns generated text into deltas. A whole message is the merge of its deltas, so a response and a stream
-cannot differ. The id of a call is a function of the request and the call's index: the same request gives the same
-response, ids included.
+A `ToolParser` turns generated text into deltas. A whole message is the merge of its deltas, so a
+response and a stream cannot differ. The id of a call is a function of the request and the call's
+index: the same request gives the same response, ids included.
 """
 
 import hashlib
@@ -25,7 +25,10 @@ class ContentDelta:
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """More of a call. The first delta has id and name; the arguments concatenate to the JSON the model wrote."""
+    """More of a call.
+
+    The first delta has id and name; the arguments concatenate to the JSON the model wrote.
+    """
 
     index: int
     arguments: str
@@ -139,7 +142,9 @@ def finish_reason(reason: str, num_calls: int) -> str:
 
 @dataclass(frozen=True)
 class ToolCallIds:
-    """Makes the ids of one choice's calls. `key` identifies the request: a digest of its prompt tokens and its seed.
+    """Makes the ids of one choice's calls.
+
+    `key` identifies the request: a digest of its prompt tokens and its seed.
 
     Turns of a conversation have different prompts, so an id is not repeated in a later turn.
     """

@@ -1,8 +1,10 @@
-"""Forced tool calls (`tool_choice` "required" or a name): the grammar that allows only calls, and the parser of its text.
+"""Forced tool calls (`tool_choice` "required" or a name): the grammar that allows only calls, and
+the parser of its text.
 
-All text around the arguments is fixed (`CallFrame`), so the parser knows every character that follows and can stream
-arguments as they are generated. Each tool's schema is a root of its own in the grammar, so that `#/$defs/...` and `#` keep
-their meaning. A truncated choice ends in the middle of a call.
+All text around the arguments is fixed (`CallFrame`), so the parser knows every character that
+follows and can stream arguments as they are generated. Each tool's schema is a root of its own in
+the grammar, so that `#/$defs/...` and `#` keep their meaning. A truncated choice ends in the middle
+of a call.
 """
 
 import json
@@ -37,7 +39,10 @@ def forced_grammar(config: ToolConfig, tool_format: ToolFormat) -> StructuredOut
 def calls_or_json_grammar(
     config: ToolConfig, tool_format: ToolFormat, output: StructuredOutput
 ) -> StructuredOutput:
-    """Calls, or JSON of the requested structured output. `AutoToolParser` tells which of them was generated."""
+    """Calls, or JSON of the requested structured output.
+
+    `AutoToolParser` tells which of them was generated.
+    """
     schema = json.loads(output.texts[0]) if output.kind == "json_schema" else {"type": "object"}
     rules = _write_grammar(f"answer | {_start_rule(config, tool_format)}", config.callable, tool_format.frame)
     return StructuredOutput(lark=f"{rules}\nanswer: {_json(schema)}")
@@ -63,7 +68,10 @@ def _start_rule(config: ToolConfig, tool_format: ToolFormat) -> str:
 
 
 def _write_grammar(start: str, tools: Sequence[Tool], frame: CallFrame) -> str:
-    """Line 1: start. Line 2: call. Then two lines for each tool; `explain_grammar_error` relies on this."""
+    """Line 1: start.
+
+    Line 2: call. Then two lines for each tool; `explain_grammar_error` relies on this.
+    """
     names = " | ".join(f"call_{index}" for index in range(len(tools)))
     lines = [f"start: {start}", f"call: {names}"]
     for index, tool in enumerate(tools):
@@ -84,7 +92,9 @@ def _json(schema: Any) -> str:
 
 
 def _forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
-    """Forbid additional parameters, unless the schema has keywords beyond a plain list of properties."""
+    """Forbid additional parameters, unless the schema has keywords beyond a plain list of
+    properties.
+    """
     properties, required = schema.get("properties"), schema.get("required", ())
     if (
         properties is None

@@ -1,11 +1,13 @@
-"""The formats in which models write tool calls. A format is data; the parsers have no code for single models.
+"""The formats in which models write tool calls.
+
+A format is data; the parsers have no code for single models.
 
     hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>          Hermes, Qwen, and the default
     llama3    <|python_tag|>{"name": ..., "parameters": {...}}                  Llama 3
     mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]              Mistral
 
-A marker may be a special token, which is not part of the text. So a call without its marker is also recognized at the
-beginning of the text and directly after another call.
+A marker may be a special token, which is not part of the text. So a call without its marker is also
+recognized at the beginning of the text and directly after another call.
 """
 
 from collections.abc import Collection
@@ -32,10 +34,11 @@ _PLAIN_LIST = CallFrame("[", '{"name": "', '", "arguments": ', "}", ", ", "]")
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """opening and closing are the markers around a call; without a closing marker a call ends with its JSON.
+    """opening and closing are the markers around a call; without a closing marker a call ends with
+    its JSON.
 
-    frame: the text of a forced call. many: whether forced text may have several calls. short_ids: Mistral's templates
-    accept only nine letters and digits as the id of a call.
+    frame: the text of a forced call. many: whether forced text may have several calls. short_ids:
+    Mistral's templates accept only nine letters and digits as the id of a call.
     """
 
     name: str
@@ -46,7 +49,8 @@ class ToolFormat:
     short_ids: bool = False
 
     def __post_init__(self) -> None:
-        # The first character occurs once, so a failed partial match never contains the start of another.
+        # The first character occurs once, so a failed partial match never contains the start of
+        # another.
         assert self.opening.count(self.opening[0]) == 1
 
 
@@ -66,7 +70,10 @@ _HERMES_WITHOUT_MARKERS = ToolFormat("hermes", "<tool_call>", "</tool_call>", _P
 
 
 def choose_format(chat_template: str | None, special_tokens: Collection[str] = ()) -> ToolFormat:
-    """Chosen by the markers in the chat template. special_tokens are the texts of tokens that are not in the output."""
+    """Chosen by the markers in the chat template.
+
+    special_tokens are the texts of tokens that are not in the output.
+    """
     template = chat_template or ""
     if HERMES.opening in template:
         return _HERMES_WITHOUT_MARKERS if HERMES.opening in special_tokens else HERMES

@@ -1,8 +1,9 @@
 """An incremental JSON scanner: says where a value ends, or that it is invalid, as the text arrives.
 
-It is as strict as the standard: no NaN, no line break in a string, no trailing comma. An error is found at the first wrong
-character, so a search for JSON in a text of n characters takes O(n) steps. Each character is read once; only open
-brackets and an unfinished number are stored. `json.JSONDecoder` would have to parse from the start for every new chunk.
+It is as strict as the standard: no NaN, no line break in a string, no trailing comma. An error is
+found at the first wrong character, so a search for JSON in a text of n characters takes O(n) steps.
+Each character is read once; only open brackets and an unfinished number are stored.
+`json.JSONDecoder` would have to parse from the start for every new chunk.
 """
 
 import re
@@ -18,7 +19,10 @@ _CLOSES = {"{": "}", "[": "]"}
 
 
 class JsonScanner:
-    """Scans one object or list, from its first bracket. `ended`: it is complete. `failed`: it is invalid or too deep."""
+    """Scans one object or list, from its first bracket.
+
+    `ended`: it is complete. `failed`: it is invalid or too deep.
+    """
 
     def __init__(self, max_depth: int | None = MAX_DEPTH) -> None:
         self.ended = False
@@ -32,7 +36,10 @@ class JsonScanner:
         self._word = ""  # the rest of true, false or null
 
     def feed(self, text: str, start: int = 0) -> int:
-        """Consumes characters until the value ends or fails. Returns the index after the last one consumed."""
+        """Consumes characters until the value ends or fails.
+
+        Returns the index after the last one consumed.
+        """
         at = start
         while at < len(text) and not self.ended and not self.failed:
             if self._state == self._string and (run := _PLAIN_CHARS.match(text, at)):
@@ -42,7 +49,8 @@ class JsonScanner:
                 at += 1
         return at
 
-    # Each state method sees one character and returns whether it consumed it; if not, the next state sees it.
+    # Each state method sees one character and returns whether it consumed it; if not, the next
+    # state sees it.
 
     def _value(self, char: str) -> bool:
         if char in _SPACE:

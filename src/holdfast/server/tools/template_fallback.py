@@ -1,8 +1,9 @@
 """Tools for chat templates that do not support tools.
 
-Such a template renders only role and content, and often requires user and assistant to alternate. So all tool data is
-written into contents: the tools and how to call them after the system message, earlier calls as the model would have
-written them, results as user messages. A conversation with tools then works with any template.
+Such a template renders only role and content, and often requires user and assistant to alternate.
+So all tool data is written into contents: the tools and how to call them after the system message,
+earlier calls as the model would have written them, results as user messages. A conversation with
+tools then works with any template.
 """
 
 import json
@@ -83,7 +84,10 @@ def _put_before_user(messages: list[dict[str, Any]], description: str) -> list[d
 
 
 def _inline_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Calls and results as contents. Results become user messages, merged with the next user message."""
+    """Calls and results as contents.
+
+    Results become user messages, merged with the next user message.
+    """
     inlined: list[dict[str, Any]] = []
     follows_result = False
     for index, (checked, message) in enumerate(zip(check_messages(messages), messages, strict=True)):
@@ -103,7 +107,10 @@ def _inline_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _write_call(index: int, call: Mapping[str, Any]) -> str:
-    """A call as the model wrote it. Arguments keep the client's exact text, so that the prefix cache matches."""
+    """A call as the model wrote it.
+
+    Arguments keep the client's exact text, so that the prefix cache matches.
+    """
     function = call.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):

@@ -1,4 +1,6 @@
-"""A request's `tools`, `tool_choice` and `parallel_tool_calls`, validated. A `ToolConfig` is always consistent.
+"""A request's `tools`, `tool_choice` and `parallel_tool_calls`, validated.
+
+A `ToolConfig` is always consistent.
 
 Whether a schema can be compiled to a grammar is not checked here but by the grammar compiler.
 """
@@ -48,7 +50,10 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolConfig:
-    """The tool settings of one request. With choice "named", `forced_name` is the tool that must be called."""
+    """The tool settings of one request.
+
+    With choice "named", `forced_name` is the tool that must be called.
+    """
 
     tools: tuple[Tool, ...] = ()
     choice: ToolChoiceMode = "none"
@@ -57,7 +62,10 @@ class ToolConfig:
 
     @property
     def visible(self) -> tuple[Tool, ...]:
-        """The tools in the prompt. Empty with "none", so that the model does not write calls as text."""
+        """The tools in the prompt.
+
+        Empty with "none", so that the model does not write calls as text.
+        """
         return () if self.choice == "none" else self.tools
 
     @property
@@ -156,7 +164,10 @@ def _parse_parameters(path: str, schema: object) -> str | None:
 
 
 def is_nested_deeper(value: object, max_depth: int) -> bool:
-    """Whether objects and lists are nested deeper than max_depth levels. Iterative, so it cannot overflow the stack."""
+    """Whether objects and lists are nested deeper than max_depth levels.
+
+    Iterative, so it cannot overflow the stack.
+    """
     level: list[object] = [value]
     for _ in range(max_depth + 1):
         inner: list[object] = []

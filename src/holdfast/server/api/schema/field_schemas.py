@@ -1,6 +1,8 @@
-"""JSON schemas of fields that pydantic does not validate: tools, structured output, maps with numeric keys.
+"""JSON schemas of fields that pydantic does not validate: tools, structured output, maps with
+numeric keys.
 
-They appear only in the OpenAPI document. `tools` and `api.response_format` validate these fields, with better messages.
+They appear only in the OpenAPI document. `tools` and `api.response_format` validate these fields,
+with better messages.
 """
 
 from typing import Annotated, Any

@@ -41,7 +41,8 @@ _ERRORS = {
     503: "The server is starting or shutting down; Retry-After says when to retry.",
     504: "The request timed out.",
 }
-# Which of these errors a route may return: without a body, with a body, with a request to the engine.
+# Which of these errors a route may return: without a body, with a body, with a request to the
+# engine.
 GET_ERRORS = (401,)
 BODY_ERRORS = (400, 401, 404, 413, 415)
 ENGINE_ERRORS = (*BODY_ERRORS, 429, 503, 504)
@@ -61,7 +62,10 @@ _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for ea
 
 
 def make_documented_app(*, with_keys: bool = False) -> FastAPI:
-    """An app without routes, with a complete OpenAPI document. with_keys: document the bearer authentication."""
+    """An app without routes, with a complete OpenAPI document.
+
+    with_keys: document the bearer authentication.
+    """
     app = FastAPI(
         title="Holdfast",
         version=__version__,

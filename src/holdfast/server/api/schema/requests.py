@@ -1,7 +1,8 @@
 """Request models. Unknown fields are refused, as OpenAI does; `null` is an omitted field.
 
-The models define fields and types; `SamplingParams` and the server's limits validate the values. OpenAI's fields that have
-no effect here are accepted and ignored. Fields for features that are not supported must be null.
+The models define fields and types; `SamplingParams` and the server's limits validate the values.
+OpenAI's fields that have no effect here are accepted and ignored. Fields for features that are not
+supported must be null.
 """
 
 from typing import Annotated, Any, Literal

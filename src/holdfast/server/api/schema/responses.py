@@ -1,7 +1,7 @@
 """Response models, for the OpenAPI document.
 
-Responses are not built from these models, which would cost a validation each. The fuzz test compares every response of a
-running server with them.
+Responses are not built from these models, which would cost a validation each. The fuzz test
+compares every response of a running server with them.
 """
 
 from typing import Any, Literal
@@ -62,7 +62,10 @@ class ThoughtInfo(ResponseModel):
 
 
 class HoldfastDetails(RequestDetails):
-    """How the choices were generated. With several prompts: of all together, and of each one in `requests`."""
+    """How the choices were generated.
+
+    With several prompts: of all together, and of each one in `requests`.
+    """
 
     requests: list[RequestDetails] | None = None
     thoughts: list[ThoughtInfo] | None = Field(None, description="Thinking models only.")
