@@ -1,5 +1,5 @@
-"""The compiled path: C kernels built for this CPU at first use, whose bits depend on the row alone.
+"""The C backend: C kernels built for this CPU at first use.
 
-An element of a result is computed by one fixed order of operations in every kernel, whatever the number of
-rows, the tile and the thread; so every shape gives the reference's bits, and `canonical` makes no difference.
+Every kernel computes an element of its result by one fixed order of operations, for any number of rows, tile and thread. So
+every shape has the canonical bits, and `canonical` makes no difference.
 """

@@ -1,20 +1,20 @@
-/* Causal attention through page tables, with bits that depend on the query and its own sequence alone.
+/* Causal attention through page tables, with bits that depend on the query and its own request alone.
  *
- * A query at position p looks at first .. p, where first = max(0, p - window + 1). Positions are cut into blocks of 64
- * from position 0, whatever the page size. Block by block, in order:
+ * A query at position p sees positions first .. p, where first = max(0, p - window + 1). Positions are divided into blocks of
+ * 64 from position 0, for every page size. Block by block, in order (online softmax):
  *
  *     s[j]  = sum over d of q[d] * key[d][j]           one fma chain over d; lanes are positions
- *     m'    = max(m, max s)                            masked positions are -inf, by selection
- *     p[j]  = exp(s[j] - m')                           0 where masked
+ *     m'    = max(m, max s)                            masked positions are set to -inf
+ *     p[j]  = exp(s[j] - m')                           0 if masked
  *     l     = l * exp(m - m') + sum p
  *     o[d]  = o[d] * exp(m - m') + sum over j of p[j] * value[j][d]     one fma chain over j, unmasked j only
  *
- * Queries of a tile (several rows of a span, the query heads of one kv head) share the loads and nothing else: a masked
- * position is never multiplied, so whatever lies in it cannot be felt. Decode is a tile of one row. */
+ * The queries of a tile (several tokens of a span, the query heads of one KV head) share the loads and nothing else. A
+ * masked position is never multiplied, so its content has no effect. Decode is a tile of one token. */
 #include <omp.h>
 
 #include "kernels.h"
-#include "lanes.h"
+#include "simd.h"
 
 #define BLOCK 64
 #define BLOCK_VECTORS (BLOCK / VL)
@@ -32,23 +32,23 @@ typedef struct {
     int dt;
 } Attention;
 
-/* Some queries of one kv head: rows row .. row+rows-1 of a span, `group` query heads from head on. */
+/* Queries of one KV head: tokens row .. row+rows-1 of a span, query heads head .. head+group-1. */
 typedef struct {
     int64_t span, row, rows, kv_head, head, group;
 } Tile;
 
-/* The block as the kernels read it: keys of one page lie together, `run` positions; values are found one by one. */
+/* Addresses of a block of 64 positions. Keys are contiguous for `run` positions of a page; values have one address each. */
 typedef struct {
-    const char *keys[BLOCK], *values[BLOCK]; /* of each run, of each position */
-    int64_t run, key_stride;                 /* stride in elements */
+    const char *keys[BLOCK], *values[BLOCK]; /* per run, per position */
+    int64_t run, key_stride;                 /* in elements */
 } Block;
 
 typedef struct {
     float q[MAX_QUERIES][MAX_DIM], o[MAX_QUERIES][MAX_DIM], s[MAX_QUERIES][BLOCK];
     float m[MAX_QUERIES], l[MAX_QUERIES];
-    int64_t first[MAX_QUERIES], last[MAX_QUERIES]; /* positions seen: first .. last-1 */
+    int64_t first[MAX_QUERIES], last[MAX_QUERIES]; /* visible positions: first .. last-1 */
     float keys[MAX_DIM * BLOCK], values[MAX_DIM * BLOCK];
-} Work;
+} TileState;
 
 /* ---- scores: n queries by four vectors of positions ---- */
 
@@ -62,7 +62,7 @@ typedef struct {
             UNROLL for (int v = 0; v < vectors; v++) FMA_LANE(acc[i][v], k[v], qv[i], q + i * MAX_DIM + d, lane); \
     }
 
-INLINE void score_part(const int n, const int dt, const char *keys, int64_t stride, int64_t D, const float *q, float *s,
+INLINE void score_vectors(const int n, const int dt, const char *keys, int64_t stride, int64_t D, const float *q, float *s,
                        const int vectors) {
     vf acc[4][4];
     UNROLL for (int i = 0; i < n; i++) UNROLL for (int v = 0; v < vectors; v++) acc[i][v] = splat(0.0f);
@@ -77,17 +77,17 @@ INLINE void score_part(const int n, const int dt, const char *keys, int64_t stri
         UNROLL for (int v = 0; v < vectors; v++) store_v(s + i * BLOCK + v * VL, acc[i][v], F32);
 }
 
-/* The block's scores for n queries, page by page, at least those of positions from .. used-1. */
+/* The scores of a block for n queries, run by run, at least for positions from .. used-1. */
 INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t from, int64_t used, const float *q,
                   float *s) {
     for (int64_t j = from / (4 * VL) * (4 * VL); j < used;) {
-        const int64_t part = j / b->run, inside = j - part * b->run;
-        const char *keys = at(b->keys[part], inside, dt);
+        const int64_t run_index = j / b->run, inside = j - run_index * b->run;
+        const char *keys = at(b->keys[run_index], inside, dt);
         if (b->run - inside >= 4 * VL) {
-            score_part(n, dt, keys, b->key_stride, D, q, s + j, 4);
+            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 4);
             j += 4 * VL;
         } else {
-            score_part(n, dt, keys, b->key_stride, D, q, s + j, 1);
+            score_vectors(n, dt, keys, b->key_stride, D, q, s + j, 1);
             j += VL;
         }
     }
@@ -99,7 +99,7 @@ INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t 
     if (vectors == 1) x[0] = load_v(at(b->values[j], d, dt), dt);                                       \
     else UNROLL for (int v = 0; v < vectors; v += 2) load_2v(at(b->values[j], d + v * VL, dt), dt, &x[v], &x[v + 1]);
 
-#define MIX_STEP(lane)                                                                                  \
+#define ACCUMULATE_STEP(lane)                                                                                  \
     {                                                                                                   \
         vf x[4];                                                                                        \
         LOAD_VALUE(x, j + lane)                                                                         \
@@ -107,7 +107,7 @@ INLINE void score(const int n, const int dt, const Block *b, int64_t D, int64_t 
             UNROLL for (int v = 0; v < vectors; v++) FMA_LANE(acc[i][v], x[v], pv[i], p + i * BLOCK + j, lane); \
     }
 
-INLINE void mix_part(const int n, const int dt, const Block *b, int64_t j0, int64_t j1, int64_t d, const float *p, float *o,
+INLINE void accumulate_vectors(const int n, const int dt, const Block *b, int64_t j0, int64_t j1, int64_t d, const float *p, float *o,
                      const int vectors) {
     vf acc[4][4];
     UNROLL for (int i = 0; i < n; i++)
@@ -118,7 +118,7 @@ INLINE void mix_part(const int n, const int dt, const Block *b, int64_t j0, int6
         vf pv[4];
         UNROLL for (int i = 0; i < n; i++) pv[i] = vld1q_f32(p + i * BLOCK + j);
 #endif
-        MIX_STEP(0) MIX_STEP(1) MIX_STEP(2) MIX_STEP(3)
+        ACCUMULATE_STEP(0) ACCUMULATE_STEP(1) ACCUMULATE_STEP(2) ACCUMULATE_STEP(3)
     }
     for (; j < j1; j++) {
         vf x[4];
@@ -130,19 +130,19 @@ INLINE void mix_part(const int n, const int dt, const Block *b, int64_t j0, int6
         UNROLL for (int v = 0; v < vectors; v++) store_v(o + i * MAX_DIM + d + v * VL, acc[i][v], F32);
 }
 
-INLINE void mix(const int n, const int dt, const Block *b, int64_t D, int64_t j0, int64_t j1, const float *p, float *o) {
+INLINE void accumulate(const int n, const int dt, const Block *b, int64_t D, int64_t j0, int64_t j1, const float *p, float *o) {
     if (j0 >= j1) return;
     int64_t d = 0;
-    for (; d + 4 * VL <= D; d += 4 * VL) mix_part(n, dt, b, j0, j1, d, p, o, 4);
-    for (; d < D; d += VL) mix_part(n, dt, b, j0, j1, d, p, o, 1);
+    for (; d + 4 * VL <= D; d += 4 * VL) accumulate_vectors(n, dt, b, j0, j1, d, p, o, 4);
+    for (; d < D; d += VL) accumulate_vectors(n, dt, b, j0, j1, d, p, o, 1);
 }
 
 /* ---- the running softmax of one query ---- */
 
-/* Vectors that are masked as a whole are left out: they could only add zeros. */
-static void soften(Work *w, int64_t i, int64_t start, int64_t D) {
+/* Vectors without a visible position are skipped: they would only add zeros. */
+static void update_softmax(TileState *w, int64_t i, int64_t start, int64_t D) {
     float *s = w->s[i];
-    vf top = splat(-INFINITY);
+    vf block_max = splat(-INFINITY);
     const int64_t from = max64(0, w->first[i] - start) / VL * VL, to = min64(BLOCK, w->last[i] - start);
     for (int64_t j = from; j < to; j += VL) {
         vf v = load_v(s + j, F32);
@@ -154,28 +154,28 @@ static void soften(Work *w, int64_t i, int64_t start, int64_t D) {
             memcpy(&v, lanes, sizeof lanes);
             store_v(s + j, v, F32);
         }
-        top = max_v(top, v);
+        block_max = max_v(block_max, v);
     }
-    const float before = w->m[i], now = fmaxf(before, max_lanes(top));
-    const vf shift = splat(now == -INFINITY ? 0.0f : now);
+    const float old_max = w->m[i], new_max = fmaxf(old_max, reduce_max(block_max));
+    const vf shift = splat(new_max == -INFINITY ? 0.0f : new_max);
     vf sum = splat(0.0f);
     for (int64_t j = from; j < to; j += VL) {
         const vf p = exp_v(load_v(s + j, F32) - shift);
         store_v(s + j, p, F32);
         sum = sum + p;
     }
-    float keep[VL];
-    store_v(keep, exp_v(splat(before) - shift), F32);
-    w->m[i] = now;
-    w->l[i] = fmaf(w->l[i], keep[0], sum_lanes(sum));
-    if (keep[0] != 1.0f)
-        for (int64_t d = 0; d < D; d += VL) store_v(w->o[i] + d, load_v(w->o[i] + d, F32) * splat(keep[0]), F32);
+    float rescale[VL];
+    store_v(rescale, exp_v(splat(old_max) - shift), F32);
+    w->m[i] = new_max;
+    w->l[i] = fmaf(w->l[i], rescale[0], reduce_sum(sum));
+    if (rescale[0] != 1.0f)
+        for (int64_t d = 0; d < D; d += VL) store_v(w->o[i] + d, load_v(w->o[i] + d, F32) * splat(rescale[0]), F32);
 }
 
 /* ---- one block for all queries of the tile ---- */
 
-INLINE void each_four(Work *w, const int dt, const Block *b, int64_t i, const int n, int64_t start, int64_t D, int64_t Dv) {
-    int64_t low = 0, high = BLOCK, from = BLOCK, used = 0; /* low .. high-1 are seen by all of the n, from .. used-1 by any */
+INLINE void attend_queries(TileState *w, const int dt, const Block *b, int64_t i, const int n, int64_t start, int64_t D, int64_t Dv) {
+    int64_t low = 0, high = BLOCK, from = BLOCK, used = 0; /* low .. high-1 are visible to all n queries, from .. used-1 to any */
     for (int64_t k = i; k < i + n; k++) {
         low = max64(low, w->first[k] - start);
         from = min64(from, max64(0, w->first[k] - start));
@@ -185,47 +185,47 @@ INLINE void each_four(Work *w, const int dt, const Block *b, int64_t i, const in
     if (from >= used) return;
     score(n, dt, b, D, from, used, w->q[i], w->s[i]);
     for (int64_t k = i; k < i + n; k++)
-        if (w->last[k] > start && w->first[k] < start + BLOCK) soften(w, k, start, Dv);
-    const int shared = low < high;
+        if (w->last[k] > start && w->first[k] < start + BLOCK) update_softmax(w, k, start, Dv);
+    const int has_shared = low < high;
     for (int64_t k = i; k < i + n; k++) {
         const int64_t end = min64(BLOCK, w->last[k] - start), begin = max64(0, w->first[k] - start);
-        mix(1, dt, b, Dv, begin, shared ? min64(low, end) : end, w->s[k], w->o[k]);
+        accumulate(1, dt, b, Dv, begin, has_shared ? min64(low, end) : end, w->s[k], w->o[k]);
     }
-    if (!shared) return;
-    mix(n, dt, b, Dv, low, high, w->s[i], w->o[i]);
-    for (int64_t k = i; k < i + n; k++) mix(1, dt, b, Dv, high, min64(BLOCK, w->last[k] - start), w->s[k], w->o[k]);
+    if (!has_shared) return;
+    accumulate(n, dt, b, Dv, low, high, w->s[i], w->o[i]);
+    for (int64_t k = i; k < i + n; k++) accumulate(1, dt, b, Dv, high, min64(BLOCK, w->last[k] - start), w->s[k], w->o[k]);
 }
 
-INLINE void each_block(Work *w, const int dt, const Block *b, int64_t queries, int64_t start, int64_t D, int64_t Dv) {
+INLINE void attend_block(TileState *w, const int dt, const Block *b, int64_t queries, int64_t start, int64_t D, int64_t Dv) {
     int64_t i = 0;
-    for (; i + 4 <= queries; i += 4) each_four(w, dt, b, i, 4, start, D, Dv);
+    for (; i + 4 <= queries; i += 4) attend_queries(w, dt, b, i, 4, start, D, Dv);
     switch (queries - i) {
-        case 3: each_four(w, dt, b, i, 3, start, D, Dv); break;
-        case 2: each_four(w, dt, b, i, 2, start, D, Dv); break;
-        case 1: each_four(w, dt, b, i, 1, start, D, Dv); break;
+        case 3: attend_queries(w, dt, b, i, 3, start, D, Dv); break;
+        case 2: attend_queries(w, dt, b, i, 2, start, D, Dv); break;
+        case 1: attend_queries(w, dt, b, i, 1, start, D, Dv); break;
     }
 }
 
-static void block_f32(Work *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
-    each_block(w, F32, b, n, start, D, Dv);
+static void attend_block_f32(TileState *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
+    attend_block(w, F32, b, n, start, D, Dv);
 }
-static void block_bf16(Work *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
-    each_block(w, BF16, b, n, start, D, Dv);
+static void attend_block_bf16(TileState *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
+    attend_block(w, BF16, b, n, start, D, Dv);
 }
-static void block_f16(Work *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
-    each_block(w, F16, b, n, start, D, Dv);
+static void attend_block_f16(TileState *w, const Block *b, int64_t n, int64_t start, int64_t D, int64_t Dv) {
+    attend_block(w, F16, b, n, start, D, Dv);
 }
 
 INLINE void widen_row(float *out, const void *in, int64_t count, const int dt) {
-    EACH_VECTOR(count, store_upto(out + i, load_upto(at(in, i, dt), n, dt), n, F32);)
+    FOR_EACH_VECTOR(count, store_partial(out + i, load_partial(at(in, i, dt), n, dt), n, F32);)
 }
 
-/* Copies the block as fp32, dimensions padded to whole vectors, so that many queries widen it only once. */
-INLINE Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t used, const int dt) {
+/* Copy the block as fp32, dimensions padded to whole vectors, so that it is widened once for many queries. */
+INLINE Block copy_block(TileState *w, const Block *b, int64_t D, int64_t Dv, int64_t used, const int dt) {
     Block copy = {.keys = {(char *)w->keys}, .run = BLOCK, .key_stride = BLOCK};
-    for (int64_t j = 0, part = 0; j < used; j += b->run, part++)
+    for (int64_t j = 0, run_index = 0; j < used; j += b->run, run_index++)
         for (int64_t d = 0; d < D; d++)
-            widen_row(w->keys + d * BLOCK + j, at(b->keys[part], d * b->key_stride, dt), b->run, dt);
+            widen_row(w->keys + d * BLOCK + j, at(b->keys[run_index], d * b->key_stride, dt), b->run, dt);
     for (int64_t d = D; d < ceil_to(D, 4); d++) memset(w->keys + d * BLOCK, 0, BLOCK * sizeof(float));
     for (int64_t j = 0; j < used; j++) {
         float *value = w->values + j * Dv;
@@ -236,20 +236,20 @@ INLINE Block copy_block(Work *w, const Block *b, int64_t D, int64_t Dv, int64_t 
     return copy;
 }
 
-static Block find_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
+static Block locate_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
     Block b = {.run = min64(a->page, BLOCK), .key_stride = a->page};
     const int32_t *pages = a->page_table + t->span * a->max_pages;
-    for (int64_t j = start, part = 0; j < min64(end, start + BLOCK); j += b.run, part++) {
+    for (int64_t j = start, run_index = 0; j < min64(end, start + BLOCK); j += b.run, run_index++) {
         const int64_t base = ((int64_t)pages[j / a->page] * a->kv_heads + t->kv_head) * a->D * a->page;
-        b.keys[part] = at(a->keys, base + j % a->page, a->dt);
+        b.keys[run_index] = at(a->keys, base + j % a->page, a->dt);
         for (int64_t k = 0; k < b.run; k++)
-            b.values[part * b.run + k] = at(a->values, base + (j % a->page + k) * a->D, a->dt);
+            b.values[run_index * b.run + k] = at(a->values, base + (j % a->page + k) * a->D, a->dt);
     }
     return b;
 }
 
-/* Asks for the pages of a block before they are needed: decode reads each once, and pages lie anywhere. */
-static void fetch_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
+/* Prefetch the pages of a block: decode reads each page once, and pages are not contiguous. */
+static void prefetch_block(const Attention *a, const Tile *t, int64_t start, int64_t end) {
     const int32_t *pages = a->page_table + t->span * a->max_pages;
     const int64_t bytes = a->D * a->page * size_of(a->dt);
     for (int64_t j = start; j < min64(end, start + BLOCK); j += a->page) {
@@ -261,7 +261,7 @@ static void fetch_block(const Attention *a, const Tile *t, int64_t start, int64_
     }
 }
 
-static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv) {
+static void init_queries(const Attention *a, const Tile *t, TileState *w, int64_t Dv) {
     for (int64_t r = 0, i = 0; r < t->rows; r++)
         for (int64_t h = 0; h < t->group; h++, i++) {
             const int64_t row = t->row + r, p = a->positions[row];
@@ -270,7 +270,7 @@ static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv
             else if (a->dt == BF16) widen_row(w->q[i], at(a->q, start, BF16), a->D, BF16);
             else widen_row(w->q[i], at(a->q, start, F16), a->D, F16);
             for (int64_t d = 0; d < a->D; d++) w->q[i][d] *= a->scale;
-            for (int64_t d = a->D; d < ceil_to(a->D, 4); d++) w->q[i][d] = 0.0f; /* scores go in steps of four */
+            for (int64_t d = a->D; d < ceil_to(a->D, 4); d++) w->q[i][d] = 0.0f; /* scores are computed in steps of four */
             for (int64_t d = 0; d < Dv; d++) w->o[i][d] = 0.0f;
             w->m[i] = -INFINITY;
             w->l[i] = 0.0f;
@@ -279,45 +279,45 @@ static void begin_queries(const Attention *a, const Tile *t, Work *w, int64_t Dv
         }
 }
 
-static void end_queries(const Attention *a, const Tile *t, const Work *w) {
+static void write_outputs(const Attention *a, const Tile *t, const TileState *w) {
     for (int64_t r = 0, i = 0; r < t->rows; r++)
         for (int64_t h = 0; h < t->group; h++, i++) {
             char *out = a->out + ((t->row + r) * a->heads + t->head + h) * a->D * size_of(a->dt);
             for (int64_t d = 0; d < a->D; d += VL) {
                 const vf v = load_v(w->o[i] + d, F32) / splat(w->l[i]);
-                if (a->dt == F32) store_upto(out + d * 4, v, a->D - d, F32);
-                else if (a->dt == BF16) store_upto(out + d * 2, v, a->D - d, BF16);
-                else store_upto(out + d * 2, v, a->D - d, F16);
+                if (a->dt == F32) store_partial(out + d * 4, v, a->D - d, F32);
+                else if (a->dt == BF16) store_partial(out + d * 2, v, a->D - d, BF16);
+                else store_partial(out + d * 2, v, a->D - d, F16);
             }
         }
 }
 
-static void attend(const Attention *a, const Tile *t, Work *w) {
+static void attend_tile(const Attention *a, const Tile *t, TileState *w) {
     const int64_t queries = t->rows * t->group, Dv = ceil_to(a->D, VL);
-    begin_queries(a, t, w, Dv);
-    const int64_t end = w->last[queries - 1]; /* rows of a span stand in order of position */
-    const int copied = queries > 4 || Dv != a->D || a->D % 4 != 0 || a->page % VL != 0;
+    init_queries(a, t, w, Dv);
+    const int64_t end = w->last[queries - 1]; /* tokens of a span are ordered by position */
+    const int is_copied = queries > 4 || Dv != a->D || a->D % 4 != 0 || a->page % VL != 0;
     for (int64_t start = w->first[0] / BLOCK * BLOCK; start < end; start += BLOCK) {
-        Block b = find_block(a, t, start, end);
-        if (!copied && a->page <= BLOCK) fetch_block(a, t, start + BLOCK, end);
+        Block b = locate_block(a, t, start, end);
+        if (!is_copied && a->page <= BLOCK) prefetch_block(a, t, start + BLOCK, end);
         const int64_t used = min64(BLOCK, end - start);
-        if (copied && a->dt == F32) b = copy_block(w, &b, a->D, Dv, used, F32);
-        else if (copied && a->dt == BF16) b = copy_block(w, &b, a->D, Dv, used, BF16);
-        else if (copied) b = copy_block(w, &b, a->D, Dv, used, F16);
-        if (copied || a->dt == F32) block_f32(w, &b, queries, start, a->D, Dv);
-        else if (a->dt == BF16) block_bf16(w, &b, queries, start, a->D, Dv);
-        else block_f16(w, &b, queries, start, a->D, Dv);
+        if (is_copied && a->dt == F32) b = copy_block(w, &b, a->D, Dv, used, F32);
+        else if (is_copied && a->dt == BF16) b = copy_block(w, &b, a->D, Dv, used, BF16);
+        else if (is_copied) b = copy_block(w, &b, a->D, Dv, used, F16);
+        if (is_copied || a->dt == F32) attend_block_f32(w, &b, queries, start, a->D, Dv);
+        else if (a->dt == BF16) attend_block_bf16(w, &b, queries, start, a->D, Dv);
+        else attend_block_f16(w, &b, queries, start, a->D, Dv);
     }
-    end_queries(a, t, w);
+    write_outputs(a, t, w);
 }
 
-/* Lists the tiles of all spans; with out == NULL only counts them. */
-static int64_t list_tiles(const Attention *a, int64_t rows_a_tile, int64_t group, Tile *out) {
+/* List the tiles of all spans. With out == NULL count them. */
+static int64_t list_tiles(const Attention *a, int64_t rows_per_tile, int64_t group, Tile *out) {
     int64_t n = 0;
     for (int64_t s = 0; s < a->spans; s++)
-        for (int64_t row = a->span_starts[s]; row < a->span_starts[s + 1]; row += rows_a_tile)
+        for (int64_t row = a->span_starts[s]; row < a->span_starts[s + 1]; row += rows_per_tile)
             for (int64_t h = 0; h < a->heads; h += group, n++)
-                if (out) out[n] = (Tile){s, row, min64(rows_a_tile, a->span_starts[s + 1] - row), h / (a->heads / a->kv_heads), h, group};
+                if (out) out[n] = (Tile){s, row, min64(rows_per_tile, a->span_starts[s + 1] - row), h / (a->heads / a->kv_heads), h, group};
     return n;
 }
 
@@ -327,21 +327,21 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
                    double scale, int64_t window, int64_t dt, int64_t threads) {
     const Attention a = {q, keys, values, out, positions, span_starts, page_table, q_stride, heads, kv_heads, D, page,
                          spans, max_pages, window, (float)scale, (int)dt};
-    const int64_t es = size_of((int)dt), real = span_starts[spans];
-    memset((char *)out + real * heads * D * es, 0, (size_t)((rows - real) * heads * D * es));
+    const int64_t es = size_of((int)dt), num_real = span_starts[spans];
+    memset((char *)out + num_real * heads * D * es, 0, (size_t)((rows - num_real) * heads * D * es));
     int64_t group = min64(heads / kv_heads, MAX_QUERIES);
     while ((heads / kv_heads) % group) group--;
-    const int64_t rows_a_tile = max64(1, MAX_QUERIES / group);
-    if (list_tiles(&a, rows_a_tile, group, NULL) < 2 * threads && real == spans) group = 1; /* one head each */
-    static __thread void *slot;
-    static __thread size_t have;
-    const int64_t count = list_tiles(&a, rows_a_tile, group, NULL);
-    Tile *tiles = scratch(&slot, &have, (size_t)count * sizeof(Tile));
-    list_tiles(&a, rows_a_tile, group, tiles);
+    const int64_t rows_per_tile = max64(1, MAX_QUERIES / group);
+    if (list_tiles(&a, rows_per_tile, group, NULL) < 2 * threads && num_real == spans) group = 1; /* one head per tile */
+    static __thread void *buffer;
+    static __thread size_t capacity;
+    const int64_t count = list_tiles(&a, rows_per_tile, group, NULL);
+    Tile *tiles = scratch(&buffer, &capacity, (size_t)count * sizeof(Tile));
+    list_tiles(&a, rows_per_tile, group, tiles);
 #pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
         static __thread void *work;
-        static __thread size_t size;
-        attend(&a, &tiles[count - 1 - i], scratch(&work, &size, sizeof(Work))); /* the longest are the last of a span */
+        static __thread size_t work_capacity;
+        attend_tile(&a, &tiles[count - 1 - i], scratch(&work, &work_capacity, sizeof(TileState))); /* the last tiles of a span take longest, so they start first */
     }
 }

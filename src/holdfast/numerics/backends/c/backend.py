@@ -1,12 +1,12 @@
-"""The operations of the compiled path: checks shapes, hands addresses to the kernels, returns new tensors.
+"""The C backend: checks shapes, passes addresses to the kernels, returns new tensors.
 
-The kernels trust what they are given, so whatever could make them read astray is checked here.
+The kernels do not check their arguments. Everything that could make them access other memory is checked here.
 """
 
 import torch
 from torch import Tensor
 
-from holdfast.numerics.backends.c.kernels import Kernels
+from holdfast.numerics.backends.c.kernels import CKernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
@@ -26,10 +26,10 @@ class CBackend:
     device = torch.device("cpu")
     page_size = CPU_PAGE_SIZE
 
-    def __init__(self, dtype: torch.dtype, kernels: Kernels, num_threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, kernels: CKernels, num_threads: int) -> None:
         self.dtype = dtype
         self._kernels = kernels
-        self._threads = num_threads
+        self._num_threads = num_threads
         self._code = _CODES[dtype]
         self.recipe = Recipe(
             path="c",
@@ -57,18 +57,24 @@ class CBackend:
         data = torch.empty(size, dtype=torch.uint8)
         stride = weight.stride(0)
         self._kernels.pack(
-            data.data_ptr(), weight.data_ptr(), stride, out_features, in_features, self._code, self._threads
+            data.data_ptr(),
+            weight.data_ptr(),
+            stride,
+            out_features,
+            in_features,
+            self._code,
+            self._num_threads,
         )
         bias32 = None if bias is None else bias.to(torch.float32, copy=True).contiguous()
         return Linear(data, bias32, in_features, out_features, self.dtype)
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return self._product(x, w, self.dtype)
+        return self._gemm(x, w, self.dtype)
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        return self._product(x, w, torch.float32)
+        return self._gemm(x, w, torch.float32)
 
-    def _product(self, x: Tensor, w: Linear, out_dtype: torch.dtype) -> Tensor:
+    def _gemm(self, x: Tensor, w: Linear, out_dtype: torch.dtype) -> Tensor:
         rows, in_features = x.shape
         assert in_features == w.in_features
         assert x.dtype is self.dtype
@@ -81,7 +87,7 @@ class CBackend:
         self._kernels.linear(
             *(y.data_ptr(), x.data_ptr(), row_stride, w.data.data_ptr()),
             0 if w.bias is None else w.bias.data_ptr(),
-            *(rows, w.out_features, in_features, self._code, _CODES[out_dtype], self._threads),
+            *(rows, w.out_features, in_features, self._code, _CODES[out_dtype], self._num_threads),
         )
         return y
 
@@ -95,7 +101,7 @@ class CBackend:
         out = torch.empty(*x.shape, dtype=self.dtype)
         self._kernels.rms_norm(
             *(out.data_ptr(), x.data_ptr(), x.stride(0), weight.data_ptr()),
-            *(rows, heads, width, eps, self._code, self._threads),
+            *(rows, heads, width, eps, self._code, self._num_threads),
         )
         return out
 
@@ -111,7 +117,7 @@ class CBackend:
         out = torch.empty(rows, width, dtype=self.dtype)
         self._kernels.add_rms_norm(
             *(out.data_ptr(), residual.data_ptr(), delta.data_ptr(), weight.data_ptr()),
-            *(rows, width, eps, self._code, self._threads),
+            *(rows, width, eps, self._code, self._num_threads),
         )
         return out
 
@@ -120,8 +126,8 @@ class CBackend:
         _, kv_heads, _ = k.shape
         q_row, q_head, q_step = q.stride()
         k_row, k_head, k_step = k.stride()
-        assert heads == 1 or q_head == width, "the heads of a row must lie together"
-        assert kv_heads == 1 or k_head == width, "the heads of a row must lie together"
+        assert heads == 1 or q_head == width, "the heads of a row must be contiguous"
+        assert kv_heads == 1 or k_head == width, "the heads of a row must be contiguous"
         assert q_step == 1 == k_step
         assert k.numel() == rows * kv_heads * width
         assert cos.numel() == sin.numel() == rows * (width // 2)
@@ -131,7 +137,7 @@ class CBackend:
         assert q.dtype is self.dtype
         self._kernels.rope(
             *(q.data_ptr(), q_row, heads, k.data_ptr(), k_row, kv_heads),
-            *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._threads),
+            *(cos.data_ptr(), sin.data_ptr(), rows, width, self._code, self._num_threads),
         )
 
     def store_kv(self, k: Tensor, v: Tensor, layer: KVLayer, slots: Tensor) -> None:
@@ -140,7 +146,7 @@ class CBackend:
         assert layer.keys.shape[1:3] == (heads, width)
         assert slots.shape[0] == rows
         assert k.dtype is layer.keys.dtype
-        self._kernels.store(
+        self._kernels.store_kv(
             *(
                 layer.keys.data_ptr(),
                 layer.values.data_ptr(),
@@ -149,28 +155,28 @@ class CBackend:
                 v.data_ptr(),
                 v.stride(0),
             ),
-            *(slots.data_ptr(), rows, heads, width, layer.keys.shape[3], self._code, self._threads),
+            *(slots.data_ptr(), rows, heads, width, layer.keys.shape[3], self._code, self._num_threads),
         )
 
     def attention(
-        self, q: Tensor, layer: KVLayer, rows: ForwardBatch, *, scale: float, window: int | None
+        self, q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None
     ) -> Tensor:
-        num_rows, heads, width = q.shape
+        num_tokens, heads, width = q.shape
         _, kv_heads, key_width, page_size = layer.keys.shape
-        spans, max_pages = rows.page_table.shape
+        spans, max_pages = batch.page_table.shape
         assert width == key_width <= MAX_HEAD_DIM
         assert heads % kv_heads == 0
         assert q.dtype is layer.keys.dtype
         assert _KV_BLOCK % page_size == 0 or page_size % _KV_BLOCK == 0, (
-            f"no blocks of 64 in pages of {page_size}"
+            f"pages of {page_size} positions do not fit blocks of 64"
         )
         q = _with_packed_heads(q)
-        out = torch.empty(num_rows, heads * width, dtype=self.dtype)
+        out = torch.empty(num_tokens, heads * width, dtype=self.dtype)
         self._kernels.attention(
             *(out.data_ptr(), q.data_ptr(), q.stride(0), layer.keys.data_ptr(), layer.values.data_ptr()),
-            *(rows.positions.data_ptr(), rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
-            *(num_rows, spans, max_pages, heads, kv_heads, width, page_size),
-            *(scale, 0 if window is None else window, self._code, self._threads),
+            *(batch.positions.data_ptr(), batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
+            *(num_tokens, spans, max_pages, heads, kv_heads, width, page_size),
+            *(scale, 0 if window is None else window, self._code, self._num_threads),
         )
         return out
 
@@ -181,7 +187,7 @@ class CBackend:
         gate_up = gate_up.contiguous()
         out = torch.empty(rows, double // 2, dtype=self.dtype)
         self._kernels.silu_mul(
-            out.data_ptr(), gate_up.data_ptr(), rows, double // 2, self._code, self._threads
+            out.data_ptr(), gate_up.data_ptr(), rows, double // 2, self._code, self._num_threads
         )
         return out
 
@@ -192,33 +198,33 @@ class CBackend:
         weights: LayerWeights,
         shape: LayerShape,
         kv: KVLayer,
-        rows: ForwardBatch,
-        at: RopeCosSin,
+        batch: ForwardBatch,
+        rope: RopeCosSin,
         *,
         canonical: bool,
     ) -> None:
-        num_rows, hidden = x.shape
+        num_tokens, hidden = x.shape
         assert residual.is_contiguous() and x.is_contiguous() and residual.shape == x.shape
         assert residual.dtype is x.dtype is kv.keys.dtype is weights.qkv.dtype is self.dtype
         assert weights.qkv.out_features == (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         assert weights.qkv.in_features == weights.o.out_features == weights.down.out_features == hidden
         assert weights.gate_up.out_features == 2 * weights.down.in_features
         assert kv.keys.shape[1:3] == (shape.kv_heads, shape.head_dim) and shape.head_dim <= MAX_HEAD_DIM
-        assert at.cos.shape == at.sin.shape == (num_rows, shape.head_dim // 2)
-        assert at.cos.is_contiguous() and at.sin.is_contiguous()
-        products = (weights.qkv, weights.o, weights.gate_up, weights.down)
-        spans, max_pages = rows.page_table.shape
+        assert rope.cos.shape == rope.sin.shape == (num_tokens, shape.head_dim // 2)
+        assert rope.cos.is_contiguous() and rope.sin.is_contiguous()
+        linears = (weights.qkv, weights.o, weights.gate_up, weights.down)
+        spans, max_pages = batch.page_table.shape
         self._kernels.layer(
             *(residual.data_ptr(), x.data_ptr()),
-            *(product.data.data_ptr() for product in products),
-            *(_address(product.bias) for product in products),
+            *(linear.data.data_ptr() for linear in linears),
+            *(_address(linear.bias) for linear in linears),
             *(_address(weights.q_norm), _address(weights.k_norm)),
             *(weights.post_norm.data_ptr(), weights.next_norm.data_ptr()),
-            *(kv.keys.data_ptr(), kv.values.data_ptr(), at.cos.data_ptr(), at.sin.data_ptr()),
-            *(rows.positions.data_ptr(), rows.slots.data_ptr()),
-            *(rows.span_starts.data_ptr(), rows.page_table.data_ptr()),
-            *(num_rows, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
-            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._threads),
+            *(kv.keys.data_ptr(), kv.values.data_ptr(), rope.cos.data_ptr(), rope.sin.data_ptr()),
+            *(batch.positions.data_ptr(), batch.slots.data_ptr()),
+            *(batch.span_starts.data_ptr(), batch.page_table.data_ptr()),
+            *(num_tokens, spans, max_pages, hidden, shape.heads, shape.kv_heads, shape.head_dim),
+            *(weights.down.in_features, kv.keys.shape[3], weights.window or 0, self._code, self._num_threads),
             *(shape.eps, shape.scale),
         )
 
@@ -230,13 +236,13 @@ class CBackend:
         out = torch.empty(rows, dtype=torch.int64)
         fields = (batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seeds, batch.positions)
         assert all(field.shape == (rows,) for field in fields)
-        self._kernels.choose(
+        self._kernels.sample(
             out.data_ptr(),
             logits.data_ptr(),
             rows,
             vocabulary,
             *(field.data_ptr() for field in fields),
-            self._threads,
+            self._num_threads,
         )
         return out
 
@@ -249,7 +255,7 @@ class CBackend:
     def logsumexp(self, logits: Tensor) -> Tensor:
         rows, vocabulary = _check_logits(logits)
         out = torch.empty(rows, dtype=torch.float32)
-        self._kernels.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._threads)
+        self._kernels.logsumexp(out.data_ptr(), logits.data_ptr(), rows, vocabulary, self._num_threads)
         return out
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -258,8 +264,8 @@ class CBackend:
         values = torch.empty(rows, k, dtype=torch.float32)
         ids = torch.empty(rows, k, dtype=torch.int64)
         if k > 0:
-            self._kernels.top(
-                values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._threads
+            self._kernels.topk(
+                values.data_ptr(), ids.data_ptr(), logits.data_ptr(), rows, vocabulary, k, self._num_threads
             )
         return values, ids
 
@@ -269,7 +275,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _with_packed_heads(x: Tensor) -> Tensor:
-    """ForwardBatch may lie apart, what is in a row may not."""
+    """The heads of a row contiguous; rows may have any stride."""
     if x.is_contiguous():
         return x
     strides = x.stride()

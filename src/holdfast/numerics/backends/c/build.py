@@ -1,8 +1,7 @@
-"""Builds the C kernels with the system's compiler, once for each source, compiler and CPU, into a cache.
+"""Build the C kernels with the system's compiler, once per source, compiler and CPU, and cache the library.
 
-The cache key is the digest of all that decides the machine code. A build goes to a temporary file and is
-moved into place, so that two processes may build at once; a cache that cannot be written is replaced by a
-temporary folder.
+The cache key is a digest of all that decides the machine code. A build goes to a temporary file that is then renamed, so two
+processes may build at once. If the cache cannot be written, the library stays in a temporary folder.
 """
 
 import hashlib
@@ -18,10 +17,10 @@ from holdfast.errors import ConfigError
 from holdfast.numerics.cache_dir import cache_dir
 
 _SOURCE_DIR = Path(__file__).parent
-_UNITS = ("linear.c", "attention.c", "rowwise.c", "choice.c", "layer.c", "entry.c")
-_HEADERS = ("lanes.h", "kernels.h", "amx.h")
-# No contraction and no reassociation: the sources say which operations are fused and in which order they go.
-# Scheduling before register allocation spills the tiles' accumulators.
+_UNITS = ("linear.c", "attention.c", "rowwise.c", "sampling.c", "layer.c", "entry.c")
+_HEADERS = ("simd.h", "kernels.h", "amx.h")
+# No contraction and no reassociation: the sources fix which operations are fused, and their order. Instruction scheduling
+# before register allocation would spill the accumulators of the tiles.
 _FLAGS = (
     *("-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns"),
     *("-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
@@ -30,7 +29,7 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Built:
-    """A shared library on disk and what it was made from."""
+    """A built shared library, the digest of its inputs and the compiler."""
 
     path: Path
     digest: str
@@ -38,8 +37,7 @@ class Built:
 
 
 def build() -> Built:
-    """The library for this machine, from the cache or newly built. Raises ConfigError when it cannot be
-    had."""
+    """The library for this machine, from the cache or newly built. Raises ConfigError if it cannot be built."""
     compiler = _find_compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
@@ -61,7 +59,7 @@ def _find_compiler() -> str:
         if found:
             return found
     raise ConfigError(
-        f"no C compiler ({' or '.join(names)}) for the compiled backend; install gcc, or use the library path"
+        f"no C compiler ({' or '.join(names)}) for the C kernels; install gcc, or use kernels torch"
     )
 
 
@@ -76,7 +74,7 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
 
 
 def cpu_flags() -> str:
-    """What -march=native looks at: the lines of /proc/cpuinfo that name the CPU and its instructions."""
+    """The lines of /proc/cpuinfo that name the CPU and its instructions, which -march=native depends on."""
     names = ("flags", "Features", "model name", "CPU part", "CPU implementer", "CPU variant")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -96,7 +94,7 @@ def _cache_dir() -> Path:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
-    """Compiles into a temporary folder, then moves the library to `target` where that can be written."""
+    """Compile in a temporary folder, then move the library to `target` if that can be written."""
     work = Path(tempfile.mkdtemp(prefix="holdfast-"))
     built = work / "kernels.so"
     try:
@@ -110,13 +108,13 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
             file.write(built.read_bytes())
         os.replace(file.name, target)
     except OSError:
-        return built  # stays in its temporary folder for the life of the process
+        return built  # it stays in its temporary folder
     shutil.rmtree(work, ignore_errors=True)
     return target
 
 
 def _compile_units(compiler: str, flags: tuple[str, ...], built: Path) -> None:
-    """All units at once, each its own process, then the link."""
+    """Compile all units in parallel processes, then link."""
     objects = [built.with_name(f"{name}.o") for name in _UNITS]
     commands = [
         [compiler, *flags, "-c", str(_SOURCE_DIR / name), "-o", str(out)]

@@ -1,7 +1,7 @@
-/* How Python calls in: every kernel takes one block of 64-bit words, its arguments in the order of kernels.h. One packed
- * block costs a third of a dozen arguments converted one by one. */
+/* Entry points for Python: each takes one array of 64-bit words, its arguments in the order of kernels.h. ctypes converts one
+ * packed array in a third of the time of a dozen arguments. */
 #include "kernels.h"
-#include "lanes.h"
+#include "simd.h"
 
 #define P(i) ((void *)(intptr_t)a[i])
 
@@ -26,16 +26,16 @@ API void holdfast_rope(const int64_t *a) {
     run_rope(P(0), a[1], a[2], P(3), a[4], a[5], P(6), P(7), a[8], a[9], a[10], a[11]);
 }
 API void holdfast_silu_mul(const int64_t *a) { run_silu_mul(P(0), P(1), a[2], a[3], a[4], a[5]); }
-API void holdfast_store(const int64_t *a) {
-    run_store(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9], a[10], a[11], a[12]);
+API void holdfast_store_kv(const int64_t *a) {
+    run_store_kv(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9], a[10], a[11], a[12]);
 }
 API void holdfast_attention(const int64_t *a) {
     run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8], a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]);
 }
 API void holdfast_layer(const int64_t *a) { run_layer((const LayerArguments *)a); }
 API void holdfast_noise(const int64_t *a) { run_noise(P(0), a[1], a[2], a[3]); }
-API void holdfast_choose(const int64_t *a) {
-    run_choose(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]);
+API void holdfast_sample(const int64_t *a) {
+    run_sample(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]);
 }
 API void holdfast_logsumexp(const int64_t *a) { run_logsumexp(P(0), P(1), a[2], a[3], a[4]); }
-API void holdfast_top(const int64_t *a) { run_top(P(0), P(1), P(2), a[3], a[4], a[5], a[6]); }
+API void holdfast_topk(const int64_t *a) { run_topk(P(0), P(1), P(2), a[3], a[4], a[5], a[6]); }

@@ -1,5 +1,5 @@
-/* The kernels, one prototype each. Pointers are to contiguous tensors unless a stride says otherwise; strides count
- * elements; dt is a dtype code of lanes.h. */
+/* Prototypes of the kernels. Tensors are contiguous unless there is a stride. Strides are in elements. dt is a dtype code of
+ * simd.h. */
 #ifndef HOLDFAST_KERNELS_H
 #define HOLDFAST_KERNELS_H
 
@@ -15,7 +15,7 @@ void run_add_rms_norm(void *out, void *residual, const void *delta, const void *
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
               const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads);
 void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads);
-void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
                const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
                int64_t threads);
 void run_attention(void *out, const void *q, int64_t q_stride, const void *keys, const void *values,
@@ -23,8 +23,8 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
                    int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, int64_t window, int64_t dt, int64_t threads);
 
-/* One decoder layer; every field is one 64-bit word, in the order operations.py packs them. x is normed on the way in, and
- * normed for what follows on the way out; residual is updated. */
+/* The arguments of one decoder layer; each field is one 64-bit word, in the order of backend.py. x is the normed input of the
+ * layer, then that of the next layer. residual is updated. */
 typedef struct {
     void *residual, *x;                                  /* [rows, hidden] */
     const void *qkv, *o, *gate_up, *down;                /* packed */
@@ -40,10 +40,10 @@ typedef struct {
 } LayerArguments;
 void run_layer(const LayerArguments *l);
 void run_noise(float *out, int64_t seed, int64_t position, int64_t n);
-void run_choose(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
+void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
                 const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
                 const int64_t *positions, int64_t threads);
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads);
-void run_top(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads);
+void run_topk(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads);
 
 #endif

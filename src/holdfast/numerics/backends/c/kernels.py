@@ -1,7 +1,6 @@
-"""The built kernels as Python callables: one table of signatures, loaded once a process.
+"""The built kernels as Python callables, loaded once per process.
 
-torch is imported first, so that its own OpenMP runtime is the one the kernels share: one pool of threads,
-not two.
+torch is imported first, so that the kernels use its OpenMP runtime and there is one thread pool, not two.
 """
 
 import ctypes
@@ -11,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch  # noqa: F401  (its libgomp must be loaded before the kernels ask for one)
+import torch  # noqa: F401  (its libgomp must be loaded before the kernels)
 
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c.build import Built, build
 
-# Arguments in the order of kernels.h. p: pointer, i: int64, d: double; eight bytes each.
+# Arguments in the order of kernels.h. p: pointer, i: int64, d: double; 8 bytes each.
 _SIGNATURES = {
     "pack": "ppiiiii",
     "linear": "ppippiiiiii",
@@ -24,22 +23,21 @@ _SIGNATURES = {
     "add_rms_norm": "ppppiidii",
     "rope": "piipiippiiii",
     "silu_mul": "ppiiii",
-    "store": "pppipipiiiiii",
+    "store_kv": "pppipipiiiiii",
     "attention": "ppippppp" + "iiiiiii" + "diii",
     "layer": "p" * 22 + "i" * 12 + "dd",
-    "choose": "ppiippppppi",
+    "sample": "ppiippppppi",
     "logsumexp": "ppiii",
-    "top": "pppiiii",
+    "topk": "pppiiii",
     "noise": "piii",
 }
 _WORDS = str.maketrans("pid", "qqd")
-_LANES_NAMES = {4: "neon", 8: "avx2", 16: "avx512"}
+_VARIANTS = {4: "neon", 8: "avx2", 16: "avx512"}
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The functions of the library. A wrong address crashes: only `operations.py` calls
-    them."""
+class CKernels:
+    """The functions of the library. They do not check their arguments; only `backend.py` calls them."""
 
     built: Built
     variant: str
@@ -51,17 +49,17 @@ class Kernels:
     add_rms_norm: Callable[..., None]
     rope: Callable[..., None]
     silu_mul: Callable[..., None]
-    store: Callable[..., None]
+    store_kv: Callable[..., None]
     attention: Callable[..., None]
     layer: Callable[..., None]
-    choose: Callable[..., None]
+    sample: Callable[..., None]
     logsumexp: Callable[..., None]
-    top: Callable[..., None]
+    topk: Callable[..., None]
     noise: Callable[..., None]
 
 
-def _caller(function: Any, signature: str) -> Callable[..., None]:
-    """Arguments go as one block of words: a third of what ctypes takes to convert them one by one."""
+def _bind(function: Any, signature: str) -> Callable[..., None]:
+    """Pass the arguments as one packed array: ctypes takes a third of the time of single arguments."""
     function.argtypes, function.restype = [ctypes.c_char_p], None
     pack = struct.Struct(signature.translate(_WORDS)).pack
 
@@ -72,8 +70,8 @@ def _caller(function: Any, signature: str) -> Callable[..., None]:
 
 
 @functools.lru_cache(maxsize=1)
-def load_kernels() -> Kernels:
-    """Builds and loads the kernels. Raises ConfigError with the reason when that is not possible."""
+def load_kernels() -> CKernels:
+    """Build and load the kernels. Raises ConfigError with the reason if that fails."""
     built = build()
     try:
         library = ctypes.CDLL(str(built.path))
@@ -81,9 +79,9 @@ def load_kernels() -> Kernels:
         raise ConfigError(f"the built kernels could not be loaded from {built.path}: {error}") from error
     functions: dict[str, Any] = {}
     for name, signature in _SIGNATURES.items():
-        functions[name] = _caller(library[f"holdfast_{name}"], signature)
+        functions[name] = _bind(library[f"holdfast_{name}"], signature)
     packed_bytes = library["holdfast_packed_bytes"]
     packed_bytes.argtypes, packed_bytes.restype = [ctypes.c_int64] * 3, ctypes.c_int64
-    variant = _LANES_NAMES[int(library["holdfast_vector_lanes"]())]
+    variant = _VARIANTS[int(library["holdfast_vector_width"]())]
     has_amx = bool(library["holdfast_has_amx"]())
-    return Kernels(built, variant, has_amx, packed_bytes, **functions)
+    return CKernels(built, variant, has_amx, packed_bytes, **functions)

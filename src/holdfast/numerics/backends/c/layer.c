@@ -1,50 +1,49 @@
-/* One decoder layer as one call: the same kernels, in the same order, as when Python calls them one by one.
+/* One decoder layer as one call: the same kernels in the same order as the single operations, so the same bits.
  *
- * It exists because a small model at one stream spends more time between kernels than in some of them. Its bits are those of
- * the single operations, because it is made of them. */
+ * It exists because a small model with one request spends more time between kernels than in some of them. */
 #include "kernels.h"
-#include "lanes.h"
+#include "simd.h"
 
 typedef struct {
     char *at;
-} Area;
+} Arena;
 
-/* The next part of the scratch memory, on a cache line of its own. */
-static void *take(Area *area, int64_t bytes) {
-    void *part = area->at;
-    area->at += ceil_to(bytes, 64);
-    return part;
+/* The next block of the scratch memory, aligned to a cache line. */
+static void *arena_alloc(Arena *arena, int64_t bytes) {
+    void *block = arena->at;
+    arena->at += ceil_to(bytes, 64);
+    return block;
 }
 
 void run_layer(const LayerArguments *l) {
-    static __thread void *slot;
-    static __thread size_t have;
+    static __thread void *buffer;
+    static __thread size_t capacity;
     const int64_t rows = l->rows, H = l->heads, KV = l->kv_heads, D = l->head_dim, es = size_of((int)l->dt);
     const int64_t width = (H + 2 * KV) * D, dt = l->dt, threads = l->threads;
     const int64_t elements = width + 2 * H * D + KV * D + l->hidden + 3 * l->intermediate;
-    Area area = {scratch(&slot, &have, (size_t)(rows * elements * es + 8 * 64))};
+    Arena arena = {scratch(&buffer, &capacity, (size_t)(rows * elements * es + 8 * 64))};
 
-    char *qkv = take(&area, rows * width * es);
+    char *qkv = arena_alloc(&arena, rows * width * es);
     run_linear(qkv, l->x, l->hidden, l->qkv, l->qkv_bias, rows, width, l->hidden, dt, dt, threads);
     char *q = qkv, *k = qkv + H * D * es, *v = qkv + (H + KV) * D * es;
     int64_t q_stride = width, k_stride = width;
     if (l->q_norm) {
-        char *normed_q = take(&area, rows * H * D * es), *normed_k = take(&area, rows * KV * D * es);
+        char *normed_q = arena_alloc(&arena, rows * H * D * es), *normed_k = arena_alloc(&arena, rows * KV * D * es);
         run_rms_norm(normed_q, q, width, l->q_norm, rows, H, D, l->eps, dt, threads);
         run_rms_norm(normed_k, k, width, l->k_norm, rows, KV, D, l->eps, dt, threads);
         q = normed_q, k = normed_k, q_stride = H * D, k_stride = KV * D;
     }
     run_rope(q, q_stride, H, k, k_stride, KV, l->cos, l->sin, rows, D, dt, threads);
-    run_store(l->keys, l->values, k, k_stride, v, width, l->slots, rows, KV, D, l->page, dt, threads);
-    char *attended = take(&area, rows * H * D * es), *delta = take(&area, rows * l->hidden * es);
+    run_store_kv(l->keys, l->values, k, k_stride, v, width, l->slots, rows, KV, D, l->page, dt, threads);
+    char *attended = arena_alloc(&arena, rows * H * D * es), *delta = arena_alloc(&arena, rows * l->hidden * es);
     run_attention(attended, q, q_stride, l->keys, l->values, l->positions, l->span_starts, l->page_table, rows, l->spans,
                   l->max_pages, H, KV, D, l->page, l->scale, l->window, dt, threads);
     run_linear(delta, attended, H * D, l->o, l->o_bias, rows, l->hidden, H * D, dt, dt, threads);
     run_add_rms_norm(l->x, l->residual, delta, l->post_norm, rows, l->hidden, l->eps, dt, threads);
 
-    char *gate_up = take(&area, rows * 2 * l->intermediate * es), *inner = take(&area, rows * l->intermediate * es);
+    char *gate_up = arena_alloc(&arena, rows * 2 * l->intermediate * es), *activated = arena_alloc(&arena, rows * l->intermediate * es);
     run_linear(gate_up, l->x, l->hidden, l->gate_up, l->gate_up_bias, rows, 2 * l->intermediate, l->hidden, dt, dt, threads);
-    run_silu_mul(inner, gate_up, rows, l->intermediate, dt, threads);
-    run_linear(delta, inner, l->intermediate, l->down, l->down_bias, rows, l->hidden, l->intermediate, dt, dt, threads);
+    run_silu_mul(activated, gate_up, rows, l->intermediate, dt, threads);
+    run_linear(delta, activated, l->intermediate, l->down, l->down_bias, rows, l->hidden, l->intermediate, dt, dt, threads);
     run_add_rms_norm(l->x, l->residual, delta, l->next_norm, rows, l->hidden, l->eps, dt, threads);
 }

@@ -1,16 +1,16 @@
 /* y = x W^T + b, with bits that depend on the row alone.
  *
- * An output element is one chain of fma over k = 0 .. K-1 in fp32, whatever the number of rows, the tile it falls in and
- * the thread that computes it. Weights lie in panels of NR columns, in reading order:
+ * An output element is one chain of fma over k = 0 .. K-1 in fp32. It does not depend on the number of rows, the tile and
+ * the thread. Weights are packed in panels of NR columns, in the order they are read:
  *
- *     packed [ceil(N / NR)][K rounded up to 4][NR]        2 or 4 bytes an element, widened in registers
+ *     packed [ceil(N / NR)][K rounded up to 4][NR]        2 or 4 bytes per element, widened in registers
  *
- * Columns behind N and k behind K are zero. A CPU with AMX multiplies bf16 in tiles instead (amx.h). */
+ * Columns from N on and k from K on are zero. A CPU with AMX multiplies bf16 in tiles instead (amx.h). */
 #include <omp.h>
 
 #include "amx.h"
 #include "kernels.h"
-#include "lanes.h"
+#include "simd.h"
 
 #define NR (2 * VL)
 #if VL == 4
@@ -20,22 +20,22 @@
 #else
 #define MR 12
 #endif
-#define ROW_BLOCK (8 * MR) /* rows of x that stay in the second-level cache while the panels pass */
+#define ROW_BLOCK (8 * MR) /* rows of x that stay in the L2 cache while all panels are read */
 
-API int holdfast_vector_lanes(void) { return VL; }
+API int holdfast_vector_width(void) { return VL; }
 API int holdfast_has_amx(void) { return amx_ready(); }
 
 API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     if (dt == BF16 && amx_ready()) return ceil_to(N, AMX_COLUMNS) * ceil_to(K, AMX_K) * 2;
-    return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles fetch one k ahead */
+    return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles load one k ahead */
 }
 
-/* NEON reads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the upper. One shift and one
- * mask then widen both, quicker than two zips. */
+/* NEON loads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the upper half. One shift and
+ * one mask widen them, faster than two zips. */
 #if VL == 4
-INLINE int64_t place(int64_t column, const int dt) { return dt == BF16 ? column % 4 * 2 + column / 4 : column; }
+INLINE int64_t packed_column(int64_t column, const int dt) { return dt == BF16 ? column % 4 * 2 + column / 4 : column; }
 #else
-INLINE int64_t place(int64_t column, const int dt) { return (void)dt, column; }
+INLINE int64_t packed_column(int64_t column, const int dt) { return (void)dt, column; }
 #endif
 
 INLINE void load_packed(const void *p, const int dt, vf *a, vf *b) {
@@ -50,7 +50,7 @@ INLINE void load_packed(const void *p, const int dt, vf *a, vf *b) {
     load_2v(p, dt, a, b);
 }
 
-/* w [N, K] with rows `stride` elements apart, into panels. */
+/* Pack w [N, K], with rows `stride` elements apart, into panels. */
 void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K, int64_t dt, int64_t threads) {
     if (dt == BF16 && amx_ready()) {
         amx_pack(packed, w, stride, N, K, (int)threads);
@@ -64,24 +64,24 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
         for (int64_t c = 0; c < NR && p * NR + c < N; c++) {
             const char *in = (const char *)w + (p * NR + c) * stride * es;
             if (es == 4) for (int64_t k = 0; k < K; k++) ((uint32_t *)out)[k * NR + c] = ((const uint32_t *)in)[k];
-            else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + place((int)c, (int)dt)] = ((const uint16_t *)in)[k];
+            else for (int64_t k = 0; k < K; k++) ((uint16_t *)out)[k * NR + packed_column((int)c, (int)dt)] = ((const uint16_t *)in)[k];
         }
     }
 }
 
 /* ---- the tile: `rows` rows by `panels` panels ---- */
 
-/* One k for all panels. Where registers allow, the weights of the next k are fetched first: widened in time, they do not
- * hold up a queue full of multiply-adds. */
+/* One k for all panels. If there are registers, the weights of the next k are loaded first, so that the multiply-adds do
+ * not wait for them. */
 #define STEP(lane)                                                                                     \
     UNROLL for (int p = 0; p < panels; p++) {                                                          \
-        if (!ahead) load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
+        if (!preload) load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
         else load_packed(w + p * panel_bytes + (k + lane + 1) * NR * size_of(dt), dt, &next[p][0], &next[p][1]); \
         UNROLL for (int r = 0; r < rows; r++) {                                                        \
             FMA_LANE(acc[r][2 * p], now[p][0], xv[r], x + r * ldx + k, lane);                              \
             FMA_LANE(acc[r][2 * p + 1], now[p][1], xv[r], x + r * ldx + k, lane);                          \
         }                                                                                              \
-        if (ahead) now[p][0] = next[p][0], now[p][1] = next[p][1];                                     \
+        if (preload) now[p][0] = next[p][0], now[p][1] = next[p][1];                                     \
     }
 
 typedef struct {
@@ -89,40 +89,40 @@ typedef struct {
     const float *bias; /* [N] or NULL */
     int64_t ldy, N;
     int out_dt;
-    const char *coming; /* memory to ask for while the tile multiplies, a line a step; or NULL */
-} Out;
+    const char *prefetch; /* memory to prefetch during the tile, one line per step; or NULL */
+} Output;
 
-/* Finished sums [rows, columns] of a tile: bias, rounding, and only the columns there are. */
-static __attribute__((noinline)) void put(const Out *out, const float *sums, int64_t rows, int64_t columns, int64_t row,
+/* Store the sums [rows, columns] of a tile: add the bias, round, skip columns from N on. */
+static __attribute__((noinline)) void store_sums(const Output *out, const float *sums, int64_t rows, int64_t columns, int64_t row,
                                           int64_t column) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c += VL) {
             const int64_t n = out->N - column - c;
             if (n <= 0) break;
             vf v = load_v(sums + r * columns + c, F32);
-            if (out->bias) v = v + load_upto(out->bias + column + c, n, F32);
+            if (out->bias) v = v + load_partial(out->bias + column + c, n, F32);
             void *y = (char *)out->y + ((row + r) * out->ldy + column + c) * size_of(out->out_dt);
-            if (out->out_dt == F32) store_upto(y, v, n, F32);
-            else if (out->out_dt == BF16) store_upto(y, v, n, BF16);
-            else store_upto(y, v, n, F16);
+            if (out->out_dt == F32) store_partial(y, v, n, F32);
+            else if (out->out_dt == BF16) store_partial(y, v, n, BF16);
+            else store_partial(y, v, n, F16);
         }
 }
 
 INLINE void tile(const int rows, const int panels, const int dt, const float *x, int64_t ldx, const char *w,
-                 int64_t panel_bytes, int64_t K, const Out *out, int64_t row, int64_t column) {
-    vf acc[MR][8]; /* of constant size, or it would live in memory */
+                 int64_t panel_bytes, int64_t K, const Output *out, int64_t row, int64_t column) {
+    vf acc[MR][8]; /* a constant size keeps it in registers */
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < 2 * panels; c++) acc[r][c] = splat(0.0f);
     vf now[4][2], next[4][2];
-    const int ahead = VL == 4 && panels == 1;
-    if (ahead) UNROLL for (int p = 0; p < panels; p++) load_packed(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
+    const int preload = VL == 4 && panels == 1;
+    if (preload) UNROLL for (int p = 0; p < panels; p++) load_packed(w + p * panel_bytes, dt, &now[p][0], &now[p][1]);
     for (int64_t k = 0; k < K; k += 4) {
 #if VL == 4
         vf xv[MR];
         UNROLL for (int r = 0; r < rows; r++) xv[r] = vld1q_f32(x + r * ldx + k);
 #endif
-        if (dt == F32 && out->coming) __builtin_prefetch(out->coming + k * 16, 0, 1);
-        if (rows <= 2) /* bound by memory: the panels are separate streams */
+        if (dt == F32 && out->prefetch) __builtin_prefetch(out->prefetch + k * 16, 0, 1);
+        if (rows <= 2) /* bound by memory: prefetch each panel as a stream */
             UNROLL for (int p = 0; p < panels; p++)
                 __builtin_prefetch(w + p * panel_bytes + k * NR * size_of(dt) + 2048, 0, 0);
         STEP(0) STEP(1) STEP(2) STEP(3)
@@ -130,14 +130,14 @@ INLINE void tile(const int rows, const int panels, const int dt, const float *x,
     float sums[MR * 8 * VL];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int c = 0; c < 2 * panels; c++) store_v(sums + (r * 2 * panels + c) * VL, acc[r][c], F32);
-    put(out, sums, rows, 2 * panels * VL, row, column);
+    store_sums(out, sums, rows, 2 * panels * VL, row, column);
 }
 
 #define TILE_CASE(rows, panels) \
     case rows: tile(rows, panels, dt, x, ldx, w, panel_bytes, K, out, row, column); break;
 
-INLINE void tile_one(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
-                     const Out *out, int64_t row, int64_t column) {
+INLINE void tile_one_panel(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
+                     const Output *out, int64_t row, int64_t column) {
     switch (rows) {
         TILE_CASE(1, 1) TILE_CASE(2, 1) TILE_CASE(3, 1) TILE_CASE(4, 1) TILE_CASE(5, 1) TILE_CASE(6, 1)
 #if MR >= 8
@@ -149,9 +149,9 @@ INLINE void tile_one(int rows, const int dt, const float *x, int64_t ldx, const 
     }
 }
 
-/* Few rows leave registers free: more panels at once keep enough chains in flight. */
+/* With few rows there are free registers: several panels at once keep enough fma chains in flight. */
 INLINE void tile_wide(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
-                      const Out *out, int64_t row, int64_t column) {
+                      const Output *out, int64_t row, int64_t column) {
     switch (rows) {
         TILE_CASE(1, 4) TILE_CASE(2, 4)
 #if MR >= 8
@@ -160,40 +160,40 @@ INLINE void tile_wide(int rows, const int dt, const float *x, int64_t ldx, const
     }
 }
 
-INLINE int wide_panels(int64_t rows) { return rows <= 2 ? 4 : (MR >= 8 && rows <= 4) ? 2 : 1; }
+INLINE int num_wide_panels(int64_t rows) { return rows <= 2 ? 4 : (MR >= 8 && rows <= 4) ? 2 : 1; }
 
 typedef struct {
     const float *x; /* [M, ldx], widened */
     const char *w;
     int64_t ldx, M, K;
-    Out out;
-} Job;
+    Output out;
+} Gemm;
 
-/* Rows m0..m1 through panels p0..p1, read as they lie. Tiles share the rows evenly: nine are five and four, for a tile of
- * one row has too few chains. */
-INLINE void run_direct(const Job *job, const int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    const int64_t bytes = job->K * NR * size_of(dt), count = m1 - m0, tiles = ceil_to(count, MR) / MR;
+/* Rows m0 .. m1-1 times panels p0 .. p1-1, without a copy of the panels. Rows are divided evenly among tiles (nine are five
+ * and four), because a tile of one row has too few fma chains. */
+INLINE void run_direct(const Gemm *gemm, const int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    const int64_t bytes = gemm->K * NR * size_of(dt), count = m1 - m0, tiles = ceil_to(count, MR) / MR;
     for (int64_t p = p0; p < p1;) {
-        const int64_t many = wide_panels(count), step = p + many <= p1 ? many : 1;
+        const int64_t num_panels = num_wide_panels(count), step = p + num_panels <= p1 ? num_panels : 1;
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t m = m0 + count * t / tiles;
             const int rows = (int)(m0 + count * (t + 1) / tiles - m);
-            const float *x = job->x + m * job->ldx;
-            if (step > 1) tile_wide(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
-            else tile_one(rows, dt, x, job->ldx, job->w + p * bytes, bytes, job->K, &job->out, m, p * NR);
+            const float *x = gemm->x + m * gemm->ldx;
+            if (step > 1) tile_wide(rows, dt, x, gemm->ldx, gemm->w + p * bytes, bytes, gemm->K, &gemm->out, m, p * NR);
+            else tile_one_panel(rows, dt, x, gemm->ldx, gemm->w + p * bytes, bytes, gemm->K, &gemm->out, m, p * NR);
         }
         p += step;
     }
 }
 
-static void run_direct_f32(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    run_direct(job, F32, m0, m1, p0, p1);
+static void run_direct_f32(const Gemm *gemm, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(gemm, F32, m0, m1, p0, p1);
 }
-static void run_direct_bf16(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    run_direct(job, BF16, m0, m1, p0, p1);
+static void run_direct_bf16(const Gemm *gemm, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(gemm, BF16, m0, m1, p0, p1);
 }
-static void run_direct_f16(const Job *job, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    run_direct(job, F16, m0, m1, p0, p1);
+static void run_direct_f16(const Gemm *gemm, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    run_direct(gemm, F16, m0, m1, p0, p1);
 }
 
 INLINE void widen(float *out, const void *in, int64_t n, const int dt) {
@@ -205,34 +205,34 @@ INLINE void widen(float *out, const void *in, int64_t n, const int dt) {
     }
 }
 
-/* Many rows: each panel is widened once and then read as fp32 by every tile of the row block. */
-static void run_widened(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    static __thread void *slot;
-    static __thread size_t have;
-    const int64_t count = job->K * NR;
-    Job wide = *job;
-    float *panel = scratch(&slot, &have, (size_t)(count + NR) * 4);
+/* Many rows: widen each panel once to fp32; all tiles of the row block read that. */
+static void run_widened(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    static __thread void *buffer;
+    static __thread size_t capacity;
+    const int64_t count = gemm->K * NR;
+    Gemm widened = *gemm;
+    float *panel = scratch(&buffer, &capacity, (size_t)(count + NR) * 4);
     for (int64_t p = p0; p < p1; p++) {
-        const void *w = job->w + p * count * 2;
+        const void *w = gemm->w + p * count * 2;
         if (dt == BF16) widen(panel, w, count, BF16);
         else widen(panel, w, count, F16);
-        wide.w = (const char *)panel - p * count * 4;
-        wide.out.coming = p + 1 < p1 ? (const char *)w + count * 2 : NULL; /* the next panel, to be widened then */
-        run_direct_f32(&wide, m0, m1, p, p + 1);
+        widened.w = (const char *)panel - p * count * 4;
+        widened.out.prefetch = p + 1 < p1 ? (const char *)w + count * 2 : NULL; /* the next panel */
+        run_direct_f32(&widened, m0, m1, p, p + 1);
     }
 }
 
-static void run_block(const Job *job, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
-    if (dt == F32) run_direct_f32(job, m0, m1, p0, p1);
-    else if (m1 - m0 >= MR + MR / 2) run_widened(job, dt, m0, m1, p0, p1);
-    else if (dt == BF16) run_direct_bf16(job, m0, m1, p0, p1);
-    else run_direct_f16(job, m0, m1, p0, p1);
+static void run_row_block(const Gemm *gemm, int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    if (dt == F32) run_direct_f32(gemm, m0, m1, p0, p1);
+    else if (m1 - m0 >= MR + MR / 2) run_widened(gemm, dt, m0, m1, p0, p1);
+    else if (dt == BF16) run_direct_bf16(gemm, m0, m1, p0, p1);
+    else run_direct_f16(gemm, m0, m1, p0, p1);
 }
 
 INLINE void widen_row(float *out, const void *in, int64_t K, int64_t Kp, const int dt) {
     int64_t k = 0;
     for (; k + VL <= K; k += VL) store_v(out + k, load_v(at(in, k, dt), dt), F32);
-    if (k < K) store_part(out + k, load_part(at(in, k, dt), K - k, dt), K - k, F32);
+    if (k < K) store_tail(out + k, load_tail(at(in, k, dt), K - k, dt), K - k, F32);
     for (k = K; k < Kp; k++) out[k] = 0.0f;
 }
 
@@ -253,28 +253,28 @@ void run_linear(void *y, const void *x, int64_t stride, const void *packed, cons
         amx_linear(y, x, stride, packed, bias, M, N, K, (int)out_dt, (int)threads);
         return;
     }
-    static __thread void *slot;
-    static __thread size_t have;
+    static __thread void *buffer;
+    static __thread size_t capacity;
     const int64_t Kp = ceil_to(K, 4), panels = ceil_to(N, NR) / NR;
-    Job job = {.x = x, .w = packed, .ldx = stride, .M = M, .K = Kp, .out = {y, bias, N, N, (int)out_dt}};
+    Gemm gemm = {.x = x, .w = packed, .ldx = stride, .M = M, .K = Kp, .out = {y, bias, N, N, (int)out_dt}};
     if (dt != F32 || Kp != K) {
-        float *wide = scratch(&slot, &have, (size_t)(M * Kp) * 4);
-        widen_x(wide, x, stride, M, K, Kp, (int)dt, (int)threads);
-        job.x = wide;
-        job.ldx = Kp;
+        float *widened = scratch(&buffer, &capacity, (size_t)(M * Kp) * 4);
+        widen_x(widened, x, stride, M, K, Kp, (int)dt, (int)threads);
+        gemm.x = widened;
+        gemm.ldx = Kp;
     }
-    /* Threads share the panels; when there are too few of them, also the row blocks. */
+    /* Divide the panels among the threads; with too few panels also the row blocks. */
     const int64_t blocks = ceil_to(M, ROW_BLOCK) / ROW_BLOCK;
-    const int64_t over_rows = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
-    const int64_t over_panels = max64(1, threads / over_rows);
+    const int64_t row_parts = max64(1, min64(blocks, threads * 2 / max64(panels, 1)));
+    const int64_t panel_parts = max64(1, threads / row_parts);
 #pragma omp parallel num_threads((int)threads) if (M * N * K > 16384)
     {
-        /* by the team that really came: it may be smaller than what was asked for */
-        for (int64_t t = omp_get_thread_num(); t < over_rows * over_panels; t += omp_get_num_threads()) {
-            const int64_t i = t % over_panels, j = t / over_panels;
-            const int64_t p0 = panels * i / over_panels, p1 = panels * (i + 1) / over_panels;
-            for (int64_t b = blocks * j / over_rows; b < blocks * (j + 1) / over_rows; b++)
-                run_block(&job, (int)dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
+        /* the team may be smaller than requested */
+        for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += omp_get_num_threads()) {
+            const int64_t i = t % panel_parts, j = t / panel_parts;
+            const int64_t p0 = panels * i / panel_parts, p1 = panels * (i + 1) / panel_parts;
+            for (int64_t b = blocks * j / row_parts; b < blocks * (j + 1) / row_parts; b++)
+                run_row_block(&gemm, (int)dt, b * ROW_BLOCK, min64(M, (b + 1) * ROW_BLOCK), p0, p1);
         }
     }
 }

@@ -1,13 +1,13 @@
-/* What is done to each row by itself: norm, residual, rotary positions, activation, storing keys and values.
+/* Operations on single rows: norm, residual, rope, activation, KV store.
  *
- * Inside everything is fp32; the places where a value is rounded to the dtype are those of the reference
- * implementation (Hugging Face), except rope, which rounds once. Sums run over VL lanes and then one fixed tree. */
+ * All arithmetic is fp32. Values are rounded to the dtype where the reference implementation (Hugging Face) rounds, except
+ * in rope, which rounds once. Sums run over VL lanes, then over one fixed tree. */
 #include <omp.h>
 
 #include "kernels.h"
-#include "lanes.h"
+#include "simd.h"
 
-#define PER_THREAD 16384 /* fewer elements than this do not repay waking the other threads */
+#define MIN_PARALLEL 16384 /* with fewer elements one thread is faster */
 
 #define BY_DTYPE(dt, call)            \
     do {                              \
@@ -19,18 +19,18 @@
 /* x * 1/sqrt(mean(x^2) + eps), rounded, times the weight, rounded. */
 INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, float eps, const int dt) {
     vf sum = splat(0.0f);
-    EACH_VECTOR(D, const vf v = load_upto(at(x, i, dt), n, dt); sum = fma_v(v, v, sum);)
-    const vf factor = splat(1.0f / sqrtf(sum_lanes(sum) / (float)D + eps));
-    EACH_VECTOR(D, {
-        const vf unit = round_v(load_upto(at(x, i, dt), n, dt) * factor, dt);
-        store_upto(at_mut(out, i, dt), unit * load_upto(at(weight, i, dt), n, dt), n, dt);
+    FOR_EACH_VECTOR(D, const vf v = load_partial(at(x, i, dt), n, dt); sum = fma_v(v, v, sum);)
+    const vf factor = splat(1.0f / sqrtf(reduce_sum(sum) / (float)D + eps));
+    FOR_EACH_VECTOR(D, {
+        const vf unit = round_v(load_partial(at(x, i, dt), n, dt) * factor, dt);
+        store_partial(at_mut(out, i, dt), unit * load_partial(at(weight, i, dt), n, dt), n, dt);
     })
 }
 
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
 void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
                   int64_t D, double eps, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > MIN_PARALLEL)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < heads; h++) {
 #define CALL(d_) norm_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_)
@@ -40,15 +40,15 @@ void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weig
 }
 
 INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) {
-    EACH_VECTOR(D, {
-        const vf sum = load_upto(at(residual, i, dt), n, dt) + load_upto(at(delta, i, dt), n, dt);
-        store_upto(at_mut(residual, i, dt), sum, n, dt);
+    FOR_EACH_VECTOR(D, {
+        const vf sum = load_partial(at(residual, i, dt), n, dt) + load_partial(at(delta, i, dt), n, dt);
+        store_partial(at_mut(residual, i, dt), sum, n, dt);
     })
 }
 
 void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
                       double eps, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > PER_THREAD)
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > MIN_PARALLEL)
     for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_)                                                             \
     do {                                                                     \
@@ -60,20 +60,20 @@ void run_add_rms_norm(void *out, void *residual, const void *delta, const void *
     }
 }
 
-/* One head: the first half is turned against the second. */
+/* One head, rotate-half. */
 INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half, const int dt) {
-    EACH_VECTOR(half, {
-        const vf a = load_upto(at(x, i, dt), n, dt), b = load_upto(at(x, half + i, dt), n, dt);
-        const vf c = load_upto(cos + i, n, F32), s = load_upto(sin + i, n, F32);
-        store_upto(at_mut(x, i, dt), fma_v(a, c, splat(0.0f) - b * s), n, dt);
-        store_upto(at_mut(x, half + i, dt), fma_v(b, c, a * s), n, dt);
+    FOR_EACH_VECTOR(half, {
+        const vf a = load_partial(at(x, i, dt), n, dt), b = load_partial(at(x, half + i, dt), n, dt);
+        const vf c = load_partial(cos + i, n, F32), s = load_partial(sin + i, n, F32);
+        store_partial(at_mut(x, i, dt), fma_v(a, c, splat(0.0f) - b * s), n, dt);
+        store_partial(at_mut(x, half + i, dt), fma_v(b, c, a * s), n, dt);
     })
 }
 
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
               const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
     const int64_t half = D / 2;
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > PER_THREAD)
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > MIN_PARALLEL)
     for (int64_t r = 0; r < rows; r++) {
         const float *c = cos + r * half, *s = sin + r * half;
 #define Q(d_) rope_head(at_mut(q, r * q_stride + h * D, d_), c, s, half, d_)
@@ -85,30 +85,30 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
     }
 }
 
-#define STRETCH 64
+#define STAGE_LEN 64
 
-/* In stages over a short stretch: one long chain of operations for each vector would leave the pipes waiting. */
+/* In stages of STAGE_LEN elements: one long dependency chain per vector would stall the pipelines. */
 INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
-    float kept[STRETCH];
-    for (int64_t start = 0; start < width; start += STRETCH) {
-        const int64_t count = min64(STRETCH, width - start);
-        EACH_VECTOR(count, {
-            const vf gate = load_upto(at(gate_up, start + i, dt), n, dt);
-            store_v(kept + i, splat(1.0f) + exp_v(splat(0.0f) - gate), F32);
+    float stage[STAGE_LEN];
+    for (int64_t start = 0; start < width; start += STAGE_LEN) {
+        const int64_t count = min64(STAGE_LEN, width - start);
+        FOR_EACH_VECTOR(count, {
+            const vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
+            store_v(stage + i, splat(1.0f) + exp_v(splat(0.0f) - gate), F32);
         })
-        EACH_VECTOR(count, {
-            const vf gate = load_upto(at(gate_up, start + i, dt), n, dt);
-            store_v(kept + i, round_v(gate / load_v(kept + i, F32), dt), F32);
+        FOR_EACH_VECTOR(count, {
+            const vf gate = load_partial(at(gate_up, start + i, dt), n, dt);
+            store_v(stage + i, round_v(gate / load_v(stage + i, F32), dt), F32);
         })
-        EACH_VECTOR(count, {
-            const vf up = load_upto(at(gate_up, width + start + i, dt), n, dt);
-            store_upto(at_mut(out, start + i, dt), load_v(kept + i, F32) * up, n, dt);
+        FOR_EACH_VECTOR(count, {
+            const vf up = load_partial(at(gate_up, width + start + i, dt), n, dt);
+            store_partial(at_mut(out, start + i, dt), load_v(stage + i, F32) * up, n, dt);
         })
     }
 }
 
 void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * width > PER_THREAD / 4)
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * width > MIN_PARALLEL / 4)
     for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_) silu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, d_)
         BY_DTYPE(dt, CALL);
@@ -117,16 +117,16 @@ void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, i
 }
 
 /* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D]; slot -1 is skipped. */
-void run_store(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
+void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
                const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
                int64_t threads) {
     const int64_t es = size_of((int)dt);
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > PER_THREAD)
+#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > MIN_PARALLEL)
     for (int64_t r = 0; r < rows; r++) {
         if (slots[r] < 0) continue;
-        const int64_t number = slots[r] / page, offset = slots[r] % page;
+        const int64_t page_index = slots[r] / page, offset = slots[r] % page;
         for (int64_t h = 0; h < heads; h++) {
-            const int64_t base = (number * heads + h) * D * page;
+            const int64_t base = (page_index * heads + h) * D * page;
             const char *key = (const char *)k + (r * k_stride + h * D) * es;
             const char *value = (const char *)v + (r * v_stride + h * D) * es;
             memcpy((char *)values + (base + offset * D) * es, value, (size_t)(D * es));

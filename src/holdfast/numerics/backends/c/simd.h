@@ -1,10 +1,10 @@
-/* One vector type for every CPU, and how the three dtypes enter and leave it.
+/* One SIMD vector type for every CPU, and conversions between it and the three dtypes.
  *
- * Invariant: a lane is always one output element (a column, a position, a dimension), so the width of a vector never
- * decides the order in which an element is summed. Multiply-add is written as fma() by hand and the compiler may not
- * contract anything by itself: a tail gives the bits of the full vector because it runs the same lanes. */
-#ifndef HOLDFAST_LANES_H
-#define HOLDFAST_LANES_H
+ * Invariant: a lane is always one output element (a column, a position, a dimension), so the vector width never decides
+ * the order in which an element is summed. A multiply-add is written as fma_v() and the compiler may not contract other
+ * operations. The tail of an array runs the same lanes as a full vector, so it has the same bits. */
+#ifndef HOLDFAST_SIMD_H
+#define HOLDFAST_SIMD_H
 
 #include <math.h>
 #include <stdint.h>
@@ -42,7 +42,7 @@ INLINE int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step *
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* ---- one vector in, widened to fp32; max_v and min_v give b when either is NaN, or NaN ---- */
+/* ---- load one vector, widened to fp32; max_v and min_v return b or NaN if an operand is NaN ---- */
 
 #if VL == 16
 INLINE vf splat(float x) { return _mm512_set1_ps(x); }
@@ -76,7 +76,7 @@ INLINE vf load_v(const void *p, const int dt) {
 }
 #endif
 
-/* Two neighbouring vectors. NEON widens eight bf16 with two zips, which run on both pipes (a shift runs on one). */
+/* Two consecutive vectors. NEON widens eight bf16 with two zips, which run on both pipes (a shift runs on one). */
 INLINE void load_2v(const void *p, const int dt, vf *a, vf *b) {
 #if VL == 4
     if (dt == BF16) {
@@ -96,12 +96,12 @@ INLINE void load_2v(const void *p, const int dt, vf *a, vf *b) {
     *b = load_v((const char *)p + VL * size_of(dt), dt);
 }
 
-/* ---- one vector out, rounded to nearest even ---- */
+/* ---- store one vector, rounded to nearest even ---- */
 
 INLINE vi bf16_bits(vf v) {
     const vu u = (vu)v;
     const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    const vu quiet = (u >> 16) | 0x40u; /* rounding up a NaN's payload would make it an infinity */
+    const vu quiet = (u >> 16) | 0x40u; /* rounding a NaN up could make it an infinity */
     const vu is_nan = (vu)(vi)(v != v);
     return (vi)((rounded & ~is_nan) | (quiet & is_nan));
 }
@@ -125,28 +125,28 @@ INLINE void store_v(void *p, vf v, const int dt) {
 #endif
 }
 
-/* The first n lanes only; the others read as zero. */
-INLINE vf load_part(const void *p, int64_t n, const int dt) {
+/* The first n lanes only; the other lanes are zero. */
+INLINE vf load_tail(const void *p, int64_t n, const int dt) {
     float pad[VL] = {0};
     memcpy(pad, p, (size_t)(n * size_of(dt)));
     return load_v(pad, dt);
 }
 
-INLINE void store_part(void *p, vf v, int64_t n, const int dt) {
+INLINE void store_tail(void *p, vf v, int64_t n, const int dt) {
     float pad[VL];
     store_v(pad, v, dt);
     memcpy(p, pad, (size_t)(n * size_of(dt)));
 }
 
-INLINE vf load_upto(const void *p, int64_t n, const int dt) { return n >= VL ? load_v(p, dt) : load_part(p, n, dt); }
-INLINE void store_upto(void *p, vf v, int64_t n, const int dt) {
+INLINE vf load_partial(const void *p, int64_t n, const int dt) { return n >= VL ? load_v(p, dt) : load_tail(p, n, dt); }
+INLINE void store_partial(void *p, vf v, int64_t n, const int dt) {
     if (n >= VL) store_v(p, v, dt);
-    else store_part(p, v, n, dt);
+    else store_tail(p, v, n, dt);
 }
 
-/* The statements for each vector of `count` elements: `i` is where it starts, `n` how many lanes of it count. The tail
- * stands outside the loop, so that nothing in the loop can call a function. */
-#define EACH_VECTOR(count, ...)                                         \
+/* The statements for each vector of `count` elements: `i` is its first element, `n` its number of lanes in use. The tail is
+ * outside the loop, so that the loop contains no function call. */
+#define FOR_EACH_VECTOR(count, ...)                                         \
     {                                                                   \
         int64_t i = 0;                                                  \
         for (; i + VL <= (count); i += VL) {                            \
@@ -162,7 +162,7 @@ INLINE void store_upto(void *p, vf v, int64_t n, const int dt) {
 INLINE const void *at(const void *p, int64_t i, const int dt) { return (const char *)p + i * size_of(dt); }
 INLINE void *at_mut(void *p, int64_t i, const int dt) { return (char *)p + i * size_of(dt); }
 
-/* What v would read as after it was stored and loaded again. */
+/* v rounded to the dtype: its value after a store and a load. */
 INLINE vf round_v(vf v, const int dt) {
     if (dt == F32) return v;
     if (dt == BF16) return (vf)((vu)bf16_bits(v) << 16);
@@ -177,15 +177,15 @@ INLINE vf round_v(vf v, const int dt) {
 
 INLINE vf select_v(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
-/* acc + w * x[lane], for four neighbouring x that NEON keeps in one register. */
+/* acc + w * x[lane], for four consecutive x that NEON holds in one register. */
 #if VL == 4
 #define FMA_LANE(acc, w, name, p, lane) acc = vfmaq_laneq_f32(acc, w, name, lane)
 #else
 #define FMA_LANE(acc, w, name, p, lane) acc = fma_v(w, splat((p)[lane]), acc)
 #endif
 
-/* Sum and maximum over the lanes, always by the same tree. */
-INLINE float sum_lanes(vf v) {
+/* Sum and maximum over the lanes, by one fixed tree. */
+INLINE float reduce_sum(vf v) {
 #if VL == 4
     const float32x2_t pair = vadd_f32(vget_low_f32(v), vget_high_f32(v));
     return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
@@ -198,9 +198,9 @@ INLINE float sum_lanes(vf v) {
 #endif
 }
 
-INLINE float max_lanes(vf v) {
+INLINE float reduce_max(vf v) {
 #if VL == 4
-    return vmaxnmvq_f32(v); /* a number, unless all are NaN */
+    return vmaxnmvq_f32(v); /* not NaN unless all lanes are */
 #else
     float a[VL];
     memcpy(a, &v, sizeof a);
@@ -210,7 +210,7 @@ INLINE float max_lanes(vf v) {
 #endif
 }
 
-/* e^x, about 1 ulp; 0 below -87.3 (and at -inf), e^88.3 for anything above 88.3; NaN stays NaN. */
+/* e^x, about 1 ulp; 0 below -87.3 (and for -inf), e^88.3 above 88.3; NaN for NaN. */
 INLINE vf exp_v(vf x) {
     const vf limited = min_v(splat(88.3f), max_v(splat(-87.3f), x));
     const vf shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
@@ -231,7 +231,7 @@ INLINE vf exp_v(vf x) {
 
 /* log(x) for positive normal x, about 1 ulp. */
 INLINE vf log_v(vf x) {
-    const vi bits = (vi)x - 0x3f3504f3; /* sqrt(1/2): the mantissa goes to [sqrt(1/2), sqrt(2)) */
+    const vi bits = (vi)x - 0x3f3504f3; /* bits of sqrt(1/2): the mantissa is reduced to [sqrt(1/2), sqrt(2)) */
     const vi e = bits >> 23;
     const vf m = (vf)((bits & 0x007fffff) + 0x3f3504f3) - splat(1.0f);
     vf ef;
@@ -258,7 +258,7 @@ INLINE vf log_v(vf x) {
     return fma_v(ef, splat(0.693359375f), m + y);
 }
 
-/* A scratch buffer that grows and is kept, one for each calling thread and purpose. */
+/* A scratch buffer that grows and is reused, one per calling thread and call site. */
 INLINE void *scratch(void **slot, size_t *have, size_t need) {
     if (*have < need) {
         free(*slot);
