@@ -1,8 +1,8 @@
 """Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path, model, quant)`.
 
-Query and key rows of llama models are interleaved, one-dimensional tensors stay F32, and so do rows that are
-no multiple of the format's block. Holdfast reads it, and transformers' `from_pretrained(gguf_file=...)`.
-transformers ignores rope scaling and `head_dim` there: give qwen3 models heads of 128 to compare with it.
+Query and key rows of llama models are interleaved. One-dimensional tensors stay F32, and so do rows that are not a
+multiple of the format's block. Holdfast and transformers' `from_pretrained(gguf_file=...)` read it. transformers ignores
+rope scaling and `head_dim` there: give qwen3 models heads of 128 to compare with it.
 """
 
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, quant: s
 
 
 def quantize(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Stored bytes [..., row bytes]; the K formats with the plainest choice of scales."""
+    """Stored bytes [..., row bytes]; the K formats with a simple choice of scales."""
     makers = {"Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
     if kind.name not in makers:
         return gguf.quants.quantize(np.ascontiguousarray(values), kind)

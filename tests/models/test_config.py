@@ -22,7 +22,7 @@ def old_style(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_both_spellings_mean_the_same(family: str) -> None:
+def test_old_and_new_rope_fields_are_equivalent(family: str) -> None:
     reference = tiny_config(family, dtype="bfloat16", tie_word_embeddings=True, rms_norm_eps=1e-5)
     new, old = parse_config(reference.to_dict()), parse_config(old_style(reference.to_dict()))
     assert new == old
@@ -43,7 +43,7 @@ def test_both_spellings_mean_the_same(family: str) -> None:
     assert hash(new) == hash(old)
 
 
-def test_biases() -> None:
+def test_biases_by_family() -> None:
     llama = parse_config(tiny_config("llama", attention_bias=True, mlp_bias=True).to_dict())
     assert (llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (True, True, True)
     qwen3 = parse_config(tiny_config("qwen3", attention_bias=True).to_dict())
@@ -65,7 +65,7 @@ def test_windows_by_layer(family: str) -> None:
         parse_config(unused | {"layer_types": mixed})
 
 
-def test_mistral_without_a_window() -> None:
+def test_mistral_without_sliding_window() -> None:
     assert parse_config(tiny_config("mistral", sliding_window=None).to_dict()).layer_windows == (None, None)
 
 
@@ -77,19 +77,19 @@ def test_stop_ids_of_both_files_are_merged() -> None:
     assert parse_config(fields | {"bos_token_id": None}).bos_token_id is None
 
 
-def test_code_to_run_is_never_looked_at() -> None:
+def test_auto_map_is_ignored() -> None:
     fields = tiny_config("llama").to_dict()
     assert parse_config(fields | {"auto_map": {"AutoModel": "evil.Model"}}) == parse_config(fields)
 
 
-def test_a_config_cannot_be_changed() -> None:
+def test_config_is_immutable() -> None:
     config = parse_config(tiny_config("llama").to_dict())
     assert isinstance(config, DecoderConfig)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.vocab_size = 3  # type: ignore[misc]
 
 
-def test_the_parameter_count_is_the_models() -> None:
+def test_parameter_count_matches_transformers() -> None:
     config = parse_config(tiny_config("llama", tie_word_embeddings=True).to_dict())
     attention = 256 * 64 * (4 + 2 + 2 + 4)
     assert config.num_parameters == 2 * (attention + 3 * 256 * 512) + 96 * 256
@@ -100,7 +100,7 @@ SIZE_KEYS = [key for key in SIZES if key != "num_key_value_heads"]
 
 @pytest.mark.parametrize("key", SIZE_KEYS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "12", float("nan"), 10**30, [3], {}])
-def test_absurd_sizes_are_refused(key: str, value: object) -> None:
+def test_out_of_range_sizes_are_refused(key: str, value: object) -> None:
     with pytest.raises(UnsupportedModel, match=key):
         parse_config(tiny_config("llama").to_dict() | {key: value})
 
@@ -146,11 +146,11 @@ def test_absurd_sizes_are_refused(key: str, value: object) -> None:
         ({"dtype": 16}, "dtype"),
     ],
 )
-def test_contradictions_are_refused(changes: dict[str, object], said: str) -> None:
+def test_contradictory_fields_are_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         parse_config(tiny_config("llama").to_dict() | changes)
 
 
-def test_nothing_is_no_model() -> None:
+def test_empty_config_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="not given"):
         parse_config({})

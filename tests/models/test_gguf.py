@@ -1,4 +1,4 @@
-"""GGUF files of every format and family, against the package's dequantisers and transformers' own loader."""
+"""GGUF files of every format and family, against the gguf package and transformers' own loader."""
 
 import dataclasses
 from pathlib import Path
@@ -33,8 +33,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("stored", STORED.values(), ids=lambda each: each.name)
-def test_formats_have_the_bits_of_the_package(stored: object) -> None:
-    """Random bytes, more than one stretch of blocks, NaN and infinite scales included."""
+def test_dequantised_bits_match_gguf_package(stored: object) -> None:
+    """Random bytes, more than one chunk of blocks, NaN and infinite scales included."""
     kind = gguf.GGMLQuantizationType[stored.name]
     assert (stored.block_len, stored.block_bytes) == gguf.GGML_QUANT_SIZES[kind]
     count = ((1 << 20) // stored.block_len + 3) * stored.block_bytes
@@ -55,7 +55,7 @@ def test_formats_have_the_bits_of_the_package(stored: object) -> None:
     [("llama", quant) for quant in QUANTS]
     + [(qwen, quant) for qwen in ("qwen2", "qwen3") for quant in QWEN_QUANTS],
 )
-def test_transformers_reads_the_same_model(family: str, quant: str, tmp_path: Path) -> None:
+def test_weights_match_transformers_gguf_loading(family: str, quant: str, tmp_path: Path) -> None:
     model = tiny_model(family, tie_word_embeddings=quant == "Q8_0")
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model, quant, TOKENS))
     state = load_gguf_checkpoint(str(checkpoint.path), return_tensors=True, model_to_load=model)["tensors"]
@@ -72,7 +72,7 @@ def test_transformers_reads_the_same_model(family: str, quant: str, tmp_path: Pa
     assert dataclasses.replace(checkpoint.config, rms_norm_eps=expected.rms_norm_eps) == expected
 
 
-def test_biases_come_from_the_tensors(tmp_path: Path) -> None:
+def test_bias_tensors_set_bias_flags(tmp_path: Path) -> None:
     model = tiny_model("llama", attention_bias=True, mlp_bias=True)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf", model))
     assert (checkpoint.config.qkv_bias, checkpoint.config.o_bias, checkpoint.config.mlp_bias) == (
@@ -84,7 +84,7 @@ def test_biases_come_from_the_tensors(tmp_path: Path) -> None:
         assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
 
 
-def test_heads_of_their_own_size(tmp_path: Path) -> None:
+def test_head_dim_from_key_length(tmp_path: Path) -> None:
     for family in ("llama", "qwen3"):
         model = tiny_model(family, head_dim=32)
         checkpoint = open_checkpoint(write_gguf(tmp_path / f"{family}.gguf", model))
@@ -93,7 +93,7 @@ def test_heads_of_their_own_size(tmp_path: Path) -> None:
             assert same_bits(checkpoint.tensor(name), model.state_dict()[name])
 
 
-def test_a_window_makes_a_mistral(tmp_path: Path) -> None:
+def test_sliding_window_makes_a_mistral_config(tmp_path: Path) -> None:
     model = tiny_model("mistral")
     path = write_gguf(tmp_path / "tiny.gguf", model, metadata={"llama.attention.sliding_window": 64})
     config = open_checkpoint(path).config
@@ -123,7 +123,7 @@ def test_rope_scaling_keys(tmp_path: Path, llama: object) -> None:
         open_with(tmp_path, llama, {"llama.rope.scaling.type": "longrope"})
 
 
-def test_llama3_frequencies_come_as_divisors(tmp_path: Path, llama: object) -> None:
+def test_rope_freqs_tensor_becomes_factors(tmp_path: Path, llama: object) -> None:
     rope = {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
     rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     plain, _ = rope_frequencies(parse_config(tiny_config("llama").to_dict()))
@@ -151,14 +151,14 @@ def test_llama3_frequencies_come_as_divisors(tmp_path: Path, llama: object) -> N
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
     ],
 )
-def test_what_is_not_done_is_refused(
+def test_unsupported_metadata_is_refused(
     metadata: dict[str, object], said: str, tmp_path: Path, llama: object
 ) -> None:
     with pytest.raises(UnsupportedModel, match=said):
         open_with(tmp_path, llama, metadata)
 
 
-def test_partly_rotated_heads_are_refused(tmp_path: Path, llama: object) -> None:
+def test_partial_rotary_is_refused(tmp_path: Path, llama: object) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", llama)
     whole = bytearray(path.read_bytes())
     at = whole.index(b"llama.rope.dimension_count") + len("llama.rope.dimension_count") + 4
@@ -207,7 +207,7 @@ def test_metadata_is_plain_python(tmp_path: Path) -> None:
     assert type(metadata["d"][0]) is bool  # type: ignore[index]
 
 
-def test_a_folder_with_one_gguf_is_a_model(tmp_path: Path, llama: object) -> None:
+def test_folder_with_one_gguf_opens(tmp_path: Path, llama: object) -> None:
     write_gguf(tmp_path / "tiny.gguf", llama)
     assert open_checkpoint(tmp_path).config.family == "llama"
     write_gguf(tmp_path / "other.gguf", llama)
@@ -215,7 +215,7 @@ def test_a_folder_with_one_gguf_is_a_model(tmp_path: Path, llama: object) -> Non
         open_checkpoint(tmp_path)
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path, llama: object) -> None:
+def test_missing_tensor_is_listed(tmp_path: Path, llama: object) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", llama)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))

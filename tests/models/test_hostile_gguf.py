@@ -1,4 +1,4 @@
-"""Whatever the bytes are, opening them ends in a `ModelError`, soon and without a large allocation."""
+"""Malformed GGUF files: opening one raises `ModelError`, quickly and without a large allocation."""
 
 import random
 import struct
@@ -25,9 +25,9 @@ HUGE = (1 << 63, (1 << 64) - 1, 1 << 40, 1 << 32, 1 << 24, 65536)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     metadata = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(24)], "tokenizer.ggml.scores": [0.5] * 24}
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("valid")
     return write_gguf(folder / "tiny.gguf", tiny_model("llama", **SMALL), "Q8_0", metadata).read_bytes()
 
 
@@ -36,7 +36,7 @@ def string(text: bytes) -> bytes:
 
 
 def refused(path: Path, content: bytes) -> None:
-    """In five seconds of work; on a busy machine that may take longer."""
+    """In at most five seconds of CPU time."""
     path.write_bytes(content)
     started, working = time.perf_counter(), time.thread_time()
     tracemalloc.start()
@@ -50,33 +50,33 @@ def refused(path: Path, content: bytes) -> None:
     assert time.perf_counter() - started < 60
 
 
-def test_every_truncation_is_an_error(whole: bytes, tmp_path: Path) -> None:
+def test_every_truncation_is_an_error(valid: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
-    for size in range(0, len(whole), 64):
-        path.write_bytes(whole[:size])
+    for size in range(0, len(valid), 64):
+        path.write_bytes(valid[:size])
         with pytest.raises(ModelError):
             open_checkpoint(path)
 
 
 @pytest.mark.parametrize("count", HUGE)
-def test_huge_counts(count: int, whole: bytes, tmp_path: Path) -> None:
+def test_huge_counts_are_refused_without_allocation(count: int, valid: bytes, tmp_path: Path) -> None:
     packed, path = struct.pack("<Q", count), tmp_path / "huge.gguf"
-    refused(path, whole[:8] + packed + whole[16:])
-    refused(path, whole[:16] + packed + whole[24:])
-    refused(path, whole[:24] + packed + whole[32:])
-    tokens = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
-    refused(path, whole[: tokens + 8] + packed + whole[tokens + 16 :])
-    refused(path, whole[: tokens + 16] + packed + whole[tokens + 24 :])
-    embedding = whole.index(b"token_embd.weight") + len(b"token_embd.weight")
-    refused(path, whole[: embedding + 4] + packed + whole[embedding + 12 :])
-    refused(path, whole[: embedding + 24] + packed + whole[embedding + 32 :])
+    refused(path, valid[:8] + packed + valid[16:])
+    refused(path, valid[:16] + packed + valid[24:])
+    refused(path, valid[:24] + packed + valid[32:])
+    tokens = valid.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens")
+    refused(path, valid[: tokens + 8] + packed + valid[tokens + 16 :])
+    refused(path, valid[: tokens + 16] + packed + valid[tokens + 24 :])
+    embedding = valid.index(b"token_embd.weight") + len(b"token_embd.weight")
+    refused(path, valid[: embedding + 4] + packed + valid[embedding + 12 :])
+    refused(path, valid[: embedding + 24] + packed + valid[embedding + 32 :])
 
 
-def test_other_files(tmp_path: Path, whole: bytes) -> None:
+def test_malformed_files_are_refused(tmp_path: Path, valid: bytes) -> None:
     path = tmp_path / "other.gguf"
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     nested = header + string(b"k") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 1000 + bytes(100)
-    wide = header + string(b"k") + struct.pack("<IIQ", 9, 9, 60000) + struct.pack("<IQ", 0, 0) * 60000
+    wide = header + string(b"k") + struct.pack("<IIQ", 9, 9, 20000) + struct.pack("<IQ", 0, 0) * 20000
     for content in (
         b"",
         b"GGUF",
@@ -92,21 +92,21 @@ def test_other_files(tmp_path: Path, whole: bytes) -> None:
         b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (string(b"k") + struct.pack("<IB", 0, 1)) * 2 + bytes(100),
         nested,
         wide,
-        whole.replace(b"llama.block_count", b"llama.block_xxxxx"),
-        whole.replace(b"token_embd.weight", b"output_norm.weight"[:17]),
-        whole.replace(b"blk.0.attn_k.weight", b"blk.0.attn_q.weight"),
+        valid.replace(b"llama.block_count", b"llama.block_xxxxx"),
+        valid.replace(b"token_embd.weight", b"output_norm.weight"[:17]),
+        valid.replace(b"blk.0.attn_k.weight", b"blk.0.attn_q.weight"),
     ):
         refused(path, content)
 
 
-def test_random_damage_never_crashes(tmp_path: Path, whole: bytes) -> None:
-    """A flipped header byte may still leave a model; then every tensor of it can be read."""
-    path, dice = tmp_path / "damaged.gguf", random.Random(11)
-    data_start = len(whole) - sum(t.num_bytes + 32 for t in open_whole(tmp_path, whole).tensors.values())
+def test_random_damage_never_crashes(tmp_path: Path, valid: bytes) -> None:
+    """A changed header may still describe a model; then every tensor can be read."""
+    path, rng = tmp_path / "damaged.gguf", random.Random(11)
+    data_start = len(valid) - sum(t.num_bytes + 32 for t in open_whole(tmp_path, valid).tensors.values())
     for _ in range(400):
-        damaged = bytearray(whole)
-        for _ in range(dice.randint(1, 4)):
-            damaged[dice.randrange(data_start)] = dice.randrange(256)
+        damaged = bytearray(valid)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(data_start)] = rng.randrange(256)
         path.write_bytes(damaged)
         try:
             checkpoint = open_checkpoint(path)
@@ -116,6 +116,6 @@ def test_random_damage_never_crashes(tmp_path: Path, whole: bytes) -> None:
             assert tuple(checkpoint.tensor(name).shape) == checkpoint.shape(name)
 
 
-def open_whole(folder: Path, whole: bytes) -> GgufFile:
-    (folder / "whole.gguf").write_bytes(whole)
-    return GgufFile(folder / "whole.gguf")
+def open_whole(folder: Path, valid: bytes) -> GgufFile:
+    (folder / "valid.gguf").write_bytes(valid)
+    return GgufFile(folder / "valid.gguf")

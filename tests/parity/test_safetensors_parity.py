@@ -66,7 +66,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def prompts(seed: int = 5) -> list[list[int]]:
-    """One token, a few, and more than any window, page or chunk here."""
+    """Prompts of one token, of a few, and longer than any window, page or chunk here."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (1, 19, 150)]
 
@@ -79,13 +79,13 @@ def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("kernels", ["c", "torch"])
-def test_tokens_and_logits_are_those_of_transformers(variant: tuple[Path, Any], kernels: str) -> None:
+def test_tokens_and_logits_match_transformers(variant: tuple[Path, Any], kernels: str) -> None:
     folder, model = variant
     assert_parity(folder, model, prompts(), kernels, max_tokens=24 if kernels == "c" else 12)
 
 
-def test_the_variants_are_what_they_say(tmp_path: Path) -> None:
-    """A window that is ignored, or a rope that is not scaled, would show."""
+def test_variants_have_their_features(tmp_path: Path) -> None:
+    """Ignoring the window or the rope scaling would change the logits."""
     plain, windowed = (
         LLM(str(tiny_model(tmp_path / name, "mistral", **changes)), dtype="fp32", max_pass_tokens=64)
         for name, changes in (("plain", {}), ("windowed", {"sliding_window": 20}))
@@ -95,7 +95,7 @@ def test_the_variants_are_what_they_say(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_generate_of_transformers_gives_the_same_answer(tiny_llama: Path) -> None:
+def test_answer_matches_transformers_generate(tiny_llama: Path) -> None:
     model = open_reference(tiny_llama)
     model.generation_config.eos_token_id = None
     prompt = prompts()[1]

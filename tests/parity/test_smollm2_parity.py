@@ -1,7 +1,7 @@
 """The default model in fp32: 64 greedy tokens of three prompts are those of transformers on the same GGUF file.
 
-Its logits reach 45 behind 30 layers, where fp32 itself is worth about 1e-4: transformers in fp32 lies up to 1.1e-4 from
-transformers in fp64. So the largest difference may be twice that, and the mean a tenth.
+Its logits reach 45 after 30 layers, where fp32 has an error of about 1e-4: transformers in fp32 differs by up to 1.1e-4
+from transformers in fp64. So the largest difference may be twice that, and the mean a tenth.
 """
 
 import pytest
@@ -20,7 +20,7 @@ PROMPTS = [
 ]
 
 
-def test_64_greedy_tokens_of_three_prompts() -> None:
+def test_64_greedy_tokens_match_transformers() -> None:
     path = locate(None).path
     llm = LLM(
         str(path), dtype="fp32", max_pass_tokens=64, max_num_seqs=8, max_model_len=512, determinism="off"

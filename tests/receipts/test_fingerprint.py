@@ -1,4 +1,4 @@
-"""The fingerprint: every change that decides bits is named, and nothing else is."""
+"""The fingerprint: every change that decides bits is a difference, and nothing else is."""
 
 import dataclasses
 import json
@@ -32,8 +32,8 @@ def fingerprint(model: Path, **settings: Any) -> Fingerprint:
     return llm.engine.fingerprint
 
 
-def named(one: Fingerprint, other: Fingerprint) -> list[str]:
-    """The parts that differ, and the digests to go with them."""
+def different_parts(one: Fingerprint, other: Fingerprint) -> list[str]:
+    """The parts that differ; their digests differ, too."""
     names = [line.split(":")[0] for line in one.differences(other)]
     assert (one.digest != other.digest) == bool(names)
     return names
@@ -64,7 +64,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "elsewhere" / "under another name"))
 
 
-def test_the_same_model_elsewhere_is_the_same(plain: Fingerprint, copied: Path) -> None:
+def test_fingerprint_ignores_the_path(plain: Fingerprint, copied: Path) -> None:
     assert fingerprint(copied) == plain
 
 
@@ -84,11 +84,13 @@ def test_the_same_model_elsewhere_is_the_same(plain: Fingerprint, copied: Path) 
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_what_decides_no_bit_is_left_out(plain: Fingerprint, folder: Path, settings: Any) -> None:
+def test_fingerprint_excludes_settings_that_decide_no_bit(
+    plain: Fingerprint, folder: Path, settings: Any
+) -> None:
     assert fingerprint(folder, **settings) == plain
 
 
-def test_shards_are_the_same_weights(plain: Fingerprint, tmp_path: Path) -> None:
+def test_sharding_does_not_change_the_weights_digest(plain: Fingerprint, tmp_path: Path) -> None:
     sharded = tiny_model(tmp_path / "sharded", sharded=True, num_hidden_layers=1)
     assert len(list(sharded.glob("*.safetensors"))) > 1
     assert fingerprint(sharded) == plain
@@ -100,7 +102,7 @@ def flip_lowest_bit(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-def test_one_bit_of_any_tensor_is_another_model(folder: Path, copied: Path) -> None:
+def test_one_bit_of_any_tensor_changes_the_digest(folder: Path, copied: Path) -> None:
     before = digest_weights(open_checkpoint(folder))
     path = copied / "model.safetensors"
     whole = path.read_bytes()
@@ -118,13 +120,13 @@ def test_one_bit_of_any_tensor_is_another_model(folder: Path, copied: Path) -> N
     assert len(seen) == 1 + 2 * len(names)
 
 
-def test_a_changed_weight_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+def test_changed_weight_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
     path = copied / "model.safetensors"
     flip_lowest_bit(path, path.stat().st_size - 4)
-    assert named(fingerprint(copied), plain) == ["weights"]
+    assert different_parts(fingerprint(copied), plain) == ["weights"]
 
 
-def test_one_bit_of_any_gguf_tensor(file: Path, tmp_path: Path) -> None:
+def test_one_bit_of_any_gguf_tensor_changes_the_digest(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     seen = {digest_weights(open_checkpoint(file))}
     tensors = GgufFile(file).tensors
@@ -137,40 +139,40 @@ def test_one_bit_of_any_gguf_tensor(file: Path, tmp_path: Path) -> None:
     assert len(seen) == 1 + len(tensors)
 
 
-def test_a_changed_gguf_weight_is_named_and_nothing_else(
+def test_changed_gguf_weight_is_the_only_difference(
     plain_gguf: Fingerprint, file: Path, tmp_path: Path
 ) -> None:
     changed = Path(shutil.copy(file, tmp_path / "other.gguf"))
     flip_lowest_bit(changed, GgufFile(file).tensors["output_norm.weight"].start)
-    assert named(fingerprint(changed), plain_gguf) == ["weights"]
+    assert different_parts(fingerprint(changed), plain_gguf) == ["weights"]
 
 
-def test_the_same_numbers_stored_alike_are_the_same_weights_in_any_file(folder: Path, tmp_path: Path) -> None:
+def test_weights_digest_is_independent_of_the_file_format(folder: Path, tmp_path: Path) -> None:
     same = open_checkpoint(tiny_gguf(tmp_path / "f32.gguf", quant="F32", num_hidden_layers=1))
     assert digest_weights(same) == digest_weights(open_checkpoint(folder))
     other = open_checkpoint(tiny_gguf(tmp_path / "f16.gguf", quant="F16", num_hidden_layers=1))
     assert digest_weights(other) != digest_weights(same)
 
 
-def test_a_changed_template_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+def test_changed_template_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
     path = copied / "tokenizer_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "chat_template": CHAT_TEMPLATE + " "}))
-    assert named(fingerprint(copied), plain) == ["chat_template"]
+    assert different_parts(fingerprint(copied), plain) == ["chat_template"]
     del config["chat_template"]
     path.write_text(json.dumps(config))
     (line,) = fingerprint(copied).differences(plain)
     assert line.startswith("chat_template: none here, ")
 
 
-def test_a_changed_tokenizer_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+def test_changed_tokenizer_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
     path = copied / "tokenizer.json"
     content = json.loads(path.read_text())
     content["model"]["merges"].pop()
     path.write_text(json.dumps(content))
-    assert named(fingerprint(copied), plain) == ["tokenizer"]
+    assert different_parts(fingerprint(copied), plain) == ["tokenizer"]
     path.write_text(json.dumps({**content, "version": content["version"]}, indent=3))
-    assert named(fingerprint(copied), plain) == ["tokenizer"]
+    assert different_parts(fingerprint(copied), plain) == ["tokenizer"]
 
 
 def gguf_with(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Path:
@@ -181,38 +183,38 @@ def gguf_with(path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Pa
     return tiny_gguf(path, quant="Q8_0", num_hidden_layers=1)
 
 
-def test_a_gguf_template_is_no_weight(
+def test_gguf_template_is_not_in_the_weights_digest(
     plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = gguf_with(tmp_path / "t.gguf", monkeypatch, chat_template=CHAT_TEMPLATE + "x")
-    assert named(fingerprint(other), plain_gguf) == ["chat_template"]
+    assert different_parts(fingerprint(other), plain_gguf) == ["chat_template"]
 
 
-def test_a_gguf_tokenizer_is_no_weight(
+def test_gguf_tokenizer_is_not_in_the_weights_digest(
     plain_gguf: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = gguf_with(tmp_path / "t.gguf", monkeypatch, **{"ggml.pre": "smollm"})
-    assert named(fingerprint(other), plain_gguf) == ["tokenizer"]
+    assert different_parts(fingerprint(other), plain_gguf) == ["tokenizer"]
 
 
-def test_another_stop_id_is_named_and_nothing_else(plain: Fingerprint, copied: Path) -> None:
+def test_changed_stop_id_is_the_only_difference(plain: Fingerprint, copied: Path) -> None:
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9]}))
     assert fingerprint(copied).differences(plain) == [
         "config.eos_token_ids: [0, 9] here, [0] in the receipt",
     ]
 
 
-def test_another_dtype_is_named_with_what_it_brings(plain: Fingerprint, folder: Path) -> None:
+def test_dtype_difference_is_listed(plain: Fingerprint, folder: Path) -> None:
     other = fingerprint(folder, dtype="bf16")
     assert "dtype: bfloat16 here, float32 in the receipt" in other.differences(plain)
-    assert {name.split(".")[0] for name in named(other, plain)} <= {"dtype", "recipe"}
+    assert {name.split(".")[0] for name in different_parts(other, plain)} <= {"dtype", "recipe"}
 
 
-def test_other_kernels_are_named_field_by_field(folder: Path) -> None:
-    compiled, library = (fingerprint(folder, kernels=path) for path in ("c", "torch"))
-    names = named(compiled, library)
+def test_kernel_differences_are_listed_by_field(folder: Path) -> None:
+    c, torch_ = (fingerprint(folder, kernels=path) for path in ("c", "torch"))
+    names = different_parts(c, torch_)
     assert "recipe.path" in names
-    assert "libraries.numpy" in names  # whose logarithms only the library path uses
+    assert "libraries.numpy" in names  # only the torch backend uses numpy
     assert {name.split(".")[0] for name in names} == {"recipe", "libraries"}
 
 
@@ -224,24 +226,27 @@ print(json.dumps(llm.engine.receipts.fingerprint.parts))
 """
 
 
-def in_another_process(folder: Path, threads: int | None, **environment: str) -> Fingerprint:
-    done = subprocess.run(
+def start_process(folder: Path, threads: int | None, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), json.dumps(threads)],
         env={**os.environ, **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
-        check=True,
-        timeout=300,
     )
-    return Fingerprint(json.loads(done.stdout))
 
 
-def test_another_process_agrees_and_other_threads_and_deciding_variables_are_named(
-    plain: Fingerprint, folder: Path
-) -> None:
+def fingerprint_from(process: "subprocess.Popen[str]") -> Fingerprint:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return Fingerprint(json.loads(output))
+
+
+def test_other_processes_agree_and_settings_differences_are_listed(plain: Fingerprint, folder: Path) -> None:
     threads = plain.parts["settings"]["threads"]  # type: ignore[index, call-overload]
-    assert in_another_process(folder, threads).digest == plain.digest
-    other = in_another_process(folder, threads + 1, ONEDNN_DEFAULT_FPMATH_MODE="BF16")  # type: ignore[operator]
+    same = start_process(folder, threads)  # both at once: starting takes most of the time
+    changed = start_process(folder, threads + 1, ONEDNN_DEFAULT_FPMATH_MODE="BF16")  # type: ignore[operator]
+    assert fingerprint_from(same).digest == plain.digest
+    other = fingerprint_from(changed)
     assert sorted(other.differences(plain)) == [
         "settings.environment.ONEDNN_DEFAULT_FPMATH_MODE: BF16 here, absent in the receipt",
         f"settings.threads: {threads + 1} here, {threads} in the receipt",  # type: ignore[operator]
@@ -256,40 +261,42 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 IDLE: dict[str, Any] = {
     "family": "mistral", "max_position_embeddings": 9, "bos_token_id": 5, "torch_dtype": "float16",
-    "eos_token_ids": (1, 2, 3),  # counted with the tokenizer's
+    "eos_token_ids": (1, 2, 3),  # listed together with the tokenizer's
 }  # fmt: skip
 
 
-def test_every_field_of_a_configuration_is_judged(folder: Path) -> None:
+def test_every_config_field_is_included_or_excluded(folder: Path) -> None:
     assert {one.name for one in dataclasses.fields(DecoderConfig)} == {*CHANGES, *IDLE}
     config = open_checkpoint(folder).config
     before = Fingerprint(config_parts(config, [0]))
     for name, value in CHANGES.items():
         changed = Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0]))
-        assert named(changed, before) == [name]
+        assert different_parts(changed, before) == [name]
     for name, value in IDLE.items():
         assert Fingerprint(config_parts(dataclasses.replace(config, **{name: value}), [0])) == before
-    assert named(Fingerprint(config_parts(config, [0, 2])), before) == ["eos_token_ids"]
+    assert different_parts(Fingerprint(config_parts(config, [0, 2])), before) == ["eos_token_ids"]
 
 
-def test_rope_scaling_is_named_by_its_field(folder: Path) -> None:
+def test_rope_scaling_differences_are_listed_by_field(folder: Path) -> None:
     def parts(scaling: Any) -> Fingerprint:
         return Fingerprint(config_parts(dataclasses.replace(config, rope_scaling=scaling), [0]))
 
     config = open_checkpoint(folder).config
-    assert named(parts(YarnRope(2.0, 128)), parts(YarnRope(2.0, 256))) == [
+    assert different_parts(parts(YarnRope(2.0, 128)), parts(YarnRope(2.0, 256))) == [
         "rope_scaling.original_max_position_embeddings"
     ]
-    assert named(parts(FactorsRope((1.0, 2.0))), parts(FactorsRope((1.0, 2.5)))) == ["rope_scaling.factors"]
-    assert "rope_scaling.kind" in named(parts(LinearRope(2.0)), parts(YarnRope(2.0, 9)))
+    assert different_parts(parts(FactorsRope((1.0, 2.0))), parts(FactorsRope((1.0, 2.5)))) == [
+        "rope_scaling.factors"
+    ]
+    assert "rope_scaling.kind" in different_parts(parts(LinearRope(2.0)), parts(YarnRope(2.0, 9)))
 
 
-def test_every_field_of_the_recipe_is_a_part(plain: Fingerprint) -> None:
+def test_every_recipe_field_is_included(plain: Fingerprint) -> None:
     recipe = open_backend(torch.float32, num_threads=1).recipe
     assert {*plain.parts["recipe"], "dtype"} == set(recipe.as_dict())  # type: ignore[misc]
 
 
-def test_versions_are_of_what_decides_bits() -> None:
+def test_library_versions_depend_on_the_backend() -> None:
     recipe = open_backend(torch.float32, num_threads=1, kernels="torch").recipe
     assert set(library_parts(recipe)) == {
         *(
@@ -307,7 +314,7 @@ def test_versions_are_of_what_decides_bits() -> None:
     assert library_parts(recipe)["numpy"] == np.__version__
 
 
-def test_whole_numbers_are_the_same_with_and_without_a_point() -> None:
+def test_integral_floats_equal_integers() -> None:
     def digest(value: Any) -> str:
         return Fingerprint({"a": value}).digest
 
@@ -329,12 +336,12 @@ def test_whole_numbers_are_the_same_with_and_without_a_point() -> None:
         ({"\n\x1b[2J": {"b": 1}}, {"\n\x1b[2J": {"b": 2}}, ["'\\n\\x1b[2J'.b: 1 here, 2 in the receipt"]),
     ],
 )
-def test_differences_of_odd_parts(mine: Any, theirs: Any, lines: list[str]) -> None:
+def test_differences_of_unusual_values(mine: Any, theirs: Any, lines: list[str]) -> None:
     assert Fingerprint(mine).differences(Fingerprint(theirs)) == lines
 
 
 class Slow:
-    """A checkpoint whose bytes come when they are let."""
+    """A checkpoint whose bytes can be read once `let` is set."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -355,28 +362,28 @@ class Slow:
         return self._inner.raw(name)
 
 
-def test_hashing_waits_for_nobody_and_get_waits_for_hashing(folder: Path) -> None:
+def test_hashing_runs_in_the_background(folder: Path) -> None:
     slow = Slow(open_checkpoint(folder))
-    maker = FingerprintTask(slow, lambda: {"more": 1})  # type: ignore[arg-type]
+    task = FingerprintTask(slow, lambda: {"more": 1})  # type: ignore[arg-type]
     assert slow.threads <= {"holdfast-fingerprint"}
     threading.Timer(0.2, slow.let.set).start()
-    made = maker.get()
-    assert made is maker.get()
+    made = task.get()
+    assert made is task.get()
     assert made.parts == {"weights": digest_weights(open_checkpoint(folder)), "more": 1}
 
 
-def test_what_fails_is_told_to_whoever_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hashing_error_is_raised_by_get(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(open_checkpoint(folder))
     slow.let.set()
     monkeypatch.setattr(slow, "names", lambda: ("model.norm.weight", "broken"))
     monkeypatch.setattr(slow, "shape", lambda name: (1,))
-    maker = FingerprintTask(slow, dict)  # type: ignore[arg-type]
+    task = FingerprintTask(slow, dict)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(OSError, match="the disk is gone"):
-            maker.get()
+            task.get()
 
 
-def test_names_formats_and_shapes_count(folder: Path) -> None:
+def test_digest_covers_names_formats_and_shapes(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
 
     class Changed(Slow):

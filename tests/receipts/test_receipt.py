@@ -1,4 +1,4 @@
-"""Receipts: what they hold, that they fit their schema, and that their settings come back equal."""
+"""Receipts: their content, their schema, and the round trip of their settings."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ EVERYTHING: dict[str, Any] = {
     "logit_bias": {7: -100.0, 5: 0.1}, "allowed_token_ids": [1, 2, 3], "bad_token_ids": [9], "bad_words": "no",
     "prompt_logprobs": 2, "echo": True,
 }  # fmt: skip
-FORMS = [
+STRUCTURED_OUTPUTS = [
     StructuredOutput(json_schema={"type": "object", "properties": {"a": {"const": "\u00fc"}}}),
     StructuredOutput(json_schema=False),
     StructuredOutput(json_object=True),
@@ -47,22 +47,22 @@ FORMS = [
 
 
 def valid(receipt: dict[str, Any]) -> dict[str, Any]:
-    """What is written fits the schema and reads back to the same, through text."""
+    """The receipt matches the schema and survives a round trip through text."""
     text = json.dumps(receipt)
     VALIDATOR.validate(json.loads(text))
     assert read_receipt(text).as_dict() == receipt
     return receipt
 
 
-def test_the_schema_is_one_and_knows_every_setting() -> None:
+def test_schema_is_valid_and_has_every_setting() -> None:
     Draft202012Validator.check_schema(SCHEMA)
     settings = SCHEMA["properties"]["settings"]["properties"]
     assert list(settings) == [one.name for one in fields(SamplingParams)]
-    forms = settings["structured"]["oneOf"][1]["properties"]
-    assert list(forms) == [one.name for one in fields(StructuredOutput)]
+    kinds = settings["structured"]["oneOf"][1]["properties"]
+    assert list(kinds) == [one.name for one in fields(StructuredOutput)]
 
 
-def test_what_a_receipt_says(llm: LLM) -> None:
+def test_receipt_content(llm: LLM) -> None:
     params = SamplingParams(max_tokens=6, temperature=0, deterministic=True, ignore_eos=True, logprobs=2)
     receipt = valid(ask(llm, PROMPT, params))
     result = llm.generate([PROMPT], params)[0]
@@ -83,28 +83,28 @@ def test_what_a_receipt_says(llm: LLM) -> None:
     assert values == [one.logprob for one in result.logprobs]
 
 
-def test_both_modes_give_the_same_receipt_but_for_mode_and_counts(auto_llm: LLM, verify_llm: LLM) -> None:
+def test_modes_give_equal_receipts_except_mode_and_counts(auto_llm: LLM, verify_llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, seed=3, deterministic=True, ignore_eos=True, logprobs=3)
     one, other = (ask(llm, PROMPT, params) for llm in (auto_llm, verify_llm))
     assert {key for key in one if one[key] != other[key]} == {"mode", "counts"}
 
 
-def test_a_seed_that_was_made_is_told(auto_llm: LLM) -> None:
+def test_generated_seed_is_in_the_receipt(auto_llm: LLM) -> None:
     receipt = valid(ask(auto_llm, PROMPT, SamplingParams(max_tokens=4, deterministic=True)))
     assert receipt["settings"]["seed"] is None
     assert 0 <= int(receipt["seed"]) < 1 << 63
 
 
-def test_an_ordinary_request_says_so(auto_llm: LLM) -> None:
+def test_ordinary_request_has_mode_none(auto_llm: LLM) -> None:
     assert valid(ask(auto_llm, PROMPT, SamplingParams(max_tokens=4)))["mode"] == "none"
 
 
-def test_an_engine_without_a_certificate(tiny_llama: Path) -> None:
+def test_engine_without_certificate(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     assert valid(ask(llm, PROMPT, SamplingParams(max_tokens=4)))["certificate"] is None
 
 
-def test_the_prompt_can_be_left_out() -> None:
+def test_prompt_can_be_left_out() -> None:
     whole = valid(receipt_of(SamplingParams()))
     short = valid(without_prompt(whole))
     assert short == {**whole, "prompt": {"token_ids": None, "digest": whole["prompt"]["digest"]}}
@@ -118,19 +118,19 @@ def made(params: SamplingParams, choice: Choice, given_ids: Sequence[int]) -> di
 
 
 @pytest.mark.parametrize("given_ids", [[], [4], [5], [4, 6], [4, 5, 5]])
-def test_logprobs_of_some_tokens_are_none_or_our_fault(given_ids: list[int]) -> None:
+def test_incomplete_logprobs_are_dropped_or_asserted(given_ids: list[int]) -> None:
     choice = Choice("", (4, 5), "stop")
     assert valid(made(SamplingParams(), choice, given_ids))["choices"][0]["logprobs"] is None
     with pytest.raises(AssertionError):
         made(SamplingParams(deterministic=True), choice, given_ids)
 
 
-def test_no_token_has_no_bits() -> None:
+def test_empty_answer_has_empty_bits() -> None:
     receipt = valid(made(SamplingParams(deterministic=True), Choice("", (), "abort"), []))
     assert receipt["choices"][0]["logprobs"]["bits"] == []
 
 
-def test_several_choices_and_prompt_logprobs() -> None:
+def test_receipt_of_several_choices_and_prompt_logprobs() -> None:
     params = SamplingParams(n=3, deterministic=True, prompt_logprobs=0, max_tokens=4)
     receipt = valid(receipt_of(params, (4, 5), (6,), (), scored=1))
     assert [one["token_ids"] for one in receipt["choices"]] == [[4, 5], [6], []]
@@ -138,7 +138,7 @@ def test_several_choices_and_prompt_logprobs() -> None:
     assert receipt["prompt_logprobs"]["bits"] == ["bf000000", "bf400000"]
 
 
-def test_several_answers_scores_and_echo_of_an_engine(auto_llm: LLM) -> None:
+def test_engine_receipt_of_choices_scores_and_echo(auto_llm: LLM) -> None:
     params = SamplingParams(
         max_tokens=5,
         n=3,
@@ -155,7 +155,7 @@ def test_several_answers_scores_and_echo_of_an_engine(auto_llm: LLM) -> None:
     assert len(receipt["prompt_logprobs"]["bits"]) == len(receipt["prompt"]["token_ids"]) - 1
 
 
-def test_an_error_has_no_receipt(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_has_no_receipt(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def run(self, plan: StepPlan) -> Any:
             raise RuntimeError("a cosmic ray")
@@ -165,7 +165,7 @@ def test_an_error_has_no_receipt(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch)
     assert (result.finish_reason, result.receipt) == ("error", None)
 
 
-def test_an_answer_that_was_cut_short_has_one(auto_llm: LLM) -> None:
+def test_aborted_answer_has_a_receipt(auto_llm: LLM) -> None:
     engine = auto_llm.engine
     request = engine.prepare(PROMPT, SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True))
     engine.submit(request)
@@ -179,7 +179,7 @@ def test_an_answer_that_was_cut_short_has_one(auto_llm: LLM) -> None:
     assert 0 < len(receipt["choices"][0]["token_ids"]) < 40
 
 
-def test_the_best_beside_the_chosen_are_in_the_digest() -> None:
+def test_digest_covers_top_logprobs() -> None:
     plain = logprob_bits([TokenLogprob(4, -0.5)])
     assert plain.digest == digest_of([[4, "bf000000", []]])
     best = logprob_bits([TokenLogprob(4, -0.5, ((4, -0.5), (9, -2.0)))])
@@ -187,21 +187,23 @@ def test_the_best_beside_the_chosen_are_in_the_digest() -> None:
     assert best.digest == digest_of([[4, "bf000000", [[4, "bf000000"], [9, "c0000000"]]]])
 
 
-def test_a_client_that_changes_its_receipt_changes_no_other() -> None:
+def test_receipts_share_no_state() -> None:
     first = receipt_of(SamplingParams())
     first["fingerprint"]["parts"]["settings"]["threads"] = 99
     assert receipt_of(SamplingParams())["fingerprint"]["parts"]["settings"]["threads"] == 2
 
 
-@pytest.mark.parametrize("form", [None, *FORMS], ids=lambda form: form and form.kind)
-def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
-    given_settings = {**EVERYTHING, "structured": form, "think": False, "forced_thoughts": ()}
-    if form is not None:
+@pytest.mark.parametrize(
+    "structured", [None, *STRUCTURED_OUTPUTS], ids=lambda structured: structured and structured.kind
+)
+def test_settings_round_trip(structured: StructuredOutput | None) -> None:
+    given_settings = {**EVERYTHING, "structured": structured, "think": False, "forced_thoughts": ()}
+    if structured is not None:
         given_settings |= {"ignore_eos": False, "think": True, "forced_thoughts": {3: (7, 8), 0: ()}}
     params = SamplingParams(**given_settings)
     assert set(given_settings) == {one.name for one in fields(SamplingParams)}
     defaults = SamplingParams()
-    if form is None:
+    if structured is None:
         same = {
             one.name for one in fields(params) if getattr(params, one.name) == getattr(defaults, one.name)
         }
@@ -220,15 +222,15 @@ def test_settings_come_back_equal(form: StructuredOutput | None) -> None:
     stop=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), max_size=3),
     seed=st.none() | st.integers(0, (1 << 64) - 1),
 )
-def test_any_settings_come_back_equal(
+def test_any_settings_round_trip(
     temperature: float, top_p: float, bias: dict[int, float], stop: list[str], seed: int | None
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, logit_bias=bias, stop=stop, seed=seed)
     assert parse_receipt(json.loads(json.dumps(receipt_of(params)))).params == params
 
 
-def test_tools_that_rewrite_numbers_do_no_harm() -> None:
-    """Some write 1.0 as 1, and lose what a double cannot hold."""
+def test_rewritten_numbers_keep_the_digest() -> None:
+    """Some tools write 1.0 as 1, and round numbers that no double represents."""
 
     def rewrite(value: Any) -> Any:
         if isinstance(value, dict):
@@ -248,8 +250,8 @@ def test_tools_that_rewrite_numbers_do_no_harm() -> None:
     assert again.fingerprint.digest == receipt["fingerprint"]["digest"]
 
 
-def test_settings_hold_nothing_json_does_not_know() -> None:
-    params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": FORMS[0]})
+def test_settings_are_plain_json() -> None:
+    params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": STRUCTURED_OUTPUTS[0]})
     assert json.loads(json.dumps(settings_of(params))) == settings_of(params)
 
 

@@ -1,4 +1,4 @@
-"""Receipts from strangers: every lie and every oddity is one clear error, and nothing hangs."""
+"""Untrusted receipts: everything wrong is one clear error, and nothing hangs."""
 
 import contextlib
 import copy
@@ -18,15 +18,15 @@ from holdfast.receipts.reader import MAX_BYTES, read_receipt
 from holdfast.receipts.receipt import digest_logprobs
 from support.receipts import receipt_of
 
-GOOD = receipt_of(SamplingParams(deterministic=True, n=2, prompt_logprobs=0), (4, 5), (6, 7), scored=1)
+VALID = receipt_of(SamplingParams(deterministic=True, n=2, prompt_logprobs=0), (4, 5), (6, 7), scored=1)
 
 
 def changed(path: str, value: Any) -> str:
-    """The good receipt with one place changed; "a.0.b" walks down."""
-    receipt = copy.deepcopy(GOOD)
-    *way, last = path.split(".")
+    """The valid receipt with one value changed; `path` is like "a.0.b"."""
+    receipt = copy.deepcopy(VALID)
+    *names, last = path.split(".")
     at: Any = receipt
-    for step in way:
+    for step in names:
         at = at[int(step)] if isinstance(at, list) else at[step]
     at[int(last) if isinstance(at, list) else last] = value
     return json.dumps(receipt)
@@ -39,21 +39,21 @@ def refused(source: str | bytes | Path) -> str:
     return str(caught.value)
 
 
-def test_the_good_one_is_good(tmp_path: Path) -> None:
+def test_valid_receipt_is_read(tmp_path: Path) -> None:
     file = tmp_path / "receipt.json"
-    file.write_text(json.dumps(GOOD, indent=2))
-    for source in (json.dumps(GOOD), json.dumps(GOOD).encode(), file):
-        assert read_receipt(source).as_dict() == GOOD
+    file.write_text(json.dumps(VALID, indent=2))
+    for source in (json.dumps(VALID), json.dumps(VALID).encode(), file):
+        assert read_receipt(source).as_dict() == VALID
 
 
-def test_a_receipt_inside_an_answer() -> None:
-    assert read_receipt(json.dumps({"text": "x", "receipt": GOOD})).as_dict() == GOOD
+def test_receipt_inside_a_response_is_read() -> None:
+    assert read_receipt(json.dumps({"text": "x", "receipt": VALID})).as_dict() == VALID
     assert "not an object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
 
 
-def test_a_receipt_on_each_line(tmp_path: Path) -> None:
-    other = {**GOOD, "seed": "12"}
-    text = f"{json.dumps(GOOD)}\n{json.dumps(other)}\n"
+def test_line_selects_one_of_several_receipts(tmp_path: Path) -> None:
+    other = {**VALID, "seed": "12"}
+    text = f"{json.dumps(VALID)}\n{json.dumps(other)}\n"
     file = tmp_path / "receipts.jsonl"
     file.write_text(text)
     for source in (text, text.encode(), file):
@@ -73,12 +73,12 @@ def test_a_receipt_on_each_line(tmp_path: Path) -> None:
     ],
     ids=lambda text: repr(text[:12]),
 )  # fmt: skip
-def test_what_is_no_receipt_at_all(text: str | bytes) -> None:
+def test_malformed_text_is_refused(text: str | bytes) -> None:
     refused(text)
 
 
 @pytest.mark.parametrize("format_", ["holdfast-receipt/2", "", None, 1, ["holdfast-receipt/1"], {}])
-def test_another_format(format_: Any) -> None:
+def test_other_format_is_refused(format_: Any) -> None:
     assert "this version reads holdfast-receipt/1" in refused(changed("format", format_))
 
 
@@ -87,12 +87,12 @@ def test_kernels_of_older_receipts_are_normalised(old: str, new: str) -> None:
     assert read_receipt(changed("engine.kernels", old)).engine.kernels == new
 
 
-@pytest.mark.parametrize("key", [key for key in GOOD if key != "format"])
-def test_every_part_is_needed_and_no_other_known(key: str) -> None:
+@pytest.mark.parametrize("key", [key for key in VALID if key != "format"])
+def test_missing_and_unknown_fields_are_refused(key: str) -> None:
     assert f"missing required field `{key}`" in refused(
-        json.dumps({name: GOOD[name] for name in GOOD if name != key})
+        json.dumps({name: VALID[name] for name in VALID if name != key})
     )
-    assert "unknown field `signature`" in refused(json.dumps({**GOOD, "signature": "trust me"}))
+    assert "unknown field `signature`" in refused(json.dumps({**VALID, "signature": "trust me"}))
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -188,13 +188,13 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"), WRONG, ids=[f"{path}={value!r:.20}" for path, value, _ in WRONG]
+    ("path", "value", "reason"), WRONG, ids=[f"{path}={value!r:.20}" for path, value, _ in WRONG]
 )
-def test_every_lie_is_named(path: str, value: Any, said: str) -> None:
-    assert said in refused(changed(path, value))
+def test_wrong_value_is_refused_with_its_field(path: str, value: Any, reason: str) -> None:
+    assert reason in refused(changed(path, value))
 
 
-def test_a_score_may_begin_anywhere_and_ends_with_its_prompt() -> None:
+def test_score_logprobs_start_anywhere_and_end_with_the_prompt() -> None:
     score = receipt_of(
         SamplingParams(max_tokens=0, temperature=0, prompt_logprobs=0, deterministic=True), (), scored=2
     )
@@ -207,33 +207,35 @@ def test_a_score_may_begin_anywhere_and_ends_with_its_prompt() -> None:
     assert "digest of prompt_logprobs is not that of their bits" in refused(json.dumps(shifted))
 
 
-def test_who_left_while_the_prompt_was_read_has_part_of_its_logprobs() -> None:
+def test_abort_in_prefill_may_lack_prompt_logprobs() -> None:
     left = {"token_ids": [], "finish_reason": "abort", "logprobs": {"bits": [], "digest": digest_of([])}}
-    bits = GOOD["prompt_logprobs"]["bits"][:1]
+    bits = VALID["prompt_logprobs"]["bits"][:1]
     part = {"first": 1, "bits": bits, "digest": digest_logprobs([2], bits)}
-    for scores in (None, part, GOOD["prompt_logprobs"]):
-        read_receipt(json.dumps({**GOOD, "choices": [left, left], "prompt_logprobs": scores}))
-    read_receipt(json.dumps({**GOOD, "mode": "none", "choices": [left, left]}))
+    for scores in (None, part, VALID["prompt_logprobs"]):
+        read_receipt(json.dumps({**VALID, "choices": [left, left], "prompt_logprobs": scores}))
+    read_receipt(json.dumps({**VALID, "mode": "none", "choices": [left, left]}))
     assert "it lacks prompt_logprobs" in refused(
-        json.dumps({**GOOD, "choices": [GOOD["choices"][0], left], "prompt_logprobs": None})
+        json.dumps({**VALID, "choices": [VALID["choices"][0], left], "prompt_logprobs": None})
     )
 
 
-def test_a_prompt_of_one_token_has_no_logprobs() -> None:
-    one = {**GOOD, "prompt": {"token_ids": [1], "digest": digest_of([1])}, "prompt_logprobs": None}
+def test_one_token_prompt_has_no_prompt_logprobs() -> None:
+    one = {**VALID, "prompt": {"token_ids": [1], "digest": digest_of([1])}, "prompt_logprobs": None}
     assert read_receipt(json.dumps(one)).prompt_logprobs is None
 
 
-def test_a_setting_this_receipt_did_not_know_has_its_default() -> None:
-    settings = {name: value for name, value in GOOD["settings"].items() if name not in ("echo", "structured")}
-    assert read_receipt(json.dumps({**GOOD, "settings": settings})).params.echo is False
+def test_missing_setting_has_its_default() -> None:
+    settings = {
+        name: value for name, value in VALID["settings"].items() if name not in ("echo", "structured")
+    }
+    assert read_receipt(json.dumps({**VALID, "settings": settings})).params.echo is False
 
 
-def test_a_receipt_that_is_too_large() -> None:
+def test_too_large_receipt_is_refused() -> None:
     assert "larger than 32 MiB" in refused(" " * (MAX_BYTES + 1))
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere", Path("/dev/zero"), Path("a\0b"), Path("x" * 5000)):
         assert "receipt" in refused(path)
     os.mkfifo(tmp_path / "pipe")
@@ -252,6 +254,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     ),
     st.sampled_from([path for path, _, _ in WRONG]),
 )
-def test_anything_anywhere_is_read_or_refused(value: Any, path: str) -> None:
+def test_random_values_are_read_or_refused(value: Any, path: str) -> None:
     with contextlib.suppress(InvalidRequest):
         read_receipt(changed(path, value))

@@ -43,7 +43,7 @@ def test_engine_imports_without_llguidance() -> None:
 @needs_llguidance
 def test_llguidance_is_imported_with_the_first_grammar() -> None:
     code = (
-        "import sys, holdfast.structured.compiler as made; from holdfast.bench.tiny import byte_tokenizer\n"
+        "import sys, holdfast.structured.compiler as made; from holdfast.text.tokenizer import byte_tokenizer\n"
         "compiler = made.GrammarCompiler(byte_tokenizer(), 300, frozenset({290}))\n"
         "assert 'llguidance' not in sys.modules\n"
         "compiler.compile(made.StructuredOutput(json_object=True))\n"

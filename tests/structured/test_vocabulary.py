@@ -9,13 +9,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 from tokenizers.models import WordPiece
 
-from holdfast.bench.tiny import byte_tokenizer
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_worker import open_trie
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.vocabulary import read_vocabulary
-from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.text.tokenizer_data import TokenizerData
 from support.grammar_walks import HARNESSES, HarnessFactory, needs_llguidance
 from support.tiny import write_tokenizer

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.tiny import byte_tokenizer
 from holdfast.core.grammar import Grammar
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
@@ -17,7 +16,7 @@ from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
-from holdfast.text.tokenizer import Tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 
 needs_llguidance = pytest.mark.skipif(find_spec("llguidance") is None, reason="llguidance is not installed")
 

@@ -1,4 +1,4 @@
-"""Receipts to test with; run as a program, it prints one of the default model's."""
+"""Receipts for tests. As a program it prints one of the default model."""
 
 import json
 from collections.abc import Sequence
@@ -35,8 +35,7 @@ PARTS = Fingerprint(
 def receipt_of(
     params: SamplingParams, *choices: tuple[int, ...], scored: int | None = None
 ) -> dict[str, Any]:
-    """A receipt without an engine; scored is the first token of the prompt [1, 2, 3] that has a logprob, if they were
-    asked for."""
+    """A receipt without an engine. `scored` is the first token of the prompt [1, 2, 3] that has a logprob."""
     answers = tuple(Choice("", ids, "length") for ids in choices or ((4, 5),))
     mode: Determinism = "verified" if params.deterministic else "none"
     if scored is None and params.prompt_logprobs is not None:

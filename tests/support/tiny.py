@@ -1,7 +1,7 @@
-"""Tiny random models on disk: `tiny_model(folder, "qwen3")` is a folder Holdfast and transformers both open.
+"""Tiny random models on disk: `tiny_model(folder, "qwen3")` is a folder that both Holdfast and transformers open.
 
-The weights are large enough for interesting logits and small enough for fp32 to agree to 1e-4. Biases and norms are
-random too, so that none can be forgotten. The tokenizer is a byte-level BPE whose vocabulary fits the model's.
+The weights are large enough for varied logits and small enough for fp32 to agree to 1e-4. Biases and norms are random,
+too, so that forgetting one changes the result. The tokenizer is a byte-level BPE whose vocabulary fits the model's.
 """
 
 import json
@@ -63,7 +63,7 @@ def tiny_gguf(
     **overrides: Any,
 ) -> Path:
     """The same model as one GGUF file, its tokenizer and chat template inside."""
-    from models.gguf_writer import write_gguf  # gguf is not everywhere
+    from models.gguf_writer import write_gguf  # gguf is not installed everywhere
 
     path.parent.mkdir(parents=True, exist_ok=True)
     model = random_model(family, seed=seed, std=std, **overrides)

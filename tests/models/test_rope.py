@@ -43,7 +43,7 @@ def bits(tensor: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("theta", [10000.0, 500000.0, 1000000])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda each: "-".join(map(str, each.values())) or "default")
-def test_frequencies_have_the_bits_of_transformers(scaling: dict, theta: float) -> None:
+def test_frequency_bits_match_transformers(scaling: dict, theta: float) -> None:
     reference = tiny_config("llama", rope_parameters={"rope_theta": theta, **scaling})
     embedding = LlamaRotaryEmbedding(reference)
     new = parse_config(reference.to_dict())
@@ -87,13 +87,13 @@ def test_frequencies_have_the_bits_of_transformers(scaling: dict, theta: float) 
         ({"rope_theta": 1}, "rope_theta"),
     ],
 )
-def test_what_cannot_be_canonical_is_refused(rope: object, said: str) -> None:
+def test_length_dependent_scaling_is_refused(rope: object, said: str) -> None:
     fields = tiny_config("llama").to_dict() | {"rope_parameters": rope}
     with pytest.raises(UnsupportedModel, match=said):
         parse_config(fields)
 
 
-def test_two_thetas_contradict() -> None:
+def test_contradictory_theta_is_refused() -> None:
     fields = tiny_config("llama").to_dict() | {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 6.0}}
     with pytest.raises(UnsupportedModel, match="rope_theta"):
         parse_config(fields)

@@ -36,7 +36,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_round_trip(family: str, shards: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_tensors_round_trip(family: str, shards: bool, dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny_model(family, **SMALL, tie_word_embeddings=family == "qwen2").to(dtype)
     model.save_pretrained(tmp_path, max_shard_size=3000 if shards else "1GB")
     assert (tmp_path / INDEX).is_file() == shards
@@ -52,13 +52,13 @@ def test_round_trip(family: str, shards: bool, dtype: torch.dtype, tmp_path: Pat
         assert torch.equal(checkpoint.tensor(name, torch.bfloat16), state[name].to(torch.bfloat16))
 
 
-def test_stored_tensors_share_the_files_memory(folder: Path) -> None:
+def test_stored_tensors_share_the_mapped_file(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     first, second = (checkpoint.tensor("model.embed_tokens.weight") for _ in range(2))
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
 
 
-def test_other_tensors_are_ignored(folder: Path) -> None:
+def test_extra_tensors_are_ignored(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4, dtype=torch.float64)
     save_file(tensors, folder / SINGLE)
@@ -68,7 +68,7 @@ def test_other_tensors_are_ignored(folder: Path) -> None:
         checkpoint.tensor("model.layers.0.self_attn.rotary_emb.inv_freq")
 
 
-def test_what_is_missing_or_misshaped_is_named(folder: Path) -> None:
+def test_missing_and_misshaped_tensors_are_listed(folder: Path) -> None:
     tensors = load_file(folder / SINGLE)
     del tensors["lm_head.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
     tensors["model.norm.weight"] = torch.ones(17)
@@ -92,7 +92,7 @@ def test_other_dtypes_are_refused(folder: Path, dtype: torch.dtype) -> None:
         open_checkpoint(folder)
 
 
-def test_a_pickle_is_never_opened(folder: Path) -> None:
+def test_pickle_is_never_opened(folder: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return exec, ("raise SystemExit('the pickle ran')",)
@@ -121,7 +121,7 @@ def test_a_pickle_is_never_opened(folder: Path) -> None:
         "a\0.safetensors",
     ],
 )
-def test_shards_lie_beside_their_index(folder: Path, shard: object) -> None:
+def test_shards_are_read_from_the_index_folder(folder: Path, shard: object) -> None:
     (folder / SINGLE).rename(folder.parent / SINGLE)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
     with pytest.raises(BadWeights, match="names the shard"):
@@ -131,14 +131,14 @@ def test_shards_lie_beside_their_index(folder: Path, shard: object) -> None:
 @pytest.mark.parametrize(
     "index", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "[" * 100000, "\udcff"]
 )
-def test_bad_indexes(folder: Path, index: str) -> None:
+def test_malformed_indexes_are_refused(folder: Path, index: str) -> None:
     (folder / SINGLE).unlink()
     (folder / INDEX).write_bytes(index.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadWeights, match="index"):
         open_checkpoint(folder)
 
 
-def test_a_missing_shard_and_a_lying_index(folder: Path) -> None:
+def test_missing_shard_and_wrong_index_are_refused(folder: Path) -> None:
     names = open_checkpoint(folder).names()
     (folder / SINGLE).rename(folder / "a.safetensors")
     (folder / INDEX).write_text(
@@ -154,18 +154,18 @@ def test_a_missing_shard_and_a_lying_index(folder: Path) -> None:
 @pytest.mark.parametrize(
     "config", ["", "nonsense", "[]", "null", "[" * 100000, '{"hidden_size": 1e999}', "\udcff\udcfe"]
 )
-def test_bad_configurations(folder: Path, config: str) -> None:
+def test_malformed_config_files_are_refused(folder: Path, config: str) -> None:
     (folder / "config.json").write_bytes(config.encode("utf-8", "surrogateescape"))
     with pytest.raises(UnsupportedModel):
         open_checkpoint(folder)
 
 
-def test_folders_without_a_model(tmp_path: Path, folder: Path) -> None:
+def test_folder_without_model_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ModelNotFound, match="not a model folder"):
         open_checkpoint(tmp_path)
     with pytest.raises(ModelNotFound, match="there is no"):
         open_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(ModelNotFound, match="no model"):
+    with pytest.raises(ModelNotFound, match="not a model"):
         open_checkpoint(folder / "config.json")
     (folder / SINGLE).unlink()
     with pytest.raises(BadWeights, match="contains no weights"):
@@ -180,7 +180,7 @@ def test_every_truncation_is_an_error(folder: Path) -> None:
             open_checkpoint(folder)
 
 
-def test_lies_in_the_header(folder: Path) -> None:
+def test_corrupt_headers_are_refused(folder: Path) -> None:
     whole = (folder / SINGLE).read_bytes()
     size = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + size])
