@@ -120,6 +120,7 @@ def test_api_key_is_sent(chat, server, monkeypatch):
         (("--dtype", "auto"), "--dtype"),
         (("--determinism", "verify"), "--determinism"),
         (("--max-model-len", "64", "--num-threads", "1"), "--max-model-len, --num-threads"),
+        (("--max-num-batched-tokens", "64"), "--max-num-batched-tokens"),
         (("a-model",), "MODEL"),
     ],
 )
@@ -175,6 +176,22 @@ def test_broken_connection_is_reported(chat, server, pieces):
     result = chat()
     assert result.exit_code == 0
     assert result.stderr.count("ended the connection inside an answer") == 1
+
+
+def test_line_separators_inside_an_event_do_not_split_it(chat, server):
+    server.deltas = lambda body: ["a\u2028b\x85", "c"]
+    assert chat().stdout == "a\u2028b\x85c\n"
+
+
+def test_proxies_of_the_environment_are_ignored(chat, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert chat().stdout == "1 said\n"
+
+
+def test_redirect_is_not_followed(chat, server):
+    server.status = 307
+    assert "the server says 307" in chat().stderr
 
 
 def test_unreachable_server_is_named(holdfast):

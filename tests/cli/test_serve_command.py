@@ -428,6 +428,12 @@ def test_option_beside_its_alias_is_refused(holdfast, served):
     assert "--max-pass-tokens and --max-num-batched-tokens are the same option" in said
 
 
+def test_old_value_of_kernels_is_accepted_with_a_note(holdfast, served):
+    result = start(holdfast, "--kernels", "compiled")
+    assert served.engine.kernels == "c"
+    assert result.stderr == "kernels 'compiled' is now called 'c'; the old name will be removed\n"
+
+
 def test_help_hides_deprecated_names(holdfast, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     assert "max-pass-rows" not in holdfast("serve", "--help").stdout

@@ -182,7 +182,7 @@ def _error(message: str, code: str | None = None) -> dict[str, Any]:
 
 
 def _event(content: Any) -> bytes:
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
 def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
