@@ -144,8 +144,8 @@ def test_no_token_in_the_ring_is_read_as_token_0(runner: ModelRunner, fresh: Mod
     (first,) = runner.run(plan(start))
     assert first.samples[0][0].token_id == NO_TOKEN
     fresh.run(plan(start))
-    behind = decode(0, 0, UNKNOWN_TOKEN, logprobs=1, request_index=2)
-    assert runner.run(plan(behind)) == fresh.run(plan(replace(behind, token_ids=(0,))))
+    after = decode(0, 0, UNKNOWN_TOKEN, logprobs=1, request_index=2)
+    assert runner.run(plan(after)) == fresh.run(plan(replace(after, token_ids=(0,))))
 
 
 def test_ring_grows_and_keeps_its_tokens() -> None:

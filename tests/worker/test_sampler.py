@@ -61,11 +61,11 @@ def test_sampling_a_window_equals_single_tokens(backend: Backend, logits: Tensor
 def test_tokens_do_not_depend_on_neighbours(backend: Backend, logits: Tensor, kind: str) -> None:
     mine = span(9, 2, SETTINGS[kind], logprobs=2)
     alone = one(backend, logits[5:7], mine)
-    before, behind = (
+    before, after = (
         span(3, 5, SETTINGS["truncated"], seed=1),
         span(0, 2, SETTINGS["greedy"], logprobs=9),
     )
-    assert one(backend, logits[:9], before, mine, behind)[5:7] == alone
+    assert one(backend, logits[:9], before, mine, after)[5:7] == alone
 
 
 @pytest.mark.parametrize("kind", SETTINGS)

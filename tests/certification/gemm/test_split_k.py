@@ -211,7 +211,7 @@ def test_split_n_is_kept_on_disk(timed: list[tuple[int, ...]]) -> None:
 
 
 def test_progress_is_reported_by_shape() -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     shapes = [SHAPE, GemmShape("o", 32, 64)]
-    search(shapes, FakeLibrary({}), sizes=(1,), progress=lambda *n: told.append(n))
-    assert told == [(1, 2), (2, 2)]
+    search(shapes, FakeLibrary({}), sizes=(1,), progress=lambda *n: reported.append(n))
+    assert reported == [(1, 2), (2, 2)]

@@ -12,7 +12,7 @@ from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from worker.sampler_spans import FixedGrammar, span
 
 
-def told(*masks: bytes | None) -> Constraint:
+def fixed(*masks: bytes | None) -> Constraint:
     return Constraint(FixedGrammar(lambda candidates, count: list(masks)), ())
 
 
@@ -52,10 +52,10 @@ def test_failing_grammar_allows_nothing_and_affects_no_other_span(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     spans = [
-        span([0] * 9, 1, constraint=told(b"a")),
+        span([0] * 9, 1, constraint=fixed(b"a")),
         span([0] * 9, 2, constraint=failing(error)),
-        span([0] * 9, 1, constraint=told(b"b")),
-        span([0] * 9, 2, constraint=told(b"one too few")),
+        span([0] * 9, 1, constraint=fixed(b"b")),
+        span([0] * 9, 2, constraint=fixed(b"one too few")),
     ]
     with GrammarMaskWorker().computing(spans) as masks:
         assert masks() == [(b"a",), (b"", b""), (b"b",), (b"", b"")]
@@ -79,7 +79,7 @@ def test_error_in_the_pass_waits_for_the_masks(error: BaseException) -> None:
     ):
         raise error
     assert done.is_set()
-    with worker.computing([span([0], 1, constraint=told(b"next"))]) as masks:
+    with worker.computing([span([0], 1, constraint=fixed(b"next"))]) as masks:
         assert masks() == [(b"next",)]
 
 

@@ -1,0 +1,75 @@
+"""Checks that only a GPU's certificate contains, run on the C backend: they accept it and detect a fault."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdfast.certification.checks.attention import check_long_attention
+from holdfast.certification.checks.operations import GemmCase, ModelShape, check_fast_head
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings import apply_numeric_settings
+
+MODEL = ModelShape(
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate=64,
+    vocab=48,
+    page_size=16,
+    max_context=200,
+    window=64,
+)
+HEAD_SIZES, PASS_SIZES = (1, 2, 3, 16, 32), (1, 2, 3, 16, 32, 64)
+
+
+class FaultyBackend:
+    """Batches of one size differ in the last bits, in GEMMs in fast form and in attention."""
+
+    def __init__(self, backend: Any, size: int) -> None:
+        self._backend, self._size = backend, size
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def logits(self, x: Tensor, w: Any, *, canonical: bool) -> Tensor:
+        out: Tensor = self._backend.logits(x, w, canonical=canonical)
+        return out if canonical or len(x) != self._size else out * (1 + 2**-20)
+
+    def attention(self, q: Tensor, *args: Any, **settings: Any) -> Tensor:
+        out: Tensor = self._backend.attention(q, *args, **settings)
+        return out if len(q) != self._size else out * (1 + 2**-20)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return open_backend(torch.float32, kernels="c", num_threads=apply_numeric_settings().threads)
+
+
+@pytest.fixture(scope="module")
+def head(backend: Backend) -> GemmCase:
+    weight = torch.randn(MODEL.vocab, MODEL.hidden, generator=torch.Generator().manual_seed(1))
+    return GemmCase("head", backend.pack(weight), is_head=True)
+
+
+def test_batch_invariant_head_is_certified_in_fast_form(backend: Backend, head: GemmCase) -> None:
+    check = check_fast_head(backend, head, HEAD_SIZES, PASS_SIZES)
+    assert check.agrees and check.sizes_tested == HEAD_SIZES
+
+
+def test_one_differing_head_size_leaves_no_pass_size_certified(backend: Backend, head: GemmCase) -> None:
+    faulty: Any = FaultyBackend(backend, 3)
+    check = check_fast_head(faulty, head, HEAD_SIZES, PASS_SIZES)
+    assert check.sizes_differing == PASS_SIZES
+
+
+def test_attention_over_the_longest_context_agrees(backend: Backend) -> None:
+    assert check_long_attention(backend, MODEL, name="attention").agrees
+
+
+def test_differing_attention_over_the_longest_context_is_reported_as_size_0(backend: Backend) -> None:
+    faulty: Any = FaultyBackend(backend, 7)
+    assert check_long_attention(faulty, MODEL, name="attention").sizes_differing == (0,)
