@@ -73,8 +73,9 @@ def chat(
     sampling: SamplingOptions = _SAMPLING,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Talk with a model. /reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
-    answer.
+    """Talk with a model.
+
+    /reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer.
     """
     if url is not None:
         _refuse(given_options(context, _LOCAL_ONLY), "is for a local model and cannot be used with --url")
