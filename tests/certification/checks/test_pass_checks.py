@@ -18,7 +18,7 @@ from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import apply_numeric_settings
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bench() -> PassBench:
     from holdfast.bench.tiny import tiny_engine
 
@@ -103,8 +103,8 @@ def test_differing_canonical_pass_is_reported_as_size_0(bench: PassBench) -> Non
     assert check_passes(faulty, 64, 512, (48,)).sizes_differing == (0,)
 
 
-def test_torch_gemms_that_depend_on_the_batch_size_are_detected() -> None:
-    """fp32 GEMMs of torch on a CPU depend on the batch size."""
+def test_canonical_passes_of_the_torch_backend_agree() -> None:
+    """Its fast passes may differ: torch chooses the order of summation by the batch size."""
     from holdfast.worker.kv_store import KVStore
     from holdfast.worker.model_runner import ModelRunner
 
@@ -115,7 +115,6 @@ def test_torch_gemms_that_depend_on_the_batch_size_are_detected() -> None:
     bench = PassBench(ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16)
     check = check_passes(bench, 32, 256)
     assert 0 not in check.sizes_differing
-    assert 1 in check.sizes_differing or check.agrees  # some builds of torch are batch-invariant
 
 
 def test_pass_sizes_include_common_decode_batches() -> None:
