@@ -1,6 +1,6 @@
-"""Holdfast: an LLM inference engine whose answers can be had twice, bit for bit.
+"""Holdfast: an LLM inference engine that gives the same answer, bit for bit, every time.
 
-`LLM` is loaded when it is first asked for: the plain floors, and their tests, do without torch.
+`LLM` is imported on first use, so that the packages without tensors, and their tests, do not import torch.
 """
 
 from typing import TYPE_CHECKING, Any

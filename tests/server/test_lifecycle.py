@@ -53,6 +53,7 @@ def test_sigterm_refuses_new_requests_and_finishes_running_ones(server: Server) 
     assert server.process.wait(PATIENCE) == 0
     assert not psutil.pid_exists(engine)
     server.wait_for("Stopped.")
+    server.wait_for("status=200 .*engine_ids=.*1")  # the access log names the request in the engine
     assert "Traceback" not in server.text
 
 

@@ -204,7 +204,8 @@ class Engine:
         try:
             yield
         except Exception as error:
-            _log.exception("a pass failed")
+            ids = sorted({span.request_id for one in plan.passes for span in one.spans})
+            _log.exception("a pass of requests %s failed", ids)
             raise _PlanFailed(plan, f"a pass failed: {type(error).__name__}: {error}") from error
         except BaseException:
             self._fail_in_flight(plan, "interrupted")

@@ -16,20 +16,20 @@ from holdfast.server.inspector.routes import inspector_router
 from holdfast.server.middleware.stack import add_middleware
 
 
-def make_app(front: Frontend, hub: Hub) -> FastAPI:
+def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     """Everything a client can reach over HTTP."""
-    app = make_documented_app(with_keys=bool(front.config.api_keys))
+    app = make_documented_app(with_keys=bool(frontend.config.api_keys))
     for routes in (
-        info_routes(front),
-        chat_routes(front),
-        completion_routes(front),
-        token_routes(front),
-        score_routes(front),
-        replay_routes(front),
+        info_routes(frontend),
+        chat_routes(frontend),
+        completion_routes(frontend),
+        token_routes(frontend),
+        score_routes(frontend),
+        replay_routes(frontend),
         unsupported_routes(),
     ):
         app.include_router(routes)
-    if front.config.inspector:
+    if frontend.config.inspector:
         app.include_router(inspector_router(hub))
-    add_middleware(app, front.config, front.metrics.refused)
+    add_middleware(app, frontend.config, frontend.metrics.refused)
     return app

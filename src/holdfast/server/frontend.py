@@ -77,13 +77,13 @@ class Frontend:
         link = self.supervisor.link
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
-        asked = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
+        traced = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
         with self.admission.admit(num_choices):
             call = Call(
                 request.state.request_id,
                 link,
                 self.metrics.request(deterministic),
-                lambda params: self.traces.begin(request.headers, replace(asked, params=params)),
+                lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 self.config.request_timeout,
             )
             self._calls.add(call)
@@ -117,6 +117,7 @@ class Frontend:
             call.cancel(error)
 
     def _log_call(self, call: Call, access: AccessLogEntry) -> None:
+        access.engine_ids = tuple(stream.request_id for stream in call.streams) or None
         if call.results:
             self.admission.observe(time.monotonic() - call.began)
             access.mode = call.mode

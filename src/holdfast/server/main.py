@@ -100,12 +100,12 @@ class Server:
             on_death=self._on_engine_death,
         )
         self.supervisor = Supervisor(engine, callbacks, (config.log_format, config.log_level), command)
-        self.front = Frontend(
+        self.frontend = Frontend(
             config, self.names, self.prompts, self.supervisor, self.metrics, self.traces, self.admission
         )
         self.http = _HttpServer(
             uvicorn.Config(
-                make_app(self.front, self.hub),
+                make_app(self.frontend, self.hub),
                 http=make_protocol(config),
                 ws="none",
                 lifespan="off",
@@ -163,21 +163,21 @@ class Server:
         """Refuse new requests and wait for the running ones, up to the drain timeout."""
         self.admission.is_open = False
         self._signalled.clear()
-        if self.front.num_calls:
-            _log.info("draining: %d requests are running", self.front.num_calls)
+        if self.frontend.num_calls:
+            _log.info("draining: %d requests are running", self.frontend.num_calls)
         until = time.monotonic() + self.config.drain_timeout
-        while self.front.num_calls and time.monotonic() < until and self._signals < 2:
+        while self.frontend.num_calls and time.monotonic() < until and self._signals < 2:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._signalled.wait(), 0.05)
-        if self.front.num_calls:
-            _log.warning("%d requests are cut off", self.front.num_calls)
+        if self.frontend.num_calls:
+            _log.warning("%d requests are cut off", self.frontend.num_calls)
             self._cut_off()
             until = time.monotonic() + _CUT_OFF_SECONDS
-            while self.front.num_calls and time.monotonic() < until:
+            while self.frontend.num_calls and time.monotonic() < until:
                 await asyncio.sleep(0.02)
 
     def _cut_off(self) -> None:
-        self.front.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
+        self.frontend.cancel_calls(ApiError(503, "the server is going down", code="shutting_down"))
 
     async def _shut_down(self, serving: "asyncio.Task[Any]", tasks: "list[asyncio.Task[Any]]") -> None:
         self.admission.is_open = False

@@ -25,7 +25,7 @@ class Prompts:
         self.tokenizer = tokenizer
         self.template = ChatTemplate.of(tokenizer)
         self.max_model_len: int | None = None
-        self._token_bytes: int | None = None
+        self._longest_token: int | None = None
         self._pool = ThreadPoolExecutor(_THREADS, "holdfast-prompts")
 
     async def warm_up(self) -> None:
@@ -67,7 +67,7 @@ class Prompts:
         )
 
     def token_text(self, token_id: int) -> str:
-        """One token as text; bytes that are no text become U+FFFD."""
+        """One token as text; bytes that are not UTF-8 become U+FFFD."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def require_room(self, num_tokens: int) -> None:
@@ -90,7 +90,7 @@ class Prompts:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def _max_token_bytes(self) -> int:
-        if self._token_bytes is None:
+        if self._longest_token is None:
             lengths = (len(self.tokenizer.token_bytes(id_)) for id_ in range(self.tokenizer.vocab_size))
-            self._token_bytes = max(lengths, default=1) or 1
-        return self._token_bytes
+            self._longest_token = max(lengths, default=1) or 1
+        return self._longest_token

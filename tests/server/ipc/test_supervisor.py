@@ -56,6 +56,7 @@ def test_dead_engine_is_restarted() -> None:
         async with supervised() as watched:
             first = await watched.links.get()
             assert watched.supervisor.is_ready and watched.supervisor.link is first
+            assert (await ask(first, Prompt.ANSWER)).request_id == 1
             os.kill(first.pid, signal.SIGKILL)
             await first.closed.wait()
             assert not watched.supervisor.is_ready
@@ -63,7 +64,8 @@ def test_dead_engine_is_restarted() -> None:
                 _ = watched.supervisor.link
             assert refused.value.status == 503 and refused.value.headers["Retry-After"]
             second = await watched.links.get()
-            assert (await ask(second, Prompt.ANSWER)).result is not None
+            stream = await ask(second, Prompt.ANSWER)
+            assert stream.result is not None and stream.request_id == 2, "ids go on"
             assert watched.num_deaths == 1 and second.pid != first.pid
 
     run(work)

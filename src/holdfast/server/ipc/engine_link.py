@@ -49,7 +49,7 @@ class EngineLink:
     `ready` is set once it accepts requests. The event `closed` is set when nothing can come from it any more.
     """
 
-    def __init__(self, callbacks: EngineCallbacks) -> None:
+    def __init__(self, callbacks: EngineCallbacks, first_id: int = 1) -> None:
         self.ready: m.Ready | None = None
         self.startup_error: str | None = None
         self.fingerprint: m.FingerprintReady | None = None
@@ -59,7 +59,7 @@ class EngineLink:
         self._has_fingerprint = asyncio.Event()  # or never will
         self._callbacks = callbacks
         self._streams: dict[int, ResponseStream] = {}
-        self._next_id = 1
+        self.next_id = first_id
         self._status_requests: deque[tuple[float, asyncio.Future[EngineStatus]]] = deque()
 
     @classmethod
@@ -69,9 +69,14 @@ class EngineLink:
         callbacks: EngineCallbacks,
         log: tuple[str, str],
         command: Sequence[str] = COMMAND,
+        *,
+        first_id: int = 1,
     ) -> "EngineLink":
-        """Start the process and send it the configuration. Does not wait until it is ready. log is (format, level)."""
-        link = cls(callbacks)
+        """Start the process and send it the configuration. Does not wait until it is ready.
+
+        log is (format, level). Request ids count from first_id.
+        """
+        link = cls(callbacks, first_id)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -113,7 +118,7 @@ class EngineLink:
         """Send a request. Its stream says whether it was accepted; `updated` is set whenever something arrives."""
         if self.closed.is_set() or self.ready is None:
             raise EngineStopped("the engine is not running")
-        stream = ResponseStream(self._next_id, updated, self._cancel)
+        stream = ResponseStream(self.next_id, updated, self._cancel)
         message = m.Submit(
             stream.request_id,
             tuple(prompt_ids),
@@ -123,7 +128,7 @@ class EngineLink:
             want_receipt,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
-        self._next_id += params.n
+        self.next_id += params.n
         self._streams[stream.request_id] = stream
         return stream
 

@@ -76,8 +76,10 @@ class Supervisor:
         """Run until stopped. Raises `ConfigError` or `EngineStopped` if starting again makes no sense."""
         while not self._stopping:
             try:
+                # Ids go on after a restart: an id stands for one request in the whole log.
+                first_id = 1 if self._link is None else self._link.next_id
                 link = self._link = await EngineLink.start(
-                    self.config, self._callbacks, self._log_settings, self._command
+                    self.config, self._callbacks, self._log_settings, self._command, first_id=first_id
                 )
             except OSError as error:  # out of memory or descriptors: may work later
                 await self._on_engine_death(f"could not be started: {error.strerror or error}")

@@ -28,6 +28,7 @@ class AccessLogEntry:
     route: str
     status: int = 0
     request_id: str | None = None
+    engine_ids: tuple[int, ...] | None = None  # of its prompts, in the engine's log and the inspector
     client: str | None = None  # its address
     deterministic: bool | None = None
     mode: str | None = None
@@ -62,7 +63,10 @@ class AccessLogMiddleware:
         began = time.monotonic()
         client = scope.get("client")
         access = AccessLogEntry(
-            scope["path"], CLIENT_DISCONNECTED, scope["state"]["request_id"], client[0] if client else None
+            scope["path"],
+            CLIENT_DISCONNECTED,
+            request_id=scope["state"]["request_id"],
+            client=client[0] if client else None,
         )
         scope["state"]["access"] = access
 
