@@ -18,10 +18,11 @@
     ├── EngineStopped           engine_stopped           the engine is shut down, or failed while the request ran
     └── ServerError             server_error             an HTTP server cannot be reached, or refused the request
 
-Each class has a `code`. An error crosses a process boundary as its code and its message; `make_error` rebuilds it.
+Each class has a `code`. An error crosses a process boundary as its code and its message;
+`make_error` rebuilds it.
 
-A message says what was wrong, what was expected and what to do. A broken invariant is none of these: it is an
-`AssertionError`, because it is a bug.
+A message says what was wrong, what was expected and what to do. A broken invariant is none of
+these: it is an `AssertionError`, because it is a bug.
 """
 
 
@@ -60,7 +61,10 @@ class DeterminismRefused(RequestError):
 
 
 class AnswerFailed(HoldfastError):
-    """An accepted request ended in an error. `Result.error_code` is the code of a subclass; nothing raises these."""
+    """An accepted request ended in an error.
+
+    `Result.error_code` is the code of a subclass; nothing raises these.
+    """
 
     code = "answer_failed"
 
@@ -78,7 +82,9 @@ class GuaranteeLost(AnswerFailed):
 
 
 class NoTokenAllowed(AnswerFailed):
-    """The request's own constraints (grammar, allowed and forbidden tokens) leave no token to sample."""
+    """The request's own constraints (grammar, allowed and forbidden tokens) leave no token to
+    sample.
+    """
 
     code = "answer_impossible"
 

@@ -1,1 +1,1 @@
-"""The only loop, and what stands around it: text in, text out, handles, the offline `LLM`."""
+"""The engine and its surroundings: input and output processing, `AsyncEngine`, `LLM`."""

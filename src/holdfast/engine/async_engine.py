@@ -1,7 +1,7 @@
 """An engine in a thread of its own: submit a request, iterate over its deltas, cancel it.
 
-The thread owns the engine; other threads reach it through commands. A handle receives its request's outputs through an
-unbounded queue, so a slow reader never stalls the engine.
+The thread owns the engine; other threads reach it through commands. A handle receives its request's
+outputs through an unbounded queue, so a slow reader never stalls the engine.
 """
 
 import asyncio
@@ -24,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class RequestHandle:
-    """One running request. Iterate over it, plainly or asynchronously, for deltas; then read `result`."""
+    """One running request.
+
+    Iterate over it, plainly or asynchronously, for deltas; then read `result`.
+    """
 
     def __init__(self, request: Request, cancel: Callable[[int], None]) -> None:
         self.request_id = request.request_id

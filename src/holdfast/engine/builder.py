@@ -1,5 +1,6 @@
-"""Builds an engine: choose the device and the backend, load the model, size the KV cache, capture CUDA
-graphs, certify the machine."""
+"""Builds an engine: choose the device and the backend, load the model, size the KV cache, capture
+CUDA graphs, certify the machine.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -169,7 +170,10 @@ def assemble(
 def gemm_recipes(
     config: EngineConfig, show: ShowProgress | None = None, *, anew: bool = False
 ) -> tuple[GemmRecipe, ...]:
-    """The GEMM recipes of an engine with this configuration, without loading its weights. None on a CPU."""
+    """The GEMM recipes of an engine with this configuration, without loading its weights.
+
+    Empty on a CPU.
+    """
     device = choose_device(config.device, config.kernels)
     if not uses_triton(config.kernels, device):
         return ()
@@ -183,7 +187,10 @@ def gemm_recipes(
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:
-    """The dtype to compute in. "auto" is the checkpoint's, or bf16 if that is quantised or not given."""
+    """The dtype to compute in.
+
+    "auto" is the checkpoint's own; bf16 if that is quantised or unknown.
+    """
     name = stored if config.dtype == "auto" else config.dtype
     return _DTYPES[DTYPES.get(name or "", "bfloat16")]
 
@@ -237,8 +244,9 @@ def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
 def _capture(
     runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: StageProgress | None
 ) -> None:
-    """Capture CUDA graphs: of passes of every padded size, and of the canonical passes that verify (with
-    `verify`) or that check the certificate (with `auto`)."""
+    """Capture CUDA graphs: of passes of every padded size, and of the canonical passes that verify
+    (with `verify`) or that check the certificate (with `auto`).
+    """
     reference = schedule.reference_tokens
     if schedule.determinism == "verify":
         canonical = [reference * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
@@ -272,7 +280,10 @@ def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
 
 
 def _num_pages(setup: _Setup, backend: Backend) -> int:
-    """The pages that fit the KV budget. Without a configured one, at most what all requests need at full length."""
+    """The pages that fit the KV budget.
+
+    Without a configured one, at most what all requests need at full length.
+    """
     if setup.config.kv_memory is not None:
         return _num_pages_in(setup, backend, parse_bytes(setup.config.kv_memory))
     on_gpu = setup.device.type == "cuda"
@@ -294,7 +305,10 @@ def _require_chunks_in_pages(thinking: ThinkingConfig, page_size: int) -> None:
 
 
 def _open_dummy(model: str | None, device: torch.device) -> DummyCheckpoint:
-    """Random weights, for benchmarks. model is a folder with a config.json or the name of a published shape."""
+    """Random weights, for benchmarks.
+
+    model is a folder with a config.json or the name of a published shape.
+    """
     if model is None:
         raise ConfigError(
             "load_format dummy needs a model: a folder with a config.json, or a name such as llama-3.1-8b"

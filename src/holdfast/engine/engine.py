@@ -50,7 +50,10 @@ class PlanRunner(Protocol):
     def run(self, plan: StepPlan) -> Sequence[PassResult]: ...
 
     def start(self, plan: StepPlan) -> Callable[[], Sequence[PassResult]]:
-        """Start a plan and return at once. The callable waits for its results; plans are read in the order they started."""
+        """Start a plan and return at once.
+
+        The callable waits for its results; plans are read in the order they started.
+        """
         ...
 
 
@@ -118,11 +121,14 @@ class Engine:
         want_receipt: bool = True,
         request_id: int | None = None,
     ) -> Request:
-        """Make a valid request, or raise an error that says what is wrong. Queues nothing; any thread may call it.
+        """Make a valid request, or raise an error that says what is wrong.
 
-        With a completion the request scores it: its result has the logprobs of the completion's tokens (`score_params`).
-        echo_text is the text the prompt's ids were made from, where it is known. A caller that numbers its requests itself
-        gives the request_id; the next params.n - 1 ids belong to the request, too.
+        It is not queued yet. Any thread may call this.
+
+        With a completion the request scores it: its result has the logprobs of the completion's
+        tokens (`score_params`). echo_text is the text the prompt's ids were made from, where it is
+        known. A caller that numbers its requests itself gives the request_id; the next params.n - 1
+        ids belong to the request, too.
         """
         return self._input_processor.process(
             prompt,
@@ -199,8 +205,10 @@ class Engine:
 
     @contextmanager
     def _pass_errors(self, plan: StepPlan) -> Iterator[None]:
-        """Turn what a pass of this plan raises into `_PlanFailed`. An interrupt ends everything in flight, so that the
-        next plan can be made."""
+        """Turn what a pass of this plan raises into `_PlanFailed`.
+
+        An interrupt ends everything in flight, so that the next plan can be made.
+        """
         try:
             yield
         except Exception as error:
@@ -217,7 +225,10 @@ class Engine:
         return self.scheduler.update(plan, results, between)
 
     def _fail_in_flight(self, plan: StepPlan, message: str) -> list[RequestOutput]:
-        """A pass of this plan raised. Discard the results of all plans in flight, but wait until the device is done."""
+        """End the requests in flight after a pass of this plan raised.
+
+        The results of all plans in flight are discarded, once the device is done with them.
+        """
         in_flight, self._in_flight = self._in_flight, deque()
         for other, wait in in_flight:
             if other is not plan:
@@ -231,7 +242,10 @@ class Engine:
         num_pages: int | None = None,
         grammars: GrammarFactory | None = None,
     ) -> "Engine":
-        """The same model under another schedule, with an empty cache. The old engine must not be used any more."""
+        """The same model under another schedule, with an empty cache.
+
+        The old engine must not be used any more.
+        """
         pool = self.scheduler.pool
         assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
         scheduler = Scheduler(schedule, PagePool(num_pages or pool.num_pages, pool.page_size))
@@ -274,9 +288,8 @@ class Engine:
             if collector.result is not None:
                 self._finish(collector)
             if delta is not None or collector.result is not None:
-                outputs.append(
-                    RequestOutput(collector.request.request_id, delta or Delta(), collector.result)
-                )
+                output = (collector.request.request_id, delta or Delta(), collector.result)
+                outputs.append(tuple.__new__(RequestOutput, output))
         return outputs
 
     def _decode_thought(self, chunk: int, token_ids: ThoughtIds) -> Thought:
@@ -319,7 +332,10 @@ class Engine:
                 self._recompute_ended(collector)
 
     def _recompute_ended(self, collector: ResultCollector) -> None:
-        """The scheduler restarts the live choices itself. Submit again those that ended while others of the request run."""
+        """Submit again the choices that ended while others of their request still run.
+
+        The scheduler restarts the live ones itself.
+        """
         branches = {branch.request_id: branch for branch in collector.request.branches()}
         for branch_id in collector.ended_ids:
             branch = branches[branch_id]

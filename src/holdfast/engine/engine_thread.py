@@ -1,4 +1,7 @@
-"""The loop that steps an engine in one thread. Other threads post commands, which run between two steps."""
+"""The loop that steps an engine in one thread.
+
+Other threads post commands, which run between two steps.
+"""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -14,7 +17,8 @@ Command = Callable[[], None]
 class EngineThread:
     """Steps an engine while it has work, and waits for commands while it has none.
 
-    The thread that calls `run` owns the engine from then on. `deliver` gets the outputs of each step.
+    The thread that calls `run` owns the engine from then on. `deliver` gets the outputs of each
+    step.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Sequence[RequestOutput]], None]) -> None:
@@ -36,7 +40,10 @@ class EngineThread:
             self._deliver(self.engine.step())
 
     def _run_commands(self) -> bool:
-        """Run the commands posted since the last step; wait for one while the engine is idle. False: stop."""
+        """Run the commands posted since the last step; wait for one while the engine is idle.
+
+        False: stop.
+        """
         while True:
             try:
                 if self.engine.has_work:

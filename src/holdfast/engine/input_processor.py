@@ -1,7 +1,8 @@
-"""Turns a prompt and its settings into a `Request`: tokenised, checked, with its seed and its grammars.
+"""Turns a prompt and its settings into a `Request`: tokenised, checked, with seed and grammars.
 
-A request that exists is valid. Everything that can be wrong with it raises here, before it is queued. It runs in the
-caller's thread, so that a slow prompt or a slow grammar delays no other request.
+A request that exists is valid. Everything that can be wrong with it raises here, before it is
+queued. It runs in the caller's thread, so that a slow prompt or a slow grammar delays no other
+request.
 """
 
 import secrets
@@ -21,10 +22,16 @@ Prompt = str | Sequence[int]
 
 
 class GrammarFactory(Protocol):
-    """Makes grammars. In production a `GrammarCompiler`; a benchmark wraps it to measure the masks."""
+    """Makes grammars.
 
-    def compile(self, form: StructuredOutput) -> Grammar:
-        """A new grammar for one answer, at its start. Raises `InvalidRequest` if it cannot be compiled."""
+    In production a `GrammarCompiler`; a benchmark wraps it to measure the masks.
+    """
+
+    def compile(self, structured: StructuredOutput) -> Grammar:
+        """A new grammar for one answer, at its start.
+
+        Raises `InvalidRequest` if it cannot be compiled.
+        """
         ...
 
 
@@ -41,7 +48,10 @@ class RequestLimits:
 
 
 class InputProcessor:
-    """Makes the requests of one engine, in any thread. require_room raises for a length the KV cache could never hold."""
+    """Makes the requests of one engine, in any thread.
+
+    require_room raises for a length the KV cache could never hold.
+    """
 
     def __init__(
         self,
@@ -81,8 +91,9 @@ class InputProcessor:
         if params.echo and completion is None:
             echo = echo_text or self._decode(prompt, prompt_ids)
         self._require_room(len(prompt_ids) + params.max_tokens)
-        form = params.structured
-        grammars = () if form is None else tuple(self._grammars.compile(form) for _ in range(params.n))
+        grammars: tuple[Grammar, ...] = ()
+        if params.structured is not None:
+            grammars = tuple(self._grammars.compile(params.structured) for _ in range(params.n))
         return Request(
             request_id=self._take_ids(params.n) if request_id is None else request_id,
             prompt_ids=prompt_ids,
@@ -122,7 +133,10 @@ class InputProcessor:
         return completion_ids
 
     def _decode(self, prompt: Prompt, prompt_ids: Sequence[int]) -> str:
-        """The prompt as text. A model may have more ids than its tokenizer; the ids above have no text."""
+        """The prompt as text.
+
+        A model may have more ids than its tokenizer; the ids above have no text.
+        """
         if isinstance(prompt, str):
             return prompt
         return self._tokenizer.decode([one for one in prompt_ids if one < self._tokenizer.vocab_size])
@@ -175,7 +189,7 @@ def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
 
 
 def _seed(params: SamplingParams) -> int:
-    """The request's own seed; a random one if it samples without one; 0 for greedy decoding, which draws nothing."""
+    """The request's seed; without one a random seed, or 0 for greedy decoding, which needs none."""
     if params.seed is not None:
         return params.seed
     return 0 if params.greedy else secrets.randbits(63)
@@ -184,8 +198,8 @@ def _seed(params: SamplingParams) -> int:
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as token ids, as it is written at the start of a text and after a space.
 
-    A word that starts with white space is taken only as it is: a line break after a space would be tokenised as a space and
-    something else.
+    A word that starts with white space is taken only as it is: a line break after a space would be
+    tokenised as a space and something else.
     """
     spelled = (
         tuple(tokenizer.encode(spelling, add_special_tokens=False))

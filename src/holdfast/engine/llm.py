@@ -21,16 +21,19 @@ class LLM:
 
     @takes_fields_of(EngineConfig)
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Load a model: a folder, a GGUF file, a Hugging Face id or a built-in name; without one, the default model.
+        """Load a model: a folder, a GGUF file, a Hugging Face id, a built-in name or the default.
 
-        The other options are the fields of `EngineConfig`. Raises `ModelError` if the model cannot be loaded, `ConfigError`
-        if the settings do not fit it.
+        The other options are the fields of `EngineConfig`. Raises `ModelError` if the model cannot
+        be loaded, `ConfigError` if the settings do not fit it.
         """
         self._load(EngineConfig(*args, **options))
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: ShowProgress | None = None) -> "LLM":
-        """Load the model a configuration describes. progress is called with (stage, done, total) while it loads."""
+        """Load the model a configuration describes.
+
+        progress is called with (stage, done, total) while it loads.
+        """
         llm = cls.__new__(cls)
         llm._load(config, progress)
         return llm
@@ -47,9 +50,9 @@ class LLM:
         *,
         want_receipts: bool = True,
     ) -> list[Result]:
-        """Answer every prompt: one result for each, in order. Text is tokenised without a chat template.
+        """Answer every prompt: one result for each, in order.
 
-        A wrong prompt or setting raises before anything runs.
+        Text is tokenised without a chat template. A wrong prompt or setting raises before anything runs.
         """
         if not isinstance(prompts, str):
             _require_list("prompts", prompts)
@@ -73,9 +76,9 @@ class LLM:
     ) -> list[float]:
         """The logprob of each token of a completion after a prompt.
 
-        They are the bits that were reported when the completion was generated deterministically (by a model that thinks:
-        with the same think and forced_thoughts). Each may be text or token ids; a text completion is tokenised alone,
-        without special tokens.
+        They are the bits that were reported when the completion was generated deterministically (by
+        a model that thinks: with the same think and forced_thoughts). Each may be text or token
+        ids; a text completion is tokenised alone, without special tokens.
         """
         pairs = [(prompt, completion)]
         return self.score_batch(

@@ -1,8 +1,9 @@
-"""The output of one choice: committed tokens become text, stop strings end it, and each piece of text is shown once.
+"""The output of one choice: committed tokens become text, and stop strings end it.
 
-Text that may be the start of a stop string is held back until it cannot be one any more. An echoed prompt comes before
-the text and is not searched for stop strings. Without stop strings the scheduler does not need the text, so tokens are
-detokenised only when a delta is made: on a GPU that is after the next plan was started.
+Text that may be the start of a stop string is held back until it cannot be one any more. An echoed
+prompt comes before the text and is not searched for stop strings. Without stop strings the
+scheduler does not need the text, so tokens are detokenised only when a delta is made: on a GPU that
+is after the next plan was started.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from holdfast.text.detokenizer import Detokenizer
 
 
 class ChoiceOutput:
-    """Receives a choice's committed tokens (as the scheduler's `AnswerText`) and makes deltas and a `Choice` of them."""
+    """Makes deltas and a `Choice` of committed tokens. It is the scheduler's `AnswerText`."""
 
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self.request = request
@@ -36,7 +37,10 @@ class ChoiceOutput:
         self.logprobs: list[TokenLogprob] = []  # of every token whose logprob was computed, requested or not
 
     def push(self, token_id: int) -> bool:
-        """Take one committed token. True if a stop string is now complete. A stop token has no text."""
+        """Take one committed token.
+
+        True if a stop string is now complete. A stop token has no text.
+        """
         self._num_pushed += 1
         if token_id in self._stop_ids:
             return False
@@ -50,7 +54,10 @@ class ChoiceOutput:
         self._pending_ids.clear()
 
     def _append(self, text: str) -> bool:
-        """Add text and search it for stop strings. True if it has one. One before min_tokens is text like any other."""
+        """Add text and search it for stop strings.
+
+        True if it has one. One before min_tokens is text like any other.
+        """
         searched_len = len(self._text)
         self._text += text
         may_end = self._num_pushed >= self.request.params.min_tokens
@@ -74,12 +81,9 @@ class ChoiceOutput:
         self.logprobs += logprobs
         self._detokenize()
         hidden_len = held_back_len(self._text, self._stops) if self._stops and not self._is_stopped else 0
-        return Delta(
-            self._show(len(self._text) - hidden_len),
-            token_ids,
-            logprobs if self._wants_logprobs else None,
-            self.request.index,
-        )
+        text = self._show(len(self._text) - hidden_len)
+        shown_logprobs = logprobs if self._wants_logprobs else None
+        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.request.index, None, ()))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
         """The delta of newly committed thoughts."""

@@ -1,9 +1,9 @@
-"""Replays the request of a receipt and compares the answers: equal to the bit, or where they first differ.
+"""Replays the request of a receipt and compares the answers bit by bit.
 
-Compared is what is guaranteed: token ids, finish reasons, thoughts and the fp32 bits of logprobs. How
-the answer was computed (certified or verified, how many passes) may differ. The new answer is first
-truncated to what the receipt covers (`truncate_to`): an aborted answer ends early, a score begins
-after its prompt. Then everything must be equal.
+Compared is what is guaranteed: token ids, finish reasons, thoughts and the fp32 bits of logprobs.
+How the answer was computed (certified or verified, how many passes) may differ. The new answer is
+first truncated to what the receipt covers (`truncate_to`): an aborted answer ends early, a score
+begins after its prompt. Then everything must be equal.
 """
 
 import random
@@ -38,7 +38,10 @@ _MAX_NEIGHBOUR_PROMPT = 96
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference from the receipt. position is the index of an answer's token, or None if it is elsewhere."""
+    """The first difference from the receipt.
+
+    position is the index of a token of the answer, or None if the difference is elsewhere.
+    """
 
     choice: int
     position: int | None
@@ -105,7 +108,10 @@ def require_prompt(receipt: Receipt, prompt_ids: Sequence[int] | None) -> list[i
 
 
 def truncate_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:
-    """`got`, truncated to what the receipt covers. result is the result that `got` describes; it has the top logprobs."""
+    """Truncate a new receipt to what the expected one covers.
+
+    result is the result that `got` was made of; only it has the top logprobs.
+    """
     choices = list(got.choices)
     for index, (one, answer) in enumerate(zip(expected.choices, result.choices, strict=False)):
         if _was_aborted(expected, got, index):
@@ -135,7 +141,10 @@ def _first_tokens(choice: ReceiptChoice, answer: Choice, num_tokens: int) -> Rec
 
 
 def _truncate_scores(expected: Receipt, got: Receipt, result: Result) -> PromptLogprobBits | None:
-    """A score begins after its prompt, its replay at the first token. A request aborted in its prompt has fewer scores."""
+    """A score begins after its prompt, its replay at the first token.
+
+    A request aborted in its prompt has fewer scores.
+    """
     one, other = expected.prompt_logprobs, got.prompt_logprobs
     if other is None:
         return None
@@ -172,8 +181,8 @@ def _compare_choice(
 ) -> tuple[int | None, str] | None:
     """(position, what) of the first difference.
 
-    Logprobs that were not requested are in some receipts of ordinary answers and not in others; they are
-    compared only where both have them.
+    Logprobs that were not requested are in some receipts of ordinary answers and not in others;
+    they are compared only where both have them.
     """
     bits, got_bits = _bits(one.logprobs), _bits(other.logprobs)
     for position, (id_, got) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):

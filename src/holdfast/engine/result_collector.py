@@ -1,7 +1,8 @@
 """Collects the choices of one request into its result.
 
-If the certificate is revoked while some choices of a request still run, its ended choices are computed again, without
-deltas. They must come out as they were sent; otherwise the request ends with `GuaranteeLost`.
+If the certificate is revoked while some choices of a request still run, its ended choices are
+computed again, without deltas. They must come out as they were sent; otherwise the request ends
+with `GuaranteeLost`.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,10 @@ class _SentChoice:
 
 
 class ResultCollector:
-    """One `ChoiceOutput` for each branch of the request. `result` is set once all of them have ended."""
+    """One `ChoiceOutput` for each branch of the request.
+
+    `result` is set once all of them have ended.
+    """
 
     def __init__(self, request: Request, outputs: Mapping[int, ChoiceOutput]) -> None:
         self.request = request
@@ -51,7 +55,10 @@ class ResultCollector:
 
     @property
     def logprobs(self) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """The logprobs of every choice, requested or not; a deterministic choice has one for each token."""
+        """The logprobs of every choice, requested or not.
+
+        A deterministic choice has one for each token.
+        """
         return tuple(
             self._sent[branch].logprobs if branch in self._sent else tuple(output.logprobs)
             for branch, output in self.outputs.items()
@@ -98,7 +105,10 @@ class ResultCollector:
         return delta
 
     def _confirm(self, choice: Choice, ended: RequestEnded, sent: _SentChoice) -> tuple[Choice, RequestEnded]:
-        """Compare a recomputed choice with what was sent. The client keeps what it has, with an error if they differ."""
+        """Compare a recomputed choice with what was sent.
+
+        The client keeps what it has, with an error if they differ.
+        """
         branch = ended.request_id
         if ended.reason != "abort":
             scores = tuple(self._scores) if branch == self.request.request_id else ()

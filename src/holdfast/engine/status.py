@@ -1,4 +1,7 @@
-"""The engine's numbers: what it has done since it started, and what it holds now. Plain data; it crosses processes as is."""
+"""The engine's numbers: what it has done since it started, and what it holds now.
+
+Plain data; it crosses processes as is.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +26,10 @@ class EngineCounters:
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """One moment of an engine. Idle pages are held only by the prefix cache, which frees them when a request needs them."""
+    """One moment of an engine.
+
+    Idle pages are held only by the prefix cache, which frees them when a request needs them.
+    """
 
     num_running: int
     num_waiting: int

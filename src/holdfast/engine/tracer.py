@@ -37,9 +37,10 @@ class PassTrace:
 class RequestTrace:
     """One request (a branch, if it has several choices) after a step, and what the step changed.
 
-    committed_ids are the tokens from position committed_start on, prompt included; they replace what
-    earlier traces had from there on. rolled_back_ids were candidates from position rolled_back_start
-    on. num_accepted counts the candidates that were accepted. first_id is the id of the first branch.
+    committed_ids are the tokens from position committed_start on, prompt included; they replace
+    what earlier traces had from there on. rolled_back_ids were candidates from position
+    rolled_back_start on. num_accepted counts the candidates that were accepted. first_id is the id
+    of the first branch.
     """
 
     request_id: int
@@ -158,7 +159,10 @@ class Tracer:
         return traces
 
     def on_plan(self, plan: StepPlan) -> None:
-        """A plan was made. Candidates of the n-gram proposer exist now and are judged before the step ends."""
+        """A plan was made.
+
+        Candidates of the n-gram proposer exist now and are judged before the step ends.
+        """
         self._in_flight.append((plan, self._counters.num_steps, time.perf_counter()))
         self.observe()
 
@@ -220,7 +224,9 @@ class Tracer:
 def compare_candidates(
     candidates: tuple[int, ...], position: int, tokens: TokenLog
 ) -> tuple[int, tuple[int, ...]]:
-    """Of the candidates there were from a position on: how many were accepted since, and which were rolled back."""
+    """Of the candidates there were from a position on: how many were accepted since, and which were
+    rolled back.
+    """
     if tokens.committed_len == position and tokens.candidates[: len(candidates)] == candidates:
         return 0, ()
     num_accepted = 0

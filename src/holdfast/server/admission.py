@@ -1,4 +1,7 @@
-"""Limits the number of choices in progress. A request above the limit is refused with the time after which to retry."""
+"""Limits the number of choices in progress.
+
+A request above the limit is refused with the time after which to retry.
+"""
 
 import math
 from collections.abc import Iterator
@@ -64,6 +67,6 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
     def retry_after(self) -> int:
-        """Seconds until there will be room: about the time it takes to answer the requests that wait."""
+        """Estimated seconds until there is room: the time to answer the waiting requests."""
         num_waiting = max(1, self.num_admitted - self.max_running)
         return min(_MAX_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * num_waiting / self.max_running)))

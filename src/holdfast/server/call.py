@@ -1,4 +1,4 @@
-"""One HTTP request's use of the engine: its response streams, its deadline, its metrics and its trace span.
+"""One HTTP request's use of the engine: response streams, deadline, metrics, trace span.
 
     async with frontend.call(...) as call:   admits the request, or refuses it
         await call.submit(...)               once for each prompt
@@ -6,7 +6,8 @@
         async for index, delta in call.deltas(): ...
         call.results                         one for each prompt
 
-Leaving the context frees everything, however it is left: with an answer, an error, or because the client disconnected.
+Leaving the context frees everything, however it is left: with an answer, an error, or because the
+client disconnected.
 """
 
 import asyncio
@@ -86,7 +87,10 @@ class Call:
         self.streams.append(stream)
 
     async def fingerprint(self) -> str:
-        """The `system_fingerprint` of the response: of the engine that answered, even if it has ended since."""
+        """The `system_fingerprint` of the response.
+
+        It is that of the engine that answered, even if it has ended since.
+        """
         with _as_api_error():
             return (await self._link.wait_for_fingerprint()).digest
 

@@ -1,4 +1,4 @@
-"""What all routes share: the engine's supervisor, the tokenizer, admission, metrics, and the running calls."""
+"""What all routes share: supervisor, tokenizer, admission, metrics, and the running calls."""
 
 import time
 from asyncio import CancelledError

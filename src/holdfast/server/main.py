@@ -2,9 +2,9 @@
 
     bound -> loading (health says 503) -> ready -> draining -> ended, with exit code 0
 
-SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish.
-A second signal ends the running requests at once. Exit code 2: the configuration is wrong; 1: the engine process died too
-often.
+SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish. A second
+signal ends the running requests at once. Exit code 2: the configuration is wrong; 1: the engine
+process died too often.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _log = logging.getLogger("holdfast.server")
 _STATUS_SECONDS = 5.0
 _CLOSING_SECONDS = 5
 _BACKLOG = 2048
-_OWN_DESCRIPTORS = 64  # for the server itself and for restarts of the engine; the others are for connections
+_OWN_DESCRIPTORS = 64  # for the server itself and for engine restarts; the others for connections
 _CUT_OFF_SECONDS = 1.0  # for cancelled requests to send their error
 
 
@@ -58,7 +58,10 @@ def run(
     progress: ShowProgress = lambda stage, done, total: None,
     command: Sequence[str] = COMMAND,
 ) -> int:
-    """Serve until a signal ends it. Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start."""
+    """Serve until a signal ends it.
+
+    Returns the exit code; raises `ConfigError` or `ModelError` if it cannot start.
+    """
     server = replace(
         server,
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
@@ -274,7 +277,8 @@ def _event_loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit and return it. Every connection needs a file descriptor.
+    """Raise the limit of open files to the hard limit and return it. Every connection needs a file
+    descriptor.
 
     The usual soft limit of a shell is a quarter of `max_connections`.
     """

@@ -1,6 +1,7 @@
-"""Turns what a client sends into token ids. Everything that may take long runs in a small thread pool.
+"""Renders and tokenises prompts. Whatever may take long runs in a small thread pool.
 
-Text that cannot fit the context is refused before it is tokenised: a token of the vocabulary has a maximum number of bytes.
+Text that cannot fit the context is refused before it is tokenised: a token of the vocabulary has a
+maximum number of bytes.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class Prompts:
-    """Renders and tokenises prompts for one model. max_model_len is set once the engine is ready."""
+    """Renders and tokenises prompts. max_model_len is set once the engine is ready."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -53,7 +54,10 @@ class Prompts:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any],
     ) -> list[int]:
-        """Render and tokenise a conversation. Slow: call it in a thread. The template writes its own special tokens."""
+        """Render and tokenise a conversation.
+
+        Slow: call it in a thread. The template writes its own special tokens.
+        """
         self._require_fit(len(json.dumps([messages, tools, variables])) - _MAX_UNWRITTEN)
         text = self.template.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables

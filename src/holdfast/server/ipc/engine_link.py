@@ -46,7 +46,8 @@ class EngineCallbacks:
 class EngineLink:
     """A running engine process.
 
-    `ready` is set once it accepts requests. The event `closed` is set when nothing can come from it any more.
+    `ready` is set once it accepts requests. The event `closed` is set when nothing can come from it
+    any more.
     """
 
     def __init__(self, callbacks: EngineCallbacks, first_id: int = 1) -> None:
@@ -115,7 +116,10 @@ class EngineLink:
         echo_text: str | None = None,
         want_receipt: bool = False,
     ) -> ResponseStream:
-        """Send a request. Its stream says whether it was accepted; `updated` is set whenever something arrives."""
+        """Send a request.
+
+        Its stream says whether it was accepted; `updated` is set whenever something arrives.
+        """
         if self.closed.is_set() or self.ready is None:
             raise EngineStopped("the engine is not running")
         stream = ResponseStream(self.next_id, updated, self._cancel)
@@ -158,7 +162,10 @@ class EngineLink:
         return self.fingerprint
 
     async def stop(self) -> None:
-        """End the process: ask it to end, then kill it. One that is still loading is killed at once."""
+        """End the process: ask it to end, then kill it.
+
+        One that is still loading is killed at once.
+        """
         if self.ready is None:
             self.kill()
         self._send(m.Stop())
@@ -206,7 +213,7 @@ class EngineLink:
             await self._reap()
 
     async def _reap(self) -> None:
-        """Wait for the process to end; kill it if that takes long, because nothing can reach it any more."""
+        """Wait for the process to end. Kill it if that takes long: nothing can reach it any more."""
         try:
             async with asyncio.timeout(_EXIT_SECONDS):
                 await self._process.wait()
@@ -215,7 +222,10 @@ class EngineLink:
             await self._process.wait()
 
     def _on_closed(self) -> None:
-        """Nothing will arrive any more. Fail everything that waits now, even if the process takes time to end."""
+        """Nothing will arrive any more.
+
+        Fail everything that waits now, even if the process takes time to end.
+        """
         self.closed.set()
         self.settled.set()
         self._has_fingerprint.set()
@@ -277,6 +287,9 @@ class EngineLink:
 
 
 def _refusal(message: m.Refused) -> HoldfastError:
-    """The error the engine process raised. One that is not the request's own fault becomes an internal error."""
+    """The error the engine process raised.
+
+    One that is not the request's own fault becomes an internal error.
+    """
     error = make_error(message.code, message.message)
     return error if isinstance(error, RequestError) else HoldfastError(message.message)

@@ -1,4 +1,4 @@
-"""The engine process: `python -m holdfast.server.ipc.engine_process FD`, where FD is one end of a socket pair.
+"""The engine process: `python -m holdfast.server.ipc.engine_process FD`, FD being a socket.
 
     reader thread   reads messages, checks and prepares requests (`EngineServer.handle`)
     main thread     the engine's loop
@@ -72,7 +72,10 @@ class MessageWriter:
 
 
 class MessageReader:
-    """Reads the frontend's messages in a thread of its own. Until there is a server, any message means: end."""
+    """Reads the frontend's messages in a thread of its own.
+
+    Until there is a server, any message means: end.
+    """
 
     def __init__(self, connection: socket.socket, decoder: frames.Decoder[m.ToEngine]) -> None:
         self.server: EngineServer | None = None
@@ -97,7 +100,7 @@ class MessageReader:
 
 
 def serve(connection: socket.socket, make: Build = build) -> int:
-    """Build the engine that the first message describes, then serve it until the socket closes or `Stop` arrives.
+    """Build the engine of the first message, then serve it until the socket closes or `Stop`.
 
     Returns the exit code.
     """
@@ -158,7 +161,10 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
 
 
 def ignore_signals() -> None:
-    """A terminal may signal both processes. The frontend drains, then sends `Stop` or closes the socket."""
+    """Leave signals to the frontend, which drains and then sends `Stop` or closes the socket.
+
+    A terminal may signal both processes.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

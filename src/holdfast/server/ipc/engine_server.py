@@ -1,8 +1,8 @@
-"""The engine process's side of the connection: submits requests to the engine and sends their outputs.
+"""The engine process's side of the connection: submits requests and sends their outputs.
 
-Requests are checked and prepared in the thread that reads messages. Those with a grammar or with bad words are prepared
-in a thread pool, because that takes time. The engine's loop only gets valid requests. A request that is aborted while it
-is prepared is never submitted.
+Requests are checked and prepared in the thread that reads messages. Those with a grammar or with
+bad words are prepared in a thread pool, because that takes time. The engine's loop only gets valid
+requests. A request that is aborted while it is prepared is never submitted.
 """
 
 import logging
@@ -21,7 +21,8 @@ from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
 
 _log = logging.getLogger("holdfast.engine")
-_PREPARE_THREADS = 8  # one grammar is compiled at a time; requests with a known grammar must not wait for it
+# One grammar is compiled at a time; requests with a known grammar must not wait for it.
+_PREPARE_THREADS = 8
 
 
 class EngineServer:
@@ -129,7 +130,10 @@ class EngineServer:
         self._step_ended = time.monotonic()
 
     def _note_started(self) -> tuple[m.Started, ...]:
-        """The requests that left the queue in this step. One that arrived during the step did not wait."""
+        """The requests that left the queue in this step.
+
+        One that arrived during the step did not wait.
+        """
         waiting = self._engine.scheduler.waiting_ids
         started = [request_id for request_id in self._arrived if request_id not in waiting]
         return tuple(

@@ -1,4 +1,6 @@
-"""Encodes and decodes the messages of the engine connection: msgpack in the length-prefixed frames of `core.framing`."""
+"""Encodes and decodes the messages of the engine connection: msgpack in the length-prefixed frames
+of `core.framing`.
+"""
 
 import socket
 from asyncio import StreamReader
@@ -16,7 +18,10 @@ T = TypeVar("T")
 
 
 class Decoder(Generic[T]):
-    """Reads the messages of one direction, from a socket or an asyncio stream. Raises `ConnectionLost` at the end."""
+    """Reads the messages of one direction, from a socket or an asyncio stream.
+
+    Raises `ConnectionLost` at the end.
+    """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
         self._decoder = decoder

@@ -1,12 +1,12 @@
 """The messages between the frontend and the engine process: typed, checked on arrival, never code.
 
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
-    from the engine   Progress, Ready, StartupFailed; FingerprintReady; Accepted, Refused, StepOutput; StatusReport, Revoked,
-                      StepTraced
+    from the engine   Progress, Ready, StartupFailed, FingerprintReady,
+                      Accepted, Refused, StepOutput, StatusReport, Revoked, StepTraced
 
-The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's outputs follow, the last
-with its result, inside `StepOutput`s; after `Refused` nothing follows. Messages are msgpack, tagged with their type.
-A message that does not fit its type is a bug.
+The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
+outputs follow, the last with its result, inside `StepOutput`s; after `Refused` nothing follows.
+Messages are msgpack, tagged with their type. A message that does not fit its type is a bug.
 """
 
 from typing import Any
@@ -35,8 +35,10 @@ class Start(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A request. settings are those of `SamplingParams`, as a receipt writes them; its n choices take the ids request_id to
-    request_id + n - 1. With completion_ids the request scores this completion.
+    """A request, to generate or, with completion_ids, to score this completion.
+
+    settings are those of `SamplingParams`, as a receipt writes them. The n choices take the ids
+    request_id to request_id + n - 1.
     """
 
     request_id: int
@@ -125,7 +127,10 @@ class Started(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(Message, frozen=True):
-    """What one step gave all requests. A result comes without its prompt and its choices: the frontend has both already."""
+    """What one step gave all requests.
+
+    A result comes without its prompt and its choices: the frontend has both already.
+    """
 
     started: tuple[Started, ...]
     outputs: tuple[RequestOutput, ...]

@@ -1,7 +1,7 @@
 """Keeps an engine process running: one that dies is started again.
 
-A configuration that the engine refuses is not tried again. A process that dies too often within a short time is given up,
-and the server ends.
+A configuration that the engine refuses is not tried again. A process that dies too often within a
+short time is given up, and the server ends.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Supervisor:
 
     @property
     def link(self) -> EngineLink:
-        """The link to an engine that accepts requests; raises an `ApiError` of 503 while there is none."""
+        """The link to a ready engine; raises an `ApiError` of 503 while there is none."""
         link = self._link
         if link is None or not self.is_ready:
             raise ApiError(
@@ -73,10 +73,13 @@ class Supervisor:
             self.link.set_tracing(on)
 
     async def run(self) -> None:
-        """Run until stopped. Raises `ConfigError` or `EngineStopped` if starting again makes no sense."""
+        """Run until stopped.
+
+        Raises `ConfigError` or `EngineStopped` if starting again makes no sense.
+        """
         while not self._stopping:
             try:
-                # Ids go on after a restart: an id stands for one request in the whole log.
+                # Ids continue after a restart: in the log, an id belongs to one request.
                 first_id = 1 if self._link is None else self._link.next_id
                 link = self._link = await EngineLink.start(
                     self.config, self._callbacks, self._log_settings, self._command, first_id=first_id
