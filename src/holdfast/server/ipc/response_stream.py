@@ -10,8 +10,9 @@ from holdfast.core.results import Delta, Result
 class ResponseStream:
     """One request in the engine process, as the frontend holds it.
 
-    The `EngineLink` fills it, a `Call` reads it. It sets the event `updated` whenever something arrives. Cancelling it frees the request's pages
-    within a step; what still arrives for it is dropped.
+    The `EngineLink` fills it, a `Call` reads it. It sets the event `updated` whenever something
+    arrives. Cancelling it frees the request's pages within a step; what still arrives for it is
+    dropped.
     """
 
     def __init__(
