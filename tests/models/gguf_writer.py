@@ -1,8 +1,10 @@
-"""Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path, model, quant)`.
+"""Writes a transformers model as the GGUF file llama.cpp's converter would: `write_gguf(path,
+model, quant)`.
 
-Query and key rows of llama models are interleaved. One-dimensional tensors stay F32, and so do rows that are not a
-multiple of the format's block. Holdfast and transformers' `from_pretrained(gguf_file=...)` read it. transformers ignores
-rope scaling and `head_dim` there: give qwen3 models heads of 128 to compare with it.
+Query and key rows of llama models are interleaved. One-dimensional tensors stay F32, and so do rows
+that are not a multiple of the format's block. Holdfast and transformers'
+`from_pretrained(gguf_file=...)` read it. transformers ignores rope scaling and `head_dim` there:
+give qwen3 models heads of 128 to compare with it.
 """
 
 from collections.abc import Mapping
@@ -23,7 +25,8 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
-    """`metadata`: further keys (tokenizer.ggml...); `tensors`: further F32 tensors (rope_freqs.weight)."""
+    """`metadata`: further keys (tokenizer.ggml...); `tensors`: further F32 tensors
+    (rope_freqs.weight)."""
     config = model.config
     arch = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)

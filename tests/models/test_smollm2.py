@@ -1,4 +1,5 @@
-"""The default model: every tensor has the bits of the gguf package's dequantisation, in Hugging Face's row order."""
+"""The default model: every tensor has the bits of the gguf package's dequantisation, in Hugging
+Face's row order."""
 
 import gguf
 import pytest

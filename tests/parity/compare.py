@@ -1,7 +1,7 @@
 """Holdfast against transformers in fp32, on the same files.
 
-Greedy tokens are compared by one forward pass of transformers over prompt and answer: if its argmax after every prefix is
-the answer's next token, then its own greedy answer is this answer.
+Greedy tokens are compared by one forward pass of transformers over prompt and answer: if its argmax
+after every prefix is the answer's next token, then its own greedy answer is this answer.
 """
 
 from functools import cache
@@ -44,7 +44,7 @@ def reference_logits(model: Any, token_ids: list[int]) -> Tensor:
 
 
 def raw_logits(llm: LLM, token_ids: list[int], chunk: int, canonical: bool) -> Tensor:
-    """Holdfast's logits at every position of a prompt, in passes of `chunk` tokens: fp32 [tokens, vocab]."""
+    """Holdfast's logits of a prompt, in passes of `chunk` tokens: fp32 [tokens, vocab]."""
     runner = llm.engine.runner
     decoder = runner._decoder  # type: ignore[attr-defined]
     page_size = decoder.backend.page_size
@@ -83,7 +83,7 @@ def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANC
 
 
 def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
-    """Tokens, logprobs and raw logits of every prompt, as ordinary and as deterministic requests."""
+    """Tokens, logprobs and raw logits of every prompt, as ordinary and deterministic requests."""
     pass_rows = 64 if kernels == "c" else 32
     llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_tokens=pass_rows, max_num_seqs=8)
     greedy = [

@@ -1,4 +1,5 @@
-"""Every family and number format from GGUF, against the same file read and dequantised by transformers."""
+"""Every family and number format from GGUF, against the same file read and dequantised by
+transformers."""
 
 from pathlib import Path
 from typing import Any

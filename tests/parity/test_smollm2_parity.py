@@ -1,10 +1,13 @@
-"""The default model in fp32: 64 greedy tokens of three prompts are those of transformers with the same weights.
+"""The default model in fp32: 64 greedy tokens of three prompts are those of transformers with the
+same weights.
 
-The reference has the published configuration and the tensors of our checkpoint: `models/test_smollm2.py` compares their
-bits with the gguf package's. transformers' own GGUF loader takes ten times as long.
+The reference has the published configuration and the tensors of our checkpoint:
+`models/test_smollm2.py` compares their bits with the gguf package's. transformers' own GGUF loader
+takes ten times as long.
 
-Its logits reach 45 after 30 layers, where fp32 has an error of about 1e-4: transformers in fp32 differs by up to 1.1e-4
-from transformers in fp64. So the largest difference may be twice that, and the mean a tenth.
+Its logits reach 45 after 30 layers, where fp32 has an error of about 1e-4: transformers in fp32
+differs by up to 1.1e-4 from transformers in fp64. So the largest difference may be twice that, and
+the mean a tenth.
 """
 
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""The supervisor of worker processes: isolation, deadlines, lost workers, refused set-ups, and its end."""
+"""The supervisor of worker processes: isolation, deadlines, lost workers, refused set-ups, and its
+end."""
 
 import gc
 import os

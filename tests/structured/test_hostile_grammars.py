@@ -1,4 +1,5 @@
-"""Grammars that are wrong, unsupported, too large or too slow: refused with a reason, in bounded time, without harm."""
+"""Grammars that are wrong, unsupported, too large or too slow: refused with a reason, in bounded
+time, without harm."""
 
 import random
 import resource

@@ -1,4 +1,5 @@
-"""One answer's grammar: masks after candidates, invalid candidates, the end, restarts, and limits."""
+"""One answer's grammar: masks after candidates, invalid candidates, the end, restarts, and
+limits."""
 
 import json
 import random
@@ -64,7 +65,8 @@ def draw(
 @pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: next(iter(spec)))
 def test_mask_depends_on_tokens_only(make: HarnessFactory, spec: dict[str, Any]) -> None:
-    """Committed one by one, tried as candidates among others, after a restart, or beside other answers: the same bits."""
+    """Committed one by one, tried as candidates among others, after a restart, or beside other
+    answers: the same bits."""
     harness = make()
     rng = random.Random(11)
     paths = [draw(harness, harness.compile_alone(**spec), rng) for _ in range(3)]
@@ -96,7 +98,8 @@ def test_mask_depends_on_tokens_only(make: HarnessFactory, spec: dict[str, Any])
 @pytest.mark.parametrize("make", HARNESSES)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: next(iter(spec)))
 def test_growing_windows_give_the_same_masks(make: HarnessFactory, spec: dict[str, Any]) -> None:
-    """Fast passes need the mask after one candidate more each time, a window all of them; some candidates are accepted."""
+    """Fast passes need the mask after one candidate more each time, a window all of them; some
+    candidates are accepted."""
     harness = make()
     rng = random.Random(12)
     ids, masks = draw(harness, harness.compile_alone(**spec), rng)
@@ -118,7 +121,8 @@ def test_growing_windows_give_the_same_masks(make: HarnessFactory, spec: dict[st
 
 
 def test_mask_ignores_rejected_candidates() -> None:
-    """What llguidance itself gets wrong after a rollback: the lexer cannot tell "a" from "b" here, the parser can."""
+    """What llguidance itself gets wrong after a rollback: the lexer cannot tell "a" from "b" here,
+    the parser can."""
     words = Vocabulary((b"", b"a", b"b", b"x", b"x1", b"x2", b"1", b"2"), frozenset({0}))
     trie = open_trie(words.texts, [0])
     text = write_grammar(StructuredOutput(lark='start: "a" "x" "1" | "b" "x" "2"'))

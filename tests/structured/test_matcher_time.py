@@ -1,4 +1,5 @@
-"""How much work a grammar does, on a simulated clock that its matcher advances: nothing twice, and bounded."""
+"""How much work a grammar does, on a simulated clock that its matcher advances: nothing twice, and
+bounded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def follow(harness: GrammarHarness, work: Work, **spec: Any) -> MatcherGrammar:
 
 
 def test_no_position_is_computed_twice(harness: GrammarHarness, work: Work) -> None:
-    """Fast passes need the mask after one candidate more each time, the window all of them; all are committed."""
+    """Fast passes need one mask more each time, the window all of them; all are committed."""
     grammar = follow(harness, work, regex="[a-z]*")
     ids = harness.encode("abcd")
     for count in range(len(ids)):
@@ -219,7 +220,7 @@ def test_replay_after_full_lexer_is_bounded(
 
 
 def test_ambiguous_grammar_fails_at_the_same_length(harness: GrammarHarness) -> None:
-    """The limit is a function of the text: every answer stops at the same length, on every machine."""
+    """The limit is a function of the text: every answer stops at the same length."""
     (a,) = harness.encode("a")
     lengths = set()
     for window in (1, 7):

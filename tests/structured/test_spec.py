@@ -1,4 +1,5 @@
-"""Every kind of structured output, walked at random: the end is allowed exactly where the text matches."""
+"""Every kind of structured output, walked at random: the end is allowed exactly where the text
+matches."""
 
 import json
 import random

@@ -1,4 +1,5 @@
-"""Where an answer with a grammar may end: the grammar, min_tokens, stop ids and banned tokens together."""
+"""Where an answer with a grammar may end: the grammar, min_tokens, stop ids and banned tokens
+together."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""The bytes of token ids: those of the tokenizer, for every kind of tokenizer, and none for ids that are not text."""
+"""The bytes of token ids: those of the tokenizer, for every kind of tokenizer, and none for ids
+that are not text."""
 
 import json
 from pathlib import Path

@@ -59,7 +59,8 @@ class GrammarHarness:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def walk(self, grammar: Grammar, rng: random.Random, max_len: int = 200) -> Iterator[tuple[str, int]]:
-        """Commits a random answer. Yields, for each position, the text before it and the allowed tokens (as bits)."""
+        """Commits a random answer. Yields, for each position, the text before it and the allowed
+        tokens (as bits)."""
         ids: list[int] = []
         for _ in range(max_len):
             (mask,) = grammar.masks((), 1)

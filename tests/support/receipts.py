@@ -35,7 +35,7 @@ PARTS = Fingerprint(
 def receipt_of(
     params: SamplingParams, *choices: tuple[int, ...], scored: int | None = None
 ) -> dict[str, Any]:
-    """A receipt without an engine. `scored` is the first token of the prompt [1, 2, 3] that has a logprob."""
+    """A receipt without an engine. `scored`: the first token of [1, 2, 3] with a logprob."""
     answers = tuple(Choice("", ids, "length") for ids in choices or ((4, 5),))
     mode: Determinism = "verified" if params.deterministic else "none"
     if scored is None and params.prompt_logprobs is not None:

@@ -1,7 +1,9 @@
-"""Tiny random models on disk: `tiny_model(folder, "qwen3")` is a folder that both Holdfast and transformers open.
+"""Tiny random models on disk: `tiny_model(folder, "qwen3")` is a folder that both Holdfast and
+transformers open.
 
-The weights are large enough for varied logits and small enough for fp32 to agree to 1e-4. Biases and norms are random,
-too, so that forgetting one changes the result. The tokenizer is a byte-level BPE whose vocabulary fits the model's.
+The weights are large enough for varied logits and small enough for fp32 to agree to 1e-4. Biases
+and norms are random, too, so that forgetting one changes the result. The tokenizer is a byte-level
+BPE whose vocabulary fits the model's.
 """
 
 import json
@@ -45,7 +47,7 @@ def tiny_model(
     sharded: bool = False,
     **overrides: Any,
 ) -> Path:
-    """A model folder: safetensors, config.json, tokenizer. overrides are fields of transformers' configuration."""
+    """A model folder. `overrides` are fields of transformers' configuration."""
     model = random_model(family, seed=seed, std=std, **overrides)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size="40KB" if sharded else "1GB")

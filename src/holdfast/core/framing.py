@@ -4,8 +4,9 @@
     | length (u32le) | payload, length  | length (u32le) | ...
     +----------------+------------------+----------------+-----
 
-What a payload contains is the caller's business. The bound on the length is checked before the payload is read: a reader that
-lost its position in the stream, or whose peer is hostile, gets an error instead of an allocation.
+What a payload contains is the caller's business. The bound on the length is checked before the
+payload is read: a reader that lost its position in the stream, or whose peer is hostile, gets an
+error instead of an allocation.
 """
 
 import socket
@@ -36,8 +37,8 @@ def pack_frame(payload: bytes) -> bytes:
 def read_frame(
     source: socket.socket, max_bytes: int = MAX_FRAME_BYTES, *, deadline: float | None = None
 ) -> bytes:
-    """The next payload. Blocks until `deadline` (of `time.monotonic`), then raises `TimeoutError`; raises
-    `ConnectionLost` at the end of the stream."""
+    """The next payload. Blocks until `deadline` (of `time.monotonic`), then raises `TimeoutError`;
+    raises `ConnectionLost` at the end of the stream."""
     (length,) = _LENGTH.unpack(_read_exactly(source, _LENGTH.size, deadline))
     return _read_exactly(source, _checked(length, max_bytes), deadline)
 

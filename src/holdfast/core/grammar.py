@@ -1,7 +1,9 @@
-"""The grammar of a structured output, as the scheduler and the worker use it: which tokens may come next.
+"""The grammar of a structured output, as the scheduler and the worker use it: which tokens may come
+next.
 
-A grammar's state follows the committed tokens of one answer and changes only when a token is committed. Candidates are
-tried within one call and leave no state, so a rollback of candidates costs nothing.
+A grammar's state follows the committed tokens of one answer and changes only when a token is
+committed. Candidates are tried within one call and leave no state, so a rollback of candidates
+costs nothing.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,12 @@ class Grammar(Protocol):
         ...
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """Which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the committed tokens,
-        after the first candidate, and so on.
+        """Which tokens may come at the last `num_masks` of len(candidates) + 1 positions: after the
+        committed tokens, after the first candidate, and so on.
 
-        A mask is little-endian bits, bit i for token i. All zeros: no token is legal, and `problem` says why. None: a
-        candidate before this position is invalid, so whatever is sampled here will be dropped with it.
+        A mask is little-endian bits, bit i for token i. All zeros: no token is legal, and `problem`
+        says why. None: a candidate before this position is invalid, so whatever is sampled here
+        will be dropped with it.
         """
         ...
 

@@ -1,5 +1,5 @@
-"""Structured output: what an answer must match. A JSON schema, any JSON object, a regular expression, one of several
-texts, or a Lark grammar.
+"""Structured output: what an answer must match. A JSON schema, any JSON object, a regular
+expression, one of several texts, or a Lark grammar.
 
 Only what needs no tokenizer is checked here. Compiling finds the rest (`structured.compiler`).
 """
@@ -20,7 +20,7 @@ StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", 
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """Exactly one of the fields. A schema may be given as a mapping or as JSON text; it is kept as text."""
+    """Exactly one of the fields. A schema may be a mapping or JSON text; it is kept as text."""
 
     json_schema: str | Mapping[str, Any] | bool | None = None
     json_object: bool = False
@@ -61,7 +61,7 @@ class StructuredOutput:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The schema, the expression, the grammar, or the choices, as text; empty for a JSON object."""
+        """The schema, expression, grammar or choices as text; empty for a JSON object."""
         if self.choice is not None:
             return tuple(self.choice)
         text = self.json_schema or self.regex or self.lark

@@ -1,7 +1,8 @@
 """Checkpoints: the tensors of a decoder by their Hugging Face names, whatever the file format.
 
-`open_checkpoint` opens a folder or a GGUF file. An open checkpoint is complete: it has every tensor its configuration needs
-(`expected_tensors`) in its shape. A file that lacks any is refused before a weight is read.
+`open_checkpoint` opens a folder or a GGUF file. An open checkpoint is complete: it has every tensor
+its configuration needs (`expected_tensors`) in its shape. A file that lacks any is refused before a
+weight is read.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,14 +23,15 @@ _MAX_LISTED = 6
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as stored: its number format ("BF16", "Q4_1") and its bytes, rows in Hugging Face's order."""
+    """A stored tensor: its format ("BF16", "Q4_1") and bytes, rows in Hugging Face's order."""
 
     format: str
     data: memoryview
 
 
 class Checkpoint(Protocol):
-    """The tensors of one decoder, by their Hugging Face names. Tied embeddings have no `lm_head.weight`."""
+    """The tensors of one decoder, by their Hugging Face names. Tied embeddings have no
+    `lm_head.weight`."""
 
     @property
     def config(self) -> DecoderConfig: ...
@@ -44,8 +46,8 @@ class Checkpoint(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised. Tensors of a file are on the
-        CPU.
+        """The tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised.
+        Tensors of a file are on the CPU.
 
         The tensor may share memory with the mapped file: do not write to it.
         """
@@ -86,7 +88,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def expected_tensors(config: DecoderConfig) -> dict[str, Shape]:
-    """Name and shape of every tensor, in the order of a forward pass. Tied embeddings have no `lm_head`."""
+    """Name and shape of every tensor, in the order of a forward pass."""
     embedding = (config.vocab_size, config.hidden_size)
     tensors: dict[str, Shape] = {"model.embed_tokens.weight": embedding}
     for layer in range(config.num_layers):
@@ -124,7 +126,7 @@ def _layer_tensors(config: DecoderConfig) -> dict[str, Shape]:
 def require_tensors(
     expected: Mapping[str, Shape], find_shape: Callable[[str], Shape | None], where: str
 ) -> None:
-    """Raise one error that lists the tensors that are missing or have another shape than the configuration says."""
+    """Raise one error that lists the missing tensors and those with another shape."""
     missing: list[str] = []
     misshaped: list[str] = []
     for name, shape in expected.items():

@@ -1,6 +1,8 @@
-"""The configuration of a decoder: its sizes, biases, norms and positions, parsed from an untrusted config.json.
+"""The configuration of a decoder: its sizes, biases, norms and positions, parsed from an untrusted
+config.json.
 
-`parse_config` refuses a model that Holdfast cannot run, and says why. Keys that name code to run (`auto_map`) are ignored.
+`parse_config` refuses a model that Holdfast cannot run, and says why. Keys that name code to run
+(`auto_map`) are ignored.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,8 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """One decoder. `layer_windows[i]` is the attention window of layer i, its own position included; None for all."""
+    """One decoder. `layer_windows[i]` is the attention window of layer i, its own position
+    included; None for all."""
 
     family: FamilyName
     vocab_size: int

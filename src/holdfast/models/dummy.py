@@ -1,7 +1,7 @@
 """A checkpoint of seeded random weights, for benchmarks and tests.
 
-With `twins`, the rows of the head come in pairs that differ by 1e-7: each token is nearly as likely as its twin, so the
-smallest difference in the bits of a pass becomes another token.
+With `twins`, the rows of the head come in pairs that differ by 1e-7: each token is nearly as likely
+as its twin, so the smallest difference in the bits of a pass becomes another token.
 """
 
 import json
@@ -18,9 +18,11 @@ _TWIN = 1e-7
 
 
 class DummyCheckpoint:
-    """Normally distributed weights; norms are ones. On the CPU the same seed gives the same weights everywhere.
+    """Normally distributed weights; norms are ones. On the CPU the same seed gives the same weights
+    everywhere.
 
-    On another device the weights are made there, in the requested dtype: billions in seconds, with bits of that device.
+    On another device the weights are made there, in the requested dtype: billions in seconds, with
+    bits of that device.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Typed reads from an untrusted configuration.
 
-A read returns a value of the given type and range, or raises `UnsupportedModel` with the key, the value and what was
-expected. JSON's `true` is not a number here, and neither is NaN.
+A read returns a value of the given type and range, or raises `UnsupportedModel` with the key, the
+value and what was expected. JSON's `true` is not a number here, and neither is NaN.
 """
 
 import json

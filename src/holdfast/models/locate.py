@@ -1,8 +1,8 @@
 """Finds the files of a model: a built-in name, a local path, or a hub id.
 
-Files are downloaded only for a hub id, if they are not in the local cache, and only configuration, tokenizer, and weights
-in formats that cannot run code. The default model is a file in an installed package, which is found but not imported. A
-small thinking model is part of Holdfast.
+Files are downloaded only for a hub id, if they are not in the local cache, and only configuration,
+tokenizer, and weights in formats that cannot run code. The default model is a file in an installed
+package, which is found but not imported. A small thinking model is part of Holdfast.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ class Located:
 
 
 def locate(model: str | None) -> Located:
-    """The files of a built-in name (None: the default model), a local folder or .gguf file, or a hub id."""
+    """Find a built-in name (None: the default model), a folder, a .gguf file, or a hub id."""
     if model is None or model == BUILTIN:
         return _locate_builtin()
     if model == COIN:

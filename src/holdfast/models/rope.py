@@ -37,7 +37,7 @@ class LinearRope:
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Divides the frequencies of long wavelengths by `factor`, keeps short ones, blends those between."""
+    """Divides the frequencies of long wavelengths by `factor`, keeps short ones, blends others."""
 
     factor: float
     low_freq_factor: float

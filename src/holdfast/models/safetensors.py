@@ -98,7 +98,8 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _find_shards(folder: Path) -> dict[str, str]:
-    """Tensor name to file name. The tensor names of a single file are in that file; here it has the name ""."""
+    """Tensor name to file name. The tensor names of a single file are in that file; here it has the
+    name ""."""
     if folder.joinpath(SINGLE_FILE).is_file():
         return {"": SINGLE_FILE}
     if folder.joinpath(INDEX_FILE).is_file():

@@ -1,4 +1,5 @@
-"""Configurations of published models, by name: for benchmarks with random weights, and to certify GEMMs without weights."""
+"""Configurations of published models, by name: for benchmarks with random weights, and to certify
+GEMMs without weights."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,10 +1,12 @@
 """Computes an engine's fingerprint: everything that decides bits.
 
-Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes, pages and batches, and
-the maximum context length (an entry of a rope table depends on its position only).
+Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes,
+pages and batches, and the maximum context length (an entry of a rope table depends on its position
+only).
 
-The weights are hashed in threads of their own, while they are loaded (`FingerprintTask`). Hashing releases Python's lock and
-runs at a lower priority than the engine's threads. Only a caller of `get` waits for it.
+The weights are hashed in threads of their own, while they are loaded (`FingerprintTask`). Hashing
+releases Python's lock and runs at a lower priority than the engine's threads. Only a caller of
+`get` waits for it.
 """
 
 import contextlib
@@ -31,8 +33,8 @@ from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
 from holdfast.version import __version__
 
-# Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a prompt, and the default of the
-# dtype. The stop ids are listed together with the tokenizer's.
+# Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a
+# prompt, and the default of the dtype. The stop ids are listed together with the tokenizer's.
 _EXCLUDED_FIELDS = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
 
 _MAX_THREADS = 4
@@ -77,8 +79,8 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, J
 
 
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
-    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. Only the torch backend uses
-    numpy (its logarithms), only the triton backend triton."""
+    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. Only
+    the torch backend uses numpy (its logarithms), only the triton backend triton."""
     of_backend = {"torch": ("numpy",), "triton": ("triton",)}
     names = ("tokenizers", "jinja2", "llguidance", *of_backend.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
@@ -111,7 +113,7 @@ def _with_lists(values: Mapping[str, JsonValue | tuple[JsonValue, ...]]) -> dict
 
 
 class FingerprintTask:
-    """Starts when it is made. `describe` returns every part except the weights; it is called in another thread."""
+    """Starts when it is made. `describe` returns the other parts; it is called in a thread."""
 
     def __init__(self, checkpoint: Checkpoint, describe: Callable[[], Mapping[str, JsonValue]]) -> None:
         self._made: Future[Fingerprint] = Future()

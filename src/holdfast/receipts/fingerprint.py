@@ -1,6 +1,8 @@
-"""The fingerprint: a digest of everything that decides bits, and of nothing else. Same fingerprint, same bits.
+"""The fingerprint: a digest of everything that decides bits, and of nothing else. Same fingerprint,
+same bits.
 
-It consists of named parts (`engine_fingerprint` collects them), so two fingerprints can be compared part by part.
+It consists of named parts (`engine_fingerprint` collects them), so two fingerprints can be compared
+part by part.
 """
 
 import hashlib

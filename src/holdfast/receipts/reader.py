@@ -1,9 +1,10 @@
 """Reads receipts from anywhere, checks every field, and refuses with a reason.
 
-The size is bounded before the text is parsed, the depth before it is walked. msgspec checks the shape: types, ranges,
-patterns, missing and unknown fields. What the receipt says of itself (digests, numbers of tokens, settings) must be
-true; those checks relate fields to one another, so they are code. The text itself goes through `json`: msgspec's own
-decoder keeps the last of two equal keys, and a receipt that two readers could read differently must be refused.
+The size is bounded before the text is parsed, the depth before it is walked. msgspec checks the
+shape: types, ranges, patterns, missing and unknown fields. What the receipt says of itself
+(digests, numbers of tokens, settings) must be true; those checks relate fields to one another, so
+they are code. The text itself goes through `json`: msgspec's own decoder keeps the last of two
+equal keys, and a receipt that two readers could read differently must be refused.
 """
 
 import json
@@ -83,7 +84,8 @@ class _ReceiptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
-    """The receipt in a file (a `Path`) or in JSON text; also one inside a response, under "receipt".
+    """The receipt in a file (a `Path`) or in JSON text; also one inside a response, under
+    "receipt".
 
     With a receipt on each line, `line` selects one, counted from 1.
     """
@@ -199,7 +201,8 @@ def _convert(content: dict[str, Any]) -> _ReceiptJson:
 
 
 def _explain(error: str, content: dict[str, Any]) -> str:
-    """msgspec's message with the field first, and what it leaves out: the value, the allowed values, a pattern's meaning."""
+    """msgspec's message with the field first, and what it leaves out: the value, the allowed
+    values, a pattern's meaning."""
     expected, _, path = error.partition(" - at `$")
     expected = _HEX_PATTERN.sub(r"\1 hexadecimal digits", expected[0].lower() + expected[1:])
     path = path.rstrip("`").removeprefix(".")

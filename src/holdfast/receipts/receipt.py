@@ -1,8 +1,10 @@
-"""The receipt: what is needed to replay one response and check it bit for bit. It leaves the engine as plain JSON.
+"""The receipt: what is needed to replay one response and check it bit for bit. It leaves the engine
+as plain JSON.
 
-It contains the request, the fingerprint of the engine that answered it, and every bit that a replay must reproduce. It
-contains no time and no machine name, so the same answer has the same receipt everywhere (except for `counts`, which
-depend on the load). It is not a signature: the file can be changed, and a replay is what detects that.
+It contains the request, the fingerprint of the engine that answered it, and every bit that a replay
+must reproduce. It contains no time and no machine name, so the same answer has the same receipt
+everywhere (except for `counts`, which depend on the load). It is not a signature: the file can be
+changed, and a replay is what detects that.
 """
 
 import struct
@@ -35,16 +37,16 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 
 
 class LogprobBits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fp32 bits of the sampled tokens' logprobs, eight hexadecimal digits each. The digest covers the top logprobs,
-    too."""
+    """The fp32 bits of the sampled tokens' logprobs, eight hexadecimal digits each. The digest
+    covers the top logprobs, too."""
 
     bits: tuple[Bits, ...]
     digest: Digest
 
 
 class ReceiptChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One answer's bits. An ordinary request has logprobs only if it asked for them. Thoughts, as (chunk, token ids), exist
-    only in a thinking model; trivial ones are left out."""
+    """One answer's bits. An ordinary request has logprobs only if it asked for them. Thoughts, as
+    (chunk, token ids), exist only in a thinking model; trivial ones are left out."""
 
     token_ids: tuple[TokenId, ...]
     finish_reason: Literal["stop", "length", "abort"]  # an answer that ended in an error has no receipt
@@ -53,7 +55,7 @@ class ReceiptChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class EngineHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to open an engine like the one that answered. Only the fingerprint says whether it is alike."""
+    """How to open a similar engine. Only the fingerprint says whether it gives the same bits."""
 
     model: Annotated[str, Meta(min_length=1, max_length=4096)] | None
     device: Annotated[str, Meta(min_length=1, max_length=32)]
@@ -140,7 +142,8 @@ def make_receipt(
     result: Result,
     logprobs: Sequence[Sequence[TokenLogprob]],
 ) -> Receipt:
-    """`certificate` is its digest, `model` the name the user gave, `logprobs` those of each choice, asked for or not."""
+    """`certificate` is its digest, `model` the name the user gave, `logprobs` those of each choice,
+    asked for or not."""
     choices = zip(result.choices, logprobs, strict=True)
     scored = [one for one in result.prompt_logprobs or () if one is not None]
     return Receipt(
@@ -194,7 +197,7 @@ def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
 
 
 def is_score(params: SamplingParams) -> bool:
-    """Whether these may be the settings of a score, whose prompt_logprobs start with the completion."""
+    """Whether these may be a score's settings: its prompt_logprobs start at the completion."""
     return params.max_tokens == 0 and params.prompt_logprobs == 0
 
 
@@ -206,7 +209,7 @@ def is_aborted_in_prefill(choices: Sequence[ReceiptChoice]) -> bool:
 def _choice(
     choice: Choice, logprobs: Sequence[TokenLogprob], params: SamplingParams, *, thinks: bool
 ) -> ReceiptChoice:
-    """An ordinary answer may have unrequested logprobs for some of its tokens: all or none are kept."""
+    """An ordinary answer may have logprobs for some tokens only: keep all or none."""
     complete = [one.token_id for one in logprobs] == list(choice.token_ids)
     assert complete or not params.deterministic, "a deterministic answer has the logprob of every token"
     bits = logprob_bits(logprobs) if complete else None

@@ -1,12 +1,13 @@
 """Compiles a grammar in another process first, where it can do no harm.
 
-A grammar comes from a client. llguidance bounds much of what a grammar can make it do, but not all: some JSON schemas
-compile for half a minute, some regular expressions never finish, and some Lark grammars overflow the stack, which ends
-the process. So every grammar is compiled and followed for some tokens in a worker process (`grammar_worker`), which the
-kernel bounds in time and memory. Only a grammar that passes is compiled in the engine's process.
+A grammar comes from a client. llguidance bounds much of what a grammar can make it do, but not all:
+some JSON schemas compile for half a minute, some regular expressions never finish, and some Lark
+grammars overflow the stack, which ends the process. So every grammar is compiled and followed for
+some tokens in a worker process (`grammar_worker`), which the kernel bounds in time and memory. Only
+a grammar that passes is compiled in the engine's process.
 
-The process starts with the first grammar, which takes about half a second. After that a simple schema takes 20 to 40
-milliseconds, once.
+The process starts with the first grammar, which takes about half a second. After that a simple
+schema takes 20 to 40 milliseconds, once.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,7 +31,7 @@ class GrammarLimits:
 
 @dataclass(frozen=True)
 class GrammarTrial:
-    """What is wrong with a grammar, if anything, and about how much memory its compiled form needs."""
+    """What is wrong with a grammar, if anything, and about how much memory it needs."""
 
     fault: str | None
     num_bytes: int = 0

@@ -1,16 +1,17 @@
 """llguidance with our limits, and the process that tries a grammar before the engine compiles it.
 
-`supervisor` runs this file, which imports no other part of Holdfast. The engine's own process compiles with the same
-`open_trie` and `open_matcher`, so what was tried is what runs. Messages, framed as in `core.framing`, over the socket at
-stdin:
+`supervisor` runs this file, which imports no other part of Holdfast. The engine's own process
+compiles with the same `open_trie` and `open_matcher`, so what was tried is what runs. Messages,
+framed as in `core.framing`, over the socket at stdin:
 
     set-up   {"texts": [latin-1, ...], "eos_ids": [...]}                          answered with {}
     request  {"grammar": ..., "is_lark": ..., "cpu_seconds": ..., "memory_bytes": ...}
     answer   {"num_bytes": ...} or {"error": ...}
 
-The process opens the vocabulary once. Each grammar is compiled and followed for some tokens in a fork, which the kernel
-bounds in CPU time, wall time and memory, on a stack smaller than the engine's. Whatever a grammar does there (loop,
-allocate, overflow), the next one gets a clean process.
+The process opens the vocabulary once. Each grammar is compiled and followed for some tokens in a
+fork, which the kernel bounds in CPU time, wall time and memory, on a stack smaller than the
+engine's. Whatever a grammar does there (loop, allocate, overflow), the next one gets a clean
+process.
 """
 
 import contextlib
@@ -31,9 +32,9 @@ except ImportError:  # a system without resource limits has no fork, either
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# llguidance's own limits, for compiling and for every step. They are functions of the tokens. They keep a step below
-# 0.1 s for most grammars we found, and below a millisecond for ordinary ones. They do not bound compiling; the process
-# does.
+# llguidance's own limits, for compiling and for every step. They are functions of the tokens. They
+# keep a step below 0.1 s for most grammars we found, and below a millisecond for ordinary ones.
+# They do not bound compiling; the process does.
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 1_000,  # an object of about 250 optional properties
     "initial_lexer_fuel": 1_000_000,
@@ -43,10 +44,10 @@ PARSER_LIMITS: dict[str, Any] = {
     "max_grammar_size": 20_000,  # symbols: 5000 required properties
     "verbose_errors": False,
 }
-# An Earley row of an ambiguous grammar takes time with the third power of its items: 12 ms for 500, 90 ms for 1000.
-# JSON's long rows are not ambiguous. A large programming language needs some 150 items; a right-recursive list of 250
-# elements, 500. Rows are counted at the ends of tokens, so long tokens leave some uncounted; the matcher's own time
-# limits bound those.
+# An Earley row of an ambiguous grammar takes time with the third power of its items: 12 ms for 500,
+# 90 ms for 1000. JSON's long rows are not ambiguous. A large programming language needs some 150
+# items; a right-recursive list of 250 elements, 500. Rows are counted at the ends of tokens, so
+# long tokens leave some uncounted; the matcher's own time limits bound those.
 LARK_LIMITS: dict[str, Any] = {"max_items_in_row": 500, "step_max_items": 10_000}
 
 _STACK_BYTES = 2 << 20
@@ -91,8 +92,8 @@ def open_matcher(trie: "LLTokenizer", grammar: str, *, is_lark: bool = False) ->
 
 
 def is_of_lexer(error: str) -> bool:
-    """Whether the lexer, which all matchers of a grammar share, may have failed because of earlier tokens. A full lexer
-    fails in several ways, the parser's limits only in these two."""
+    """Whether the lexer, which all matchers of a grammar share, may have failed because of earlier
+    tokens. A full lexer fails in several ways, the parser's limits only in these two."""
     return "Current row has" not in error and "Too many items" not in error
 
 
@@ -107,7 +108,7 @@ def explain(error: str) -> str:
 
 
 def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool) -> str | None:
-    """Compile a grammar and follow it for some tokens, several times. Returns what is wrong with it."""
+    """Compile a grammar and follow it for some tokens. Returns what is wrong with it."""
     if is_lark and _names_tokens(grammar):
         return "it names tokens (<...>); only text can be constrained"
     matcher = open_matcher(trie, grammar, is_lark=is_lark)
@@ -143,7 +144,8 @@ def _follow(matcher: "LLMatcher", walk: int, eos_ids: Sequence[int]) -> str | No
             return None
         matcher.consume_token(_pick(allowed, walk, rng))
         if step == 0 and walk == 0:
-            # max_tokens= and stop= make a grammar that is no function of the text; it cannot roll back.
+            # max_tokens= and stop= make a grammar that is no function of the text; it cannot roll
+            # back.
             tried = matcher.deep_copy()
             if not tried.rollback(1):
                 return explain(tried.get_error())
@@ -181,7 +183,7 @@ def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]
 
 
 def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
-    """In the fork: try the grammar within its limits, write the answer, and end the process in any case."""
+    """In the fork: try the grammar within its limits, write the answer, and exit."""
     answers: list[dict[str, Any]] = []
 
     def work() -> None:

@@ -1,18 +1,19 @@
 """A worker process for untrusted programs, and the only code that starts, asks and ends one.
 
-A worker is one Python file beside this module, run as a file: `python -I -S -B worker.py PATH...`, without environment
-variables, user packages and start-up hooks, and with nothing importable but the packages it needs. It talks over a
-socket at its stdin, in frames (`core.framing`) of JSON objects:
+A worker is one Python file beside this module, run as a file: `python -I -S -B worker.py PATH...`,
+without environment variables, user packages and start-up hooks, and with nothing importable but the
+packages it needs. It talks over a socket at its stdin, in frames (`core.framing`) of JSON objects:
 
     supervisor -> worker   set-up          once, first
     worker -> supervisor   {} or an error  the set-up's answer
     supervisor -> worker   request         any number of times
     worker -> supervisor   answer          one for each request, in order
 
-The worker sets its own limits on memory and CPU time, because they depend on what it runs. The supervisor adds a
-deadline for every answer. After a timeout, a crash or an interrupted request the process is killed, so a late answer
-can never be read as the answer to another request; the next request starts a fresh process. The process ends with its
-supervisor, and, at the end of its input, with the process that started it.
+The worker sets its own limits on memory and CPU time, because they depend on what it runs. The
+supervisor adds a deadline for every answer. After a timeout, a crash or an interrupted request the
+process is killed, so a late answer can never be read as the answer to another request; the next
+request starts a fresh process. The process ends with its supervisor, and, at the end of its input,
+with the process that started it.
 """
 
 import json
@@ -50,7 +51,7 @@ class SetupRefused(Exception):
 
 
 class WorkerSupervisor:
-    """One worker process, started when needed. Any thread may ask; requests are answered one at a time."""
+    """One worker process, started when needed. Thread-safe; one request at a time."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class WorkerSupervisor:
         *,
         setup_seconds: float,
     ) -> None:
-        """`worker` is a file beside this module, `packages` what it imports besides the standard library."""
+        """`worker` is a file in this folder, `packages` the third-party ones it imports."""
         self._packages = packages
         self._make_setup = make_setup
         self._setup_seconds = setup_seconds
@@ -75,7 +76,7 @@ class WorkerSupervisor:
         return self._process.pid
 
     def warm(self) -> None:
-        """Start the process and send its set-up without waiting for the answer. Optional; never raises."""
+        """Start the process and send its set-up, without waiting. Optional; never raises."""
         with self._lock:
             if not self._process.is_running():
                 try:
@@ -86,8 +87,8 @@ class WorkerSupervisor:
     def request(
         self, message: Mapping[str, Any], *, seconds: float, max_bytes: int = MAX_FRAME_BYTES
     ) -> dict[str, Any]:
-        """The worker's answer. Raises `WorkerLost`, `SetupRefused`, or, if no process can be started, `OSError`
-        or `ImportError`."""
+        """The worker's answer. Raises `WorkerLost`, `SetupRefused`, or, if no process can be
+        started, `OSError` or `ImportError`."""
         with self._lock:
             try:
                 if not self._process.is_running():

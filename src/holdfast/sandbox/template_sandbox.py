@@ -1,14 +1,15 @@
 """Renders one chat template in a process of its own.
 
-A template comes with a model file and is an untrusted program. jinja2's sandbox keeps it away from Python's internals,
-but not from looping for ever or from building a string larger than memory. There are too many ways to do either
-(operators, filters, format widths, macros that call themselves) to intercept each of them in this process, and a single
-long call into C cannot be interrupted from a thread. So each template has a worker process (`template_worker`): the kernel
-bounds its memory and CPU time, this process its wall time. A rendering that exceeds a bound is killed with the process,
-and the next one starts a fresh process.
+A template comes with a model file and is an untrusted program. jinja2's sandbox keeps it away from
+Python's internals, but not from looping for ever or from building a string larger than memory.
+There are too many ways to do either (operators, filters, format widths, macros that call
+themselves) to intercept each of them in this process, and a single long call into C cannot be
+interrupted from a thread. So each template has a worker process (`template_worker`): the kernel
+bounds its memory and CPU time, this process its wall time. A rendering that exceeds a bound is
+killed with the process, and the next one starts a fresh process.
 
-A process takes about 0.1 s to start, which `warm` moves beside the loading of weights, and a rendering well under a
-millisecond.
+A process takes about 0.1 s to start, which `warm` moves beside the loading of weights, and a
+rendering well under a millisecond.
 """
 
 import json
@@ -66,7 +67,7 @@ class TemplateSandbox:
         self._worker.close()
 
     def render(self, variables: Mapping[str, object], *, date: str) -> str:
-        """The text the template makes of plain JSON values. `strftime_now` in a template gives `date`."""
+        """Render the template with plain JSON values. `strftime_now` gives `date`."""
         if self._refusal is not None:
             _fail(self._refusal)
         limits = self._limits

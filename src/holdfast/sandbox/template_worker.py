@@ -1,4 +1,5 @@
-"""The process a chat template runs in. `supervisor` runs this file, which imports no other part of Holdfast.
+"""The process a chat template runs in. `supervisor` runs this file, which imports no other part of
+Holdfast.
 
 Messages, framed as in `core.framing`, over the socket at stdin:
 
@@ -6,10 +7,11 @@ Messages, framed as in `core.framing`, over the socket at stdin:
     request  {"variables": {...}, "date": ..., "cpu_seconds": ..., "max_chars": ...}
     answer   {"text": ...} or {"error": ...}
 
-The jinja2 environment is the one transformers renders with, without anything that would make two renderings differ:
-there is no clock (`strftime_now` gives the date of the request) and no randomness (`random`, `lipsum`). jinja2's sandbox
-bounds neither time nor memory, so the kernel does: address space, CPU time for each rendering (the timer's signal ends the
-process), no files, no processes.
+The jinja2 environment is the one transformers renders with, without anything that would make two
+renderings differ: there is no clock (`strftime_now` gives the date of the request) and no
+randomness (`random`, `lipsum`). jinja2's sandbox bounds neither time nor memory, so the kernel
+does: address space, CPU time for each rendering (the timer's signal ends the process), no files, no
+processes.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Compiles a structured output into the grammar of one answer.
 
-llguidance is imported with the first structured output: everything else runs without it. A grammar is tried in a worker
-process (`grammar_sandbox`), then compiled here, and cached for later requests. The invariant: a grammar that `compile`
-returns can be followed; anything wrong with a grammar is an `InvalidRequest`.
+llguidance is imported with the first structured output: everything else runs without it. A grammar
+is tried in a worker process (`grammar_sandbox`), then compiled here, and cached for later requests.
+The invariant: a grammar that `compile` returns can be followed; anything wrong with a grammar is an
+`InvalidRequest`.
 """
 
 import threading
@@ -27,7 +28,7 @@ _MAX_CACHED_BYTES = 512 << 20
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model, from any thread. `vocab_size` is the number of logits of the model."""
+    """Compiles grammars for one model, from any thread. `vocab_size` is its number of logits."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class GrammarCompiler:
         self._compile_lock = threading.Lock()  # held while a grammar is tried and compiled
 
     def compile(self, structured: StructuredOutput) -> MatcherGrammar:
-        """The grammar of one answer, before its first token. Refuses what is wrong, too large or too slow."""
+        """The grammar of one answer. Refuses what is wrong, too large or too slow."""
         compiled = self._find(structured)
         if compiled is None:
             with self._compile_lock:
@@ -84,7 +85,7 @@ class GrammarCompiler:
         return compiled
 
     def _add(self, structured: StructuredOutput, compiled: CompiledGrammar) -> None:
-        """Cache a grammar and evict the least recently used ones. The newest stays, however large."""
+        """Cache a grammar and evict the least recently used. The newest stays, however large."""
         with self._cache_lock:
             self._cache[structured] = compiled
             num_bytes = sum(one.num_bytes for one in self._cache.values())

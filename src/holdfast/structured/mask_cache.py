@@ -1,14 +1,15 @@
-"""The masks a grammar has computed after an answer's committed tokens, along the candidates tried last.
+"""The masks a grammar has computed after an answer's committed tokens, along the candidates tried
+last.
 
-A mask is a function of the tokens before it, so it is computed once: each fast pass needs the mask after one candidate
-more, and the verification window finds all of them here.
+A mask is a function of the tokens before it, so it is computed once: each fast pass needs the mask
+after one candidate more, and the verification window finds all of them here.
 
     committed tokens | ids[0]   ids[1]   ids[2]
                      ^        ^        ^        ^
     position         0        1        2        3        masks[p]: what may come at position p
 
-The invariant: every entry belongs to the committed tokens followed by `ids`. Entries after a candidate that is not
-committed in the end are dropped, a failure and its time included.
+The invariant: every entry belongs to the committed tokens followed by `ids`. Entries after a
+candidate that is not committed in the end are dropped, a failure and its time included.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class MaskCache:
-    """Masks, and the seconds each took, by position. `failure` says why nothing may come after all of `ids`."""
+    """Masks and their seconds, by position. `failure`: why nothing may come after `ids`."""
 
     ids: list[int] = field(default_factory=list)
     masks: dict[int, bytes] = field(default_factory=dict)

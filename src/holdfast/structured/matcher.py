@@ -1,17 +1,20 @@
-"""One answer's grammar over llguidance: which tokens may come after the committed ones, and after candidates.
+"""One answer's grammar over llguidance: which tokens may come after the committed ones, and after
+candidates.
 
-The invariant: a mask is a function of the grammar and the tokens before it, whatever was tried in between and whatever
-other requests use the grammar. Two properties of llguidance work against that:
+The invariant: a mask is a function of the grammar and the tokens before it, whatever was tried in
+between and whatever other requests use the grammar. Two properties of llguidance work against that:
 
-- It caches its last mask by a key that a rollback does not change, and may return the mask of a path that was rolled
-  back. So a matcher is never rolled back: candidates are tried on a copy. The copy is dropped, or becomes the answer's own
-  matcher when all of them are committed.
-- Copies share one lexer. That makes the second answer of a grammar fast, but a lexer that one answer has filled fails
-  for all of them. So an answer whose lexer fails is replayed from its first token with a fresh lexer. Only if that fails,
-  too, has the answer become too hard for its grammar (`problem`). Failures of the parser are functions of the tokens.
+- It caches its last mask by a key that a rollback does not change, and may return the mask of a
+  path that was rolled back. So a matcher is never rolled back: candidates are tried on a copy. The
+  copy is dropped, or becomes the answer's own matcher when all of them are committed.
+- Copies share one lexer. That makes the second answer of a grammar fast, but a lexer that one
+  answer has filled fails for all of them. So an answer whose lexer fails is replayed from its first
+  token with a fresh lexer. Only if that fails, too, has the answer become too hard for its grammar
+  (`problem`). Failures of the parser are functions of the tokens.
 
-The whole step waits for a mask. llguidance's own limits, which are functions of the tokens (`grammar_worker`), keep it
-short, and no position is computed twice (`mask_cache`). The time limits here are the last resort.
+The whole step waits for a mask. llguidance's own limits, which are functions of the tokens
+(`grammar_worker`), keep it short, and no position is computed twice (`mask_cache`). The time limits
+here are the last resort.
 """
 
 import threading
@@ -36,7 +39,7 @@ _MAX_RECOMPILE_SECONDS = 0.1  # a grammar that takes longer is not compiled agai
 
 
 class CompiledGrammar:
-    """A compiled grammar, shared by any number of answers. `num_bytes` is an estimate of its memory."""
+    """A compiled grammar, shared by any number of answers. `num_bytes` is an estimate."""
 
     def __init__(self, open_matcher: Callable[[], "LLMatcher"], num_bytes: int = 0) -> None:
         self.num_bytes = num_bytes
@@ -56,7 +59,7 @@ class CompiledGrammar:
             return self._matcher.deep_copy()
 
     def begin_fresh(self) -> "LLMatcher":
-        """A matcher with a fresh lexer, if compiling is quick enough; later matchers share that lexer."""
+        """A matcher with a fresh lexer, if compiling is quick; later matchers share it."""
         with self._lock:
             if self._seconds <= _MAX_RECOMPILE_SECONDS:
                 self._matcher = self._open()
@@ -98,7 +101,7 @@ class MatcherGrammar:
         self._extra_seconds = max(0.0, self._extra_seconds - max(0.0, seconds - _POSITION_SECONDS))
 
     def count_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of these are valid after the committed tokens; fewer, if validating takes long."""
+        """How many of these are valid after the committed tokens; fewer, if it takes long."""
         known = list(takewhile(self._vocabulary.is_known, token_ids))
         if not known or self._has_ended or self._cache.fails_at(0):
             return 0
@@ -113,7 +116,7 @@ class MatcherGrammar:
         return self._matcher.validate_tokens(known[:num_tried]) if num_tried else 0
 
     def masks(self, candidates: Sequence[int], num_masks: int) -> list[bytes | None]:
-        """Which tokens may come at the last `num_masks` positions, as `core.grammar.Grammar` defines."""
+        """The masks of the last `num_masks` positions, as `core.grammar.Grammar` defines."""
         if self._has_ended:
             return [None] * num_masks
         cache = self._cache
@@ -138,7 +141,8 @@ class MatcherGrammar:
         return bool(self._committed) and self._committed[-1] in self._vocabulary.eos_ids
 
     def _compute(self, candidates: list[int], positions: range) -> None:
-        """Compute the missing masks of these positions, or find the position where the grammar fails, and why."""
+        """Compute the missing masks of these positions, or find the position where the grammar
+        fails, and why."""
         deadline = time.thread_time() + _MAX_CALL_SECONDS
         self._consume_pending()
         error = self._try(candidates, positions, deadline)
@@ -150,7 +154,7 @@ class MatcherGrammar:
             error = self._try(candidates, positions, deadline)
 
     def _consume_pending(self) -> None:
-        """Let the matcher consume the pending tokens; take over the branch's matcher if it already has."""
+        """Consume the pending tokens, or take over the branch's matcher if it has already."""
         branch, pending = self._branch, self._pending
         if branch is not None and pending:
             num_same = min(len(branch.ids), len(pending))
@@ -176,7 +180,8 @@ class MatcherGrammar:
         return True
 
     def _try(self, candidates: list[int], positions: range, deadline: float) -> str | None:
-        """Compute masks along the candidates. Returns the matcher's error, if it has one; a time limit is none."""
+        """Compute masks along the candidates. Returns the matcher's error, if it has one; a time
+        limit is none."""
         cache = self._cache
         missing = next((position for position in positions if not cache.has(position)), positions.stop)
         branch = self._branch
@@ -216,7 +221,8 @@ class MatcherGrammar:
         self._branch = None
 
     def _try_consume(self, matcher: "LLMatcher", token_id: int) -> bool:
-        """Consume one candidate, unless it is invalid or ends the answer. True, too, if the matcher fails over it."""
+        """Consume one candidate, unless it is invalid or ends the answer. True, too, if the matcher
+        fails over it."""
         if token_id in self._vocabulary.eos_ids or not self._vocabulary.is_known(token_id):
             return False
         if matcher.try_consume_tokens([token_id]) == 1:

@@ -1,12 +1,14 @@
-"""A structured output as llguidance's grammar spec: JSON text that contains a JSON schema or a Lark grammar.
+"""A structured output as llguidance's grammar spec: JSON text that contains a JSON schema or a Lark
+grammar.
 
 - The grammar covers the whole answer: no text comes before or after it.
-- Tokens are never forced. All tokens that keep the text a prefix of the grammar are allowed, and the model chooses how
-  to spell it.
-- White space in JSON is bounded: where JSON allows some, one or two spaces, or a line break and up to 32 spaces and
-  tabs. Otherwise a weak model could fill an answer with white space up to max_tokens.
-- A client cannot set llguidance's options: `x-guidance` in a schema is overwritten, and llguidance's list of grammars
-  cannot be reached from a schema or a Lark text.
+- Tokens are never forced. All tokens that keep the text a prefix of the grammar are allowed, and
+  the model chooses how to spell it.
+- White space in JSON is bounded: where JSON allows some, one or two spaces, or a line break and up
+  to 32 spaces and tabs. Otherwise a weak model could fill an answer with white space up to
+  max_tokens.
+- A client cannot set llguidance's options: `x-guidance` in a schema is overwritten, and
+  llguidance's list of grammars cannot be reached from a schema or a Lark text.
 """
 
 import json
@@ -27,7 +29,8 @@ KIND_NAMES: dict[StructuredOutputKind, str] = {
 
 _WHITE_SPACE = r"[ ]{1,2}|\n[ \t]{0,32}"
 JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
-# Options belong to a Lark grammar and hold for all grammars in the list; nothing refers to this one.
+# Options belong to a Lark grammar and hold for all grammars in the list; nothing refers to this
+# one.
 _OPTIONS = {"name": "options", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"'}
 _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
@@ -64,7 +67,8 @@ def _lark(grammar: str) -> dict[str, Any]:
 
 
 def _quote_regex(regex: str) -> str:
-    """The expression between Lark's slashes: escape slashes. A lone backslash at the end would escape the last one."""
+    """The expression between Lark's slashes: escape slashes. A lone backslash at the end would
+    escape the last one."""
     if not regex:
         raise InvalidRequest("the regular expression is empty, so the answer would be, too")
     if len(regex) - len(regex.rstrip("\\")) & 1:

@@ -1,8 +1,9 @@
 """The bytes of every token id, as grammars need them; empty for ids that are not text.
 
-The invariant: for ids with bytes, the concatenated bytes are `Tokenizer.decode`'s text after a prompt. Special tokens
-have no bytes, though they have a name. Neither have ids that end an answer, ids beyond the tokenizer's vocabulary, and
-the few tokens that llguidance cannot represent. So a grammar never allows any of them as text.
+The invariant: for ids with bytes, the concatenated bytes are `Tokenizer.decode`'s text after a
+prompt. Special tokens have no bytes, though they have a name. Neither have ids that end an answer,
+ids beyond the tokenizer's vocabulary, and the few tokens that llguidance cannot represent. So a
+grammar never allows any of them as text.
 """
 
 from collections.abc import Sequence

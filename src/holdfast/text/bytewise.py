@@ -1,12 +1,13 @@
 """Byte-wise decoders: those whose text is the concatenated bytes of the tokens, read as UTF-8.
 
-The bytes of each token are then independent of its neighbours, and text can be decoded incrementally. Nearly every model
-has one of these:
+The bytes of each token are then independent of its neighbours, and text can be decoded
+incrementally. Nearly every model has one of these:
 
     ByteLevel                                             each character of a token encodes a byte
     Replace(▁ → " "), ByteFallback, Fuse [, Strip(" ")]   sentencepiece; Strip drops the first space of a text
 
-`read_bytewise` recognises exactly these. Any other decoder is left to the `tokenizers` library (`detokenizer`).
+`read_bytewise` recognises exactly these. Any other decoder is left to the `tokenizers` library
+(`detokenizer`).
 """
 
 import json
@@ -50,7 +51,7 @@ def _replaces_space(step: dict[str, Any]) -> bool:
 
 @cache
 def _alphabet() -> dict[str, int]:
-    """The character that encodes each byte in a byte-level vocabulary: the byte's own if it is printable."""
+    """The character that encodes each byte in a byte-level vocabulary."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     characters = {chr(byte): byte for byte in visible}

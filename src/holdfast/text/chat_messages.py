@@ -1,8 +1,9 @@
 """Checks and normalises the messages of a chat before a template reads them.
 
-The result is plain JSON: a list of objects with a `role` and a `content` that is one string (or None in a message with
-tool calls). Text parts are joined with a line break. Tool arguments in JSON text are parsed, and reasoning is copied to
-each of its usual names, because templates differ in what they read.
+The result is plain JSON: a list of objects with a `role` and a `content` that is one string (or
+None in a message with tool calls). Text parts are joined with a line break. Tool arguments in JSON
+text are parsed, and reasoning is copied to each of its usual names, because templates differ in
+what they read.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Chat templates: from messages to the text of the prompt.
 
-A template gets the variables that transformers gives it (messages, tools, documents, special tokens) and is rendered in
-a worker process (`template_sandbox`). The invariant: the text is a function of `render`'s arguments. So there is no clock:
-`strftime_now` in a template gives `date`, or else `FIXED_DATE`, the default of Llama's own templates. The same request
-gives the same prompt tomorrow. Pass `date=datetime.date.today()` to give a model the real date.
+A template gets the variables that transformers gives it (messages, tools, documents, special
+tokens) and is rendered in a worker process (`template_sandbox`). The invariant: the text is a
+function of `render`'s arguments. So there is no clock: `strftime_now` in a template gives `date`,
+or else `FIXED_DATE`, the default of Llama's own templates. The same request gives the same prompt
+tomorrow. Pass `date=datetime.date.today()` to give a model the real date.
 """
 
 import datetime
@@ -54,7 +55,7 @@ class ChatTemplate:
         date: datetime.date | None = None,
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt's text. Encode it with `add_special_tokens=False`: the template has written them already."""
+        """The prompt's text. It has its special tokens: encode it without adding them."""
         checked = check_messages(messages)
         if tools is not None and (isinstance(tools, str | bytes) or not isinstance(tools, Sequence)):
             raise InvalidRequest("tools must be a list of objects")

@@ -1,17 +1,20 @@
 """Incremental detokenisation: the text of an answer, token by token.
 
-The invariant: the concatenated results of `push` and `flush` are `Tokenizer.decode` of the pushed ids, and no result ends
-inside a character. Bytes that may still become a character are held back; bytes that cannot become U+FFFD.
+The invariant: the concatenated results of `push` and `flush` are `Tokenizer.decode` of the pushed
+ids, and no result ends inside a character. Bytes that may still become a character are held back;
+bytes that cannot are replaced by U+FFFD.
 
-Byte-wise tokenizers (`bytewise`) go through an incremental UTF-8 decoder: constant work for each token. Any other
-decoder is applied to a short window, with and without the new tokens; the difference is the new text.
+Byte-wise tokenizers (`bytewise`) go through an incremental UTF-8 decoder: constant work for each
+token. Any other decoder is applied to a short window, with and without the new tokens; the
+difference is the new text.
 
 `tokenizers.decoders.DecodeStream` cannot keep the invariant:
 
-- It has no flush. Text that ends in an unfinished or invalid character is never returned: of random single bytes, two
-  streams in five lost their end.
-- With byte-fallback decoders (sentencetext) it raises "Invalid prefix encountered", as soon as a byte token changes how
-  the tokens before it decode. In random ids with byte tokens no stream was right.
+- It has no flush. Text that ends in an unfinished or invalid character is never returned: of random
+  single bytes, two streams in five lost their end.
+- With byte-fallback decoders (sentencepiece) it raises "Invalid prefix encountered", as soon as a
+  byte token changes how the tokens before it decode. In random ids with byte tokens no stream was
+  right.
 - It knows no prompt: the first token of an answer after a prompt would lose its leading space.
 """
 
@@ -64,7 +67,7 @@ class Detokenizer:
 
 
 class _ByteReader:
-    """Concatenates the bytes of tokens. Only the bytes of one unfinished character are held back."""
+    """Concatenates the bytes of tokens. Holds back the bytes of one unfinished character."""
 
     def __init__(self, tokenizer: Tokenizer, *, at_start: bool) -> None:
         self._token_bytes = tokenizer.token_bytes
@@ -87,8 +90,9 @@ class _ByteReader:
 class _WindowReader:
     """Decodes a window of the last tokens twice, without and with the held-back ones.
 
-    settled: the tokens of the text returned last (or the prompt's last token), which decide how the next text begins
-    held: tokens whose text ends in an unfinished character
+    settled   tokens of the text returned last (or the prompt's last token): they decide how the
+              next text begins
+    held      tokens whose text ends in an unfinished character
     """
 
     def __init__(self, tokenizer: Tokenizer, context: int | None) -> None:

@@ -1,10 +1,14 @@
 """Reads the tokenizer of a model folder.
 
-tokenizer.json                            the tokens; the only required file
-tokenizer_config.json                     names of special tokens, chat templates, and which special tokens are
-  (or the older special_tokens_map.json)    added to a text if tokenizer.json does not say so
-chat_template.jinja                       replaces the default chat template
-generation_config.json, config.json       more ids that end an answer
+Its files, of which only the first is required:
+
+    tokenizer.json            the tokens
+    tokenizer_config.json     names of special tokens, chat templates, and which special tokens are
+                              added to a text if tokenizer.json does not say so
+    special_tokens_map.json   names of special tokens, in older folders
+    chat_template.jinja       replaces the default chat template
+    generation_config.json,
+    config.json               more ids that end an answer
 """
 
 import json
@@ -85,7 +89,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _add_missing_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> frozenset[int]:
-    """Add the tokens that only `tokenizer_config.json` has, as transformers does. Returns the ids it marks as special."""
+    """Add the tokens that only `tokenizer_config.json` has, as transformers does. Returns the ids
+    it marks as special."""
     added = config.get("added_tokens_decoder", {})
     if not isinstance(added, dict):
         raise ModelError("added_tokens_decoder in tokenizer_config.json is not an object; the file is broken")
@@ -130,7 +135,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _adds_special_tokens(backend: Tokenizer) -> bool:
-    """Whether `tokenizer.json` adds special tokens to a text; then it decides, as in transformers 5."""
+    """Whether `tokenizer.json` adds special tokens; if so, it decides (as in transformers 5)."""
     if backend.post_processor is None:
         return False
     post = json.loads(backend.post_processor.__getstate__())

@@ -1,9 +1,9 @@
 """Builds a tokenizer from a GGUF file's metadata (`tokenizer.ggml.*`).
 
-Two kinds are supported: "gpt2", byte-level BPE with a pre-tokenizer that the file only names (`tokenizer.ggml.pre`), and
-"llama", sentencepiece BPE with scores and byte fallback. An unknown pre-tokenizer is refused: a similar one would give
-wrong tokens silently. The backend is built from the vocabulary and the merges, not through JSON text, because start-up
-time matters.
+Two kinds are supported: "gpt2", byte-level BPE with a pre-tokenizer that the file only names
+(`tokenizer.ggml.pre`), and "llama", sentencepiece BPE with scores and byte fallback. An unknown
+pre-tokenizer is refused: a similar one would give wrong tokens silently. The backend is built from
+the vocabulary and the merges, not through JSON text, because start-up time matters.
 """
 
 import json
@@ -207,11 +207,12 @@ def _build_sentencepiece(ggml: _GgmlFields) -> Tokenizer:
 def sentencepiece_merges(
     tokens: Sequence[str], scores: Sequence[float], mergeable: Sequence[bool]
 ) -> list[tuple[str, str]]:
-    """The merge list of a sentencepiece BPE model, best first. Only `mergeable` tokens (no control or byte tokens) take part.
+    """The merge list of a sentencepiece BPE model, best first. Only `mergeable` tokens (no control
+    or byte tokens) take part.
 
-    Sentencepiece stores no merges: it joins the two neighbours whose joint token has the best score. As a merge list that
-    is every way to split a token into two tokens, best token first. The order is total, so the same scores always give
-    the same list.
+    Sentencepiece stores no merges: it joins the two neighbours whose joint token has the best
+    score. As a merge list that is every way to split a token into two tokens, best token first. The
+    order is total, so the same scores always give the same list.
     """
     ids = {token: id_ for id_, token in enumerate(tokens) if mergeable[id_]}
     order = sorted(ids.values(), key=lambda id_: (-scores[id_], id_))

@@ -1,9 +1,10 @@
 """Text to token ids and back.
 
-`Tokenizer` wraps the `tokenizers` library. One thing differs: for byte-wise decoders (`bytewise`) text is made from the
-bytes of the tokens, whether they come one by one or all at once, so a streamed answer and a complete one are the same
-text. Each invalid UTF-8 sequence becomes one U+FFFD, as in any UTF-8 decoder. (The library, for byte-fallback tokens,
-replaces every byte of a run if one of them is invalid.)
+`Tokenizer` wraps the `tokenizers` library. One thing differs: for byte-wise decoders (`bytewise`)
+text is made from the bytes of the tokens, whether they come one by one or all at once, so a
+streamed answer and a complete one are the same text. Each invalid UTF-8 sequence becomes one
+U+FFFD, as in any UTF-8 decoder. (The library, for byte-fallback tokens, replaces every byte of a
+run if one of them is invalid.)
 """
 
 import hashlib
@@ -27,7 +28,8 @@ from holdfast.text.tokenizer_data import TokenizerData
 def open_tokenizer(
     path: Path, *, metadata: Mapping[str, object] | None = None, chat_template: str | None = None
 ) -> "Tokenizer":
-    """The tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not read again.
+    """The tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
+    read again.
 
     `chat_template` is the source of a template that replaces the model's own.
     """
@@ -112,7 +114,7 @@ class Tokenizer:
         return self._bytewise is not None and self._bytewise.drops_first_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. A rendered chat template already has its special tokens: encode it without them."""
+        """The ids of a text. A rendered template already has its special tokens."""
         if not isinstance(text, str):
             raise InvalidRequest(f"a prompt is a string or a list of token ids, not {type(text).__name__}")
         try:
@@ -156,7 +158,7 @@ class Tokenizer:
         return Tokenizer(replace(self._data, chat_templates={"default": source}))
 
     def digest(self) -> str:
-        """SHA-256 over everything that decides tokens; equal for files that differ only in their formatting."""
+        """SHA-256 over everything that decides tokens, independent of the file's formatting."""
         if self._digest is None:
             self._digest = hashlib.sha256(self._data.identity()).hexdigest()
         return self._digest
@@ -171,7 +173,7 @@ class Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A tokenizer for models without one: one token for each byte. Ids above the bytes have no text."""
+    """A tokenizer for models without one: a token for each byte. Other ids have no text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

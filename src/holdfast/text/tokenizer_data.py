@@ -1,7 +1,8 @@
 """What a tokenizer consists of, independent of the file it was read from.
 
-The readers (a model folder, a GGUF file) make a `TokenizerData`; `Tokenizer` uses nothing else. The invariant: `identity`
-covers everything that decides the ids of a text and the text of ids, and nothing else.
+The readers (a model folder, a GGUF file) make a `TokenizerData`; `Tokenizer` uses nothing else. The
+invariant: `identity` covers everything that decides the ids of a text and the text of ids, and
+nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ class TextAffixes:
 
 @dataclass(frozen=True)
 class TokenizerData:
-    """A tokenizer as its file describes it. `affixes` is None if the backend adds special tokens itself."""
+    """A tokenizer as read. `affixes` is None if the backend adds special tokens itself."""
 
     backend: tokenizers.Tokenizer
     vocab_size: int

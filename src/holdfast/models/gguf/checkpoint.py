@@ -1,4 +1,5 @@
-"""A GGUF file as a checkpoint: Hugging Face names and row order; tensors are dequantised when they are read."""
+"""A GGUF file as a checkpoint: Hugging Face names and row order; tensors are dequantised when they
+are read."""
 
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class GgufCheckpoint:
         return self._shapes[name]
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor in fp32 (or as stored, where that is a float format), or rounded to `dtype`."""
+        """The tensor rounded to `dtype`; without one in fp32, or as stored in a float format."""
         shape, stored = self._shapes[name], self.file.tensors[gguf_name(name)].stored
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
 
@@ -48,10 +49,10 @@ class GgufCheckpoint:
         return None if tensor is None else tensor.shape
 
     def _restore_rows(self, stored_name: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Undo the permutation of llama files, on the stored bytes: they interleave the halves of each query and key head.
+        """Undo the permutation of llama files, on the stored bytes: they interleave the halves of
+        each query and key head.
 
-        file            a0 b0 a1 b1 ...
-        Hugging Face    a0 a1 ... b0 b1 ...
+        file            a0 b0 a1 b1 ... Hugging Face    a0 a1 ... b0 b1 ...
         """
         num_heads = {"attn_q": self.config.num_heads, "attn_k": self.config.num_kv_heads}.get(
             stored_name.split(".")[-2]

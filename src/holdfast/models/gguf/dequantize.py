@@ -1,12 +1,13 @@
 """Dequantises GGUF's number formats (`types`) to floating point.
 
-A quantised tensor is a run of blocks: `block_len` numbers in `block_bytes` bytes. Each block becomes fp32 exactly as its
-format defines it and is rounded once to the requested dtype. A few thousand blocks are converted at a time, so that the
-scratch memory stays in the cache; the bits do not depend on their number.
+A quantised tensor is a run of blocks: `block_len` numbers in `block_bytes` bytes. Each block
+becomes fp32 exactly as its format defines it and is rounded once to the requested dtype. A few
+thousand blocks are converted at a time, so that the scratch memory stays in the cache; the bits do
+not depend on their number.
 
-The `gguf` package's `quants.dequantize` gives the same bits (a test compares all formats), but takes 1.6 to 3.8 times the
-CPU time of this module, makes an fp32 copy of the whole tensor, and its import alone takes 0.15 s. Dequantising is most
-of the time it takes to load a GGUF model.
+The `gguf` package's `quants.dequantize` gives the same bits (a test compares all formats), but
+takes 1.5 to 3.8 times the CPU time of this module, makes an fp32 copy of the whole tensor, and its
+import alone takes 0.15 s of an engine's start.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,8 @@ _CHUNK_LEN = 1 << 20
 def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None) -> Tensor:
     """The numbers in `raw` (uint8 [num_bytes]) as a flat tensor.
 
-    Without a dtype, float formats stay as stored (and share `raw`'s memory) and quantised ones become fp32.
+    Without a dtype, float formats stay as stored (and share `raw`'s memory) and quantised ones
+    become fp32.
     """
     if stored.name in _FLOAT_DTYPES:
         floats = raw.view(_FLOAT_DTYPES[stored.name])
@@ -41,8 +43,9 @@ def dequantize(raw: Tensor, stored: StoredType, dtype: torch.dtype | None = None
     return out.view(-1)
 
 
-# Each function fills `out` (fp32 [B, block_len]) from `blocks` (uint8 [B, block_bytes]). The product of a 16-bit scale, a
-# 6-bit scale and a 5-bit number is exact in fp32, so only the last operation of each function rounds.
+# Each function fills `out` (fp32 [B, block_len]) from `blocks` (uint8 [B, block_bytes]). The
+# product of a 16-bit scale, a 6-bit scale and a 5-bit number is exact in fp32, so only the last
+# operation of each function rounds.
 
 
 def _scales(blocks: Tensor, start: int, count: int) -> Tensor:

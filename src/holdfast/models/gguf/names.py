@@ -1,6 +1,7 @@
 """GGUF's names for tensors and metadata, translated to Hugging Face's.
 
-Metadata becomes the fields of a config.json and goes through `parse_config`, so the same rules hold for a GGUF file.
+Metadata becomes the fields of a config.json and goes through `parse_config`, so the same rules hold
+for a GGUF file.
 """
 
 from collections.abc import Mapping

@@ -5,12 +5,13 @@
     tensors: name, dimensions, type, offset ...
     padding to general.alignment | tensor data
 
-Every length and count is checked against the size of the file before anything is allocated, so a hostile header costs
-no more than a valid one. Versions 2 and 3, little-endian. What the values mean for a model is not known here.
+Every length and count is checked against the size of the file before anything is allocated, so a
+hostile header costs no more than a valid one. Versions 2 and 3, little-endian. What the values mean
+for a model is not known here.
 
-The `gguf` package's GGUFReader does not check them: a file of 113 bytes whose header claims an array of 2 ** 40 items keeps
-it busy for hours. It also makes an object for every item, which takes 4 s of CPU time for the default model's vocabulary;
-this reader takes 0.08 s.
+The `gguf` package's GGUFReader does not check them: it begins to read an array of 2 ** 40 items
+that the header of a 113-byte file claims. It also makes an array for every item, which takes 4 s of
+CPU time for the default model's vocabulary; this reader takes 0.08 s.
 """
 
 import struct
@@ -39,7 +40,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Position and type of one tensor in the file. `shape` is outermost first (the file has innermost first)."""
+    """One tensor in the file. `shape` is outermost first (in the file, innermost first)."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +50,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: `metadata` as plain Python values, `tensors` by their names in the file."""
+    """An open GGUF file: `metadata` as plain Python values, `tensors` by their GGUF names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,7 +117,7 @@ class _Cursor:
             raise self.bad("a string is not UTF-8") from None
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings. A vocabulary has many, so this is one tight loop over local variables."""
+        """`count` strings. A vocabulary has many, so this is one tight loop."""
         view, position, end = self.view, self.position, len(self.view)
         unpack: Callable[[memoryview, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[str] = []
