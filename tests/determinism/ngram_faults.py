@@ -22,7 +22,7 @@ def inject_ngram_faults(
 ) -> None:
     """Propose the tokens of `truths` where the request is one of them, else random ones; each is wrong with this chance."""
     rng = random.Random(seed)
-    look_up = RequestState.look_up
+    look_up = RequestState.propose
     known = {
         (truth.prompt_token_ids, branch_seed(truth.seed, index)): choice.token_ids
         for truth in truths
@@ -39,9 +39,9 @@ def inject_ngram_faults(
         added = len(found) - seq.tokens.drop_candidates()
         for token_id in found:
             seq.tokens.propose(token_id)
-        seq._looked_up = bool(found)
+        seq.has_draft = bool(found)
         seq.stats.candidates += added
         seq.stats.looked_up += added
 
-    patch.setattr(RequestState, "look_up", propose_with_faults)
-    patch.setattr(NgramProposer, "chance", property(lambda lookup: 0.95))
+    patch.setattr(RequestState, "propose", propose_with_faults)
+    patch.setattr(NgramProposer, "hit_rate", property(lambda lookup: 0.95))

@@ -42,7 +42,7 @@ def test_idle_pages_are_taken_back_least_recently_used_first() -> None:
     pool.on_evict = evicted.append
     pages = [pool.take() for _ in range(3)]
     for page in pages:
-        pool.mark_indexed(page)
+        pool.mark_cached(page)
     for page in (1, 0, 2):
         pool.drop(page)
     pool.hold(1)  # asked for again, so it is the most recent when it is dropped
@@ -56,20 +56,20 @@ def test_idle_pages_are_taken_back_least_recently_used_first() -> None:
 def test_a_free_page_goes_before_an_idle_one() -> None:
     pool = PagePool(2, 4)
     kept = pool.take()
-    pool.mark_indexed(kept)
+    pool.mark_cached(kept)
     pool.drop(kept)
     assert pool.take() != kept
-    assert pool.is_indexed(kept)
+    assert pool.is_cached(kept)
 
 
 def test_a_forgotten_idle_page_is_free() -> None:
     pool = PagePool(1, 4)
     page = pool.take()
-    pool.mark_indexed(page)
+    pool.mark_cached(page)
     pool.drop(page)
-    pool.unmark_indexed(page)
+    pool.unmark_cached(page)
     pool.check({})
-    assert not pool.is_indexed(page)
+    assert not pool.is_cached(page)
     assert pool.take() == page
 
 

@@ -69,8 +69,8 @@ def test_the_older_page_stays(pool: PagePool, index: PrefixCache) -> None:
     second, _ = add(pool, index, A)
     third, _ = add(pool, index, A, canonical=False)
     assert index.num_pages == 1
-    assert not pool.is_indexed(second[0])
-    assert not pool.is_indexed(third[0])
+    assert not pool.is_cached(second[0])
+    assert not pool.is_cached(third[0])
     assert index.match(A, canonical_only=True)[0] == first
 
 

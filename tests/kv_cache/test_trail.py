@@ -2,8 +2,7 @@
 
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
-from holdfast.kv_cache.prefix_cache import PrefixCache
-from holdfast.kv_cache.prefix_cursor import PrefixCursor
+from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor
 
 IDS = tuple(range(100, 120))
 

@@ -14,7 +14,7 @@ from holdfast.core.step_plan import PassKind, StepPlan, ThinkRule, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
-from holdfast.thinking.thought_log import MOST_GUESSES
+from holdfast.thinking.thought_log import MAX_GUESSES
 
 EVERY_SIZE = tuple(range(1, 65))
 
@@ -38,7 +38,7 @@ def thinkers() -> st.SearchStrategy[ThinkingWorld]:
         st.sampled_from([1, 2, 4]),
         st.booleans(),
         st.sampled_from([0.0, 0.3, 1.0]),
-        st.sampled_from([0, 1, MOST_GUESSES, MOST_GUESSES]),
+        st.sampled_from([0, 1, MAX_GUESSES, MAX_GUESSES]),
     )
 
 
@@ -172,7 +172,10 @@ def _absorb(played: Played, plan: StepPlan) -> None:
         or (one.kind is PassKind.FAST and not span.sampling.params.deterministic)
     }
     before = {
-        seq.request_id: (seq.tokens.committed_len, seq.next_start if not seq.flying else seq.flying[0].start)
+        seq.request_id: (
+            seq.tokens.committed_len,
+            seq.next_start if not seq.in_flight.spans else seq.in_flight.spans[0].start,
+        )
         for seq in scheduler.requests
         if seq.request_id in deciding
     }

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from holdfast import SamplingParams
-from holdfast.core.params_json import settings_of
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Result, Stats
+from holdfast.core.sampling_params import params_to_json
 from holdfast.core.step_plan import StepPlan, TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm import LLM
@@ -252,7 +252,7 @@ def test_rewritten_numbers_keep_the_digest() -> None:
 
 def test_settings_are_plain_json() -> None:
     params = SamplingParams(**{**EVERYTHING, "ignore_eos": False, "structured": STRUCTURED_OUTPUTS[0]})
-    assert json.loads(json.dumps(settings_of(params))) == settings_of(params)
+    assert json.loads(json.dumps(params_to_json(params))) == params_to_json(params)
 
 
 def test_old_module_path_still_works_with_a_warning() -> None:

@@ -243,5 +243,5 @@ def test_only_the_oldest_span_in_flight_lands() -> None:
     number = driver.submit(PROMPT, 12)
     (first,), (second,) = spans_of(driver.start(), number), spans_of(driver.start(), number)
     seq = driver.sequence(number)
-    assert not seq.land(second) and seq.flying == [first, second]
-    assert seq.land(first) and seq.flying == [second]
+    assert not seq.land(second) and seq.in_flight.spans == [first, second]
+    assert seq.land(first) and seq.in_flight.spans == [second]

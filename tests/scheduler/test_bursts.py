@@ -65,7 +65,7 @@ def test_the_next_burst_counts_on_the_window_in_flight() -> None:
 
 
 def test_behind_a_long_burst_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "SHORT_BURST", 4)
+    monkeypatch.setattr(policy, "MAX_OPTIMISTIC_BURST", 4)
     driver = burst()
     number = grown(driver)
     plan = driver.start()
@@ -93,7 +93,7 @@ def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
     driver = burst()
     number = fallen(driver)
     seq = driver.sequence(number)
-    assert seq.fell and not seq.flying and seq.page_table.is_pinned
+    assert seq.fell and not seq.in_flight.spans and seq.page_table.is_pinned
     committed = seq.tokens.committed_len
     (plan, _) = driver.flying[0]
     again = spans_of(driver.start(), number)

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from holdfast.scheduler.phase import LIVE, TRANSITIONS, Phase, advance
+from holdfast.scheduler.request_state import LIVE, TRANSITIONS, Phase, advance
 
 ALLOWED = {
     ("queued", "prefill"), ("queued", "aborted"), ("queued", "failed"),

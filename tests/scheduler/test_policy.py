@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import (
-    SHORT_BURST,
-    TRUSTED,
+    MAX_OPTIMISTIC_BURST,
+    MIN_ACCEPTANCE_RATE,
     PendingWindow,
     SchedulerConfig,
-    adapt_trust,
+    assume_accepted,
     certified_size,
     choose_due,
-    counts_on_windows,
     fill_spare,
     may_admit,
     round_up,
+    update_acceptance_rate,
 )
 
 
@@ -118,16 +118,18 @@ def test_one_pass_must_hold_every_running_request_and_some_prompt() -> None:
 
 def test_trust_goes_with_a_few_windows_that_fall_and_comes_back_with_many_that_stand() -> None:
     trust, verdicts = 1.0, 0
-    while trust >= TRUSTED:
-        trust, verdicts = adapt_trust(trust, stood=False), verdicts + 1
+    while trust >= MIN_ACCEPTANCE_RATE:
+        trust, verdicts = update_acceptance_rate(trust, accepted=False), verdicts + 1
     assert 2 <= verdicts <= 8
     for _ in range(100):
-        trust = adapt_trust(trust, stood=False)
-    while trust < TRUSTED:
-        trust, verdicts = adapt_trust(trust, stood=True), verdicts + 1
+        trust = update_acceptance_rate(trust, accepted=False)
+    while trust < MIN_ACCEPTANCE_RATE:
+        trust, verdicts = update_acceptance_rate(trust, accepted=True), verdicts + 1
     assert 50 <= verdicts <= 100 and trust <= 1.0
 
 
 def test_only_short_bursts_are_counted_on() -> None:
-    assert counts_on_windows(1.0, SHORT_BURST) and counts_on_windows(TRUSTED, 2)
-    assert not counts_on_windows(1.0, SHORT_BURST + 1) and not counts_on_windows(TRUSTED - 0.01, 2)
+    assert assume_accepted(1.0, MAX_OPTIMISTIC_BURST) and assume_accepted(MIN_ACCEPTANCE_RATE, 2)
+    assert not assume_accepted(1.0, MAX_OPTIMISTIC_BURST + 1) and not assume_accepted(
+        MIN_ACCEPTANCE_RATE - 0.01, 2
+    )

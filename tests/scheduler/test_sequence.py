@@ -7,9 +7,8 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Sampled
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
-from holdfast.scheduler.phase import Phase
-from holdfast.scheduler.request_state import FIRST_WINDOW, RequestState
-from holdfast.scheduler.spans import canonical_span, decode_span
+from holdfast.scheduler.request_state import FIRST_WINDOW, Phase, RequestState
+from holdfast.scheduler.spans import candidate_span, canonical_span
 from scheduler.driver import PAGE_SIZE, StopAt
 
 
@@ -27,7 +26,7 @@ def said(*token_ids: int) -> list[Sampled]:
 def prefilled(**params: object) -> RequestState:
     """A deterministic sequence with its first token, 50, committed."""
     seq = make(**params)  # type: ignore[arg-type]
-    seq.admit([], seq.trail._index.root, 0)
+    seq.admit([], seq.prefix_cursor._index.root, 0)
     seq.page_table.grow(3)
     assert seq.absorb_canonical(canonical_span(seq, 64), said(50), certified=False) == tuple(said(50))
     seq.move(Phase.DECODE)
@@ -37,7 +36,7 @@ def prefilled(**params: object) -> RequestState:
 def propose(seq: RequestState, *token_ids: int) -> None:
     for token_id in token_ids:
         seq.page_table.grow(seq.tokens.total_len)
-        assert seq.absorb_fast(decode_span(seq), said(token_id)) == ()
+        assert seq.absorb_fast(candidate_span(seq), said(token_id)) == ()
 
 
 def judge(seq: RequestState, *canonical: int) -> tuple[int, ...]:
@@ -60,7 +59,7 @@ def test_a_chunk_of_a_prompt_samples_nothing_until_its_last_row() -> None:
     assert seq.needs_prefill
     first = canonical_span(seq, 8)
     assert (first.num_tokens, first.num_sampled) == (8, 0)
-    seq.admit([], seq.trail._index.root, 0)
+    seq.admit([], seq.prefix_cursor._index.root, 0)
     assert seq.absorb_canonical(first, [], certified=True) == ()
     last = canonical_span(seq, 8)
     assert (last.start, last.num_tokens, last.num_sampled) == (8, 2, 1)
@@ -116,7 +115,7 @@ def test_the_window_grows_while_it_stands_and_shrinks_when_it_falls() -> None:
     for _ in range(4):
         ids = range(200, 200 + seq.window_cap)
         propose(seq, *ids)
-        assert seq.candidate_due
+        assert seq.is_window_due
         judge(seq, *ids, 9)
         seq.move(Phase.DECODE)
         caps.append(seq.window_cap)
@@ -134,9 +133,9 @@ def test_a_candidate_that_looks_final_is_due_at_once() -> None:
     seq = prefilled(eos=61)
     seq.window_cap = 7
     propose(seq, 60)
-    assert not seq.candidate_due
+    assert not seq.is_window_due
     propose(seq, 61)
-    assert seq.candidate_due
+    assert seq.is_window_due
 
 
 def test_preemption_keeps_committed_tokens_and_nothing_else() -> None:
@@ -162,16 +161,16 @@ def test_determinism_is_certified_only_if_every_canonical_pass_was() -> None:
 
 def test_a_candidates_logprob_is_never_asked_for() -> None:
     seq = prefilled(logprobs=3)
-    assert decode_span(seq).logprobs is None
+    assert candidate_span(seq).logprobs is None
     assert canonical_span(seq, 8).logprobs == 3
 
 
 def test_only_full_canonical_pages_are_made_known() -> None:
     seq = prefilled()
     propose(seq, 60, 61, 62)
-    seq.index_pages()
-    assert seq.trail._index.num_pages == 0  # 3 canonical positions, 7 computed ones
+    seq.cache_pages()
+    assert seq.prefix_cursor._index.num_pages == 0  # 3 canonical positions, 7 computed ones
     judge(seq, 60, 61, 62, 63)
-    seq.index_pages()
-    assert seq.trail._index.num_pages == 1  # 7 canonical positions
-    assert seq.trail._index.root.children[(0, 1, 2, 50)].canonical == seq.page_table[0]
+    seq.cache_pages()
+    assert seq.prefix_cursor._index.num_pages == 1  # 7 canonical positions
+    assert seq.prefix_cursor._index.root.children[(0, 1, 2, 50)].canonical == seq.page_table[0]

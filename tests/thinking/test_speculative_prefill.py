@@ -16,7 +16,7 @@ from holdfast.numerics.recipe import KernelBackend
 from holdfast.scheduler.policy import DeterminismMode
 from holdfast.scheduler.request_state import RequestState
 from holdfast.thinking.config import WEIGHTS_FILE
-from holdfast.thinking.thought_log import MOST_GUESSES
+from holdfast.thinking.thought_log import MAX_GUESSES
 from support.thinking_engines import (
     Ids,
     ask_all,
@@ -121,7 +121,7 @@ def _sum(results: list[Result]) -> Stats:
 def compare(
     engine: Engine, prompts: list[Ids], watch: Callable[[Engine], Watched], **schedule: object
 ) -> tuple[Stats, Stats, list[Result]]:
-    guessing, seen = _read(engine, prompts, watch, MOST_GUESSES, **schedule)
+    guessing, seen = _read(engine, prompts, watch, MAX_GUESSES, **schedule)
     stepping, truth = _read(engine, prompts, watch, 0, **schedule)
     assert [result_bits(result) for result in guessing] == [result_bits(result) for result in stepping]
     assert len(truth) == len(prompts)

@@ -1,1 +1,1 @@
-"""Plain data and pure functions: what a request is, what a pass is, what a verdict says. Knows no tensor."""
+"""Plain data and pure functions that all packages share: requests, step plans, events, results. No tensors."""

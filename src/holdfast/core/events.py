@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from holdfast.core.record_class import record_class
+from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.step_plan import Sampled, ThoughtIds, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
 
-@record_class
+@fast_dataclass
 class TokensCommitted:
     request_id: int
     samples: tuple[Sampled, ...]

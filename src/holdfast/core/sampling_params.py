@@ -1,10 +1,11 @@
-"""What a client may ask of one request. A `SamplingParams` that exists is valid: everything is checked when it is made."""
+"""The parameters of one request. The constructor checks everything, so every `SamplingParams` object is valid."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
+from typing import Any
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
@@ -19,8 +20,8 @@ MAX_CHOICES = 128
 MAX_BIASED = 1024
 MAX_LISTED_IDS = 1 << 20
 MAX_BAD_WORDS = 1024
-MAX_FORCED = 1 << 14  # thoughts, and tokens of one
-MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and looked for at every token
+MAX_FORCED = 1 << 14  # thoughts, and tokens of one thought
+MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and searched for at every token
 
 ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
 
@@ -29,15 +30,15 @@ ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]
 class SamplingParams:
     """How an answer is sampled, when it ends, and what is reported.
 
-    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and the result says
-    which. logprobs asks for the chosen token's logprob and that many best ones beside it, prompt_logprobs for those of the
-    prompt's own tokens. n answers are sampled from one prompt, the first of them as if n were 1. `deterministic` asks
-    for the guarantee: the same tokens and logprob bits, whatever else runs. think=False asks a model that thinks to do
-    without, forced_thoughts puts token ids in the place of what it would think behind a chunk, by the chunk's number; a chunk
-    that is never reached changes nothing.
+    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and the result reports
+    it. logprobs asks for the logprob of each sampled token and of that many most likely ones, prompt_logprobs for
+    those of the prompt's tokens. n answers are sampled from one prompt; the first is the same as with n = 1.
+    `deterministic` asks for the guarantee: the same tokens and logprob bits, whatever else runs. think=False turns
+    thinking off in a model that thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these
+    token ids; chunks that are never reached are ignored.
 
-    From logits to a token: repetition, frequency and presence penalty, logit bias, then what is not allowed is left out
-    (allowed and bad tokens, bad words, min_tokens, the structured form), temperature, top-k, top-p, min-p, noise.
+    From logits to a token: repetition, frequency and presence penalty, logit bias, then masks (allowed and bad tokens,
+    bad words, min_tokens, structured output), temperature, top-k, top-p, min-p, Gumbel noise.
     """
 
     max_tokens: int = 16
@@ -67,7 +68,7 @@ class SamplingParams:
     forced_thoughts: ForcedThoughts = ()
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # frozen to everybody else
+        put = object.__setattr__  # the dataclass is frozen
         put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
@@ -116,7 +117,7 @@ class SamplingParams:
                 "allowed_token_ids is empty, so no token could ever be chosen; leave it out or name some"
             )
         if self.structured is not None and self.ignore_eos:
-            raise InvalidRequest("a structured answer ends where its form ends; leave ignore_eos out")
+            raise InvalidRequest("a structured answer ends where its grammar ends; leave ignore_eos out")
         if self.forced_thoughts and not self.think:
             raise InvalidRequest("forced_thoughts are for a request that thinks; leave think as it is")
         if self.min_tokens > self.max_tokens:
@@ -138,7 +139,7 @@ class SamplingParams:
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """(token id, what is added to its logit), by id."""
+        """(token id, what is added to its logit), sorted by id."""
         assert isinstance(self.logit_bias, tuple)
         return self.logit_bias
 
@@ -159,13 +160,13 @@ class SamplingParams:
 
     @property
     def forced(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """(chunk, the thought behind it), by chunk."""
+        """(chunk, the thought after it), sorted by chunk."""
         assert isinstance(self.forced_thoughts, tuple)
         return self.forced_thoughts
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that were said before are chosen less (or more) readily."""
+        """Whether earlier tokens change the logits of later ones."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
@@ -176,7 +177,7 @@ class SamplingParams:
 def score_params(
     *, deterministic: bool, think: bool = True, forced_thoughts: ForcedThoughts = ()
 ) -> SamplingParams:
-    """Nothing is generated: the logprobs of what is given are all that is asked for."""
+    """Parameters of a request that generates nothing and returns the logprobs of the given tokens."""
     return SamplingParams(
         max_tokens=0,
         temperature=0,
@@ -187,8 +188,34 @@ def score_params(
     )
 
 
+def params_to_json(params: SamplingParams) -> dict[str, Any]:
+    """Every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53."""
+    settings = {one.name: _to_lists(getattr(params, one.name)) for one in fields(params)}
+    settings["seed"] = None if params.seed is None else str(params.seed)
+    structured = params.structured
+    if structured is not None:
+        settings["structured"] = {structured.kind: _to_lists(getattr(structured, structured.kind))}
+    return settings
+
+
+def params_from_json(settings: dict[str, Any]) -> SamplingParams:
+    """The inverse of `params_to_json`; a missing field has its default. Raises `InvalidRequest` for wrong values."""
+    structured, seed = settings.get("structured"), settings.get("seed")
+    return SamplingParams(
+        **{
+            **settings,
+            "structured": None if structured is None else StructuredOutput(**structured),
+            "seed": None if seed is None else int(seed),
+        }
+    )
+
+
+def _to_lists(value: object) -> object:
+    return [_to_lists(one) for one in value] if isinstance(value, tuple) else value
+
+
 def show(value: object) -> str:
-    """A value as a message can hold it, however long it is."""
+    """A value as text for an error message, of limited length."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"  # Python writes no more than 4300 digits
     text = repr(value)
@@ -196,9 +223,9 @@ def show(value: object) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written down: half of a surrogate pair cannot."""
+    """Whether it can be encoded: half of a surrogate pair cannot."""
     try:
-        text.encode()  # a hundred times as fast as looking at every letter
+        text.encode()  # a hundred times as fast as a loop over the characters
     except UnicodeEncodeError:
         return False
     return True
@@ -225,14 +252,14 @@ def _number(name: str, value: object, low: float, high: float) -> float:
     return number
 
 
-def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
+def _strings(name: str, value: object, max_count: int) -> tuple[str, ...]:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Iterable):
         raise InvalidRequest(f"{name} must be a string or a list of strings, not {show(value)}")
-    taken = tuple(islice(strings, most + 1))
-    if len(taken) > most:
-        raise InvalidRequest(f"{name} holds more than {most} strings; at most {most} are allowed")
-    for one in taken:
+    limited = tuple(islice(strings, max_count + 1))
+    if len(limited) > max_count:
+        raise InvalidRequest(f"{name} holds more than {max_count} strings; at most {max_count} are allowed")
+    for one in limited:
         if not isinstance(one, str) or not one:
             raise InvalidRequest(f"every string of {name} must be a non-empty string, not {show(one)}")
         if len(one) > MAX_STOP_CHARS:
@@ -241,17 +268,17 @@ def _strings(name: str, value: object, most: int) -> tuple[str, ...]:
             )
         if not is_unicode(one):
             raise InvalidRequest(f"a string of {name} is no valid Unicode: it holds half a surrogate pair")
-    return taken
+    return limited
 
 
-def _ids(name: str, value: object, most: int) -> tuple[int, ...]:
+def _ids(name: str, value: object, max_count: int) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidRequest(f"{name} must be a list of token ids, not {show(value)}")
-    ids = tuple(islice(value, most + 1))
-    if len(ids) > most:
-        raise InvalidRequest(f"{name} holds more than {most} ids; at most {most} are allowed")
+    ids = tuple(islice(value, max_count + 1))
+    if len(ids) > max_count:
+        raise InvalidRequest(f"{name} holds more than {max_count} ids; at most {max_count} are allowed")
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID:
-        return ids  # at once: one by one, a list as long as a vocabulary takes a second
+        return ids  # the loop below takes a second for a list as long as a vocabulary
     return tuple(_integer(name, token_id, 0, MAX_TOKEN_ID) for token_id in ids)
 
 
@@ -259,13 +286,13 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
     pairs = value.items() if isinstance(value, Mapping) else value
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise InvalidRequest(f"logit_bias must map token ids to numbers, not {show(value)}")
-    taken = tuple(islice(pairs, MAX_BIASED + 1))
-    if len(taken) > MAX_BIASED:
+    limited = tuple(islice(pairs, MAX_BIASED + 1))
+    if len(limited) > MAX_BIASED:
         raise InvalidRequest(
             f"logit_bias holds more than {MAX_BIASED} tokens; at most {MAX_BIASED} are allowed"
         )
     biases: dict[int, float] = {}
-    for pair in taken:
+    for pair in limited:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidRequest(f"logit_bias must map token ids to numbers; {show(pair)} is no such pair")
         token_id = _integer("a token id of logit_bias", pair[0], 0, MAX_TOKEN_ID)
@@ -277,11 +304,11 @@ def _thoughts(value: object) -> tuple[tuple[int, tuple[int, ...]], ...]:
     pairs = value.items() if isinstance(value, Mapping) else value
     if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise InvalidRequest(f"forced_thoughts must map chunk numbers to token ids, not {show(value)}")
-    taken = tuple(islice(pairs, MAX_FORCED + 1))
-    if len(taken) > MAX_FORCED:
+    limited = tuple(islice(pairs, MAX_FORCED + 1))
+    if len(limited) > MAX_FORCED:
         raise InvalidRequest(f"forced_thoughts holds more than {MAX_FORCED} thoughts")
     thoughts: dict[int, tuple[int, ...]] = {}
-    for pair in taken:
+    for pair in limited:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InvalidRequest(
                 f"forced_thoughts must map chunk numbers to token ids; {show(pair)} is no such pair"

@@ -1,13 +1,23 @@
-"""What the scheduler asks of the runner, and what comes back. The two floors meet here and nowhere else.
+"""What the scheduler asks of the model runner, and what comes back. The two packages meet only here.
 
-A plan is a short list of passes, run in order. A pass is a list of spans: consecutive positions of one sequence, with
-the pages that hold its KV slots. The scheduler knows no tensors and the runner knows no requests.
+A step plan is a short list of passes, run in order. A pass is one forward of the model over a batch of spans. A span is a run
+of consecutive tokens of one request, with the pages of its KV. The scheduler knows no tensors, the runner knows no requests.
 
-A row's token is an id, or UNKNOWN_TOKEN: what an earlier pass, of this plan or of one that is still running, sampled for this
-position of this sequence. So planning needs not wait for the device. What is sampled is kept by lane and position:
+    StepPlan
+    +-- Pass FAST        5 tokens
+    |   +-- Span  request 3, positions 40..40    a decode token
+    |   +-- Span  request 4, positions 17..17    a decode token: a candidate, if request 4 is deterministic
+    |   +-- Span  request 9, positions 0..2      a chunk of an ordinary prompt
+    +-- Pass CANONICAL   14 tokens, padded to 16
+        +-- Span  request 7, positions 0..9      a chunk of a deterministic prompt
+        +-- Span  request 2, positions 63..66    a window: the last committed token and three candidates
 
-    a sampled row at position p of lane l writes   lanes[l, (p + 1) % SAMPLED_RING_SIZE]
-    a row at position q with an UNKNOWN_TOKEN token reads lanes[l, q % SAMPLED_RING_SIZE]
+A token of a span is an id, or UNKNOWN_TOKEN: the token that an earlier pass samples for this position, in this plan or in one
+that is still in flight. So a plan can be made before the results of the last one are read. The runner keeps sampled
+tokens on the device, in a ring for each request index:
+
+    a sampled token at position p writes           ring[request_index, (p + 1) % SAMPLED_RING_SIZE]
+    an UNKNOWN_TOKEN at position q reads           ring[request_index, q % SAMPLED_RING_SIZE]
 """
 
 from bisect import bisect_left
@@ -15,30 +25,30 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import itemgetter
 
+from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.grammar import Constraint
-from holdfast.core.record_class import record_class
 from holdfast.core.sampling_params import SamplingParams
 
-ThoughtIds = tuple[int, ...]  # the tokens of a thought, its end not among them; none: the trivial thought
+ThoughtIds = tuple[int, ...]  # the tokens of a thought without its end token; (): the trivial thought
 
-NO_TOKEN = -1  # what a row gives whose request allows nothing to come next
-UNKNOWN_TOKEN = -1  # the token of a row whose id only the device knows so far
-SAMPLED_RING_SIZE = 64  # positions of a sequence whose sampled tokens are kept
+NO_TOKEN = -1  # sampled where the request allows no token
+UNKNOWN_TOKEN = -1  # an input token whose id is only on the device
+SAMPLED_RING_SIZE = 64  # sampled tokens that the device keeps of each request
 
 
 class PassKind(Enum):
     FAST = "fast"
     CANONICAL = "canonical"
-    CHECK = "check"  # rows a certified pass gave, again at the reference's shape, into scratch pages
+    CHECK = "check"  # tokens of a certified pass, again at the reference's batch size, into scratch pages
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What decides a sampled row beside its logits. One object a request, shared by all its spans.
+    """What decides a sampled token besides its logits. All spans of a request share one object.
 
-    suppressed_ids may not be chosen while the answer is shorter than min_tokens. bad_words are sequences of tokens none of
-    which may ever be completed. eos_ids end an answer by themselves, where its form is complete. changes_logits: logits are
-    changed before a token is chosen, even without a form; is_plain_greedy: they are not, and the best is chosen.
+    suppressed_ids may not be sampled while the answer is shorter than min_tokens. bad_words are token sequences that may
+    never be completed. eos_ids end an answer; a grammar allows them where the answer is complete. changes_logits: logits
+    are changed before a token is sampled, even without a grammar. is_plain_greedy: they are not, and the largest wins.
     """
 
     params: SamplingParams
@@ -52,23 +62,23 @@ class Sampling:
 
     def __post_init__(self) -> None:
         params = self.params
-        listed = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
-        changes_logits = bool(self.suppressed_ids or self.bad_words or listed or params.penalises)
+        has_lists = params.logit_bias or params.bad_token_ids or params.allowed_token_ids is not None
+        changes_logits = bool(self.suppressed_ids or self.bad_words or has_lists or params.penalises)
         object.__setattr__(self, "changes_logits", changes_logits)
         object.__setattr__(self, "is_plain_greedy", params.temperature == 0 and not changes_logits)
 
     @property
     def needs_history(self) -> bool:
-        """Whether a row must know the tokens before it."""
+        """Whether sampling needs the ids of all tokens before."""
         return self.params.penalises or bool(self.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkRule:
-    """Which chunks of a request are thought about, in a model that thinks. One object a request, shared by all its spans.
+    """Which chunks of a request are thought about, in a model that thinks. All spans of a request share one object.
 
-    until: only chunks that end there or before, None: all. forced: what is thought behind a chunk whatever T would write,
-    as (chunk, thought), by chunk.
+    until: only chunks that end at this position or before; None: all. forced replaces the thoughts after some chunks, as
+    (chunk, thought), sorted by chunk.
     """
 
     until: int | None = None
@@ -83,15 +93,15 @@ class ThinkRule:
         return self.forced[at][1] if found else None
 
 
-@record_class
+@fast_dataclass
 class Span:
-    """Rows start .. start + len(token_ids) - 1 of one sequence. Rows from sample_from on give a token each.
+    """Tokens at positions start .. start + len(token_ids) - 1 of one request. Those from sample_from on are sampled after.
 
-    given are known tokens whose logprobs are asked for: each stands behind one of the len(given) rows before sample_from.
-    history is what stands before start, for whom it matters (`Sampling.needs_history`); with watched, the logits' bits are
-    reported as well. lane is the sequence's place in the table of sampled tokens, -1 where nobody will ask for them there.
-    With a rule the rows are thought about: guesses are what is taken to be thought behind each chunk that ends among the rows
-    with more rows behind it.
+    scored_ids are known tokens whose logprobs are asked for: one after each of the len(scored_ids) tokens before
+    sample_from. history is the tokens before start, if `Sampling.needs_history`. with_checksums: report checksums of the
+    sampled tokens' logits. request_index is the request's ring of sampled tokens, -1 if no later span reads it. rule: think
+    about chunks by this rule; guesses are the thoughts that are assumed after each chunk that ends in the span with more
+    tokens after it.
     """
 
     request_id: int
@@ -126,7 +136,9 @@ class Span:
         return len(self.scored_ids)
 
     def head(self, num_tokens: int) -> "Span":
-        """Its first rows alone."""
+        """The span of its first num_tokens tokens."""
+        if num_tokens == len(self.token_ids):
+            return self
         num_scored = max(0, min(self.num_scored, num_tokens - self.sample_from + self.num_scored))
         return replace(
             self,
@@ -138,10 +150,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward of the model. A certified pass is canonical by certificate, any other canonical one by its shape.
+    """One forward of the model. A canonical pass is canonical by its certificate if certified, otherwise by its shape.
 
-    A check has one span, whose last pages are scratch: its rows' KV is compared with that in `originals`, and its
-    sampled rows' logits with `logits_checksum`.
+    A check has one span whose last pages are scratch pages. Its KV is compared with that in original_pages, and the
+    logits of its sampled tokens with logits_checksums.
     """
 
     kind: PassKind
@@ -164,16 +176,16 @@ class StepPlan:
         return bool(self.passes)
 
 
-@record_class
+@fast_dataclass
 class TokenLogprob:
-    """A token's logprob: the exact fp32 value. top holds the best (id, logprob) pairs, ties to the lowest id."""
+    """A token's logprob, the exact fp32 value. top holds the most likely (id, logprob) pairs, ties to the lowest id."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
 
-@record_class
+@fast_dataclass
 class Sampled:
     """One sampled token, or NO_TOKEN. logprob and logits_checksum are set if the span asked for them."""
 
@@ -184,10 +196,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The sampled rows of each span of a pass, in order; the logprobs of the tokens it was given, a tuple each, if any span
-    was given some; what is thought behind each chunk that ends among a span's rows, if the model thinks; and for a check,
-    where the bits differ.
-    """
+    """For each span of a pass, in order: its sampled tokens; the logprobs of its scored_ids, if any span has some; the
+    thought after each chunk that ends in it, if the model thinks. mismatch: where a check found different bits."""
 
     samples: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()

@@ -1,1 +1,1 @@
-"""Which page belongs to whom: the pool, the prefix index, a sequence's page table. Knows no tensor."""
+"""Pages of the KV cache: the pool, page tables, the prefix cache. Bookkeeping without tensors."""

@@ -1,10 +1,10 @@
-"""The pages of the KV store: who holds them, which are free, which are kept in case they are asked for again.
+"""The pages of the KV cache: which are free, which requests use, which are kept for reuse.
 
-    free   nobody holds it, nothing worth keeping is in it
-    held   one or more sequences hold it (reference count)
-    idle   nobody holds it, but the prefix index knows what is in it; taken back least recently used first
+    free   no request holds it, and its content is not worth keeping
+    held   one or more requests hold it (reference count)
+    idle   no request holds it, but the prefix cache knows its content; evicted least recently used first
 
-Every page is in exactly one of these states; `check` says so.
+Every page is in exactly one of these states; `check` verifies it.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 
 
 class PagePool:
-    """Reference counts over page numbers 0 .. num_pages - 1. Knows nothing of what is in a page."""
+    """Reference counts over page numbers 0 .. num_pages - 1. The content of a page is not known here."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -25,7 +25,7 @@ class PagePool:
         self.page_size = page_size
         self._free = list(range(num_pages - 1, -1, -1))
         self._refs = [0] * num_pages
-        self._indexed = [False] * num_pages
+        self._cached = [False] * num_pages
         self._idle: OrderedDict[int, None] = OrderedDict()
         self.on_evict: Callable[[int], None] | None = None
 
@@ -42,55 +42,55 @@ class PagePool:
         return len(self._idle)
 
     def pages_for(self, length: int) -> int:
-        """How many pages hold this many positions."""
+        """The number of pages that hold this many positions."""
         return -(-length // self.page_size)
 
     def take(self) -> int:
-        """A page to write into, held once. Evicts the least recently used idle page when none is free."""
+        """A page to write to, held once. Evicts the least recently used idle page if none is free."""
         if self._free:
             page = self._free.pop()
         else:
-            assert self._idle, "take() without asking num_available first"
+            assert self._idle, "take() without a check of num_available"
             page, _ = self._idle.popitem(last=False)
-            self._indexed[page] = False
+            self._cached[page] = False
             if self.on_evict is not None:
                 self.on_evict(page)
         self._refs[page] = 1
         return page
 
     def hold(self, page: int) -> None:
-        """One more holder of a page that is held or idle."""
+        """Add a holder to a page that is held or idle."""
         if self._refs[page] == 0:
             del self._idle[page]
         self._refs[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less. The last one leaves the page idle if the index knows it, free otherwise."""
+        """Remove a holder. After the last one the page is idle if it is in the prefix cache, otherwise free."""
         assert self._refs[page] > 0, f"page {page} dropped more often than held"
         self._refs[page] -= 1
         if self._refs[page] == 0:
-            if self._indexed[page]:
+            if self._cached[page]:
                 self._idle[page] = None
             else:
                 self._free.append(page)
 
-    def mark_indexed(self, page: int) -> None:
-        assert self._refs[page] > 0 and not self._indexed[page]
-        self._indexed[page] = True
+    def mark_cached(self, page: int) -> None:
+        assert self._refs[page] > 0 and not self._cached[page]
+        self._cached[page] = True
 
-    def unmark_indexed(self, page: int) -> None:
-        """The index forgets a page; if nobody holds it, it is free."""
-        assert self._indexed[page]
-        self._indexed[page] = False
+    def unmark_cached(self, page: int) -> None:
+        """The prefix cache drops a page; if it is not held, it becomes free."""
+        assert self._cached[page]
+        self._cached[page] = False
         if self._refs[page] == 0:
             del self._idle[page]
             self._free.append(page)
 
-    def is_indexed(self, page: int) -> bool:
-        return self._indexed[page]
+    def is_cached(self, page: int) -> bool:
+        return self._cached[page]
 
     def check(self, holders: dict[int, int]) -> None:
-        """Raise unless every page is in exactly one state and held exactly as often as holders says."""
+        """Raise unless every page is in exactly one state and has as many holders as in `holders`."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         for page in range(self.num_pages):
@@ -100,6 +100,6 @@ class PagePool:
             )
             states = (page in free) + (page in self._idle) + (refs > 0)
             assert states == 1, f"page {page} is in {states} states"
-            assert (page in self._idle) == (refs == 0 and self._indexed[page]), (
-                f"page {page} idles without an index entry"
+            assert (page in self._idle) == (refs == 0 and self._cached[page]), (
+                f"page {page} is idle without an entry in the prefix cache"
             )

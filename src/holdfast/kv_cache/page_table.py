@@ -1,7 +1,7 @@
-"""A sequence's pages, in position order: grown before a pass writes, truncated after a rollback, given up at the end.
+"""The pages of one request, in position order: grown before a pass writes, truncated after a rollback, given up at the end.
 
-Pages that somebody still computes with outlast the sequence: a table that is given up while it is pinned keeps them until the
-last pin is gone.
+Passes in flight and spot checks pin the table. A table that is given up while it is pinned keeps its pages until the last
+pin is removed.
 """
 
 from collections.abc import Iterable
@@ -10,21 +10,21 @@ from holdfast.kv_cache.page_pool import PagePool
 
 
 class PageTable:
-    """Owned by one sequence; holds each of its pages once."""
+    """Owned by one request; holds each of its pages once."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: list[int] = []
-        self._listed: tuple[int, ...] | None = ()
+        self._as_tuple: tuple[int, ...] | None = ()
         self._num_pins = 0
         self._given_up = False
         self.capacity = 0  # positions that have a slot
 
     @property
     def pages(self) -> tuple[int, ...]:
-        if self._listed is None:
-            self._listed = tuple(self._pages)
-        return self._listed
+        if self._as_tuple is None:
+            self._as_tuple = tuple(self._pages)
+        return self._as_tuple
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -33,7 +33,7 @@ class PageTable:
         return self._pages[index]
 
     def adopt(self, pages: Iterable[int]) -> None:
-        """Pages already held for this sequence (a prefix hit)."""
+        """Append pages that are already held for this request (a prefix cache hit)."""
         self._pages.extend(pages)
         self._changed()
 
@@ -45,7 +45,7 @@ class PageTable:
         return max(0, self._pool.pages_for(length) - len(self._pages))
 
     def grow(self, length: int) -> None:
-        """Take pages until positions 0 .. length - 1 have a slot. The caller has made sure they are there."""
+        """Take pages until positions 0 .. length - 1 have a slot. The caller checks that they are available."""
         if length <= self.capacity:
             return
         for _ in range(self.num_missing(length)):
@@ -53,7 +53,7 @@ class PageTable:
         self._changed()
 
     def truncate(self, length: int) -> None:
-        """Give back the pages behind position length - 1."""
+        """Free the pages after position length - 1."""
         keep = self._pool.pages_for(length)
         if len(self._pages) <= keep:
             return
@@ -62,7 +62,7 @@ class PageTable:
         self._changed()
 
     def release(self) -> None:
-        """Give everything back, the end of the chain first, so that it is evicted before its beginning."""
+        """Free all pages, the last first, so that the end of a cached prefix is evicted before its beginning."""
         self.truncate(0)
 
     @property
@@ -70,21 +70,21 @@ class PageTable:
         return self._num_pins > 0
 
     def pin(self) -> None:
-        """Somebody computes with these pages, whatever becomes of their owner."""
+        """A pass in flight or a spot check uses these pages, even if the request ends."""
         self._num_pins += 1
 
     def unpin(self) -> None:
-        assert self._num_pins > 0, "a table was unpinned more often than pinned"
+        assert self._num_pins > 0, "a page table was unpinned more often than pinned"
         self._num_pins -= 1
         if self._given_up and not self._num_pins:
             self.release()
 
     def give_up(self) -> None:
-        """The owner is done with it: release it now, or when the last pin is gone."""
+        """The request needs it no more: release it now, or when the last pin is removed."""
         self._given_up = True
         if not self._num_pins:
             self.release()
 
     def _changed(self) -> None:
-        self._listed = None
+        self._as_tuple = None
         self.capacity = len(self._pages) * self._pool.page_size

@@ -19,9 +19,8 @@ from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.params_json import params_of
 from holdfast.core.results import Determinism
-from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams, show
+from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams, params_from_json, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.numerics.recipe import DEPRECATED_KERNELS, KERNEL_BACKENDS
@@ -256,7 +255,7 @@ def _params(settings: dict[str, Any]) -> SamplingParams:
             _refuse(f"settings.structured must be an object, not {show(structured)}")
         _check_known(structured, "settings.structured", StructuredOutput)
     try:
-        return params_of(settings)
+        return params_from_json(settings)
     except InvalidRequest as error:
         _refuse(f"its settings are wrong: {error}")
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.params_json import settings_of
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Result
-from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams
+from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.receipts.fingerprint import Fingerprint, JsonValue, digest_of
 
@@ -100,7 +99,7 @@ class Receipt:
             "certificate": self.certificate,
             "engine": _plain(self.engine),
             "prompt": {"digest": self.prompt_digest, "token_ids": None if ids is None else list(ids)},
-            "settings": settings_of(self.params),
+            "settings": params_to_json(self.params),
             "seed": str(self.seed),
             "choices": _plain(self.choices),
             "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),

@@ -1,1 +1,1 @@
-"""Who runs next, and what follows from what a pass said. Pure policy over plain data."""
+"""The scheduler: admission, batching, verification, rollback, preemption. Plain data, no tensors."""

@@ -1,90 +1,90 @@
-"""Prompt look-up: what followed the last few tokens when they stood in this sequence before.
+"""The n-gram proposer: candidates from the request's own text. It proposes what followed the last NGRAM tokens before.
 
-Every committed token is guessed first, silently, and the guess compared with it. Only a sequence whose silent guesses were
-right has candidates proposed, so text in which nothing repeats pays nothing. Only committed tokens are known here: there is
-nothing to roll back, and what is proposed can change no bit.
+Before a token is committed, it is predicted silently, and the prediction is compared with it. Candidates are proposed only
+for requests whose predictions were right, so text without repetition costs nothing. Only committed tokens are kept here, so
+there is nothing to roll back, and a proposal changes no bit.
 """
 
 from collections.abc import Sequence
 from math import log
 
-NGRAM = 3  # tokens that must repeat before what followed them is guessed
-MAX_GUESSES = 31
-ROW_COST = 0.32  # what a further row adds to a pass, as a share of a pass of one row; measured, see docs/benchmarks.md
-_DECAY = 0.8  # what an earlier guess still counts for after each newer one
+NGRAM = 3  # tokens that must repeat before what followed them is proposed
+MAX_CANDIDATES = 31
+TOKEN_COST = 0.32  # time of one more token in a pass, as a share of a pass of one token; measured, see docs/benchmarks.md
+_DECAY = 0.8  # weight of a prediction after each newer one
 _TOKEN_BITS = 31
 _GRAM_MASK = (1 << NGRAM * _TOKEN_BITS) - 1
 
 
-def row_share(num_tokens: int) -> float:
-    """What one more row costs in a pass of so many, as a share of the pass."""
-    return ROW_COST * num_tokens / (1 + ROW_COST * (num_tokens - 1))
+def token_share(num_tokens: int) -> float:
+    """The time of one more token in a pass of num_tokens, as a share of the pass."""
+    return TOKEN_COST * num_tokens / (1 + TOKEN_COST * (num_tokens - 1))
 
 
-def num_worthwhile(chance: float, num_tokens: int) -> int:
-    """How many guesses are worth their rows in a pass that has num_tokens without them.
+def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
+    """How many candidates are worth their time in a pass that has num_tokens without them.
 
-    The k-th stands with chance^k. It is worth its row if that is more than the row's share of the pass, which is small where
-    one more row is cheap and nearly 1 in a pass that is full of rows already.
+    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its share of the pass, which
+    is small in a small pass and nearly 1 in a large one.
     """
-    share = row_share(num_tokens)
-    if chance <= share:
+    share = token_share(num_tokens)
+    if hit_rate <= share:
         return 0
-    return MAX_GUESSES if chance >= 1 else min(MAX_GUESSES, int(log(share) / log(chance)))
+    return MAX_CANDIDATES if hit_rate >= 1 else min(MAX_CANDIDATES, int(log(share) / log(hit_rate)))
 
 
-def is_worth_waiting(chance: float, num_guesses: int) -> bool:
-    """Whether a pass with so many guesses is expected to give more than the two tokens that two passes without them do.
+def is_worth_waiting(hit_rate: float, num_candidates: int) -> bool:
+    """Whether a pass with so many candidates should commit more than the two tokens of two passes without them.
 
-    Guesses need known tokens, so a sequence with a token in flight is left out of one pass before it can propose some.
+    A proposal needs known tokens, so a request with a token in flight skips one pass before it can propose.
     """
-    if chance >= 1:
-        return num_guesses > 1
-    return (1 - chance ** (num_guesses + 1)) / (1 - chance) > 2
+    if hit_rate >= 1:
+        return num_candidates > 1
+    return (1 - hit_rate ** (num_candidates + 1)) / (1 - hit_rate) > 2
 
 
 class NgramProposer:
-    """The committed tokens of one sequence, and what they suggest comes next."""
+    """The committed tokens of one request, and the tokens they predict."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._ids: list[int] = []
-        self._gram = 0  # the last tokens in one number
-        self._behind: dict[int, int] = {}  # an n-gram -> the position behind its last occurrence
-        self._guess: int | None = None  # the position of the token that is guessed to come next
+        self._gram = 0  # the last NGRAM tokens in one number
+        self._next_position: dict[int, int] = {}  # n-gram -> the position after its last occurrence
+        self._match: int | None = None  # the position of the token that is predicted to come next
         self._hits = 0.5
         self._misses = 0.5
         for token_id in token_ids:
             self._append(token_id)
 
     @property
-    def is_guessing(self) -> bool:
-        """Whether the last tokens stood here before."""
-        return self._guess is not None
+    def has_match(self) -> bool:
+        """Whether the last n-gram occurred before."""
+        return self._match is not None
 
     @property
-    def chance(self) -> float:
-        """How often guesses were right lately."""
+    def hit_rate(self) -> float:
+        """The share of recent predictions that were right."""
         return self._hits / (self._hits + self._misses)
 
     def commit(self, token_id: int) -> None:
-        """One more committed token. Says in passing whether it was guessed."""
-        guess = self._guess
-        if guess is None:
+        """Append a committed token, and compare it with the prediction."""
+        match = self._match
+        if match is None:
             self._append(token_id)
             return
-        hit = self._ids[guess] == token_id
+        hit = self._ids[match] == token_id
         self._hits = self._hits * _DECAY + hit
         self._misses = self._misses * _DECAY + (not hit)
         self._append(token_id)
         if hit:
-            self._guess = guess + 1  # go on in the run that is being repeated
+            self._match = match + 1  # continue in the run that is being repeated
 
-    def guesses(self, most: int) -> tuple[int, ...]:
-        """The tokens expected next, at most so many."""
-        if self._guess is None or most < 1:
+    def propose(self, max_candidates: int) -> tuple[int, ...]:
+        """The tokens predicted to come next, at most so many."""
+        if self._match is None or max_candidates < 1:
             return ()
         expected: list[int] = []
-        for at in range(self._guess, self._guess + most):  # a run that reaches its own end goes on in circles
+        for at in range(self._match, self._match + max_candidates):  # a run that reaches its own end repeats
             expected.append(self._ids[at] if at < len(self._ids) else expected[at - len(self._ids)])
         return tuple(expected)
 
@@ -93,5 +93,5 @@ class NgramProposer:
         ids.append(token_id)
         self._gram = gram = ((self._gram << _TOKEN_BITS) | token_id) & _GRAM_MASK
         if len(ids) >= NGRAM:
-            self._guess = self._behind.get(gram)
-            self._behind[gram] = len(ids)
+            self._match = self._next_position.get(gram)
+            self._next_position[gram] = len(ids)

@@ -1,4 +1,4 @@
-"""Decisions of the scheduler as pure functions over plain values, so that each can be tested alone."""
+"""Decisions of the scheduler as pure functions over plain values."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,28 +7,29 @@ from typing import Literal
 
 from holdfast.core.step_plan import SAMPLED_RING_SIZE
 from holdfast.errors import ConfigError
-from holdfast.thinking.thought_log import MOST_GUESSES
+from holdfast.thinking.thought_log import MAX_GUESSES
 
 DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
-WINDOW_CHANCE = 0.8  # a look-up right so often fills a window sooner than fast passes do
-# Windows that stand so often are counted on before their verdict. To wait for it costs about a tenth of a burst, to have
-# counted on one that falls a burst of its sequence.
-TRUSTED = 0.9
-SHORT_BURST = 17  # passes. Behind a longer one a newcomer would wait too long, and to wait for its verdict costs it little
-_TRUST_MEMORY = 32  # windows
+DRAFT_HIT_RATE = 0.8  # n-grams that are right this often fill a window sooner than fast passes do
+# Windows that are accepted this often are assumed to be accepted before their verdict is read. To wait for the verdict
+# costs about a tenth of a burst, a wrong assumption costs the request one burst.
+MIN_ACCEPTANCE_RATE = 0.9
+# In passes. After a longer burst a new request would wait too long, and waiting for the verdict costs little.
+MAX_OPTIMISTIC_BURST = 17
+_RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """The limits a schedule keeps to. None of them decides a bit of a deterministic answer.
+    """The limits of a schedule. None of them changes a bit of a deterministic answer.
 
-    reference_tokens is the recipe's row count; certified_sizes are the row totals the certificate vouches for, and
-    spot_check_rate the share of their deterministic rows that is computed again to see whether it is right. With
-    async_scheduling the next plan is made while one is in flight.
-    chunk_len is the length of a chunk in a model that thinks, 0 in a plain one; while_answering whether it thinks there, too.
-    max_guesses is how many thoughts a pass may take for granted; 0: it reads one chunk.
+    reference_tokens is the recipe's batch size; certified_sizes are the batch sizes that the certificate covers, and
+    spot_check_rate is the share of their deterministic tokens that is computed again as a check. With async_scheduling the
+    next plan is made while one is in flight. chunk_len is the length of a chunk in a model that thinks, 0 in a plain model;
+    while_answering: it thinks about chunks of the answer, too. max_guesses is the number of thoughts that a pass may guess;
+    with 0 a pass reads one chunk.
     """
 
     max_num_seqs: int
@@ -42,7 +43,7 @@ class SchedulerConfig:
     async_scheduling: bool = False
     chunk_len: int = 0
     while_answering: bool = True
-    max_guesses: int = MOST_GUESSES
+    max_guesses: int = MAX_GUESSES
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -55,50 +56,55 @@ class SchedulerConfig:
         if self.max_pass_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_pass_tokens ({self.max_pass_tokens}) must be at least max_num_seqs ({self.max_num_seqs}), "
-                "so that every running request gets a row in every pass"
+                "so that every running request gets a token in every pass"
             )
         assert not (self.chunk_len and self.async_scheduling), (
-            "what is thought must be known before the next rows are planned"
+            "thoughts must be known before the next tokens are planned"
         )
 
     @property
     def one_pass_suffices(self) -> bool:
-        """Whether the largest certified total holds a row of every running request and some prompt beside them."""
-        return (
-            bool(self.certified_sizes)
-            and self.certified_sizes[-1] >= self.max_num_seqs + self.reference_tokens
-        )
+        """Whether the largest certified size holds a token of every running request and a reference pass of prefill."""
+        sizes = self.certified_sizes
+        return bool(sizes) and sizes[-1] >= self.max_num_seqs + self.reference_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:
-    """A deterministic sequence with candidates: how many rows its window has, and whether it wants its verdict now."""
+    """A deterministic request with candidates: the tokens of its window, and whether it should be verified now."""
 
     request_id: int
     num_tokens: int
-    due: bool
-    last_judged: int
+    is_due: bool
+    last_verified: int
 
 
 def choose_burst(num_windows: int, reference_tokens: int) -> int:
-    """How many candidates each of so many windows shall have, so that together they fill a reference pass."""
+    """The candidates of each of num_windows windows, so that together the windows fill a reference pass."""
     if not num_windows:
         return 1
     return min(SAMPLED_RING_SIZE - 2, max(1, reference_tokens // num_windows - 1))
 
 
-def adapt_trust(trust: float, *, stood: bool) -> float:
-    """How often windows stood lately, one verdict later."""
-    return trust + (stood - trust) / _TRUST_MEMORY
+def adapt_window(window_cap: int, max_window: int, *, num_accepted: int, num_rejected: int) -> int:
+    """Candidates of the next window: twice as many if all were accepted, otherwise about as many as were accepted."""
+    if num_rejected:
+        return max(1, num_accepted)
+    return min(max_window, max(window_cap, 2 * num_accepted))
 
 
-def counts_on_windows(trust: float, num_passes: int) -> bool:
-    """Whether the next burst is begun behind one of so many passes before its verdict."""
-    return trust >= TRUSTED and num_passes <= SHORT_BURST
+def update_acceptance_rate(rate: float, *, accepted: bool) -> float:
+    """The running share of windows that were accepted as a whole, after one more verdict."""
+    return rate + (accepted - rate) / _RATE_WINDOWS
+
+
+def assume_accepted(acceptance_rate: float, num_passes: int) -> bool:
+    """Whether the next burst is planned before the verdict on a burst of num_passes passes is read."""
+    return acceptance_rate >= MIN_ACCEPTANCE_RATE and num_passes <= MAX_OPTIMISTIC_BURST
 
 
 def certified_size(num_tokens: int, sizes: Sequence[int]) -> int | None:
-    """The smallest certified total that holds this many rows; sizes are ascending."""
+    """The smallest certified size of at least num_tokens; sizes are ascending."""
     at = bisect_left(sizes, num_tokens)
     return sizes[at] if at < len(sizes) else None
 
@@ -108,30 +114,31 @@ def round_up(num_tokens: int, multiple: int) -> int:
 
 
 def choose_due(pending: Sequence[PendingWindow], reference_tokens: int, budget: int) -> list[PendingWindow]:
-    """The windows a canonical pass must hold: those that are due; and once they fill reference passes, as many as fill them.
+    """The windows of the next canonical pass: those that are due, and if all together fill reference passes, as many as fill
+    them.
 
-    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast rows. Whoever was judged longest
-    ago goes first, so that nobody waits for ever when not all fit.
+    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones. The request that was
+    verified longest ago goes first, so that every window gets its turn when not all fit.
     """
     ordered = sorted(
         pending,
-        key=lambda window: (not window.due, window.last_judged, -window.num_tokens, window.request_id),
+        key=lambda window: (not window.is_due, window.last_verified, -window.num_tokens, window.request_id),
     )
-    total = sum(window.num_tokens for window in pending)
-    if total < reference_tokens:
-        ordered = [window for window in ordered if window.due]
-    elif not any(window.due for window in ordered):
-        budget = min(budget, total // reference_tokens * reference_tokens)
+    num_tokens = sum(window.num_tokens for window in pending)
+    if num_tokens < reference_tokens:
+        ordered = [window for window in ordered if window.is_due]
+    elif not any(window.is_due for window in ordered):
+        budget = min(budget, num_tokens // reference_tokens * reference_tokens)
     return _fill(ordered, budget)
 
 
 def fill_spare(
-    pending: Sequence[PendingWindow], taken: Sequence[PendingWindow], spare: int
+    pending: Sequence[PendingWindow], chosen: Sequence[PendingWindow], num_spare: int
 ) -> list[PendingWindow]:
-    """Further windows for rows that would otherwise be padding, the longest first."""
-    chosen = {window.request_id for window in taken}
-    rest = [window for window in pending if window.request_id not in chosen]
-    return _fill(sorted(rest, key=lambda window: (-window.num_tokens, window.request_id)), spare)
+    """Further windows in place of padding, the longest first."""
+    chosen_ids = {window.request_id for window in chosen}
+    rest = [window for window in pending if window.request_id not in chosen_ids]
+    return _fill(sorted(rest, key=lambda window: (-window.num_tokens, window.request_id)), num_spare)
 
 
 def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
@@ -144,5 +151,5 @@ def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
 
 
 def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
-    """Whether a request's pages are there, with one to spare for each running request that will want one soon."""
+    """Whether a request's pages are available, and one more for each running request, which will need one soon."""
     return num_needed + num_running <= num_available

@@ -1,50 +1,85 @@
-"""One request while it lives: its tokens, its pages, how far they are computed. The only request state that changes.
+"""One live request: its tokens, its pages, and how far its KV is computed. The only request state that changes.
+
+    position    0 ........... canonical_len ..... committed_len ..... total_len
+    tokens      | prompt, answer                 | candidates        |
+    KV          | canonical   | fast, rewritten by the window        |   computed_len <= total_len
+                               ^ last committed token: first token of the next window
 
     canonical_len   KV of positions 0 .. canonical_len - 1 is canonical
-    computed_len    KV of positions 0 .. computed_len - 1 is there, canonical or fast
-    scored_len      tokens at positions score_from .. scored_len - 1 have their logprobs, if they were asked for
+    computed_len    KV of positions 0 .. computed_len - 1 exists, canonical or fast
+    committed_len   tokens of the prompt, and of the answer as the client gets it
+    total_len       committed tokens and candidates
+    scored_len      tokens at positions score_from .. scored_len - 1 have their logprobs, if the client asked for them
 
-For a deterministic sequence behind its prefill canonical_len == committed_len - 1: the last committed token has no
-canonical KV yet, it is the first row of the next window.
+After the prefill of a deterministic request canonical_len == committed_len - 1: the last committed token has no canonical
+KV yet. Rollback is truncation: drop the candidates, cut canonical_len and computed_len to committed_len - 1, free the pages
+after that.
 
-These lengths say what was taken in. What is planned behind them is in flight: `flying` holds its spans, oldest first, and a
-result is taken in only if it is that of the oldest. So a sequence that ended or started over need only forget them.
+These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
+
+    QUEUED -> PREFILL -> DECODE <-> VERIFY -> FINISHED        from any live phase: ABORTED, FAILED
+      ^_________|__________|__________|   preemption
 """
 
-from collections.abc import Sequence as Ordered
 from dataclasses import replace
+from enum import Enum
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
-from holdfast.core.step_plan import NO_TOKEN, Sampled, Sampling, Span, ThoughtIds, TokenLogprob
+from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
 from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
-from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixNode
-from holdfast.kv_cache.prefix_cursor import PrefixCursor
+from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
+from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
-from holdfast.scheduler.phase import LIVE, Phase, advance
+from holdfast.scheduler.policy import adapt_window
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
-from holdfast.scheduler.verification import judge
+from holdfast.scheduler.verification import SpanOutcome
 from holdfast.thinking.thought_log import ThoughtLog
 
-FIRST_WINDOW = 1  # candidates in a request's first window: its client is waiting
+FIRST_WINDOW = 1  # candidates in a request's first window, so that its client gets a token soon
+
+
+class Phase(Enum):
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+_ENDS = frozenset({Phase.ABORTED, Phase.FAILED})
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUED: frozenset({Phase.PREFILL}) | _ENDS,
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.DECODE: frozenset({Phase.VERIFY, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.VERIFY: frozenset({Phase.DECODE, Phase.FINISHED, Phase.QUEUED}) | _ENDS,
+    Phase.FINISHED: frozenset(),
+    Phase.ABORTED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+LIVE = frozenset(phase for phase, targets in TRANSITIONS.items() if targets)
 
 
 class RequestState:
-    """A live request. Changed by the scheduler alone."""
+    """A live request. Only the scheduler changes it."""
 
     def __init__(
         self,
         request: Request,
         text: AnswerText,
         pool: PagePool,
-        index: PrefixCache,
-        max_window: int,
+        prefix_cache: PrefixCache,
         *,
+        max_window: int,
         grammar: Grammar | None = None,
         speculates: bool = False,
         thoughts: ThoughtLog | None = None,
@@ -53,13 +88,15 @@ class RequestState:
         self.request = request
         self.request_id = request.request_id
         self.deterministic = params.deterministic
+        self.max_tokens = params.max_tokens
+        self.only_scored = params.max_tokens == 0  # no answer: the client asks only for the prompt's logprobs
         self.logprobs = params.logprobs
         self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
         self.tokens = TokenLog(request.prompt_ids)
         self.page_table = PageTable(pool)
-        self.request_index = -1  # its place in the runner's table of sampled tokens, while it runs
-        self.flying: list[Span] = []
-        self.ahead = 0  # tokens that spans in flight will give, one each
+        self.prefix_cursor = PrefixCursor(prefix_cache, pool.page_size)
+        self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
+        self.in_flight = InFlightSpans()
         self.phase = Phase.QUEUED
         self.stats = Stats()
         self.canonical_len = 0
@@ -67,331 +104,268 @@ class RequestState:
         self.scored_len = request.score_from or 0
         self.max_window = max_window
         self.window_cap = FIRST_WINDOW
-        self.last_judged = 0  # the step of the last window, so that windows take turns
+        self.last_verified = 0  # the step of the last window, so that windows take turns
+        self.has_draft = False  # the candidates were proposed without a pass: n-grams, or tokens sent before
         self.finish_reason: FinishReason | None = None
         self.failure: AnswerFailed | None = None
-        self.is_lost = False  # what was promised did not come out again
-        self.certified_only = True  # no canonical pass of this sequence was uncertified so far
+        self.is_lost = False  # the guarantee: what was sent did not come out again
+        self.certified_only = True  # no canonical pass of this request was uncertified so far
         self.grammar = grammar
-        self._grammar_restarts = False  # when it is admitted: a pass in flight may still use it
-        self.lookup = NgramProposer(request.prompt_ids) if speculates else None
-        self.thoughts = thoughts  # if it thinks
-        self.rule = None if thoughts is None else thoughts.rule
-        self._looked_up = False
-        self.fell = False  # its last window was not all right
-        self._record = SentTokens(request.params.deterministic)
+        self._restart_grammar = False  # at admission: a pass in flight may still use the grammar
+        self.proposer = NgramProposer(request.prompt_ids) if speculates else None
+        self.thoughts = thoughts  # of a model that thinks
+        self.think_rule = None if thoughts is None else thoughts.rule
+        self.sent = SentTokens(params.deterministic)
         self._text = text
-        self.trail = PrefixCursor(index, pool.page_size)
         self._pool = pool
         self._page_size = pool.page_size
         eos_ids = () if params.ignore_eos else tuple(sorted(request.eos_ids))
-        forbidden = params.stop_ids + eos_ids
-        self._stop_ids = frozenset(forbidden)
+        stop_ids = params.stop_ids + eos_ids
+        self.stop_ids = frozenset(stop_ids)
         self.sampling = Sampling(
             params,
             request.seed,
             request.prompt_len,
-            forbidden if params.min_tokens else (),
-            request.bad_words,
-            tuple(sorted(request.eos_ids)),
+            suppressed_ids=stop_ids if params.min_tokens else (),
+            bad_words=request.bad_words,
+            eos_ids=tuple(sorted(request.eos_ids)),
         )
-        # Its next row needs the tokens before it, not only their KV.
+        # Its next token needs the ids of the tokens before it, not only their KV: nothing can be scheduled asynchronously.
         self.is_synchronous = grammar is not None or self.sampling.needs_history
+
+    # Lengths
 
     @property
     def is_live(self) -> bool:
         return self.phase in LIVE
 
     @property
-    def only_scored(self) -> bool:
-        """Nothing is generated: the prompt's own logprobs are all that is asked for."""
-        return self.request.params.max_tokens == 0
-
-    @property
-    def prefill_len(self) -> int:
-        """How far KV must reach before a token can be chosen; for a prompt that is only scored, before it is done."""
-        return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
-
-    @property
-    def expected_len(self) -> int:
-        """Tokens there will be once all in flight is taken in, if nothing ends before."""
-        return self.tokens.total_len + self.ahead
-
-    @property
-    def next_start(self) -> int:
-        """Behind what is in flight, or else where the KV ends that this sequence's answers stand on."""
-        if self.flying:
-            return self.flying[-1].stop
+    def valid_len(self) -> int:
+        """Positions whose KV this request's answer may depend on."""
         return self.canonical_len if self.deterministic else self.computed_len
 
     @property
-    def tokens_left(self) -> int:
-        """Tokens it may still say behind what is in flight."""
-        return self.request.params.max_tokens - self.tokens.num_output - self.ahead
-
-    @property
-    def is_looked_up(self) -> bool:
-        """Its candidates come from the look-up: no pass has seen them yet."""
-        return self._looked_up
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Its next row is still one of its prompt, or of what is computed again."""
-        return self.phase is Phase.PREFILL and not self.ahead
-
-    @property
-    def is_undecided(self) -> bool:
-        """A deterministic sequence's candidates are in flight, or a window over some. Canonical rows always have logprobs."""
-        last = self.flying[-1]
-        return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
-
-    @property
-    def waits(self) -> bool:
-        """Nothing can be planned behind what is in flight: a window of known candidates, or an end.
-
-        Where candidates are in flight themselves, whether their window is waited for is not decided here.
-        """
-        last = self.flying[-1]
-        if self.tokens.num_candidates and len(last.token_ids) - last.sample_from > 1:
-            return True
-        most = self.request.params.max_tokens
-        if most == 0:
-            return last.stop >= self.prefill_len
-        return self.tokens.committed_len - self.tokens.prompt_len + self.ahead >= most
+    def prefill_len(self) -> int:
+        """Positions that need KV before a token can be sampled; if the prompt is only scored, before the request is done."""
+        return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
 
     @property
     def needs_prefill(self) -> bool:
-        """More than the last token is still without the KV this sequence's answers stand on."""
-        return (self.canonical_len if self.deterministic else self.computed_len) < self.prefill_len
+        return self.valid_len < self.prefill_len
+
+    @property
+    def expected_len(self) -> int:
+        """Tokens once everything in flight is read, if the answer does not end before."""
+        return self.tokens.total_len + self.in_flight.num_new_tokens
+
+    @property
+    def next_start(self) -> int:
+        """Where the next span starts: after what is in flight, or else after the valid KV."""
+        spans = self.in_flight.spans
+        return spans[-1].stop if spans else self.valid_len
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens the answer may still have after those in flight."""
+        return self.max_tokens - self.tokens.num_output - self.in_flight.num_new_tokens
 
     @property
     def cacheable_len(self) -> int:
-        """So much may come from the prefix index: not the rows whose logits are still wanted."""
+        """Positions that may come from the prefix cache: not those whose logits are still needed."""
         length = self.tokens.committed_len - 1
         if self.thoughts is not None:
             length = self.thoughts.shared_len(length)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
 
-    @property
-    def candidate_due(self) -> bool:
-        """The candidates want a verdict now: enough of them, or the last one looks like an end."""
-        log = self.tokens
-        if log.num_candidates == 0:
-            return False
-        num_output = log.total_len - log.prompt_len
-        final = looks_final(log.last, num_output, self.request.params, self.request.eos_ids)
-        return final or self._looked_up or log.num_candidates >= self.window_cap
+    # What can be planned
 
     @property
-    def determinism(self) -> Determinism:
-        doubted = self.is_confirming or (self.thoughts is not None and self.thoughts.is_doubted)
-        if not self.deterministic or self.failure is not None or doubted:
-            return "none"
-        return "certified" if self.certified_only else "verified"
+    def is_prefilling(self) -> bool:
+        """Its next token is one of its prompt, or one that is recomputed."""
+        return self.phase is Phase.PREFILL and not self.in_flight.num_new_tokens
 
-    def move(self, phase: Phase) -> None:
-        self.phase = advance(self.phase, phase)
+    @property
+    def is_unverified(self) -> bool:
+        """Candidates of a deterministic request are in flight, or a window. Canonical spans always have logprobs."""
+        last = self.in_flight.spans[-1]
+        return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
 
-    # What is in flight
+    @property
+    def is_blocked(self) -> bool:
+        """Nothing can be planned after what is in flight: it is a window over known candidates, or the answer's end.
 
-    def fly(self, span: Span) -> None:
-        """The span is planned: what follows counts on it."""
-        self.flying.append(span)
-        if span.sample_from < len(span.token_ids):
-            self.ahead += 1
+        A window over candidates that are in flight themselves is no reason: `Batcher.must_wait` decides there.
+        """
+        tokens, in_flight = self.tokens, self.in_flight
+        last = in_flight.spans[-1]
+        if tokens.num_candidates and len(last.token_ids) - last.sample_from > 1:
+            return True
+        if self.only_scored:
+            return last.stop >= self.prefill_len
+        return tokens.committed_len - tokens.prompt_len + in_flight.num_new_tokens >= self.max_tokens
 
-    def land(self, span: Span) -> bool:
-        """Whether the span is the oldest in flight, which it is no longer; else its result means nothing any more."""
-        if not self.flying or self.flying[0] is not span:
+    @property
+    def is_window_due(self) -> bool:
+        """The candidates should be verified now: there are enough, or the last one may end the answer."""
+        tokens = self.tokens
+        if tokens.num_candidates == 0:
             return False
-        del self.flying[0]
-        if span.sample_from < len(span.token_ids):
-            self.ahead -= 1
-        return True
-
-    def forget_flying(self) -> None:
-        """Whatever is in flight, its results are not taken in."""
-        self.flying.clear()
-        self.ahead = 0
-
-    # Candidates from elsewhere than a pass
-
-    def look_up(self, most: int) -> None:
-        """Propose what was sent already and must be confirmed, or else what the look-up expects; at most so many."""
-        log, params = self.tokens, self.request.params
-        assert log.num_candidates == 0
-        most = min(most, params.max_tokens - log.num_output - 1)
-        expected = self._record.unconfirmed(log.num_output)[: max(0, most)]
-        if not expected and self.lookup is not None:
-            expected = self.lookup.guesses(most)
-        if self.grammar is not None and expected:
-            expected = expected[: self.grammar.count_valid(expected)]
-        for count, token_id in enumerate(expected, 1):
-            log.propose(token_id)
-            if looks_final(token_id, log.num_output + count, params, self.request.eos_ids):
-                break
-        self._looked_up = log.num_candidates > 0
-        self.stats.candidates += log.num_candidates
-        self.stats.looked_up += log.num_candidates
+        num_output = tokens.total_len - tokens.prompt_len
+        final = looks_final(tokens.last, num_output, self.request.params, self.request.eos_ids)
+        return final or self.has_draft or tokens.num_candidates >= self.window_cap
 
     @property
     def is_confirming(self) -> bool:
-        """Tokens the client has already are being verified anew."""
-        return self._record.is_open(self.tokens.num_output)
+        """Tokens that were sent to the client are being verified again."""
+        return self.sent.has_unconfirmed(self.tokens.num_output)
 
-    # What a pass said
+    @property
+    def determinism(self) -> Determinism:
+        unconfirmed = self.is_confirming or (self.thoughts is not None and self.thoughts.has_unconfirmed)
+        if not self.deterministic or self.failure is not None or unconfirmed:
+            return "none"
+        return "certified" if self.certified_only else "verified"
 
-    def keep(
-        self, span: Span, samples: Ordered[Sampled], scores: Ordered[TokenLogprob], found: Ordered[ThoughtIds]
-    ) -> tuple[Span, Ordered[Sampled], Ordered[TokenLogprob]]:
-        """What stands of a span by what was thought in it; rows behind a wrong guess never were."""
-        assert self.thoughts is not None
-        right = self.thoughts.judge(span, found)
-        self.stats.guessed += len(span.guesses)
-        self.stats.guessed_right += right
-        num_tokens = self.thoughts.stands(span, right) - span.start
-        if num_tokens == span.num_tokens:
-            return span, samples, scores
-        head = span.head(num_tokens)
-        return head, samples[: head.num_sampled], scores[: head.num_scored]
+    def propose(self, max_candidates: int) -> None:
+        """Draft candidates without a pass: tokens that were sent and must be confirmed, or else repeated n-grams."""
+        tokens, params = self.tokens, self.request.params
+        assert tokens.num_candidates == 0
+        max_candidates = min(max_candidates, params.max_tokens - tokens.num_output - 1)
+        draft = self.sent.unconfirmed(tokens.num_output)[: max(0, max_candidates)]
+        if not draft and self.proposer is not None:
+            draft = self.proposer.propose(max_candidates)
+        if self.grammar is not None and draft:
+            draft = draft[: self.grammar.count_valid(draft)]
+        for count, token_id in enumerate(draft, 1):
+            tokens.propose(token_id)
+            if looks_final(token_id, tokens.num_output + count, params, self.request.eos_ids):
+                break
+        self.has_draft = tokens.num_candidates > 0
+        self.stats.candidates += tokens.num_candidates
+        self.stats.looked_up += tokens.num_candidates
 
-    def settle_thoughts(self) -> tuple[tuple[int, ThoughtIds], ...]:
-        """What was thought behind chunks whose rows stand by now, as (chunk, thought), if it was not told before."""
-        assert self.thoughts is not None
-        new, same = self.thoughts.settle(self.canonical_len if self.deterministic else self.computed_len)
-        if not same:
-            self._lose()
-        return new
+    # What a pass returned
 
-    def absorb_fast(self, span: Span, samples: Ordered[Sampled]) -> tuple[Sampled, ...]:
-        """A fast pass computed the span. Returns what is committed by it: nothing, for a deterministic sequence."""
-        self.computed_len = span.stop
-        self.stats.fast_passes += 1
-        self.stats.prefill_passes += self.phase is Phase.PREFILL
-        if not samples:
-            return ()
-        if self.deterministic:
-            self.stats.candidates += 1
-            # In place of no token any will do: it will not stand.
-            self.tokens.propose(max(0, samples[0].token_id))
-            return ()
-        return self._judge(samples, fast=True)
+    def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[tuple[int, ThoughtIds], ...]]:
+        """Apply the outcome of the oldest span in flight.
 
-    def absorb_canonical(self, span: Span, samples: Ordered[Sampled], certified: bool) -> tuple[Sampled, ...]:
-        """A canonical pass computed the span. Returns what is committed by it and was not sent before."""
-        self.stats.canonical_passes += 1
-        self.stats.prefill_passes += self.phase is Phase.PREFILL
-        if span.start <= self.canonical_len:
-            self.canonical_len = max(self.canonical_len, span.stop)
-        self.computed_len = max(self.computed_len, span.stop)
-        self.certified_only &= certified
-        return self._judge(samples, fast=False) if samples else ()
-
-    def absorb_scores(self, scores: Ordered[TokenLogprob]) -> tuple[TokenLogprob, ...]:
-        """Logprobs of the prompt's own tokens, in order. Returns those that were not sent before."""
-        self.scored_len += len(scores)
-        new, same = self._record.take_scores(scores)
-        if not same:
-            self._lose()
-        return new
-
-    def finish_scoring(self) -> None:
-        """A prompt that is only scored is done when its last row is."""
+        Returns the tokens, and the thoughts as (chunk, thought), that are committed and that the client does not have yet.
+        """
+        stats, span = self.stats, outcome.span
+        if self.thoughts is not None:
+            stats.guessed += len(span.guesses)
+            stats.guessed_right += self.thoughts.update(span, outcome.thoughts)
+        if outcome.num_scored:
+            self.scored_len += outcome.num_scored
+            self.sent.add_scores(outcome.num_scored, outcome.new_scores)
+        if outcome.is_lost and outcome.committed is None:
+            self._lose_guarantee()
+            return (), ()
+        stop = span.start + len(span.token_ids)
+        if outcome.is_canonical:
+            stats.canonical_passes += 1
+            if span.start <= self.canonical_len < stop:
+                self.canonical_len = stop
+            if self.computed_len < stop:
+                self.computed_len = stop
+            if not outcome.is_certified:
+                self.certified_only = False
+        else:
+            stats.fast_passes += 1
+            self.computed_len = stop
+        if self.phase is Phase.PREFILL:
+            stats.prefill_passes += 1
+        new_tokens: tuple[Sampled, ...] = ()
+        if outcome.committed is not None:
+            new_tokens = self._commit(outcome, outcome.committed)
+        elif outcome.candidate is not None:
+            stats.candidates += 1
+            self.tokens.propose(outcome.candidate)
         if self.only_scored and self.failure is None and not self.needs_prefill:
             self.finish_reason = "length"
             self.move(Phase.FINISHED)
+        return new_tokens, () if self.thoughts is None else self._commit_thoughts(self.thoughts)
 
-    def _judge(self, samples: Ordered[Sampled], *, fast: bool) -> tuple[Sampled, ...]:
-        """The verdict on the candidates, if any: commit what stands and one token more, drop the rest.
-
-        A fast pass's own token is a candidate that nobody has to verify.
-        """
-        if not self.tokens.num_candidates:
-            return self._take_one(samples, fast=fast)
-        candidates = self.tokens.candidates
-        verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
-        self.stats.windows += 1
-        dropped = len(candidates) - verdict.accepted  # those behind a wrong thought among them
-        self.fell = dropped > 0
-        if not self._looked_up:
-            self._adapt_window(verdict.accepted, dropped)
-        self.tokens.drop_candidates()
-        self._looked_up = False
-        taken, new = self._commit(samples[: verdict.num_committed])
-        accepted = min(verdict.accepted, taken)
-        own = taken - accepted
-        self.stats.accepted += taken if fast else accepted
-        self.stats.candidates += own if fast else 0
-        self.stats.canonical_tokens += 0 if fast else own
-        self.stats.rolled_back += len(candidates) - accepted
-        self.stats.rollbacks += self.fell
-        self.roll_back()
-        return new
-
-    def _take_one(self, samples: Ordered[Sampled], *, fast: bool) -> tuple[Sampled, ...]:
-        """The verdict where there is no candidate: the one token stands."""
-        assert len(samples) == 1, "a row without candidates behind it gives one token"
-        taken, new = self._commit(samples)
-        stats = self.stats
-        if fast:
-            stats.accepted += taken
-            stats.candidates += taken
-        else:
-            stats.canonical_tokens += taken
-        self.roll_back()
-        return new
-
-    def _commit(self, samples: Ordered[Sampled]) -> tuple[int, tuple[Sampled, ...]]:
-        """Commit token by token until one of them ends the answer; what lies behind the end never was.
-
-        Returns how many were taken, and those of them the client does not have yet.
-        """
-        log, record, taken = self.tokens, self._record, 0
-        new: list[Sampled] = []
-        for sample in samples:
-            token_id = sample.token_id
-            if token_id == NO_TOKEN:
-                problem = self.grammar.problem if self.grammar is not None else None
-                self._fail(
-                    NoTokenAllowed(
-                        problem
-                        or "no token is left to choose: what is allowed and what is forbidden leave none"
-                    )
+    def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
+        """Replace the candidates by the committed tokens, up to a stop string. Returns those not sent before."""
+        tokens, stats, verdict = self.tokens, self.stats, outcome.verdict
+        if verdict is not None:
+            tokens.drop_candidates()
+            if not self.has_draft:
+                self.window_cap = adapt_window(
+                    self.window_cap,
+                    self.max_window,
+                    num_accepted=verdict.num_accepted,
+                    num_rejected=verdict.num_rejected,
                 )
-                break
-            log.commit_one(token_id)
-            taken += 1
-            if self.lookup is not None:
-                self.lookup.commit(token_id)
+            self.has_draft = False
+        num_committed = 0
+        reason = outcome.finish_reason
+        for sample in committed:
+            token_id = sample.token_id
+            tokens.commit(token_id)
+            num_committed += 1
+            if self.proposer is not None:
+                self.proposer.commit(token_id)
             if self.grammar is not None:
                 self.grammar.commit(token_id)
-            if record.is_new(log.committed_len - log.prompt_len):
-                record.add(sample)
-                new.append(sample)
-                if self._ends_with(token_id):
+            if num_committed <= outcome.num_sent_before:
+                continue
+            self.sent.add(sample)
+            if self._text.push(token_id):
+                stop = self.finish_reason_after(token_id, tokens.num_output, text_stopped=True)
+                if stop is not None:
+                    reason = stop
                     break
-            elif not record.confirms(log.num_output, sample):
-                self._lose()
-                break
-        return taken, tuple(new)
-
-    def _ends_with(self, token_id: int) -> bool:
-        stopped = self._text.push(token_id)
-        num_output = self.tokens.committed_len - self.tokens.prompt_len
-        params = self.request.params
-        if not stopped and token_id not in self._stop_ids and num_output < params.max_tokens:
-            return False
-        self.finish_reason = finish_reason(token_id, num_output, stopped, params, self.request.eos_ids)
-        if self.finish_reason is not None:
+        else:
+            if outcome.is_lost:
+                self._lose_guarantee()
+            elif outcome.has_no_token:
+                self._fail_without_token()
+        if reason is not None:
+            self.finish_reason = reason
             self.move(Phase.FINISHED)
-        return self.finish_reason is not None
+        num_accepted = 0
+        if verdict is not None:
+            num_accepted = min(verdict.num_accepted, num_committed)
+            stats.windows += 1
+            stats.rollbacks += verdict.num_rejected > 0
+            stats.rolled_back += verdict.num_accepted + verdict.num_rejected - num_accepted
+        if outcome.is_canonical:
+            stats.accepted += num_accepted
+            stats.canonical_tokens += num_committed - num_accepted
+        else:  # an ordinary request's fast tokens count as candidates that are accepted at once
+            stats.accepted += num_committed
+            stats.candidates += num_committed - num_accepted
+        self._truncate_kv()
+        return committed[outcome.num_sent_before : num_committed]
+
+    def _commit_thoughts(self, thoughts: ThoughtLog) -> tuple[tuple[int, ThoughtIds], ...]:
+        new, is_same = thoughts.commit(self.valid_len)
+        if not is_same:
+            self._lose_guarantee()
+        return new
+
+    def finish_reason_after(
+        self, token_id: int, num_output: int, *, text_stopped: bool
+    ) -> FinishReason | None:
+        """Why the answer ends with this token, its num_output-th, or None."""
+        return finish_reason(token_id, num_output, text_stopped, self.request.params, self.request.eos_ids)
 
     def _fail(self, failure: AnswerFailed) -> None:
         self.failure = failure
-        if self.is_live:  # else it had just ended
+        if self.is_live:  # the same tokens may have finished the answer
             self.move(Phase.FAILED)
 
-    def _lose(self) -> None:
+    def _fail_without_token(self) -> None:
+        problem = self.grammar.problem if self.grammar is not None else None
+        self._fail(
+            NoTokenAllowed(
+                problem or "no token is left to choose: what is allowed and what is forbidden leave none"
+            )
+        )
+
+    def _lose_guarantee(self) -> None:
         self.is_lost = True
         if self.failure is None:
             self._fail(
@@ -400,108 +374,114 @@ class RequestState:
                 )
             )
 
-    def _adapt_window(self, accepted: int, dropped: int) -> None:
-        """Twice as long after a window that stood, about as long as it stood after one that fell."""
-        longer = min(self.max_window, max(self.window_cap, 2 * accepted))
-        self.window_cap = max(1, accepted) if dropped else longer
-
-    def roll_back(self) -> None:
-        """Truncate KV and pages to the last committed token, which is still to be computed, or is in flight."""
+    def _truncate_kv(self) -> None:
+        """Roll back KV and pages to before the last committed token. Pages of spans in flight stay."""
         last = self.tokens.committed_len - 1
         if self.canonical_len > last:
             self.canonical_len = last
         if self.computed_len > last:
             self.computed_len = last
-        keep = self.flying[-1].stop if self.flying else last + 1
-        if self.page_table.capacity >= keep + self._page_size:
-            self.page_table.truncate(keep)
+        spans = self.in_flight.spans
+        length = spans[-1].stop if spans else last + 1
+        if self.page_table.capacity >= length + self._page_size:
+            self.page_table.truncate(length)
 
-    # Pages
+    # Start, preemption, end
 
-    def admit(self, cached_pages: list[int], node: PrefixNode, num_canonical: int) -> None:
-        """Start, or start again, behind the pages found in the prefix index."""
-        self.page_table.adopt(cached_pages)
-        self.computed_len = len(cached_pages) * self._page_size
-        self.canonical_len = num_canonical * self._page_size
-        self.trail.begin(node, len(cached_pages))
+    def move(self, phase: Phase) -> None:
+        if phase not in TRANSITIONS[self.phase]:
+            raise AssertionError(f"a request cannot go from {self.phase.value} to {phase.value}")
+        self.phase = phase
+
+    def admit(self, match: PrefixMatch) -> None:
+        """Start, or restart, after the pages found in the prefix cache."""
+        if self.thoughts is not None:
+            self.thoughts.adopt(match.thoughts)
+        self.page_table.adopt(match.pages)
+        self.computed_len = len(match.pages) * self._page_size
+        self.canonical_len = match.num_canonical * self._page_size
+        self.prefix_cursor.move_to(match.node, len(match.pages))
         self.stats.cached_tokens += self.computed_len
-        if self._grammar_restarts and self.grammar is not None:
+        if self._restart_grammar and self.grammar is not None:
             self.grammar.restart()
-            self._grammar_restarts = False
+            self._restart_grammar = False
         self.move(Phase.PREFILL)
 
     def preempt(self) -> None:
-        """Give up every page and candidate; the committed tokens stay. Nothing is in flight."""
-        assert not self.flying
+        """Free every page and drop the candidates; the committed tokens stay. Nothing may be in flight."""
+        assert not self.in_flight.spans
         self.drop_candidates()
-        self.release()
-        self._compute_again()
+        self.page_table.release()
+        self.prefix_cursor.reset()
+        self._reset_kv()
         self.window_cap = FIRST_WINDOW
         self.stats.preemptions += 1
         self.move(Phase.QUEUED)
 
-    def start_over(self) -> None:
-        """Trust nothing computed so far: back to the prompt. What was sent must be confirmed token by token.
+    def restart(self) -> None:
+        """Discard everything computed so far, back to the prompt. What was sent must be confirmed token by token.
 
-        The old pages may be written to until what is in flight is over; the new ones are others.
+        Spans in flight may still write to the old pages, so the request gets a new page table.
         """
         self.drop_candidates()
         self.give_up_pages()
         self.page_table = PageTable(self._pool)
-        self._compute_again()
+        self._reset_kv()
         self.scored_len = self.request.score_from or 0
-        self._record.doubt()
+        self.sent.unconfirm()
         if self.thoughts is not None:
-            self.thoughts.doubt()
-        self.tokens.forget_output()
+            self.thoughts.unconfirm()
+        self.tokens.drop_output()
         self.window_cap = FIRST_WINDOW
         self.certified_only = False
         self.stats.rolled_back += self.stats.accepted
         self.stats.accepted = self.stats.canonical_tokens = 0
-        self._grammar_restarts = self.grammar is not None
-        if self.lookup is not None:
-            self.lookup = NgramProposer(self.request.prompt_ids)
+        self._restart_grammar = self.grammar is not None
+        if self.proposer is not None:
+            self.proposer = NgramProposer(self.request.prompt_ids)
         if self.phase is not Phase.QUEUED:
             self.move(Phase.QUEUED)
 
-    def _compute_again(self) -> None:
+    def _reset_kv(self) -> None:
         self.canonical_len = self.computed_len = 0
         if self.thoughts is not None:
-            self.thoughts.start_again()
-
-    def distrust_pages(self) -> None:
-        """An ordinary sequence goes on with the pages it has, and what is in flight, but nobody else shall read them."""
-        self.canonical_len = 0
-        self.trail.close()
-
-    def final_stats(self) -> Stats:
-        """The counts of an answer that ended. What was sent and never confirmed came from canonical passes, too."""
-        stats = replace(self.stats)
-        if self.deterministic:
-            stats.canonical_tokens = self._record.num_sent - stats.accepted
-        return stats
+            self.thoughts.restart()
 
     def drop_candidates(self) -> None:
-        """Candidates nobody will judge any more."""
+        """Roll back candidates that no pass will verify."""
         self.stats.rolled_back += self.tokens.drop_candidates()
-        self._looked_up = False
-
-    def release(self) -> None:
-        self.page_table.release()
-        self.trail.leave()
+        self.has_draft = False
 
     def give_up_pages(self) -> None:
-        """For good; those that are still computed with are given back behind that."""
-        self.forget_flying()
+        """Free the pages for good; pinned ones when the last pin is removed."""
+        self.in_flight.clear()
         self.page_table.give_up()
-        self.trail.leave()
+        self.prefix_cursor.reset()
 
-    def index_pages(self) -> None:
-        """Make full pages known to the prefix index: canonical ones to everybody, fast ones to ordinary requests."""
-        settled = (
+    def distrust_pages(self) -> None:
+        """An ordinary request continues with its pages and what is in flight, but shares no page from now on."""
+        self.canonical_len = 0
+        self.prefix_cursor.close()
+
+    def cache_pages(self) -> None:
+        """Add full pages to the prefix cache: canonical ones for all requests, fast ones for ordinary requests."""
+        length = (
             self.canonical_len if self.deterministic else min(self.computed_len, self.tokens.committed_len)
         )
+        thoughts = None
         if self.thoughts is not None:
-            settled = self.thoughts.shared_len(settled)
-        thoughts = None if self.thoughts is None else self.thoughts.of_pages
-        self.trail.extend(settled, self.canonical_len, self.page_table, self.tokens.ids, thoughts)
+            length, thoughts = self.thoughts.shared_len(length), self.thoughts.of_pages
+        self.prefix_cursor.extend(
+            length,
+            canonical_len=self.canonical_len,
+            page_table=self.page_table,
+            tokens=self.tokens.ids,
+            thoughts=thoughts,
+        )
+
+    def final_stats(self) -> Stats:
+        """The counts of an answer that ended. Tokens that were sent and not confirmed again are canonical tokens, too."""
+        stats = replace(self.stats)
+        if self.deterministic:
+            stats.canonical_tokens = self.sent.num_sent - stats.accepted
+        return stats

@@ -1,20 +1,30 @@
-"""The protocol's state machine: requests come, passes are planned, what they said is taken in.
+"""The scheduler: admits requests, plans passes, and updates requests with what the passes return.
 
-One step is `plan`, then the runner, then `update`. With `async_scheduling` the next plan may be made before the last
-is absorbed: then it counts on what is in flight (`RequestState.flying`), and is empty where that cannot be done.
-Plans are absorbed in the order they were made.
+    plan = scheduler.plan()                        StepPlan: the passes of the next step
+    results = runner.run(plan)                     PassResult for each pass
+    events = scheduler.update(plan, results)       tokens committed, requests ended, ...
 
-Between a window and its verdict nothing else touches a sequence, but for rows that count on it: where
-windows nearly always stand, the next burst begins behind one in flight as if it stood. If it falls, what is in flight behind
-it is forgotten, and its sequence has lost a burst.
+One result takes one trip: `verify` (verification.py) turns a span's samples into an outcome, `RequestState.apply` applies it,
+and the scheduler frees pages, fills the prefix cache and emits events. The lengths of a request during that trip:
 
-Now and then a pass checks the certificate (`watch.py`) in front of the others. If it finds it wrong, every deterministic
-request starts over from its prompt, and from then on everything is verified.
+    position          0 ........... canonical_len ..... committed_len ..... total_len
+    before            | canonical KV | committed token  | candidates        |
+    window                           | T0                 T1'  T2'  T3'     |     canonical: T1 T2 T3 T4
+    after, T2 != T2'  | canonical KV       T0   T1  | T2 |                       committed: T1 T2; pages after T2 freed
+
+With `async_scheduling` the next plan may be made before the last one is read. Then it starts after the spans in flight
+(`RequestState.in_flight`), and is empty if a result is needed first. Plans are read in the order they were made.
+
+Between a window and its verdict nothing else changes a request, except tokens planned on the assumption that the window is
+accepted: while nearly all windows are, the next burst is planned before the verdict is read. If the window is rejected,
+the request's results in flight are discarded, and it has lost one burst.
+
+Some steps start with a pass that checks the certificate (spot_checks.py). If the check fails, the certificate is revoked:
+every deterministic request restarts from its prompt, and from then on everything is verified.
 """
 
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.core.events import (
@@ -33,10 +43,8 @@ from holdfast.core.step_plan import (
     PassKind,
     PassResult,
     Sampled,
-    Span,
     StepPlan,
     ThinkRule,
-    TokenLogprob,
 )
 from holdfast.core.stop_rules import FinishReason
 from holdfast.errors import AnswerFailed, PassFailed, PromptTooLong
@@ -44,76 +52,73 @@ from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.batching import Batcher
-from holdfast.scheduler.phase import LIVE, Phase
-from holdfast.scheduler.policy import SchedulerConfig, adapt_trust, counts_on_windows
+from holdfast.scheduler.policy import SchedulerConfig, assume_accepted, update_acceptance_rate
 from holdfast.scheduler.request_queue import OutOfPages, RequestQueue
-from holdfast.scheduler.request_state import RequestState
+from holdfast.scheduler.request_state import LIVE, Phase, RequestState
 from holdfast.scheduler.spot_checks import PendingCheck, SpotChecker
+from holdfast.scheduler.verification import SpanOutcome, verify
 from holdfast.thinking.thought_log import ThoughtLog
 
 
 @dataclass(slots=True)
 class InFlightPlan:
-    """A plan in flight, its checks, and what sequences that ended or started over meanwhile leave behind: a table, a lane."""
+    """A plan whose results are not read yet, and what is released when they are: its checks, and the page tables (pinned)
+    and request indices of requests that ended, restarted or were rolled back meanwhile."""
 
     plan: StepPlan
     checks: list[PendingCheck]
-    leftovers: list[tuple[PageTable, int]] = field(default_factory=list)
+    to_release: list[tuple[PageTable, int]] = field(default_factory=list)
     is_stale: bool = False  # made before the certificate was revoked
 
 
 class Scheduler:
-    """All live sequences and the pages they hold."""
+    """All live requests and the pages they hold."""
 
     def __init__(self, config: SchedulerConfig, pool: PagePool) -> None:
         self.config = config
         self.pool = pool
         self.prefix_cache = PrefixCache(pool)
-        self._flights: deque[InFlightPlan] = deque()
+        self._in_flight: deque[InFlightPlan] = deque()
         self._step = 0
         rate = config.spot_check_rate if config.determinism == "auto" else 0.0
         self._spot_checker = SpotChecker(rate, config.reference_tokens, config.max_pass_tokens, pool)
         self._queue = RequestQueue(config, pool, self.prefix_cache, self._spot_checker)
-        self._trust = 1.0  # how often windows stood lately
+        self._acceptance_rate = 1.0  # of recent windows, as a whole
 
-    # Requests come and go
+    # Requests
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue.queue)
+        return len(self._queue.waiting)
 
     @property
     def num_running(self) -> int:
         return len(self._queue.running)
 
     @property
-    def num_request_indices(self) -> int:
-        """Lanes a plan may name: 0 .. num_request_indices - 1."""
-        return self._queue.num_request_indices
-
-    @property
     def num_in_flight(self) -> int:
-        """Plans that are not absorbed yet."""
-        return len(self._flights)
+        """Plans that are not read yet."""
+        return len(self._in_flight)
 
     @property
     def waiting_ids(self) -> frozenset[int]:
-        """The requests that hold no pages yet, or not any more."""
-        return frozenset(seq.request_id for seq in self._queue.queue)
+        """The requests that hold no pages: not admitted yet, or preempted."""
+        return frozenset(state.request_id for state in self._queue.waiting)
 
     @property
     def requests(self) -> tuple[RequestState, ...]:
-        """Everything live, by arrival; to be looked at, not changed."""
-        return tuple(
-            sorted((*self._queue.queue, *self._queue.running.values()), key=lambda seq: seq.request_id)
-        )
+        """Every live request, by arrival. Read only."""
+        states = (*self._queue.waiting, *self._queue.running.values())
+        return tuple(sorted(states, key=lambda state: state.request_id))
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue.queue or self._queue.running or self._flights) or self._spot_checker.is_due
+        return (
+            bool(self._queue.waiting or self._queue.running or self._in_flight) or self._spot_checker.is_due
+        )
 
     def require_room(self, max_len: int) -> None:
-        """Refuse what could never fit the pool now, instead of finding out later. Changes nothing."""
+        """Raise if a request of this length could never fit the pool."""
         if self.pool.pages_for(max_len) > self.pool.num_pages:
             raise PromptTooLong(
                 f"prompt and answer need {max_len} KV positions, the KV budget holds "
@@ -123,264 +128,269 @@ class Scheduler:
     def submit(self, request: Request, text: AnswerText, grammar: Grammar | None = None) -> None:
         """Queue a request."""
         self.require_room(request.max_len)
-        max_window = self.config.reference_tokens - 1
-        speculates = self.config.speculation == "ngram"
         self._queue.enqueue(
             RequestState(
                 request,
                 text,
                 self.pool,
                 self.prefix_cache,
-                max_window,
+                max_window=self.config.reference_tokens - 1,
                 grammar=grammar,
-                speculates=speculates,
-                thoughts=self._thoughts(request),
+                speculates=self.config.speculation == "ngram",
+                thoughts=self._new_thought_log(request),
             )
         )
 
-    def _thoughts(self, request: Request) -> ThoughtLog | None:
-        """Of a model that thinks. A request that shall do without has chunks that are not thought about."""
+    def _new_thought_log(self, request: Request) -> ThoughtLog | None:
+        """For a model that thinks. A request with think=False has chunks, but none is thought about."""
         params = request.params
         if not self.config.chunk_len:
             return None
-        until = request.prompt_len if request.read_len is None else request.read_len
+        until: int | None = request.prompt_len if request.read_len is None else request.read_len
         if not params.think:
             until = 0
-        rule = ThinkRule(None if params.think and self.config.while_answering else until, params.forced)
+        elif self.config.while_answering:
+            until = None
         return ThoughtLog(
-            self.config.chunk_len, rule, confirms=params.deterministic, max_guesses=self.config.max_guesses
+            self.config.chunk_len,
+            ThinkRule(until, params.forced),
+            confirms=params.deterministic,
+            max_guesses=self.config.max_guesses,
         )
 
     def abort(self, request_id: int) -> list[Event]:
-        """End a request now. Pages a running pass writes to are given back when that pass is absorbed."""
-        for seq in self._queue.queue:
-            if seq.request_id == request_id:
-                self._queue.queue.remove(seq)
-                return [self._end(seq, Phase.ABORTED, "abort")]
+        """End a request now. Pages that a pass in flight writes to are freed when its result is read."""
+        for state in self._queue.waiting:
+            if state.request_id == request_id:
+                self._queue.waiting.remove(state)
+                return [self._end(state, Phase.ABORTED, "abort")]
         running = self._queue.running.get(request_id)
         return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
 
     def fail(self, plan: StepPlan, message: str) -> list[Event]:
-        """A pass of this plan raised: every request in flight ends, the others go on."""
-        assert any(flight.plan is plan for flight in self._flights), "this plan is not in flight"
-        checked = {check.seq.request_id for flight in self._flights for check in flight.checks}
-        failed = [seq for seq in self._queue.by_arrival() if seq.flying or seq.request_id in checked]
-        while self._flights:
-            self._land(self._flights.popleft())
-        for seq in failed:
-            seq.failure = PassFailed(message)
-        return [self._end(seq, Phase.FAILED, "error", seq.failure) for seq in failed]
+        """A pass of this plan raised: every request in flight ends with an error, the others go on."""
+        assert any(flight.plan is plan for flight in self._in_flight), "this plan is not in flight"
+        checked = {check.state.request_id for flight in self._in_flight for check in flight.checks}
+        failed = [
+            state
+            for state in self._queue.by_arrival()
+            if state.in_flight.spans or state.request_id in checked
+        ]
+        while self._in_flight:
+            self._release(self._in_flight.popleft())
+        for state in failed:
+            state.failure = PassFailed(message)
+        return [self._end(state, Phase.FAILED, "error", state.failure) for state in failed]
 
-    # One step: plan
+    # Plan
 
     def plan(self) -> StepPlan:
-        """The passes of the next step; empty if there is nothing to do, or if a result must be known first."""
-        in_flight = bool(self._flights)
-        assert len(self._flights) <= self.config.async_scheduling, "the last plan was not absorbed"
-        trusting = in_flight and counts_on_windows(self._trust, len(self._flights[-1].plan.passes))
-        packing = Batcher(
+        """The passes of the next step. Empty if there is nothing to do, or if a result must be read first."""
+        in_flight = bool(self._in_flight)
+        assert len(self._in_flight) <= self.config.async_scheduling, "the last plan was not read"
+        batcher = Batcher(
             self.config,
             self.pool,
             self._queue,
             self._spot_checker,
-            self._step + 1,
+            step=self._step + 1,
             in_flight=in_flight,
-            trusting=trusting,
+            optimistic=in_flight
+            and assume_accepted(self._acceptance_rate, len(self._in_flight[-1].plan.passes)),
         )
-        if in_flight and (packing.must_wait or self._flights[-1].is_stale):
+        if in_flight and (batcher.must_wait or self._in_flight[-1].is_stale):
             return StepPlan(())
         self._step += 1
         check_passes, checks = self._spot_checker.plan_checks(self.num_running)
         self._queue.admit(in_flight=in_flight or bool(checks))
         try:
-            passes = packing.passes()
+            passes = batcher.passes()
         except OutOfPages:
             passes = []
         plan = StepPlan(tuple(one for one in [*check_passes, *passes] if one.spans))
         if plan:
-            self._flights.append(InFlightPlan(plan, checks))
+            self._in_flight.append(InFlightPlan(plan, checks))
         return plan
 
-    # One step: absorb
+    # Update
 
     def update(
-        self, plan: StepPlan, results: Ordered[PassResult], between: Callable[[], None] | None = None
+        self, plan: StepPlan, results: Sequence[PassResult], between: Callable[[], None] | None = None
     ) -> list[Event]:
-        """Take in what the passes gave: commit, roll back, finish, make pages known. `between` is called between passes."""
+        """Commit, roll back and finish requests by the results of the oldest plan. `between` is called between passes."""
         if not plan:
             return []
-        flight = self._flights.popleft()
-        assert flight.plan is plan, "plans are absorbed in the order they were made"
-        self._land(flight)
+        flight = self._in_flight.popleft()
+        assert flight.plan is plan, "plans must be read in the order they were made"
+        self._release(flight)
         events: list[Event] = []
         for number, (one, result) in enumerate(zip(plan.passes, results, strict=True)):
             if number and between is not None:
                 between()
             if one.kind is PassKind.CHECK:
-                self._absorb_check(flight, one, result, events)
+                self._update_check(flight, one, result, events)
             else:
-                self._absorb_pass(one, result, events)
+                self._update_pass(one, result, events)
         return events
 
-    def _absorb_check(self, flight: InFlightPlan, one: Pass, result: PassResult, events: list[Event]) -> None:
+    def _update_check(self, flight: InFlightPlan, one: Pass, result: PassResult, events: list[Event]) -> None:
         if flight.is_stale or not self.config.certified_sizes:
-            return  # the certificate is void already
+            return  # the certificate is already revoked
         events.append(CertificateChecked(one.num_tokens, result.mismatch))
         if result.mismatch is not None:
             self._revoke()
             flight.is_stale = True
 
-    def _absorb_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
-        running, scores = self._queue.running, result.scores
-        for number, (span, sampled) in enumerate(zip(one.spans, result.samples, strict=True)):
-            seq = running.get(span.request_id)
-            if seq is not None and seq.land(span):  # else it ended or started over while the pass ran
-                samples: Ordered[Sampled] = sampled
-                told: Ordered[TokenLogprob] = scores[number] if scores else ()
-                if seq.thoughts is not None:
-                    span, samples, told = seq.keep(span, samples, told, result.thoughts[number])
-                if told:
-                    self._absorb_scores(seq, told, events)
-                self._absorb_span(seq, one, span, samples, events)
+    def _update_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
+        running, scores, thoughts = self._queue.running, result.scores, result.thoughts
+        is_canonical, is_certified = one.kind is PassKind.CANONICAL, one.certified
+        for number, (span, samples) in enumerate(zip(one.spans, result.samples, strict=True)):
+            state = running.get(span.request_id)
+            if state is None or not state.in_flight.pop(span):
+                continue  # the request ended or restarted while the pass ran
+            outcome = verify(
+                state,
+                span,
+                samples,
+                is_canonical=is_canonical,
+                is_certified=is_certified,
+                scores=scores[number] if scores else (),
+                thoughts=thoughts[number] if thoughts else (),
+            )
+            self._update_request(state, outcome, samples, events)
 
-    def _absorb_scores(self, seq: RequestState, scores: Ordered[TokenLogprob], events: list[Event]) -> None:
-        new_scores = seq.absorb_scores(scores)
-        if new_scores:
-            events.append(PromptScored(seq.request_id, new_scores))
-
-    def _absorb_span(
-        self, seq: RequestState, one: Pass, span: Span, samples: Ordered[Sampled], events: list[Event]
+    def _update_request(
+        self, state: RequestState, outcome: SpanOutcome, samples: Sequence[Sampled], events: list[Event]
     ) -> None:
-        if seq.failure is None:
-            if one.kind is PassKind.CANONICAL:
-                committed = seq.absorb_canonical(span, samples, one.certified)
-                if span.num_sampled > 1 and span.token_ids[-1] == UNKNOWN_TOKEN:
-                    self._learn(seq)
-            else:
-                committed = seq.absorb_fast(span, samples)
-            if seq.only_scored:
-                seq.finish_scoring()
-            if seq.thoughts is not None:
-                self._absorb_thoughts(seq, events)
-            if committed:
-                events.append(TokensCommitted(seq.request_id, committed))
-        if seq.computed_len >= seq.trail.next_at and self.config.prefix_cache:
-            seq.index_pages()
-        phase = seq.phase
+        new_tokens, new_thoughts = state.apply(outcome)
+        span = outcome.span
+        if outcome.verdict is not None and span.token_ids[-1] == UNKNOWN_TOKEN:
+            self._update_acceptance_rate(state, outcome)
+        if outcome.new_scores:
+            events.append(PromptScored(state.request_id, outcome.new_scores))
+        if new_thoughts:
+            events.append(ThoughtsCommitted(state.request_id, new_thoughts))
+        if new_tokens:
+            events.append(TokensCommitted(state.request_id, new_tokens))
+        if state.computed_len >= state.prefix_cursor.next_len and self.config.prefix_cache:
+            state.cache_pages()
+        phase = state.phase
         if span.with_checksums:
-            self._spot_checker.note(span, samples)
-            self._spot_checker.settle(seq, ended=phase not in LIVE)
+            self._spot_checker.record(span, samples[: span.num_sampled])
+            self._spot_checker.advance(state, ended=phase not in LIVE)
         if phase is not Phase.DECODE:
-            self._settle(seq, phase, events, sampled=bool(samples))
+            self._update_phase(state, outcome, events)
 
-    def _learn(self, seq: RequestState) -> None:
-        """A verdict on candidates that were in flight with their window. What counted on it is over if it fell; its pages
-        stay until nothing writes to them any more."""
-        self._trust = adapt_trust(self._trust, stood=not seq.fell)
-        if seq.fell and seq.flying:
-            seq.forget_flying()
-            seq.page_table.pin()
-            self._flights[-1].leftovers.append((seq.page_table, -1))
+    def _update_acceptance_rate(self, state: RequestState, outcome: SpanOutcome) -> None:
+        """After the verdict on candidates that were in flight together with their window. If it rolls back, spans that were
+        planned on it are discarded; their pages stay until the passes in flight are over."""
+        self._acceptance_rate = update_acceptance_rate(
+            self._acceptance_rate, accepted=not outcome.is_rollback
+        )
+        if outcome.is_rollback and state.in_flight.spans:
+            state.in_flight.clear()
+            state.page_table.pin()
+            self._in_flight[-1].to_release.append((state.page_table, -1))
 
-    def _absorb_thoughts(self, seq: RequestState, events: list[Event]) -> None:
-        thoughts = seq.settle_thoughts()
-        if thoughts:
-            events.append(ThoughtsCommitted(seq.request_id, thoughts))
-
-    def _settle(self, seq: RequestState, phase: Phase, events: list[Event], *, sampled: bool) -> None:
-        if seq.failure is not None:
-            events.append(self._retire(seq, "error", seq.failure))
-            if seq.is_lost and self.config.certified_sizes:  # as good a proof as a check
+    def _update_phase(self, state: RequestState, outcome: SpanOutcome, events: list[Event]) -> None:
+        if state.failure is not None:
+            events.append(self._retire(state, "error", state.failure))
+            if state.is_lost and self.config.certified_sizes:  # as good a proof as a failed check
                 self._revoke()
-                events.append(CertificateChecked(0, f"request {seq.request_id} came out otherwise"))
-        elif phase is Phase.FINISHED:
-            assert seq.finish_reason is not None
-            events.append(self._retire(seq, seq.finish_reason))
-        elif phase is Phase.VERIFY:
-            if not seq.flying:  # else these are the candidates, and their window follows
-                seq.move(Phase.DECODE)
-        elif phase is Phase.PREFILL and sampled and not seq.needs_prefill:
-            seq.move(Phase.DECODE)
+                events.append(CertificateChecked(0, f"request {state.request_id} came out otherwise"))
+        elif state.phase is Phase.FINISHED:
+            assert state.finish_reason is not None
+            events.append(self._retire(state, state.finish_reason))
+        elif state.phase is Phase.VERIFY:
+            if not state.in_flight.spans:  # else these are the candidates, and their window follows
+                state.move(Phase.DECODE)
+        elif state.phase is Phase.PREFILL and outcome.span.num_sampled and not state.needs_prefill:
+            state.move(Phase.DECODE)
 
     def _revoke(self) -> None:
-        """The certificate is wrong: forget all pages, verify from now on, and every answer again from its prompt."""
+        """The certificate is wrong: forget all cached pages, verify from now on, restart every deterministic request."""
         self.config = replace(self.config, certified_sizes=())
         self.prefix_cache.clear()
         self._spot_checker.forget_due()
-        for flight in self._flights:
+        for flight in self._in_flight:
             flight.is_stale = True
-        for seq in (*self._queue.queue, *self._queue.by_arrival()):
-            self._spot_checker.forget(seq)
-            if not seq.deterministic:
-                seq.distrust_pages()
+        for state in (*self._queue.waiting, *self._queue.by_arrival()):
+            self._spot_checker.forget(state)
+            if not state.deterministic:
+                state.distrust_pages()
                 continue
-            was_running = self._queue.is_running(seq)
-            self._leave(seq)
-            seq.start_over()
+            was_running = self._queue.is_running(state)
+            self._stop_running(state)
+            state.restart()
             if was_running:
-                self._queue.enqueue(seq)
+                self._queue.enqueue(state)
+
+    # The end of a request
 
     def _end(
-        self, seq: RequestState, phase: Phase, reason: FinishReason, failure: AnswerFailed | None = None
+        self, state: RequestState, phase: Phase, reason: FinishReason, failure: AnswerFailed | None = None
     ) -> RequestEnded:
-        seq.move(phase)
-        return self._retire(seq, reason, failure)
+        state.move(phase)
+        return self._retire(state, reason, failure)
 
     def _retire(
-        self, seq: RequestState, reason: FinishReason, failure: AnswerFailed | None = None
+        self, state: RequestState, reason: FinishReason, failure: AnswerFailed | None = None
     ) -> RequestEnded:
-        self._leave(seq)
-        seq.drop_candidates()
-        self._spot_checker.forget(seq)
-        seq.give_up_pages()
+        self._stop_running(state)
+        state.drop_candidates()
+        self._spot_checker.forget(state)
+        state.give_up_pages()
         error, code = (None, None) if failure is None else (str(failure), failure.code)
-        return RequestEnded(seq.request_id, reason, seq.determinism, seq.final_stats(), error, code)
+        return RequestEnded(state.request_id, reason, state.determinism, state.final_stats(), error, code)
 
-    def _leave(self, seq: RequestState) -> None:
-        """The sequence runs no more. Its lane and its pages stay until no plan in flight names them."""
-        lane = self._queue.remove(seq)
-        if self._flights and (seq.flying or seq.page_table.is_pinned):
-            seq.page_table.pin()
-            self._flights[-1].leftovers.append((seq.page_table, lane))
+    def _stop_running(self, state: RequestState) -> None:
+        """Its request index and its pages stay reserved until no plan in flight uses them."""
+        request_index = self._queue.remove(state)
+        if self._in_flight and (state.in_flight.spans or state.page_table.is_pinned):
+            state.page_table.pin()
+            self._in_flight[-1].to_release.append((state.page_table, request_index))
         else:
-            self._queue.free_lane(lane)
+            self._queue.free_index(request_index)
 
-    def _land(self, flight: InFlightPlan) -> None:
-        """Nothing computes for this plan any more."""
+    def _release(self, flight: InFlightPlan) -> None:
+        """Free what was kept for this plan: its results are read, or will never be."""
         self._spot_checker.close(flight.checks)
-        for table, lane in flight.leftovers:
-            table.unpin()
-            self._queue.free_lane(lane)
+        for page_table, request_index in flight.to_release:
+            page_table.unpin()
+            self._queue.free_index(request_index)
 
     # Integrity
 
     def check(self) -> None:
-        """Raise if a page leaked, is held twice by mistake, or a length contradicts another."""
-        checks = [*self._spot_checker.due, *(check for flight in self._flights for check in flight.checks)]
-        leftovers = [one for flight in self._flights for one in flight.leftovers]
-        tables = [seq.page_table for seq in (*self._queue.queue, *self._queue.running.values())]
-        tables += [check.table for check in checks] + [table for table, _ in leftovers]
+        """Raise if a page leaked or is held too often, or if lengths contradict each other."""
+        checks = [
+            *self._spot_checker.due,
+            *(check for flight in self._in_flight for check in flight.checks),
+        ]
+        to_release = [one for flight in self._in_flight for one in flight.to_release]
+        tables = [state.page_table for state in (*self._queue.waiting, *self._queue.running.values())]
+        tables += [check.page_table for check in checks] + [table for table, _ in to_release]
         holders: dict[int, int] = {}
         for pages in (
             *(table.pages for table in {id(table): table for table in tables}.values()),
-            *(check.scratch for check in checks),
+            *(check.scratch_pages for check in checks),
         ):
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1
         self.pool.check(holders)
         self.prefix_cache.check()
-        self._queue.check_lanes([lane for _, lane in leftovers])
-        for seq in self._queue.running.values():
-            self._check_lengths(seq, holders)
+        self._queue.check_indices([request_index for _, request_index in to_release])
+        for state in self._queue.running.values():
+            self._check_lengths(state, holders)
 
-    def _check_lengths(self, seq: RequestState, holders: dict[int, int]) -> None:
-        assert seq.canonical_len <= seq.computed_len <= seq.tokens.total_len
-        written_from = seq.canonical_len if seq.deterministic else seq.computed_len
-        for page in seq.page_table.pages[written_from // self.pool.page_size :]:
-            assert holders[page] == 1, f"page {page} is shared and still to be written by {seq.request_id}"
-        if seq.flying:
-            assert seq.flying[-1].stop <= min(seq.page_table.capacity, seq.expected_len)
-        elif seq.deterministic and seq.phase is not Phase.PREFILL:
-            assert seq.canonical_len == seq.tokens.committed_len - 1, (
-                "the last committed token opens the next window"
+    def _check_lengths(self, state: RequestState, holders: dict[int, int]) -> None:
+        assert state.canonical_len <= state.computed_len <= state.tokens.total_len
+        for page in state.page_table.pages[state.valid_len // self.pool.page_size :]:
+            assert holders[page] == 1, f"page {page} is shared and still written to by {state.request_id}"
+        spans = state.in_flight.spans
+        if spans:
+            assert spans[-1].stop <= min(state.page_table.capacity, state.expected_len)
+        elif state.deterministic and state.phase is not Phase.PREFILL:
+            assert state.canonical_len == state.tokens.committed_len - 1, (
+                "the last committed token is the first one of the next window"
             )

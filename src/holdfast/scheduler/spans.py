@@ -1,127 +1,145 @@
-"""The next rows of a sequence, as spans of a pass. What is in flight counts as done; its tokens are UNKNOWN_TOKEN so far."""
+"""The next tokens of a request, as spans of a pass. What is in flight counts as computed; its tokens are UNKNOWN_TOKEN."""
 
 from holdfast.core.grammar import Constraint
-from holdfast.core.step_plan import UNKNOWN_TOKEN, Span, ThinkRule, ThoughtIds
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Span, ThoughtIds
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.scheduler.request_state import RequestState
 
-_UNKNOWN_ROW = (UNKNOWN_TOKEN,)
+_UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
-def row_span(seq: RequestState, logprobs: int | None) -> Span:
-    """One sampled row behind everything known or in flight, for a sequence whose rows need nothing but their token."""
-    flying = seq.flying
-    if flying:
-        start, ids = flying[-1].stop, _UNKNOWN_ROW
+def next_token_span(state: RequestState, logprobs: int | None) -> Span:
+    """One sampled token after everything known or in flight, for a request that needs no history and no grammar."""
+    in_flight = state.in_flight.spans
+    if in_flight:
+        start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
     else:
-        start = seq.tokens.total_len - 1
-        ids = (seq.tokens.last,)
-    return Span(
-        seq.request_id,
-        start,
-        ids,
-        seq.page_table.pages,
-        0,
-        seq.sampling,
-        logprobs,
-        (),
-        (),
-        None,
-        False,
-        seq.request_index,
-        seq.rule,
-    )
+        tokens = state.tokens
+        start, token_ids = tokens.total_len - 1, (tokens.last,)
+    return _new_span(state, start, token_ids, sample_from=0, logprobs=logprobs)
 
 
-def decode_span(seq: RequestState) -> Span:
-    """One fast row behind everything known, candidates included."""
-    want = None if seq.deterministic else seq.logprobs
-    if not seq.is_synchronous:
-        return row_span(seq, want)
-    return _span(seq, seq.computed_len, seq.tokens.total_len, want)
+def candidate_span(state: RequestState) -> Span:
+    """One fast token of a deterministic request after everything known: it proposes the next candidate."""
+    if not state.is_synchronous:
+        return next_token_span(state, None)
+    return _span(state, state.computed_len, state.tokens.total_len, None)
 
 
-def canonical_span(seq: RequestState, max_rows: int) -> Span:
-    """Rows from canonical_len on: prefill, recomputation or a window, all the same thing.
+def canonical_span(state: RequestState, max_tokens: int) -> Span:
+    """Tokens from canonical_len on: prefill, recomputation and windows are the same thing.
 
-    Every canonical token has its logprob computed, asked for or not: the receipt holds its bits.
+    Every canonical token gets its logprob, because the receipt holds its bits.
     """
-    start = seq.flying[-1].stop if seq.flying else seq.canonical_len
-    return _span(seq, start, start + max_rows, seq.canonical_logprobs)
+    in_flight = state.in_flight.spans
+    start = in_flight[-1].stop if in_flight else state.canonical_len
+    return _span(state, start, start + max_tokens, state.canonical_logprobs)
 
 
-def ordinary_span(seq: RequestState, max_rows: int) -> Span:
-    """Rows an ordinary sequence still has to compute, candidates included."""
-    start = seq.flying[-1].stop if seq.flying else seq.computed_len
-    return _span(seq, start, start + max_rows, seq.logprobs)
+def ordinary_span(state: RequestState, max_tokens: int) -> Span:
+    """Tokens from computed_len on, candidates included."""
+    in_flight = state.in_flight.spans
+    start = in_flight[-1].stop if in_flight else state.computed_len
+    return _span(state, start, start + max_tokens, state.logprobs)
 
 
-def wanted_span(seq: RequestState, max_rows: int) -> Span:
-    """The rows this sequence's answer stands on."""
-    return canonical_span(seq, max_rows) if seq.deterministic else ordinary_span(seq, max_rows)
+def next_span(state: RequestState, max_tokens: int) -> Span:
+    """The next tokens that the request's answer depends on."""
+    return canonical_span(state, max_tokens) if state.deterministic else ordinary_span(state, max_tokens)
 
 
-def window_span(seq: RequestState, start: int) -> Span:
-    """From the last committed token, at start, over all candidates: those that are known and those in flight."""
-    return _span(seq, start, seq.expected_len, seq.canonical_logprobs)
+def window_span(state: RequestState, start: int) -> Span:
+    """From the last committed token, at start, to the last candidate, known or in flight."""
+    return _span(state, start, state.expected_len, state.canonical_logprobs)
 
 
 def check_span(
-    seq: RequestState, table: PageTable, start: int, stop: int, scratch: tuple[int, ...], num_sampled: int
+    state: RequestState,
+    page_table: PageTable,
+    *,
+    start: int,
+    stop: int,
+    scratch_pages: tuple[int, ...],
+    num_sampled: int,
 ) -> Span:
-    """Rows that were computed before, again, into scratch pages at the end of the table."""
-    num_pages = table.pages_for(stop)
-    pages = table.pages[: num_pages - len(scratch)] + scratch
-    ids = seq.tokens.ids(start, stop)
-    rule, guesses = _thinking(seq, start, stop)
-    sampled = len(ids) - num_sampled
-    return Span(seq.request_id, start, ids, pages, sampled, seq.sampling, rule=rule, guesses=guesses)
-
-
-def _span(seq: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
-    log = seq.tokens
-    if seq.thoughts is not None:
-        stop = seq.thoughts.reach(start, stop, is_window=not seq.needs_prefill)
-    if seq.only_scored:
-        stop = min(stop, seq.prefill_len)
-        sample_from = stop - start
-    else:
-        stop = min(stop, seq.expected_len)
-        sample_from = max(0, min(stop, log.committed_len - 1) - start)
-    ids = log.ids(start, stop)
-    if stop > log.total_len:
-        ids += _UNKNOWN_ROW * (stop - max(start, log.total_len))
-    samples = sample_from < stop - start
-    constraint = None
-    if seq.grammar is not None and samples:
-        constraint = Constraint(seq.grammar, log.ids(log.committed_len, stop))
+    """Tokens that were computed before, again, with KV in scratch pages in place of the last ones of the table."""
+    num_pages = page_table.pages_for(stop)
+    token_ids = state.tokens.ids(start, stop)
     return Span(
-        seq.request_id,
-        start,
-        ids,
-        seq.page_table.pages,
-        sample_from,
-        seq.sampling,
-        logprobs,
-        _given(seq, stop),
-        log.ids(0, start) if samples and seq.sampling.needs_history else (),
-        constraint,
-        False,
-        seq.request_index,
-        *_thinking(seq, start, stop),
+        request_id=state.request_id,
+        start=start,
+        token_ids=token_ids,
+        pages=page_table.pages[: num_pages - len(scratch_pages)] + scratch_pages,
+        sample_from=len(token_ids) - num_sampled,
+        sampling=state.sampling,
+        rule=state.think_rule,
+        guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
     )
 
 
-def _thinking(seq: RequestState, start: int, stop: int) -> tuple[ThinkRule | None, tuple[ThoughtIds, ...]]:
-    """How these rows are thought about, and what is taken for granted among them."""
-    if seq.thoughts is None:
-        return None, ()
-    return seq.thoughts.rule, seq.thoughts.guesses(start, stop)
+def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> Span:
+    tokens = state.tokens
+    if state.thoughts is not None:
+        stop = state.thoughts.max_stop(start, stop, is_window=not state.needs_prefill)
+    if state.only_scored:
+        stop = min(stop, state.prefill_len)
+        sample_from = stop - start
+    else:
+        stop = min(stop, state.expected_len)
+        sample_from = max(0, min(stop, tokens.committed_len - 1) - start)
+    token_ids = tokens.ids(start, stop)
+    if stop > tokens.total_len:
+        token_ids += _UNKNOWN_TOKENS * (stop - max(start, tokens.total_len))
+    samples = sample_from < stop - start
+    constraint = None
+    if state.grammar is not None and samples:
+        constraint = Constraint(state.grammar, tokens.ids(tokens.committed_len, stop))
+    return _new_span(
+        state,
+        start,
+        token_ids,
+        sample_from=sample_from,
+        logprobs=logprobs,
+        scored_ids=_scored_ids(state, stop),
+        history=tokens.ids(0, start) if samples and state.sampling.needs_history else (),
+        constraint=constraint,
+        guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
+    )
 
 
-def _given(seq: RequestState, stop: int) -> tuple[int, ...]:
-    """The prompt's tokens behind these rows whose logprobs are asked for and are not in flight yet."""
-    if seq.request.score_from is None:
+def _new_span(
+    state: RequestState,
+    start: int,
+    token_ids: tuple[int, ...],
+    *,
+    sample_from: int,
+    logprobs: int | None,
+    scored_ids: tuple[int, ...] = (),
+    history: tuple[int, ...] = (),
+    constraint: Constraint | None = None,
+    guesses: tuple[ThoughtIds, ...] = (),
+) -> Span:
+    return Span(  # by position: with keywords a class takes twice as long, and this is called for every decode token
+        state.request_id,
+        start,
+        token_ids,
+        state.page_table.pages,
+        sample_from,
+        state.sampling,
+        logprobs,
+        scored_ids,
+        history,
+        constraint,
+        False,  # with_checksums
+        state.request_index,
+        state.think_rule,
+        guesses,
+    )
+
+
+def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
+    """The prompt's tokens up to position stop whose logprobs the client asks for and that are not in flight yet."""
+    if state.request.score_from is None:
         return ()
-    scored_len = seq.scored_len + sum(len(span.scored_ids) for span in seq.flying)
-    return seq.tokens.ids(scored_len, min(stop + 1, seq.tokens.prompt_len))
+    scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)
+    return state.tokens.ids(scored_len, min(stop + 1, state.tokens.prompt_len))

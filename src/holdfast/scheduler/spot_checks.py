@@ -1,17 +1,16 @@
-"""The watch over the certificate: some rows of certified passes are computed again at the reference's shape.
+"""Spot checks of the certificate: some tokens of certified passes are computed again at the reference's batch size.
 
-A window opens on a span of a deterministic request, grows with that request until it holds a reference pass, and is then
-checked by a pass of its own, into scratch pages, beside which everything goes on. `rate` is the share of certified rows
-that are checked, spent evenly, a window that ends small counting as full; the requests take turns. No chance is involved
-and no clock.
+A check window is opened on a span of a deterministic request and grows with that request until it fills a reference pass.
+Then a pass of its own computes its tokens again, into scratch pages, while all requests go on. `rate` is the share of
+certified tokens that is checked. It is spent evenly, and the requests take turns; a window that ends early counts as a
+whole reference pass. Neither chance nor a clock decides.
 
-    mark: open on a span -> note: what it gave -> settle: full, or the request ended -> plan_checks -> close
+    mark: open a window on a span -> record: its checksums -> advance: full, or the request ended -> plan_checks -> close
 
-Checks are planned as soon as they are due. From then until their plan is taken in they belong to that plan, and the pages
-they read stay where they are.
+Checks are planned as soon as they are due. Until the result of that plan is read, the pages they read are pinned.
 """
 
-from collections.abc import Sequence as Ordered
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.core.step_plan import Pass, PassKind, Sampled, Span
@@ -24,35 +23,34 @@ from holdfast.scheduler.spans import check_span
 
 @dataclass(slots=True)
 class CheckWindow:
-    """Positions start .. stop - 1 of a request, and the logits' bits of the sampled rows among them."""
+    """Positions start .. stop - 1 of a request, and the logits' checksums of the sampled ones among them."""
 
     start: int
     stop: int
-    bits: dict[int, int]
-    cost: int  # rows it was opened for
+    checksums: dict[int, int]
+    cost: int  # tokens that opening it took from the budget
 
 
 @dataclass(slots=True)
 class PendingCheck:
-    """A window to be checked. Until it is, the pages of its rows are pinned."""
+    """A window to be checked. Until it is, its pages are pinned."""
 
-    seq: RequestState
-    table: PageTable
+    state: RequestState
+    page_table: PageTable
     window: CheckWindow
-    scratch: tuple[int, ...] = ()
+    scratch_pages: tuple[int, ...] = ()
 
 
 class SpotChecker:
-    """Decides what is checked: at most one open window a request, and the checks that are due."""
+    """Decides what is checked. A request has at most one open window."""
 
-    def __init__(self, rate: float, rows: int, most_rows: int, pool: PagePool) -> None:
-        """rows: of a reference pass; most_rows: of any."""
+    def __init__(self, rate: float, reference_tokens: int, max_pass_tokens: int, pool: PagePool) -> None:
         self._rate = rate
-        self._rows = rows
-        self._most_rows = most_rows // rows * rows
+        self._reference_tokens = reference_tokens
+        self._max_tokens = max_pass_tokens // reference_tokens * reference_tokens
         self._pool = pool
-        self._credit = 0.0
-        self._last_id = -1
+        self._budget = 0.0  # tokens that may be checked
+        self._last_id = -1  # the request whose window was opened last
         self._open: dict[int, CheckWindow] = {}
         self._due: list[PendingCheck] = []
 
@@ -60,18 +58,22 @@ class SpotChecker:
     def is_due(self) -> bool:
         return bool(self._due)
 
-    def mark(self, spans: Ordered[Span], deterministic: frozenset[int]) -> tuple[Span, ...]:
-        """The spans of a certified pass, those with a window marked; new windows are opened if it is time for them."""
+    @property
+    def due(self) -> tuple[PendingCheck, ...]:
+        return tuple(self._due)
+
+    def mark(self, spans: Sequence[Span], deterministic_ids: frozenset[int]) -> tuple[Span, ...]:
+        """The spans of a certified pass, with checksums where a window is open. Opens windows as the budget allows."""
         if self._rate <= 0:
             return tuple(spans)
-        theirs = [span for span in spans if span.request_id in deterministic]
-        self._credit += self._rate * sum(span.num_tokens for span in theirs)
-        if self._credit >= self._rows or self._rate >= 1:
-            theirs.sort(
+        deterministic = [span for span in spans if span.request_id in deterministic_ids]
+        self._budget += self._rate * sum(span.num_tokens for span in deterministic)
+        if self._may_open:
+            deterministic.sort(
                 key=lambda span: (self._stays_small(span), span.request_id <= self._last_id, span.request_id)
             )
-            for span in theirs:
-                if (self._credit >= self._rows or self._rate >= 1) and span.request_id not in self._open:
+            for span in deterministic:
+                if self._may_open and span.request_id not in self._open:
                     self._open_on(span)
         if not self._open:
             return tuple(spans)
@@ -79,92 +81,103 @@ class SpotChecker:
             replace(span, with_checksums=True) if span.request_id in self._open else span for span in spans
         )
 
+    @property
+    def _may_open(self) -> bool:
+        return self._budget >= self._reference_tokens or self._rate >= 1
+
     def _stays_small(self, span: Span) -> bool:
-        """Whether a window opened on the span can never be full: others go first."""
-        longest = span.sampling.prompt_len + span.sampling.params.max_tokens
-        return longest - span.start < self._rows
+        """Whether a window opened on the span can never fill a reference pass. Other requests go first."""
+        max_len = span.sampling.prompt_len + span.sampling.params.max_tokens
+        return max_len - span.start < self._reference_tokens
 
     def _open_on(self, span: Span) -> None:
-        most = span.num_tokens if self._rate >= 1 else min(span.num_tokens, int(self._credit))
-        size = max(self._rows, most)
+        num_tokens = span.num_tokens if self._rate >= 1 else min(span.num_tokens, int(self._budget))
+        size = max(self._reference_tokens, num_tokens)
         self._open[span.request_id] = CheckWindow(max(span.start, span.stop - size), 0, {}, size)
-        self._credit -= size
+        self._budget -= size
         self._last_id = span.request_id
 
-    def note(self, span: Span, samples: Ordered[Sampled]) -> None:
-        """What a watched span gave."""
+    def record(self, span: Span, samples: Sequence[Sampled]) -> None:
+        """Keep the checksums of a span's sampled tokens."""
         window = self._open.get(span.request_id)
         if window is None:
             return
         for position, sample in enumerate(samples, span.start + span.sample_from):
             if sample.logits_checksum is not None and position >= window.start:
-                window.bits[position] = sample.logits_checksum
+                window.checksums[position] = sample.logits_checksum
 
-    def settle(self, seq: RequestState, *, ended: bool = False) -> None:
-        """The sequence's pass was absorbed: its window is due when it is full, or as long as it will ever be."""
-        window = self._open.get(seq.request_id)
+    def advance(self, state: RequestState, *, ended: bool = False) -> None:
+        """The request has more canonical KV: its window is due if it is full, or if the request ended."""
+        window = self._open.get(state.request_id)
         if window is None:
             return
-        window.stop = seq.canonical_len
-        window.start = max(window.start, window.stop - self._most_rows)  # no more than a pass holds
+        window.stop = state.canonical_len
+        window.start = max(window.start, window.stop - self._max_tokens)  # no more than a pass holds
         size = window.stop - window.start
-        if size >= self._rows or (ended and size > 0):
-            self._due.append(PendingCheck(seq, seq.page_table, window))
-            seq.page_table.pin()
-            self._credit += window.cost - max(
-                size, self._rows
-            )  # a check costs a whole reference pass, full or not
+        if size >= self._reference_tokens or (ended and size > 0):
+            self._due.append(PendingCheck(state, state.page_table, window))
+            state.page_table.pin()
+            # A check costs a whole reference pass, full or not.
+            self._budget += window.cost - max(size, self._reference_tokens)
         elif not ended:
             return
         else:
-            self._credit += window.cost
-        del self._open[seq.request_id]
-        if self._rate >= 1 and not ended and seq.flying:  # these rows are watched, too
-            self._open[seq.request_id] = CheckWindow(window.stop, 0, {}, self._rows)
-            self._credit -= self._rows
+            self._budget += window.cost
+        del self._open[state.request_id]
+        if self._rate >= 1 and not ended and state.in_flight.spans:  # check these tokens, too
+            self._open[state.request_id] = CheckWindow(window.stop, 0, {}, self._reference_tokens)
+            self._budget -= self._reference_tokens
 
     def plan_checks(self, num_running: int) -> tuple[list[Pass], list[PendingCheck]]:
-        """A pass for each window that is due, and these checks. Where pages are short they are given up, for others later."""
+        """A pass for each window that is due, and these checks. Where pages are short, checks are given up; others follow."""
         due, self._due = self._due, []
         passes, planned = [], []
         for check in due:
             window = check.window
             num_scratch = self._pool.pages_for(window.stop) - window.start // self._pool.page_size
             if self._pool.num_available < num_scratch + num_running:
-                self._credit += window.stop - window.start
+                self._budget += window.stop - window.start
                 self.close([check])
                 continue
-            check.scratch = tuple(self._pool.take() for _ in range(num_scratch))
+            check.scratch_pages = tuple(self._pool.take() for _ in range(num_scratch))
             passes.append(self._check_pass(check))
             planned.append(check)
         return passes, planned
 
     def _check_pass(self, check: PendingCheck) -> Pass:
-        window, num_scratch = check.window, len(check.scratch)
-        places = range(window.start, window.stop)
-        bits = tuple(window.bits[position] for position in places if position in window.bits)
-        span = check_span(check.seq, check.table, window.start, window.stop, check.scratch, len(bits))
-        originals = check.table.pages[len(span.pages) - num_scratch : len(span.pages)]
-        rows = round_up(span.num_tokens, self._rows)
-        return Pass(PassKind.CHECK, (span,), rows, original_pages=originals, logits_checksums=bits)
+        window, num_scratch = check.window, len(check.scratch_pages)
+        positions = range(window.start, window.stop)
+        checksums = tuple(window.checksums[at] for at in positions if at in window.checksums)
+        span = check_span(
+            check.state,
+            check.page_table,
+            start=window.start,
+            stop=window.stop,
+            scratch_pages=check.scratch_pages,
+            num_sampled=len(checksums),
+        )
+        num_pages = len(span.pages)
+        return Pass(
+            PassKind.CHECK,
+            (span,),
+            round_up(span.num_tokens, self._reference_tokens),
+            original_pages=check.page_table.pages[num_pages - num_scratch : num_pages],
+            logits_checksums=checksums,
+        )
 
-    def forget(self, seq: RequestState) -> None:
-        """The sequence gives up its pages, or its answer."""
-        window = self._open.pop(seq.request_id, None)
-        self._credit += window.cost if window is not None else 0
-
-    def close(self, checks: Ordered[PendingCheck]) -> None:
-        """These are done, or will never be."""
-        for check in checks:
-            for page in check.scratch:
-                self._pool.drop(page)
-            check.table.unpin()
+    def forget(self, state: RequestState) -> None:
+        """The request loses its pages, or ends."""
+        window = self._open.pop(state.request_id, None)
+        self._budget += window.cost if window is not None else 0
 
     def forget_due(self) -> None:
-        """Nothing that is due will be checked."""
+        """Drop all checks that are due."""
         due, self._due = self._due, []
         self.close(due)
 
-    @property
-    def due(self) -> tuple[PendingCheck, ...]:
-        return tuple(self._due)
+    def close(self, checks: Sequence[PendingCheck]) -> None:
+        """Free what these checks hold. They are done, or given up."""
+        for check in checks:
+            for page in check.scratch_pages:
+                self._pool.drop(page)
+            check.page_table.unpin()

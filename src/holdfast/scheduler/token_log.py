@@ -1,30 +1,27 @@
-"""A sequence's tokens: the prompt, what is committed behind it, and the candidates behind that.
+"""The tokens of one request: the prompt, the committed tokens after it, the candidates after those.
 
     position   0 ........ prompt_len ........ committed_len ........ total_len
                | prompt   | committed answer  | candidates           |
 
-Candidates are only ever appended, and dropped all at once when their window is judged: a verdict commits tokens
-anew, it does not relabel candidates.
+Candidates are only appended, and all dropped when their window is verified: a verdict commits the canonical tokens anew, it
+does not turn candidates into committed tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 class TokenLog:
-    """Owned by one sequence. Positions count from the first prompt token."""
+    """Positions count from the first prompt token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._ids = list(prompt_ids)
         self.prompt_len = len(self._ids)
         self.committed_len = self.prompt_len
+        self.num_candidates = 0
 
     @property
     def total_len(self) -> int:
         return len(self._ids)
-
-    @property
-    def num_candidates(self) -> int:
-        return len(self._ids) - self.committed_len
 
     @property
     def num_output(self) -> int:
@@ -40,7 +37,7 @@ class TokenLog:
 
     @property
     def last(self) -> int:
-        """The last token, candidate or not."""
+        """The last token, committed or candidate."""
         return self._ids[-1]
 
     def ids(self, start: int, stop: int) -> tuple[int, ...]:
@@ -48,30 +45,25 @@ class TokenLog:
         return tuple(self._ids[start:stop])
 
     def propose(self, token_id: int) -> None:
+        """Append a candidate."""
         self._ids.append(token_id)
+        self.num_candidates += 1
+
+    def commit(self, token_id: int) -> None:
+        assert not self.num_candidates, "candidates must be verified before a token is committed"
+        self._ids.append(token_id)
+        self.committed_len += 1
 
     def drop_candidates(self) -> int:
-        """Forget every candidate; how many there were."""
-        dropped = self.num_candidates
-        if dropped:
+        """Returns how many there were."""
+        num_dropped = self.num_candidates
+        if num_dropped:
             del self._ids[self.committed_len :]
-        return dropped
+            self.num_candidates = 0
+        return num_dropped
 
-    def forget_output(self) -> None:
+    def drop_output(self) -> None:
         """Back to the prompt."""
         assert self.num_candidates == 0
         del self._ids[self.prompt_len :]
         self.committed_len = self.prompt_len
-
-    def commit(self, token_ids: Iterable[int]) -> None:
-        assert self.num_candidates == 0, "candidates must be judged before anything is committed behind them"
-        self._ids.extend(token_ids)
-        self.committed_len = len(self._ids)
-
-    def commit_one(self, token_id: int) -> None:
-        ids = self._ids
-        assert len(ids) == self.committed_len, (
-            "candidates must be judged before anything is committed behind them"
-        )
-        ids.append(token_id)
-        self.committed_len += 1

@@ -1,41 +1,147 @@
-"""What a canonical pass says of a window.
+"""What the result of a pass means for one request: tokens to commit, candidates to reject, the end of the answer.
 
-A window of one committed token and n candidates gives n + 1 canonical tokens c1 .. cn+1, one behind each row. With
-a the number of leading candidates that equal theirs, the verdict commits c1 .. ca+1: a accepted candidates and exactly
-one canonical token, the correction if a < n, the bonus if a = n. So every canonical pass makes progress.
+A verification window holds the last committed token and n candidates. The canonical pass samples n + 1 canonical tokens
+c1 .. cn+1, one after each token of the window. With `a` the number of leading candidates that equal their canonical
+tokens, c1 .. ca+1 are committed: `a` accepted candidates and exactly one more token, the correction if a < n, the bonus
+token if a = n. So every canonical pass makes progress.
 
-    rows         T0   T1'  T2'  T3'
-    canonical    T1   T2   T3   T4      T1 = T1', T2 != T2': accepted 1, commit T1 T2, dropped 2 (T2', T3')
+    window       T0   T1'  T2'  T3'
+    canonical    T1   T2   T3   T4      T1 = T1', T2 != T2': accept 1, commit T1 T2, reject 2 (T2', T3')
+
+A result takes one trip through the scheduler:
+
+    verify(state, span, samples)   ->  SpanOutcome         a pure function, here
+    RequestState.apply(outcome)    ->  what is new         the only place where a result changes a request
+    Scheduler                          frees pages, fills the prefix cache, emits events
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, ThoughtIds, TokenLogprob
+from holdfast.core.stop_rules import FinishReason
+
+if TYPE_CHECKING:
+    from holdfast.scheduler.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """accepted + dropped = the number of candidates; accepted + 1 tokens are committed."""
+    """On the candidates of a window: the first num_accepted are accepted, the other num_rejected are rejected."""
 
-    accepted: int
-    dropped: int
+    num_accepted: int
+    num_rejected: int
 
     @property
     def num_committed(self) -> int:
-        return self.accepted + 1
-
-    @property
-    def is_rollback(self) -> bool:
-        return self.dropped > 0
+        return self.num_accepted + 1
 
 
 def judge(candidates: Sequence[int], canonical: Sequence[int]) -> Verdict:
     """Compare candidates with the canonical tokens of their window."""
-    assert len(canonical) == len(candidates) + 1, (
-        "a window gives one canonical token more than it has candidates"
-    )
-    accepted = 0
+    assert len(canonical) == len(candidates) + 1, "a window of n candidates has n + 1 canonical tokens"
+    num_accepted = 0
     for candidate, decided in zip(candidates, canonical, strict=False):
         if candidate != decided:
             break
-        accepted += 1
-    return Verdict(accepted, len(candidates) - accepted)
+        num_accepted += 1
+    return Verdict(num_accepted, len(candidates) - num_accepted)
+
+
+@dataclass(init=False)
+class SpanOutcome:
+    """What one span means for its request. `verify` fills it in; after that nothing changes it.
+
+    The defaults are class attributes, so that the outcome of a decode token costs little to make.
+    """
+
+    span: Span  # up to the first wrongly guessed thought
+    is_canonical: bool
+    is_certified: bool
+    candidate: int | None = None  # proposed by a fast pass for a deterministic request
+    verdict: Verdict | None = None  # on the request's candidates, if it had any
+    # The tokens to commit, in order, or None if the span samples none. The first num_sent_before of them were sent
+    # to the client before the request restarted.
+    committed: tuple[Sampled, ...] | None = None
+    num_sent_before: int = 0
+    # The last committed token ends the answer. A stop string may end it earlier, when the text is extended.
+    finish_reason: FinishReason | None = None
+    has_no_token: bool = False  # no token is allowed after the committed ones
+    # Tokens or scores that were sent are not those of this pass. If it is the scores, committed is None.
+    is_lost: bool = False
+    num_scored: int = 0
+    new_scores: tuple[TokenLogprob, ...] = ()  # the client has the others already
+    thoughts: tuple[ThoughtIds, ...] = ()  # after each chunk that ends in the planned span
+
+    def __init__(self, span: Span, is_canonical: bool, is_certified: bool) -> None:
+        self.span = span
+        self.is_canonical = is_canonical
+        self.is_certified = is_certified
+
+    @property
+    def is_rollback(self) -> bool:
+        return self.verdict is not None and self.verdict.num_rejected > 0
+
+
+def verify(
+    state: "RequestState",
+    span: Span,
+    samples: tuple[Sampled, ...],
+    *,
+    is_canonical: bool,
+    is_certified: bool = False,
+    scores: tuple[TokenLogprob, ...] = (),
+    thoughts: tuple[ThoughtIds, ...] = (),
+) -> SpanOutcome:
+    """The outcome of the request's oldest span in flight. A pure function: it changes neither the state nor its parts."""
+    outcome = SpanOutcome(span, is_canonical, is_certified)
+    if state.thoughts is not None:
+        outcome.thoughts = thoughts
+        outcome.span = span = span.head(state.thoughts.num_valid_tokens(span, thoughts))
+        samples, scores = samples[: span.num_sampled], scores[: span.num_scored]
+    if scores:
+        outcome.num_scored = len(scores)
+        outcome.new_scores, is_same = state.sent.compare_scores(scores)
+        if not is_same:
+            outcome.is_lost = True
+            return outcome
+    if not samples:
+        return outcome
+    if state.deterministic and not is_canonical:
+        # If no token is allowed, propose token 0, which verification rejects.
+        outcome.candidate = max(0, samples[0].token_id)
+        return outcome
+    if state.tokens.num_candidates:
+        candidates = state.tokens.candidates
+        verdict = judge(candidates[: len(samples) - 1], [sample.token_id for sample in samples])
+        samples = samples[: verdict.num_committed]
+        # Candidates after a wrongly guessed thought were not sampled. They are rejected, too.
+        outcome.verdict = Verdict(verdict.num_accepted, len(candidates) - verdict.num_accepted)
+    else:
+        assert len(samples) == 1, "a span without candidates samples one token"
+    _commit(state, samples, outcome)
+    return outcome
+
+
+def _commit(state: "RequestState", samples: tuple[Sampled, ...], outcome: SpanOutcome) -> None:
+    """Commit samples until one ends the answer, is not allowed, or contradicts what was sent."""
+    num_output, num_committed = state.tokens.num_output, 0
+    num_sent, max_tokens, stop_ids = state.sent.num_sent, state.max_tokens, state.stop_ids
+    for sample in samples:
+        token_id = sample.token_id
+        if token_id == NO_TOKEN:
+            outcome.has_no_token = True
+            break
+        num_output += 1
+        num_committed += 1
+        if num_output <= num_sent:
+            outcome.num_sent_before += 1
+            if not state.sent.confirms(num_output, sample):
+                outcome.is_lost = True
+                break
+        elif token_id in stop_ids or num_output >= max_tokens:
+            outcome.finish_reason = state.finish_reason_after(token_id, num_output, text_stopped=False)
+            if outcome.finish_reason is not None:
+                break
+    outcome.committed = samples[:num_committed]

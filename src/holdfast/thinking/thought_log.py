@@ -1,14 +1,14 @@
-"""What a sequence of a thinking model has thought, and what it is taken to think next.
+"""The thoughts of one request in a model that thinks: guessed, computed, committed.
 
-Chunk k is the positions k c .. (k + 1) c - 1; the thought behind it decides all rows behind it. A pass whose rows go on
-behind the end of a chunk takes a thought for granted there: what the chunk's hunch says (`hunches.py`), or what any pass
-found there last, at first the trivial one. What the pass itself finds is the verdict, as for tokens: rows up to the end of
-the first chunk whose guess was wrong stand, the others never were.
+Chunk k is positions k c .. (k + 1) c - 1. The thought after it affects all later tokens. A pass that continues after the end
+of a chunk guesses the chunk's thought: what `ThoughtPredictor` predicts, or what the last pass computed there, at first the
+trivial thought. The pass then computes the true thoughts, which verify the guesses, as for tokens: the tokens up to the end
+of the first chunk with a wrong guess are valid, the others are discarded.
 
-    rows      c0 c0 | c1 c1 | c2 c2 | c3       guesses behind c0, c1, c2:  -   -   -
-    thought       -      tails    heads        c1's was wrong: c0 and c1 stand, and the next pass begins with c2
+    tokens    c0 c0 | c1 c1 | c2 c2 | c3       guesses after c0, c1, c2:  -   -   -
+    thought       -      tails    heads        c1's was wrong: c0 and c1 are valid, the next pass starts with c2
 
-A thought is settled when the rows of its chunk are; only then is it told, once.
+A thought is committed when the tokens of its chunk are. Only then is it sent, once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,154 +16,169 @@ from collections.abc import Iterator, Sequence
 from holdfast.core.step_plan import Span, ThinkRule, ThoughtIds
 from holdfast.thinking.thought_predictor import ThoughtPredictor
 
-# Thoughts a pass takes for granted, before it is known how often they are right. It reads a chunk more: twice as many
-# again and again, these are passes of 16, 32, 64 chunks, whose rows fill totals that are certified.
+# Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one chunk more, so repeated
+# doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified batch sizes.
 FIRST_GUESSES = 15
-MOST_GUESSES = (1 << 12) - 1
+MAX_GUESSES = (1 << 12) - 1
 
 
 class ThoughtLog:
-    """The thoughts of one sequence."""
+    """The thoughts of one request, by chunk."""
 
     def __init__(
-        self, chunk: int, rule: ThinkRule, *, confirms: bool, max_guesses: int = MOST_GUESSES
+        self, chunk_len: int, rule: ThinkRule, *, confirms: bool, max_guesses: int = MAX_GUESSES
     ) -> None:
-        """confirms: whether what was told must come out again where it is computed again."""
+        """confirms: thoughts that were sent must come out again when they are computed again."""
         self.rule = rule
-        self._chunk = chunk
+        self._chunk_len = chunk_len
         self._confirms = confirms
-        self._latest: dict[int, ThoughtIds] = {}  # what was found last, or adopted
-        self._hunches = ThoughtPredictor()
-        self._behind_settled: ThoughtIds = ()  # the last settled thought that says anything
-        self._told: list[ThoughtIds] = []  # a chunk each
-        self._num_settled = 0  # chunks
-        self._num_doubted = 0  # chunks
-        self._most_guesses = FIRST_GUESSES
+        self._latest: dict[int, ThoughtIds] = {}  # computed last, or adopted
+        self._predictor = ThoughtPredictor()
+        self._last_committed: ThoughtIds = ()  # the last committed thought that is not trivial
+        self._sent: list[ThoughtIds] = []  # one for each chunk
+        self._num_committed = 0  # chunks
+        self._num_unconfirmed = 0  # chunks
+        self._guess_limit = FIRST_GUESSES
         self._max_guesses = max_guesses
 
     @property
     def is_shared(self) -> bool:
-        """Whether its states depend on its tokens alone, so that others may read its pages and it theirs."""
+        """Whether its states depend on its tokens alone, so that requests with the same tokens can share pages."""
         return not self.rule.forced
 
     @property
-    def is_doubted(self) -> bool:
-        """Whether something told is not confirmed yet."""
-        return self._num_settled < self._num_doubted
+    def has_unconfirmed(self) -> bool:
+        """Whether thoughts that were sent are not confirmed yet."""
+        return self._num_committed < self._num_unconfirmed
 
-    def reach(self, start: int, stop: int, *, is_window: bool = False) -> int:
-        """Where a span from start on ends, at stop at the latest: not too many guesses at random hang on one another. A
-        window's are those the passes before it found."""
-        stop = min(stop, (start // self._chunk + 1 + self._max_guesses) * self._chunk)
+    # Guesses
+
+    def max_stop(self, start: int, stop: int, *, is_window: bool = False) -> int:
+        """Where a span from start ends, at stop at the latest: it may depend on a limited number of guesses without a
+        prediction. A window is not limited by that: the fast passes before it computed its thoughts."""
+        stop = min(stop, (start // self._chunk_len + 1 + self._max_guesses) * self._chunk_len)
         if is_window:
             return stop
-        left = self._most_guesses
-        for chunk, _, is_sure in self._expect(start, stop):
-            left -= not is_sure
-            if left < 0:
-                return (chunk + 1) * self._chunk
+        num_left = self._guess_limit
+        for chunk, _, is_predicted in self._guess_chunks(start, stop):
+            num_left -= not is_predicted
+            if num_left < 0:
+                return (chunk + 1) * self._chunk_len
         return stop
 
-    def shared_len(self, length: int) -> int:
-        """So many of the first positions are the same for everybody who has these tokens."""
-        if not self.is_shared:
-            return 0
-        return length if self.rule.until is None else min(length, self.rule.until)
-
     def guesses(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
-        """Behind each chunk that ends in start .. stop - 1 with more rows behind it."""
-        return tuple(guess for _, guess, _ in self._expect(start, stop))
+        """One for each chunk that ends in start .. stop - 1 with more tokens after it."""
+        return tuple(guess for _, guess, _ in self._guess_chunks(start, stop))
 
-    def _expect(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
-        """Each of those chunks, the guess, and whether there is a reason for it."""
-        chunks = range(start // self._chunk, (stop - 1) // self._chunk)
-        behind = self._behind(chunks[0]) if chunks else ()
+    def _guess_chunks(self, start: int, stop: int) -> Iterator[tuple[int, ThoughtIds, bool]]:
+        """Each of those chunks, its guess, and whether the guess is predicted or forced."""
+        chunks = range(start // self._chunk_len, (stop - 1) // self._chunk_len)
+        previous = self._previous(chunks[0]) if chunks else ()
         for chunk in chunks:
-            guess, is_sure = self._guess(chunk, behind)
-            yield chunk, guess, is_sure
-            behind = guess or behind
+            guess, is_predicted = self._guess(chunk, previous)
+            yield chunk, guess, is_predicted
+            previous = guess or previous
 
-    def _guess(self, chunk: int, behind: ThoughtIds) -> tuple[ThoughtIds, bool]:
-        if not self.rule.thinks(chunk, self._chunk):
+    def _guess(self, chunk: int, previous: ThoughtIds) -> tuple[ThoughtIds, bool]:
+        if not self.rule.thinks(chunk, self._chunk_len):
             return (), True
         forced = self.rule.forced_on(chunk)
         if forced is not None:
             return forced, True
-        hunch = self._hunches.guess(chunk, behind)
-        return (self._latest.get(chunk, ()), False) if hunch is None else (hunch, True)
+        predicted = self._predictor.predict(chunk, previous)
+        return (self._latest.get(chunk, ()), False) if predicted is None else (predicted, True)
 
-    def _behind(self, chunk: int) -> ThoughtIds:
-        """The last thought before a chunk that says anything."""
-        settled = self._num_settled if chunk >= self._num_settled else 0
-        for before in range(chunk - 1, settled - 1, -1):
+    def _previous(self, chunk: int) -> ThoughtIds:
+        """The last non-trivial thought before a chunk."""
+        num_committed = self._num_committed if chunk >= self._num_committed else 0
+        for before in range(chunk - 1, num_committed - 1, -1):
             if self._latest.get(before):
                 return self._latest[before]
-        return self._behind_settled if settled else ()
+        return self._last_committed if num_committed else ()
 
-    def judge(self, span: Span, found: Sequence[ThoughtIds]) -> int:
-        """What a pass found behind each chunk that ends in the span: so many of its guesses were right."""
-        first = span.start // self._chunk
-        right = 0
-        while right < len(span.guesses) and span.guesses[right] == found[right]:
-            right += 1
-        if found:
-            self._hunches.learn(first, self._behind(first), span.guesses, found)
-        self._latest.update(enumerate(found, first))
+    # What a pass returned
+
+    def num_valid_tokens(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
+        """The tokens of the span up to the first wrong guess, by the thoughts that the pass computed."""
+        num_right = _num_right(span, thoughts)
+        if num_right == len(span.guesses):
+            return span.num_tokens
+        return (span.start // self._chunk_len + 1 + num_right) * self._chunk_len - span.start
+
+    def update(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
+        """Take the thoughts that a pass computed after each chunk that ends in the span. Returns the number of right
+        guesses."""
+        first_chunk = span.start // self._chunk_len
+        num_right = _num_right(span, thoughts)
+        if thoughts:
+            self._predictor.learn(first_chunk, self._previous(first_chunk), span.guesses, thoughts)
+        self._latest.update(enumerate(thoughts, first_chunk))
         if span.guesses:
-            self._most_guesses = adapt_guesses(self._most_guesses, right, len(span.guesses))
-        return right
+            self._guess_limit = adapt_guesses(self._guess_limit, num_right, len(span.guesses))
+        return num_right
 
-    def stands(self, span: Span, right: int) -> int:
-        """Where the rows end that stand after so many right guesses."""
-        return (
-            span.stop if right == len(span.guesses) else (span.start // self._chunk + 1 + right) * self._chunk
-        )
+    def commit(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
+        """Positions 0 .. length - 1 are committed. Returns the new thoughts as (chunk, thought), and whether the others are
+        the ones that were sent."""
+        new: list[tuple[int, ThoughtIds]] = []
+        is_same = True
+        for chunk in range(self._num_committed, length // self._chunk_len):
+            thought = self._latest.get(chunk, ())
+            self._last_committed = thought or self._last_committed
+            self._predictor.forget(chunk)
+            if chunk < len(self._sent):
+                is_same &= thought == self._sent[chunk]
+                continue
+            self._sent.append(thought)
+            if self.rule.thinks(chunk, self._chunk_len):
+                new.append((chunk, thought))
+        self._num_committed = max(self._num_committed, length // self._chunk_len)
+        if not self.has_unconfirmed:
+            self._num_unconfirmed = 0
+        return tuple(new), is_same or not self._confirms
+
+    # Pages
+
+    def shared_len(self, length: int) -> int:
+        """How many of the first positions are the same for every request with these tokens."""
+        if not self.is_shared:
+            return 0
+        return length if self.rule.until is None else min(length, self.rule.until)
 
     def of_pages(self, start: int, stop: int) -> tuple[ThoughtIds, ...]:
-        """The thoughts behind the chunks of whole pages."""
+        """The thoughts after the chunks of whole pages."""
         return tuple(
-            self._latest.get(chunk, ()) for chunk in range(start // self._chunk, stop // self._chunk)
+            self._latest.get(chunk, ()) for chunk in range(start // self._chunk_len, stop // self._chunk_len)
         )
 
     def adopt(self, thoughts: Sequence[ThoughtIds]) -> None:
-        """Start, or start again, behind pages whose chunks were thought about by others."""
+        """Start, or restart, after cached pages with these thoughts."""
         self._latest.update(enumerate(thoughts))
 
-    def settle(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
-        """Rows 0 .. length - 1 are settled. What is new, as (chunk, thought); and whether all else is as it was told."""
-        new: list[tuple[int, ThoughtIds]] = []
-        same = True
-        for chunk in range(self._num_settled, length // self._chunk):
-            thought = self._latest.get(chunk, ())
-            self._behind_settled = thought or self._behind_settled
-            self._hunches.forget(chunk)
-            if chunk < len(self._told):
-                same &= thought == self._told[chunk]
-                continue
-            self._told.append(thought)
-            if self.rule.thinks(chunk, self._chunk):
-                new.append((chunk, thought))
-        self._num_settled = max(self._num_settled, length // self._chunk)
-        if not self.is_doubted:
-            self._num_doubted = 0
-        return tuple(new), same or not self._confirms
+    def restart(self) -> None:
+        """All tokens are computed again. The thoughts so far are the best guesses."""
+        self._num_committed = 0
+        self._last_committed = ()
+        self._guess_limit = max(self._guess_limit, len(self._sent))
 
-    def start_again(self) -> None:
-        """All rows are computed again. What was thought so far is the best guess."""
-        self._num_settled = 0
-        self._behind_settled = ()
-        self._most_guesses = max(self._most_guesses, len(self._told))
-
-    def doubt(self) -> None:
-        """All that was told must be confirmed."""
-        self._num_doubted = len(self._told)
+    def unconfirm(self) -> None:
+        """All thoughts that were sent must be confirmed."""
+        self._num_unconfirmed = len(self._sent)
 
 
-def adapt_guesses(most: int, right: int, guessed: int) -> int:
-    """How many thoughts the next pass may take for granted, so that it reads twice as many chunks as stood, and no fewer
-    where all did.
+def adapt_guesses(limit: int, num_right: int, num_guessed: int) -> int:
+    """How many thoughts the next pass may guess, so that it reads twice as many chunks as were valid, and no fewer than
+    before if all were.
 
-    At least one, even where it nearly always falls: a pass costs more than the rows of a chunk.
+    At least one, even if guesses are nearly always wrong: a pass costs more than the tokens of a chunk.
     """
-    twice = 2 * (right + 1) - 1
-    return min(MOST_GUESSES, twice if right < guessed else max(most, twice))
+    twice = 2 * (num_right + 1) - 1
+    return min(MAX_GUESSES, twice if num_right < num_guessed else max(limit, twice))
+
+
+def _num_right(span: Span, thoughts: Sequence[ThoughtIds]) -> int:
+    """How many guesses of the span come before the first wrong one."""
+    num_right = 0
+    while num_right < len(span.guesses) and span.guesses[num_right] == thoughts[num_right]:
+        num_right += 1
+    return num_right

@@ -1,13 +1,13 @@
-"""What a chunk is likely to think, judged by what was thought before it.
+"""Predicts the thought after a chunk from the thoughts before it.
 
-A pass shows what every chunk of it thinks behind the thoughts it took for granted, the wrong ones, too. Where a thought
-says all that matters of the past, as a coin's side does, that is knowledge about the chunk, and what two chunks have in
-common may be more of it:
+A pass computes the thought after each of its chunks, given the thoughts that were guessed for the chunks before, right or
+wrong. If a thought says all that matters about the past, as the side of a coin does, this is knowledge about the chunk, and
+chunks that agree once may agree again:
 
-    chunk 5, seen twice:    behind heads it thought tails, behind tails heads
-    chunk 9, seen once:     behind heads it thought tails          so behind tails it may think heads
+    chunk 5, seen twice:    after heads it thought tails, after tails heads
+    chunk 9, seen once:     after heads it thought tails          so after tails it may think heads
 
-None of this decides anything: a hunch is a guess, and a pass judges it.
+A prediction decides nothing: the next pass verifies it.
 """
 
 from collections.abc import Sequence
@@ -16,43 +16,47 @@ from holdfast.core.step_plan import ThoughtIds
 
 
 class ThoughtPredictor:
-    """Of the chunks of one sequence. "Behind" is the last thought before a chunk that says anything, () if none does."""
+    """For the chunks of one request. "Previous" is the last non-trivial thought before a chunk, or ()."""
 
     def __init__(self) -> None:
-        # chunk: {behind: thought}, what was seen last at the end
+        # chunk: {previous: thought}, the latest last
         self._seen: dict[int, dict[ThoughtIds, ThoughtIds]] = {}
-        # (behind a, thought b, behind c): thought d. Who thinks b behind a thinks d behind c.
-        self._alike: dict[tuple[ThoughtIds, ThoughtIds, ThoughtIds], ThoughtIds] = {}
+        # (previous a, thought b, previous c): thought d. A chunk that thinks b after a thinks d after c.
+        self._analogies: dict[tuple[ThoughtIds, ThoughtIds, ThoughtIds], ThoughtIds] = {}
 
     def learn(
-        self, first: int, behind: ThoughtIds, guesses: Sequence[ThoughtIds], found: Sequence[ThoughtIds]
+        self,
+        first_chunk: int,
+        previous: ThoughtIds,
+        guesses: Sequence[ThoughtIds],
+        thoughts: Sequence[ThoughtIds],
     ) -> None:
-        """A pass found this in chunks first, first + 1, ..., taking the guesses for granted behind each."""
-        for number, thought in enumerate(found):
-            self._learn(first + number, behind, thought)
+        """A pass computed these thoughts after chunks first_chunk, first_chunk + 1, ..., given the guesses after each."""
+        for number, thought in enumerate(thoughts):
+            self._learn(first_chunk + number, previous, thought)
             if number < len(guesses):
-                behind = guesses[number] or behind
+                previous = guesses[number] or previous
 
-    def _learn(self, chunk: int, behind: ThoughtIds, thought: ThoughtIds) -> None:
+    def _learn(self, chunk: int, previous: ThoughtIds, thought: ThoughtIds) -> None:
         seen = self._seen.setdefault(chunk, {})
-        seen.pop(behind, None)
-        for other, its in seen.items():
-            self._alike[other, its, behind] = thought
-            self._alike[behind, thought, other] = its
-        seen[behind] = thought
+        seen.pop(previous, None)
+        for other_previous, other_thought in seen.items():
+            self._analogies[other_previous, other_thought, previous] = thought
+            self._analogies[previous, thought, other_previous] = other_thought
+        seen[previous] = thought
 
-    def guess(self, chunk: int, behind: ThoughtIds) -> ThoughtIds | None:
-        """What it thought behind the same, or what another did that otherwise thought as it did; nothing, if it never thought
-        anything. None: no hunch."""
+    def predict(self, chunk: int, previous: ThoughtIds) -> ThoughtIds | None:
+        """What the chunk thought after the same previous thought; or what another chunk did that agreed with it otherwise;
+        or the trivial thought, if the chunk never thought anything else. None: no prediction."""
         seen = self._seen.get(chunk, {})
-        if behind in seen:
-            return seen[behind]
-        for other, thought in reversed(seen.items()):
-            alike = self._alike.get((other, thought, behind))
-            if alike is not None:
-                return alike
+        if previous in seen:
+            return seen[previous]
+        for other_previous, other_thought in reversed(seen.items()):
+            thought = self._analogies.get((other_previous, other_thought, previous))
+            if thought is not None:
+                return thought
         return None if any(seen.values()) or not seen else ()
 
     def forget(self, chunk: int) -> None:
-        """Its thought is settled, and no longer guessed."""
+        """The chunk's thought is committed and needs no prediction."""
         self._seen.pop(chunk, None)

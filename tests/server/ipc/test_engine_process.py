@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from holdfast.core.params_json import settings_of
 from holdfast.core.results import Delta, Result
-from holdfast.core.sampling_params import SamplingParams, StructuredOutput, score_params
+from holdfast.core.sampling_params import SamplingParams, StructuredOutput, params_to_json, score_params
 from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
@@ -125,7 +124,7 @@ def process(engine: Engine) -> Iterator[Process]:
 
 
 def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...] = (5, 6, 7)) -> m.Submit:
-    return m.Submit(number, prompt, settings_of(params))
+    return m.Submit(number, prompt, params_to_json(params))
 
 
 def test_request_is_accepted_and_answered_in_deltas(process: Process) -> None:
@@ -148,7 +147,7 @@ def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
         (submit(1, prompt=tuple(range(3, 300)) * 2), "context_length_exceeded"),
         (m.Submit(1, (5,), {"temperature": -1}), "invalid_value"),
         (m.Submit(1, (5,), {"no_such_setting": 1}), "internal_error"),  # a bug of the frontend
-        (m.Submit(1, (5,), settings_of(score_params(deterministic=True)), ()), "invalid_value"),
+        (m.Submit(1, (5,), params_to_json(score_params(deterministic=True)), ()), "invalid_value"),
     ],
 )
 def test_invalid_request_is_refused_and_others_go_on(process: Process, wrong: m.Submit, code: str) -> None:

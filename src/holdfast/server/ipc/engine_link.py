@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.framing import ConnectionLost
-from holdfast.core.params_json import settings_of
 from holdfast.core.results import RequestOutput
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams, params_to_json
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
@@ -126,7 +125,7 @@ class EngineLink:
         message = m.Submit(
             stream.request_id,
             tuple(prompt_ids),
-            settings_of(params),
+            params_to_json(params),
             None if completion_ids is None else tuple(completion_ids),
             echo_text,
             want_receipt,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from holdfast.core.params_json import params_of
 from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
+from holdfast.core.sampling_params import params_from_json
 from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.tracer import Tracer
@@ -66,7 +66,7 @@ class EngineServer:
         try:
             request = self._engine.prepare(
                 message.prompt_ids,
-                params_of(message.settings),
+                params_from_json(message.settings),
                 completion=message.completion_ids,
                 echo_text=message.echo_text,
                 want_receipt=message.want_receipt,
