@@ -255,7 +255,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
 
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
-def test_a_deterministic_answer_is_the_references(world: World) -> None:
+def test_deterministic_answer_equals_the_reference(world: World) -> None:
     played = play(world)
     for client, request in played.requests:
         number = request.request_id
@@ -271,9 +271,7 @@ def test_a_deterministic_answer_is_the_references(world: World) -> None:
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.integers(0, 60))
-def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
-    world: World, since: int
-) -> None:
+def test_wrong_certificate_is_revoked_and_answers_are_right_afterwards(world: World, since: int) -> None:
     sizes = tuple(range(1, 65))
     config = replace(world.config, determinism="auto", certified_sizes=sizes, spot_check_rate=1.0)
     played = play(replace(world, config=config, corrupt_from=since))
@@ -301,7 +299,7 @@ def test_a_wrong_certificate_is_found_out_and_nothing_wrong_is_said_afterwards(
 
 @settings(max_examples=300, deadline=None)
 @given(worlds())
-def test_every_canonical_window_commits_and_no_sequence_is_in_a_pass_twice(world: World) -> None:
+def test_every_canonical_window_commits_and_no_request_is_in_a_pass_twice(world: World) -> None:
     played = play(world)
     for event in played.ended.values():
         num_passes = event.stats.canonical_passes + event.stats.fast_passes
@@ -318,7 +316,7 @@ def one_request(max_tokens: int, lie: float, **config: object) -> World:
     return World((Client((1, 2, 3), params, 0, None, False),), settings_, 40, lie, 7)
 
 
-def test_true_candidates_are_all_accepted_and_each_window_adds_a_bonus() -> None:
+def test_right_candidates_are_accepted_and_each_window_adds_a_bonus_token() -> None:
     played = play(one_request(40, 0.0))
     stats = played.ended[0].stats
     assert stats.rolled_back == stats.rollbacks == 0
@@ -330,7 +328,7 @@ def test_true_candidates_are_all_accepted_and_each_window_adds_a_bonus() -> None
     )  # the window grew to its limit
 
 
-def test_lies_are_rolled_back_and_nothing_else() -> None:
+def test_only_wrong_candidates_are_rolled_back() -> None:
     world = one_request(40, 1.0)
     played = play(world)
     stats = played.ended[0].stats
@@ -349,7 +347,7 @@ def test_a_certified_step_commits_at_once() -> None:
     assert all(one.certified for one in played.runner.passes)
 
 
-def test_windows_of_several_sequences_share_a_pass() -> None:
+def test_windows_of_several_requests_share_a_pass() -> None:
     params = SamplingParams(max_tokens=30, deterministic=True, ignore_eos=True, temperature=0)
     many = tuple(Client((1, 2, n % 3 + 1), params, 0, None, False) for n in range(6))
     world = World(many, SchedulerConfig(6, 64, ROWS, "verify"), 100, 0.1, 3)

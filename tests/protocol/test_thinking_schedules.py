@@ -211,7 +211,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
 
 @settings(max_examples=500)
 @given(thinkers())
-def test_a_deterministic_answer_and_its_thoughts_are_the_references(thinking: ThinkingWorld) -> None:
+def test_deterministic_answer_and_thoughts_equal_the_reference(thinking: ThinkingWorld) -> None:
     played = play(thinking)
     for client, request in played.requests:
         number = request.request_id
@@ -226,7 +226,7 @@ def test_a_deterministic_answer_and_its_thoughts_are_the_references(thinking: Th
 
 @settings(max_examples=150)
 @given(thinkers(), st.integers(0, 40), st.booleans())
-def test_a_wrong_certificate_is_found_out_by_its_thoughts_too(
+def test_wrong_certificate_is_revoked_by_its_thoughts(
     thinking: ThinkingWorld, since: int, only_thoughts: bool
 ) -> None:
     config = replace(
@@ -258,7 +258,7 @@ def _one(max_tokens: int, prompt_len: int, **config: object) -> ThinkingWorld:
     return ThinkingWorld(World((Client(prompt, params, 0, None, False),), how, 60, 0.0, 7))
 
 
-def test_a_guarantee_found_lost_revokes_the_certificate_without_a_check() -> None:
+def test_a_lost_guarantee_revokes_the_certificate_without_a_check() -> None:
     """Too few pages, so that answers are computed again; from some pass on, certified passes forget to think."""
     params = SamplingParams(max_tokens=40, deterministic=True, ignore_eos=True, temperature=0)
     prompts = tuple(tuple(1 + (at * at + one) % 3 for at in range(9)) for one in range(4))
@@ -276,7 +276,7 @@ def test_a_guarantee_found_lost_revokes_the_certificate_without_a_check() -> Non
     assert num_lost
 
 
-def test_a_lie_about_a_thought_costs_a_rollback_and_nothing_else() -> None:
+def test_wrong_thought_costs_only_a_rollback() -> None:
     honest, lied = play(_one(60, 9)), play(replace(_one(60, 9), thought_lie=1.0))
     assert lied.answers == honest.answers and lied.thoughts == honest.thoughts
     assert honest.ended[0].stats.rolled_back == 0
@@ -291,7 +291,7 @@ def test_a_prompt_is_read_in_fewer_passes_than_it_has_chunks() -> None:
     assert 0 < stats.guessed_right < stats.guessed
 
 
-def test_a_plain_models_spans_carry_nothing_of_it() -> None:
+def test_spans_of_a_plain_model_have_no_rule_and_no_guesses() -> None:
     thinking = _one(20, 20, chunk_len=0)
     scheduler = Scheduler(thinking.world.config, PagePool(40, PAGE_SIZE))
     ((_, request),) = requests_of(thinking.world)

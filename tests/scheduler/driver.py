@@ -86,7 +86,7 @@ class Driver:
                     self.started.append(span.request_id)
         return plan
 
-    def absorb(self, plan: StepPlan) -> list[Event]:
+    def update(self, plan: StepPlan) -> list[Event]:
         events = self.note(self.scheduler.update(plan, self.runner.run(plan)))
         self.scheduler.check()
         self.steps += 1
@@ -95,7 +95,7 @@ class Driver:
     def step(self) -> list[Event]:
         """As the engine does it: without async_scheduling a plan is absorbed at once, with it when the next is under way."""
         if not self.scheduler.config.async_scheduling:
-            return self.absorb(self.plan())
+            return self.update(self.plan())
         self.steps += 1
         plan = self.start()
         if self.flying and (not plan or len(self.flying) > self.scheduler.config.async_scheduling):

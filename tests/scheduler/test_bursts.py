@@ -25,7 +25,7 @@ def grown(driver: Driver) -> int:
     return number
 
 
-def test_a_burst_is_one_plan_and_one_wait() -> None:
+def test_burst_is_one_plan_and_one_wait() -> None:
     driver = burst()
     number = driver.submit(PROMPT, 40)
     driver.finish()
@@ -38,7 +38,7 @@ def test_a_burst_is_one_plan_and_one_wait() -> None:
     assert widest == ROWS, "windows grow until they fill a reference pass"
 
 
-def test_a_bursts_passes_feed_one_another() -> None:
+def test_burst_passes_sample_from_each_other() -> None:
     driver = burst()
     number = grown(driver)
     plan = driver.start()
@@ -50,7 +50,7 @@ def test_a_bursts_passes_feed_one_another() -> None:
     assert spans[-1].num_sampled == 5
 
 
-def test_the_next_burst_counts_on_the_window_in_flight() -> None:
+def test_next_burst_assumes_the_window_in_flight_is_accepted() -> None:
     driver = burst()
     number = grown(driver)
     first, second = spans_of(driver.start(), number), spans_of(driver.start(), number)
@@ -64,7 +64,7 @@ def test_the_next_burst_counts_on_the_window_in_flight() -> None:
     assert runner.num_ahead > runner.num_started // 2
 
 
-def test_behind_a_long_burst_nothing_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_planned_after_a_long_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "MAX_OPTIMISTIC_BURST", 4)
     driver = burst()
     number = grown(driver)
@@ -89,17 +89,17 @@ def fallen(driver: Driver) -> int:
     return number
 
 
-def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
+def test_rejected_window_discards_the_burst_after_it() -> None:
     driver = burst()
     number = fallen(driver)
-    seq = driver.sequence(number)
-    assert seq.fell and not seq.in_flight.spans and seq.page_table.is_pinned
-    committed = seq.tokens.committed_len
+    state = driver.sequence(number)
+    assert state.stats.rollbacks == 1 and not state.in_flight.spans and state.page_table.is_pinned
+    committed = state.tokens.committed_len
     (plan, _) = driver.flying[0]
     again = spans_of(driver.start(), number)
-    assert again[0].start == committed - 1 and again[0].token_ids == (seq.tokens.last,)
+    assert again[0].start == committed - 1 and again[0].token_ids == (state.tokens.last,)
     driver.read()
-    assert seq.tokens.committed_len == committed and not seq.page_table.is_pinned
+    assert state.tokens.committed_len == committed and not state.page_table.is_pinned
     assert spans_of(plan, number)[0].start > committed - 1
     driver.finish()
     stats = driver.ended[number].stats
@@ -108,7 +108,7 @@ def test_what_counted_on_a_window_that_fell_is_forgotten() -> None:
     assert stats.candidates == stats.accepted + stats.rolled_back
 
 
-def test_an_abort_behind_a_window_that_fell_holds_pages_and_lane_until_nothing_is_in_flight() -> None:
+def test_abort_after_a_rejected_window_keeps_pages_and_request_index() -> None:
     driver = burst(cache=False)
     number = fallen(driver)
     held, request_index = driver.scheduler.pool.num_held, driver.sequence(number).request_index
@@ -123,7 +123,7 @@ def test_an_abort_behind_a_window_that_fell_holds_pages_and_lane_until_nothing_i
     assert driver.answers[late] == truth((2, 2), 3)
 
 
-def test_windows_that_fall_are_waited_for_until_they_stand_again() -> None:
+def test_low_acceptance_rate_waits_for_verdicts_until_it_recovers() -> None:
     driver = burst(lie=1.0, num_pages=128)
     number = driver.submit(PROMPT, 400)
     for _ in range(20):
@@ -138,7 +138,7 @@ def test_windows_that_fall_are_waited_for_until_they_stand_again() -> None:
     assert all(set(one.spans[0].token_ids) == {UNKNOWN_TOKEN} for one in ahead)
 
 
-def test_in_verify_who_repeats_itself_has_windows_of_what_it_said() -> None:
+def test_verify_drafts_whole_windows_from_ngrams() -> None:
     driver = Driver("verify", ahead=True)
     number = driver.submit((COPIES, 2, 1, 3, 1), 200)
     driver.finish()
@@ -147,7 +147,7 @@ def test_in_verify_who_repeats_itself_has_windows_of_what_it_said() -> None:
 
 
 @pytest.mark.parametrize("lie", [0.1, 0.5, 1.0])
-def test_lies_in_a_burst_are_rolled_back(lie: float) -> None:
+def test_wrong_candidates_in_a_burst_are_rolled_back(lie: float) -> None:
     driver = burst(lie=lie, seqs=6)
     numbers = [driver.submit(PROMPT[: n + 1], 30) for n in range(5)]
     driver.finish()
@@ -159,7 +159,7 @@ def test_lies_in_a_burst_are_rolled_back(lie: float) -> None:
         assert (stats.accepted == 0) == (lie == 1.0)
 
 
-def test_ordinary_requests_have_a_row_in_every_fast_pass_of_a_burst() -> None:
+def test_ordinary_requests_are_in_every_fast_pass_of_a_burst() -> None:
     driver = burst()
     grown(driver)
     ordinary = driver.submit((1, 1), 40, deterministic=False)
@@ -177,7 +177,7 @@ def test_ordinary_requests_have_a_row_in_every_fast_pass_of_a_burst() -> None:
     assert driver.answers[ordinary] == truth((1, 1), 40)
 
 
-def test_a_deterministic_prompt_does_not_wait_for_a_long_burst() -> None:
+def test_deterministic_prefill_shortens_the_burst() -> None:
     driver = burst()
     grown(driver)
     late = driver.submit((3, 3, 3), 4)
@@ -186,12 +186,12 @@ def test_a_deterministic_prompt_does_not_wait_for_a_long_burst() -> None:
     assert len(plan.passes) == 2
 
 
-def test_a_burst_fills_reference_passes() -> None:
+def test_burst_windows_fill_reference_passes() -> None:
     assert [choose_burst(n, 256) for n in (0, 1, 2, 8, 32, 128, 200, 256)] == [1, 62, 62, 31, 7, 1, 1, 1]
     assert choose_burst(1, 256) + 1 < SAMPLED_RING_SIZE
 
 
-def test_nobody_runs_ahead_of_a_verdict_that_is_waited_for() -> None:
+def test_ordinary_requests_wait_for_an_awaited_verdict() -> None:
     driver = burst(lie=1.0)
     driver.submit(PROMPT, 60)
     driver.submit((1, 1), 60, deterministic=False)

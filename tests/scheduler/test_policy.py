@@ -32,17 +32,17 @@ def ids(windows: list[PendingWindow]) -> list[int]:
     ("sequences", "rows", "complaint"),
     [(0, 64, "max_num_seqs must be"), (4, 31, "at least 32"), (65, 64, "so that every running request")],
 )
-def test_limits_that_cannot_be_kept_are_refused(sequences: int, rows: int, complaint: str) -> None:
+def test_impossible_limits_are_refused(sequences: int, rows: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         SchedulerConfig(sequences, rows, reference_tokens=16)
 
 
-def test_the_smallest_limits() -> None:
+def test_smallest_limits_are_accepted() -> None:
     SchedulerConfig(32, 32, reference_tokens=16)
 
 
 @given(st.integers(1, 40), st.sets(st.integers(1, 40)).map(sorted))
-def test_certified_size_is_the_smallest_that_holds(rows: int, sizes: list[int]) -> None:
+def test_certified_size_is_the_smallest_sufficient_one(rows: int, sizes: list[int]) -> None:
     assert certified_size(rows, sizes) == min((size for size in sizes if size >= rows), default=None)
 
 
@@ -51,17 +51,17 @@ def test_round_up(rows: int, multiple: int, up: int) -> None:
     assert round_up(rows, multiple) == up
 
 
-def test_only_due_windows_while_they_do_not_fill_a_pass() -> None:
+def test_only_due_windows_run_while_windows_do_not_fill_a_pass() -> None:
     assert ids(choose_due([window(1, 2), window(2, 3, due=True)], 8, 64)) == [2]
     assert choose_due([window(1, 2), window(2, 3)], 8, 64) == []
 
 
-def test_a_pass_that_fills_up_takes_any_window() -> None:
+def test_any_window_runs_once_windows_fill_a_pass() -> None:
     pending = [window(1, 4), window(2, 4)]
     assert ids(choose_due(pending, 8, 64)) == [1, 2]
 
 
-def test_nobody_due_fills_whole_reference_passes_and_no_more() -> None:
+def test_windows_that_are_not_due_fill_whole_reference_passes() -> None:
     pending = [window(number, 3) for number in range(6)]
     assert (
         sum(one.num_tokens for one in choose_due(pending, 8, 64)) == 15
@@ -69,7 +69,7 @@ def test_nobody_due_fills_whole_reference_passes_and_no_more() -> None:
     assert sum(one.num_tokens for one in choose_due(pending, 8, 8)) == 6
 
 
-def test_whoever_waited_longest_goes_first() -> None:
+def test_window_verified_longest_ago_goes_first() -> None:
     pending = [window(1, 5, True, last=9), window(2, 5, True, last=3), window(3, 5, True, last=6)]
     assert ids(choose_due(pending, 8, 10)) == [2, 3]
 
@@ -85,7 +85,7 @@ def test_due_windows_go_before_others() -> None:
     st.integers(8, 40),
     st.integers(0, 16),
 )  # fmt: skip
-def test_budgets_are_kept_and_nothing_is_chosen_twice(
+def test_windows_keep_to_the_budget_and_are_chosen_once(
     pending: list[PendingWindow], budget: int, spare: int
 ) -> None:
     chosen = choose_due(pending, 8, budget)
@@ -94,11 +94,11 @@ def test_budgets_are_kept_and_nothing_is_chosen_twice(
     assert sum(one.num_tokens for one in more) <= spare
     everything = ids(chosen) + ids(more)
     assert len(everything) == len(set(everything))
-    if any(one.due for one in pending):
-        assert chosen[0].due  # a due window fits any budget of a reference pass, so one is always judged
+    if any(one.is_due for one in pending):
+        assert chosen[0].is_due  # a due window fits any budget of a reference pass, so one is always judged
 
 
-def test_spare_rows_take_the_longest_that_fits() -> None:
+def test_spare_tokens_take_the_longest_fitting_window() -> None:
     pending = [window(1, 2), window(2, 5), window(3, 4)]
     assert ids(fill_spare(pending, [pending[0]], 6)) == [2]
     assert ids(fill_spare(pending, [], 3)) == [1]
@@ -116,19 +116,19 @@ def test_one_pass_must_hold_every_running_request_and_some_prompt() -> None:
     assert not SchedulerConfig(9, 64, 8).one_pass_suffices
 
 
-def test_trust_goes_with_a_few_windows_that_fall_and_comes_back_with_many_that_stand() -> None:
-    trust, verdicts = 1.0, 0
-    while trust >= MIN_ACCEPTANCE_RATE:
-        trust, verdicts = update_acceptance_rate(trust, accepted=False), verdicts + 1
+def test_acceptance_rate_falls_fast_and_recovers_slowly() -> None:
+    rate, verdicts = 1.0, 0
+    while rate >= MIN_ACCEPTANCE_RATE:
+        rate, verdicts = update_acceptance_rate(rate, accepted=False), verdicts + 1
     assert 2 <= verdicts <= 8
     for _ in range(100):
-        trust = update_acceptance_rate(trust, accepted=False)
-    while trust < MIN_ACCEPTANCE_RATE:
-        trust, verdicts = update_acceptance_rate(trust, accepted=True), verdicts + 1
-    assert 50 <= verdicts <= 100 and trust <= 1.0
+        rate = update_acceptance_rate(rate, accepted=False)
+    while rate < MIN_ACCEPTANCE_RATE:
+        rate, verdicts = update_acceptance_rate(rate, accepted=True), verdicts + 1
+    assert 50 <= verdicts <= 100 and rate <= 1.0
 
 
-def test_only_short_bursts_are_counted_on() -> None:
+def test_only_short_bursts_are_assumed_accepted() -> None:
     assert assume_accepted(1.0, MAX_OPTIMISTIC_BURST) and assume_accepted(MIN_ACCEPTANCE_RATE, 2)
     assert not assume_accepted(1.0, MAX_OPTIMISTIC_BURST + 1) and not assume_accepted(
         MIN_ACCEPTANCE_RATE - 0.01, 2

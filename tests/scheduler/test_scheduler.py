@@ -12,7 +12,7 @@ PROMPT = (1, 2, 3, 1, 2)
 
 @pytest.mark.parametrize("mode", ["verify", "auto"])
 @pytest.mark.parametrize("lie", [0.0, 0.3, 1.0])
-def test_an_answer_is_the_references(mode: str, lie: float) -> None:
+def test_answer_equals_the_reference(mode: str, lie: float) -> None:
     driver = Driver(mode, certified=(4, 8, 16, 64), lie=lie)  # type: ignore[arg-type]
     numbers = [driver.submit(PROMPT[: n + 1], 12) for n in range(4)]
     driver.finish()
@@ -22,7 +22,7 @@ def test_an_answer_is_the_references(mode: str, lie: float) -> None:
         assert driver.ended[number].reason == "length"
 
 
-def test_what_can_never_fit_is_refused_at_once() -> None:
+def test_submit_refuses_what_can_never_fit() -> None:
     driver = Driver(num_pages=4)
     driver.submit(PROMPT, 11)  # 16 positions, 4 pages
     with pytest.raises(PromptTooLong, match="17 KV positions, the KV budget holds 16"):
@@ -45,7 +45,7 @@ def test_requests_start_in_the_order_of_arrival() -> None:
     assert driver.started == list(range(6))
 
 
-def test_no_more_run_than_allowed() -> None:
+def test_max_num_seqs_limits_running_requests() -> None:
     driver = Driver(seqs=3)
     for _ in range(7):
         driver.submit(PROMPT, 6)
@@ -55,7 +55,7 @@ def test_no_more_run_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("mode", ["verify", "auto", "off"])
-def test_nobody_starves_when_pages_run_out(mode: str) -> None:
+def test_no_request_starves_when_pages_run_out(mode: str) -> None:
     """Eight requests of five pages each in seven pages, with newcomers all the time: each ends, the oldest first."""
     driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False)  # type: ignore[arg-type]
     deterministic = mode != "off"
@@ -85,7 +85,7 @@ def test_preemption_with_outstanding_candidates_loses_no_token() -> None:
     while driver.scheduler.has_work:
         before = {n: s.tokens.num_candidates for n, s in driver.scheduler._queue.running.items()}
         driver.step()
-        gone = [s for s in driver.scheduler._queue.queue if before.get(s.request_id)]
+        gone = [s for s in driver.scheduler._queue.waiting if before.get(s.request_id)]
         caught |= any(s.stats.preemptions and not s.tokens.candidates for s in gone)
     assert caught, "no request was preempted with candidates outstanding"
     assert driver.answers[first] == truth(PROMPT, 22)
@@ -128,14 +128,14 @@ def test_abort_in_flight_frees_the_pages_when_the_pass_is_over() -> None:
     assert driver.scheduler.pool.num_held == held, "a running pass still writes to these pages"
     driver.scheduler.check()
     said = len(driver.answers[number])
-    driver.absorb(plan)
+    driver.update(plan)
     assert len(driver.answers[number]) == said, "an aborted request says nothing any more"
     assert driver.scheduler.pool.num_held < held
     driver.finish()
     assert driver.answers[other] == truth((2, 2), 12)
 
 
-def test_abort_of_somebody_unknown_or_ended_does_nothing() -> None:
+def test_abort_of_an_unknown_or_ended_request_does_nothing() -> None:
     driver = Driver()
     number = driver.submit(PROMPT, 1)
     driver.finish()
@@ -143,7 +143,7 @@ def test_abort_of_somebody_unknown_or_ended_does_nothing() -> None:
     assert driver.scheduler.abort(12345) == []
 
 
-def test_a_failed_plan_ends_those_in_it_and_no_other() -> None:
+def test_failed_plan_ends_only_its_requests() -> None:
     driver = Driver(seqs=2)
     running = [driver.submit(PROMPT), driver.submit((3,))]
     waiting = driver.submit((2, 2))
@@ -166,11 +166,11 @@ def test_a_request_aborted_in_a_plan_that_fails_ends_once() -> None:
     assert driver.scheduler.pool.num_held == 0
 
 
-def test_a_plan_must_be_absorbed_before_the_next() -> None:
+def test_a_plan_must_be_read_before_the_next() -> None:
     driver = Driver()
     driver.submit(PROMPT)
     driver.scheduler.plan()
-    with pytest.raises(AssertionError, match="was not absorbed"):
+    with pytest.raises(AssertionError, match="was not read"):
         driver.scheduler.plan()
 
 
@@ -282,7 +282,7 @@ def test_off_runs_fast_passes_only() -> None:
     assert driver.ended[number].determinism == "none"
 
 
-def test_ordinary_requests_get_a_row_in_every_step_while_others_are_verified() -> None:
+def test_ordinary_requests_get_a_token_in_every_step() -> None:
     driver = Driver("verify", seqs=4)
     ordinary = driver.submit((1, 1), 20, deterministic=False)
     for _ in range(3):

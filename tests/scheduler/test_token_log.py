@@ -1,4 +1,4 @@
-"""Prompt, committed answer, candidates: three runs of one list."""
+"""Prompt, committed tokens, candidates: three parts of one list."""
 
 import pytest
 from hypothesis import given
@@ -9,9 +9,9 @@ from holdfast.scheduler.token_log import TokenLog
 IDS = st.lists(st.integers(0, 99), max_size=8)
 
 
-def test_lengths_and_slices() -> None:
+def test_lengths_and_ids() -> None:
     log = TokenLog([5, 6])
-    log.commit([7])
+    log.commit(7)
     log.propose(8)
     log.propose(9)
     assert (log.prompt_len, log.committed_len, log.total_len) == (2, 3, 5)
@@ -20,22 +20,22 @@ def test_lengths_and_slices() -> None:
     assert log.ids(1, 4) == (6, 7, 8)
 
 
-def test_nothing_is_committed_behind_unjudged_candidates() -> None:
+def test_commit_refuses_unverified_candidates() -> None:
     log = TokenLog([1])
     log.propose(2)
-    with pytest.raises(AssertionError, match="judged"):
-        log.commit([3])
+    with pytest.raises(AssertionError, match="verified"):
+        log.commit(3)
 
 
 def test_the_prompt_is_copied() -> None:
     prompt = [1, 2]
     log = TokenLog(prompt)
-    log.commit([3])
+    log.commit(3)
     assert prompt == [1, 2]
 
 
 @given(IDS, st.lists(st.tuples(st.sampled_from(["propose", "drop", "commit"]), IDS), max_size=12))
-def test_it_behaves_like_two_lists(prompt: list[int], steps: list[tuple[str, list[int]]]) -> None:
+def test_token_log_behaves_like_two_lists(prompt: list[int], steps: list[tuple[str, list[int]]]) -> None:
     log, committed, candidates = TokenLog(prompt), list(prompt), []
     for action, ids in steps:
         if action == "propose":
@@ -46,7 +46,8 @@ def test_it_behaves_like_two_lists(prompt: list[int], steps: list[tuple[str, lis
             assert log.drop_candidates() == len(candidates)
             candidates = []
             if action == "commit":
-                log.commit(ids)
+                for token_id in ids:
+                    log.commit(token_id)
                 committed += ids
         assert log.ids(0, log.total_len) == (*committed, *candidates)
         assert log.output_ids == tuple(committed[len(prompt) :])

@@ -20,40 +20,40 @@ def span_of(log: ThoughtLog, start: int, stop: int) -> Span:
     return Span(1, start, ids, (), len(ids), HOW, rule=log.rule, guesses=log.guesses(start, stop))
 
 
-def settle(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
-    new, same = log.settle(length)
-    assert same
+def commit(log: ThoughtLog, length: int) -> tuple[tuple[int, ThoughtIds], ...]:
+    new, is_same = log.commit(length)
+    assert is_same
     return new
 
 
 # How many guesses
 
 
-def test_guesses_that_all_stood_are_never_fewer_afterwards() -> None:
+def test_right_guesses_never_lower_the_limit() -> None:
     assert adapt_guesses(31, 5, 5) == 31
     assert adapt_guesses(31, 31, 31) == 63
     assert adapt_guesses(1, 1, 1) == 3
 
 
-def test_behind_a_wrong_guess_twice_as_many_chunks_as_stood_are_read() -> None:
+def test_after_a_wrong_guess_twice_the_valid_chunks_are_read() -> None:
     assert adapt_guesses(31, 0, 31) == 1
     assert adapt_guesses(31, 3, 31) == 7
     assert adapt_guesses(2, 20, 31) == 41
 
 
-def test_passes_whose_guesses_stand_grow_by_powers_of_two() -> None:
-    chunks, most = [], FIRST_GUESSES
+def test_passes_with_right_guesses_double() -> None:
+    chunks, limit = [], FIRST_GUESSES
     for _ in range(4):
-        chunks.append(most + 1)
-        most = adapt_guesses(most, most, most)
+        chunks.append(limit + 1)
+        limit = adapt_guesses(limit, limit, limit)
     assert chunks == [16, 32, 64, 128]
 
 
-def test_the_number_of_guesses_is_bounded_from_both_sides() -> None:
-    most = 1
+def test_guess_limit_is_bounded() -> None:
+    limit = 1
     for _ in range(40):
-        most = adapt_guesses(most, most, most)
-    assert most == adapt_guesses(most, most, most) == (1 << 12) - 1
+        limit = adapt_guesses(limit, limit, limit)
+    assert limit == adapt_guesses(limit, limit, limit) == (1 << 12) - 1
     assert adapt_guesses(1, 0, 1) == 1
 
 
@@ -64,70 +64,70 @@ def test_the_number_of_guesses_is_bounded_from_both_sides() -> None:
     ("start", "stop", "count"),
     [(0, 4, 0), (0, 5, 1), (0, 8, 1), (0, 9, 2), (3, 4, 0), (3, 5, 1), (4, 8, 0), (5, 6, 0), (2, 13, 3)],
 )
-def test_a_guess_for_each_chunk_with_rows_behind_its_end(start: int, stop: int, count: int) -> None:
+def test_one_guess_for_each_chunk_with_tokens_after_it(start: int, stop: int, count: int) -> None:
     assert log_of().guesses(start, stop) == ((),) * count
 
 
-def test_the_last_thing_found_is_the_next_guess() -> None:
+def test_the_latest_thought_is_the_next_guess() -> None:
     log = log_of()
-    log.judge(span_of(log, 0, 13), [(7,), (), (9, 9)])
+    log.update(span_of(log, 0, 13), [(7,), (), (9, 9)])
     assert log.guesses(0, 13) == ((7,), (), (9, 9))
-    log.judge(span_of(log, 4, 8), [(8,)])
+    log.update(span_of(log, 4, 8), [(8,)])
     assert log.guesses(0, 13) == ((7,), (8,), (9, 9))
 
 
-def test_what_is_forced_or_not_thought_about_is_known() -> None:
+def test_forced_and_excluded_chunks_are_known() -> None:
     log = log_of(until=11, forced=((0, (5,)), (1, ()), (2, (6,))))
-    log.judge(span_of(log, 0, 17), [(5,), (), (), ()])
+    log.update(span_of(log, 0, 17), [(5,), (), (), ()])
     assert log.guesses(0, 17) == ((5,), (), (), ())  # chunk 2 ends behind 11
     log.adopt([(1,), (2,), (3,), (4,)])
     assert log.guesses(0, 17) == ((5,), (), (), ())
 
 
-def test_a_span_reaches_as_far_as_guesses_at_random_may_hang_on_one_another() -> None:
+def test_max_stop_limits_unpredicted_guesses() -> None:
     log = log_of()
-    assert log.reach(0, FAR) == log.reach(3, FAR) == (1 + FIRST_GUESSES) * CHUNK
-    log.judge(span_of(log, 0, 12), [(7,), (8,), (8,)])
-    assert log.reach(4, FAR) == 3 * CHUNK  # one guess
-    assert len(log.guesses(4, log.reach(4, FAR))) == 1
-    log.judge(span_of(log, 4, 12), [(8,), (8,)])
-    assert log.reach(12, FAR) == 7 * CHUNK  # three
-    assert log.reach(12, 14) == 14
+    assert log.max_stop(0, FAR) == log.max_stop(3, FAR) == (1 + FIRST_GUESSES) * CHUNK
+    log.update(span_of(log, 0, 12), [(7,), (8,), (8,)])
+    assert log.max_stop(4, FAR) == 3 * CHUNK  # one guess
+    assert len(log.guesses(4, log.max_stop(4, FAR))) == 1
+    log.update(span_of(log, 4, 12), [(8,), (8,)])
+    assert log.max_stop(12, FAR) == 7 * CHUNK  # three
+    assert log.max_stop(12, 14) == 14
 
 
-def test_guesses_with_a_reason_cost_nothing() -> None:
+def test_predicted_guesses_do_not_count_against_the_limit() -> None:
     log = log_of()
-    log.judge(span_of(log, 0, 16), [(7,), (), (), ()])
+    log.update(span_of(log, 0, 16), [(7,), (), (), ()])
     # Chunks 1, 2 and 3 never thought anything; of 4 nothing is known, and one such guess may be made.
-    assert log.reach(4, FAR) == 6 * CHUNK
+    assert log.max_stop(4, FAR) == 6 * CHUNK
 
 
-def test_a_request_that_thinks_no_more_is_read_as_far_as_there_is_room() -> None:
-    assert log_of(until=0).reach(0, FAR) == FAR
-    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).reach(0, FAR) == CHUNK
+def test_max_stop_without_thinking_is_unlimited() -> None:
+    assert log_of(until=0).max_stop(0, FAR) == FAR
+    assert ThoughtLog(CHUNK, ThinkRule(), confirms=True, max_guesses=0).max_stop(0, FAR) == CHUNK
 
 
-def test_what_a_chunk_thought_behind_another_thought_is_remembered() -> None:
+def test_guesses_depend_on_the_previous_thought() -> None:
     heads, tails = (1,), (2,)
     log = log_of()
-    log.judge(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
+    log.update(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
     span = span_of(log, 4, 16)
     assert span.guesses == (tails, tails)
-    log.judge(span, [heads, heads, heads])  # each behind tails
+    log.update(span, [heads, heads, heads])  # each behind tails
     span = span_of(log, 8, 16)
     assert span.guesses == (heads,)  # behind heads nothing is known yet
-    log.judge(span, [tails, tails])
+    log.update(span, [tails, tails])
     assert log.guesses(8, 17) == (tails, heads)
 
 
-def test_what_was_computed_before_is_guessed_at_once_when_it_is_computed_again() -> None:
+def test_restart_guesses_all_committed_thoughts() -> None:
     log = log_of()
     length = 100 * CHUNK
     for start in range(0, length, CHUNK):
-        log.judge(span_of(log, start, start + CHUNK), [(start,)])
-    settle(log, length)
-    log.start_again()
-    assert log.reach(0, FAR) >= length
+        log.update(span_of(log, start, start + CHUNK), [(start,)])
+    commit(log, length)
+    log.restart()
+    assert log.max_stop(0, FAR) >= length
     assert log.guesses(0, length) == tuple((start,) for start in range(0, length - CHUNK, CHUNK))
 
 
@@ -144,70 +144,68 @@ def test_what_was_computed_before_is_guessed_at_once_when_it_is_computed_again()
         ([(1,), (1,), (1,)], 0, 4),
     ],
 )
-def test_rows_stand_up_to_the_end_of_the_first_chunk_whose_guess_was_wrong(
-    found: list[ThoughtIds], right: int, stop: int
-) -> None:
+def test_tokens_are_valid_up_to_the_first_wrong_guess(found: list[ThoughtIds], right: int, stop: int) -> None:
     log = log_of()
     span = span_of(log, 2, 14)
-    assert log.judge(span, found) == right
-    assert log.stands(span, right) == stop
+    assert log.num_valid_tokens(span, found) == stop - span.start
+    assert log.update(span, found) == right
 
 
 def test_the_last_chunk_needs_no_guess() -> None:
     log = log_of()
     span = span_of(log, 0, 8)
     assert len(span.guesses) == 1
-    assert log.stands(span, log.judge(span, [(), (3,)])) == 8
+    assert log.num_valid_tokens(span, [(), (3,)]) == 8
 
 
-def test_a_span_without_guesses_says_nothing_about_how_many_are_worth_it() -> None:
+def test_span_without_guesses_keeps_the_limit() -> None:
     log = log_of()
-    log.judge(span_of(log, 0, 4), [(3,)])
-    assert log.reach(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
+    log.update(span_of(log, 0, 4), [(3,)])
+    assert log.max_stop(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
 
 
 # What is told
 
 
-def test_a_thought_is_told_once_when_all_rows_of_its_chunk_stand() -> None:
+def test_a_thought_is_committed_once_with_its_chunk() -> None:
     log = log_of()
-    log.judge(span_of(log, 0, 12), [(1,), (2,), (3,)])
-    assert settle(log, 3) == ()
-    assert settle(log, 4) == ((0, (1,)),)
-    assert settle(log, 7) == ()
-    assert settle(log, 12) == ((1, (2,)), (2, (3,)))
-    assert settle(log, 12) == ()
+    log.update(span_of(log, 0, 12), [(1,), (2,), (3,)])
+    assert commit(log, 3) == ()
+    assert commit(log, 4) == ((0, (1,)),)
+    assert commit(log, 7) == ()
+    assert commit(log, 12) == ((1, (2,)), (2, (3,)))
+    assert commit(log, 12) == ()
 
 
-def test_a_chunk_that_is_not_thought_about_is_not_told() -> None:
+def test_excluded_chunk_commits_no_thought() -> None:
     log = log_of(until=8)
-    log.judge(span_of(log, 0, 12), [(1,), (), ()])
-    assert settle(log, 12) == ((0, (1,)), (1, ()))
+    log.update(span_of(log, 0, 12), [(1,), (), ()])
+    assert commit(log, 12) == ((0, (1,)), (1, ()))
 
 
-def test_nothing_is_told_of_a_request_that_does_not_think() -> None:
+def test_request_without_thinking_commits_no_thought() -> None:
     log = log_of(until=0)
-    log.judge(span_of(log, 0, 12), [(), (), ()])
-    assert settle(log, 12) == ()
+    log.update(span_of(log, 0, 12), [(), (), ()])
+    assert commit(log, 12) == ()
 
 
 @pytest.mark.parametrize("again", [(1,), (9,)])
 @pytest.mark.parametrize("confirms", [True, False])
-def test_what_was_told_must_come_out_again_if_it_was_promised(again: ThoughtIds, confirms: bool) -> None:
+def test_sent_thoughts_must_come_out_again_if_confirmed(again: ThoughtIds, confirms: bool) -> None:
     log = log_of(confirms=confirms)
-    log.judge(span_of(log, 0, 8), [(1,), (2,)])
-    settle(log, 8)
-    log.start_again()
-    log.judge(span_of(log, 0, 4), [again])
-    assert log.settle(4) == ((), again == (1,) or not confirms)
-    log.judge(span_of(log, 4, 12), [(2,), (3,)])
-    assert log.settle(12) == (((2, (3,)),), True)
+    log.update(span_of(log, 0, 8), [(1,), (2,)])
+    commit(log, 8)
+    log.restart()
+    log.update(span_of(log, 0, 4), [again])
+    assert log.commit(4) == ((), again == (1,) or not confirms)
+    log.update(span_of(log, 4, 12), [(2,), (3,)])
+    assert log.commit(12) == (((2, (3,)),), True)
 
 
 # What others may read
 
 
-def test_pages_are_shared_as_far_as_the_tokens_alone_decide_them() -> None:
+def test_shared_len_covers_what_tokens_alone_decide() -> None:
     assert log_of().shared_len(20) == 20
     assert log_of(until=9).shared_len(20) == 9
     assert log_of(until=30).shared_len(20) == 20
@@ -215,26 +213,26 @@ def test_pages_are_shared_as_far_as_the_tokens_alone_decide_them() -> None:
     assert log_of(forced=((3, ()),)).shared_len(20) == 0
 
 
-def test_the_thoughts_of_a_page_go_with_it() -> None:
+def test_thoughts_of_pages_can_be_adopted() -> None:
     one, other = log_of(), log_of()
-    one.judge(span_of(one, 0, 16), [(1,), (), (3,), (4,)])
+    one.update(span_of(one, 0, 16), [(1,), (), (3,), (4,)])
     assert one.of_pages(0, 8) == ((1,), ())
     assert one.of_pages(8, 16) == ((3,), (4,))
     other.adopt([*one.of_pages(0, 8), *one.of_pages(8, 16)])
-    assert settle(other, 16) == settle(one, 16)
+    assert commit(other, 16) == commit(one, 16)
 
 
-def test_what_was_told_is_in_doubt_until_it_is_confirmed() -> None:
+def test_sent_thoughts_are_unconfirmed_until_computed_again() -> None:
     log = log_of()
-    log.judge(span_of(log, 0, 8), [(1,), (2,)])
-    settle(log, 8)
-    assert not log.is_doubted
-    log.start_again()  # pages were given up, and nothing else
-    assert not log.is_doubted
-    log.doubt()
-    assert log.is_doubted
-    settle(log, 4)
-    assert log.is_doubted
-    settle(log, 8)
-    log.start_again()
-    assert not log.is_doubted
+    log.update(span_of(log, 0, 8), [(1,), (2,)])
+    commit(log, 8)
+    assert not log.has_unconfirmed
+    log.restart()  # pages were given up, and nothing else
+    assert not log.has_unconfirmed
+    log.unconfirm()
+    assert log.has_unconfirmed
+    commit(log, 4)
+    assert log.has_unconfirmed
+    commit(log, 8)
+    log.restart()
+    assert not log.has_unconfirmed

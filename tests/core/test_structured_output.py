@@ -52,20 +52,20 @@ BAD: dict[str, list[Any]] = {
         for n, value in enumerate(values)
     ],
 )
-def test_a_wrong_form_is_refused_in_a_short_message(name: str, value: Any) -> None:
+def test_invalid_structured_output_is_refused_in_a_short_message(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         StructuredOutput(**{name: value})
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_each_form_is_of_its_kind(name: str) -> None:
+def test_kind_of_each_structured_output(name: str) -> None:
     form = StructuredOutput(**{name: ONE_OF_EACH[name]})
     assert form.kind == name
     assert hash(form) == hash(StructuredOutput(**{name: ONE_OF_EACH[name]}))
 
 
-def test_a_form_is_kept_as_text() -> None:
+def test_structured_output_is_kept_as_text() -> None:
     assert StructuredOutput(json_schema={"type": "object"}).texts == ('{"type": "object"}',)
     assert StructuredOutput(json_schema='{"type":"object"}').texts == ('{"type":"object"}',)
     assert StructuredOutput(json_object=True).texts == ()
@@ -75,7 +75,7 @@ def test_a_form_is_kept_as_text() -> None:
 
 
 @pytest.mark.parametrize(("schema", "text"), [(True, "true"), (False, "false"), ("true", "true")])
-def test_a_schema_may_be_true_or_false(schema: Any, text: str) -> None:
+def test_schema_may_be_true_or_false(schema: Any, text: str) -> None:
     """Anything, and nothing."""
     form = StructuredOutput(json_schema=schema)
     assert (form.kind, form.texts) == ("json_schema", (text,))
@@ -83,20 +83,20 @@ def test_a_schema_may_be_true_or_false(schema: Any, text: str) -> None:
 
 @pytest.mark.parametrize("second", ONE_OF_EACH)
 @pytest.mark.parametrize("first", ONE_OF_EACH)
-def test_two_forms_are_refused(first: str, second: str) -> None:
+def test_two_fields_are_refused(first: str, second: str) -> None:
     if first != second:
         with pytest.raises(InvalidRequest, match=r"exactly one of .*; it has 2"):
             StructuredOutput(**{first: ONE_OF_EACH[first], second: ONE_OF_EACH[second]})
 
 
-def test_no_form_is_refused() -> None:
+def test_no_field_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="exactly one of json_schema, json_object, regex, choice, lark"):
         StructuredOutput()
     with pytest.raises(InvalidRequest, match="it has 0"):
         StructuredOutput(json_object=False)
 
 
-def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
+def test_endless_choices_are_refused_without_reading_all() -> None:
     def endless() -> Any:
         for taken in range(10**9):
             assert taken <= 2 * MAX_CHOICES, "the whole list was read"
@@ -106,7 +106,7 @@ def test_an_endless_list_of_choices_is_refused_without_reading_it_all() -> None:
         StructuredOutput(choice=endless())
 
 
-def test_the_largest_forms_are_allowed() -> None:
+def test_size_limits_are_inclusive() -> None:
     StructuredOutput(regex="x" * MAX_GRAMMAR_CHARS)
     StructuredOutput(choice=["x" * (MAX_GRAMMAR_CHARS // MAX_CHOICES)] * MAX_CHOICES)
 
@@ -114,6 +114,6 @@ def test_the_largest_forms_are_allowed() -> None:
 @pytest.mark.parametrize(
     "form", [{"regex": ""}, {"lark": ""}, {"json_schema": '{"const": NaN}'}, {"json_schema": "Infinity"}]
 )
-def test_empty_forms_and_numbers_json_does_not_know_are_refused(form: dict[str, str]) -> None:
+def test_empty_texts_and_nan_are_refused(form: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         StructuredOutput(**form)  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ BAD: dict[str, list[Any]] = {
         for n, value in enumerate(values)
     ],
 )
-def test_a_wrong_setting_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_value_is_refused_by_field_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=name.removesuffix("s") if name == "stop" else name):
         SamplingParams(**{name: value})
 
@@ -119,14 +119,14 @@ def test_every_field_has_bad_values_above() -> None:
     assert {field.name for field in dataclasses.fields(SamplingParams)} == BAD.keys()
 
 
-def test_contradictions_are_refused() -> None:
+def test_contradicting_fields_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"min_tokens \(9\) is larger than max_tokens \(8\)"):
         SamplingParams(min_tokens=9, max_tokens=8)
     with pytest.raises(InvalidRequest, match="leave ignore_eos out"):
         SamplingParams(structured=StructuredOutput(regex="a"), ignore_eos=True)
 
 
-def test_no_tokens_are_asked_for_only_to_see_the_prompt() -> None:
+def test_max_tokens_zero_needs_prompt_logprobs_or_echo() -> None:
     with pytest.raises(InvalidRequest, match="ask for at least one token, or for prompt_logprobs or echo"):
         SamplingParams(max_tokens=0)
     with pytest.raises(InvalidRequest, match="max_tokens is 0"):
@@ -135,7 +135,7 @@ def test_no_tokens_are_asked_for_only_to_see_the_prompt() -> None:
     assert SamplingParams(max_tokens=0, echo=True).max_tokens == 0
 
 
-def test_an_endless_list_of_stops_is_refused_without_reading_it_all() -> None:
+def test_endless_iterables_are_refused_without_reading_all() -> None:
     def endless() -> Any:
         for taken in range(10**9):
             assert taken <= 10 * MAX_STOPS, "the whole list was read"
@@ -147,7 +147,7 @@ def test_an_endless_list_of_stops_is_refused_without_reading_it_all() -> None:
         SamplingParams(stop=map(str, endless()))
 
 
-def test_a_bias_is_kept_by_id() -> None:
+def test_logit_bias_is_sorted_by_id() -> None:
     """However it was given; of two biases of one token the last counts."""
     expected = ((3, -1.0), (8, 2.5))
     assert SamplingParams(logit_bias={8: 2.5, 3: -1}).biases == expected
@@ -156,7 +156,7 @@ def test_a_bias_is_kept_by_id() -> None:
     assert SamplingParams().biases == ()
 
 
-def test_lists_are_kept_as_they_were_given() -> None:
+def test_id_lists_keep_their_order() -> None:
     params = SamplingParams(allowed_token_ids=iter([5, 2]), bad_token_ids={7}, bad_words="no")
     assert (params.allowed_ids, params.bad_ids, params.bad_texts) == ((5, 2), (7,), ("no",))
     plain = SamplingParams()
@@ -164,18 +164,18 @@ def test_lists_are_kept_as_they_were_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "frequency_penalty", "presence_penalty"])
-def test_any_penalty_penalises(name: str) -> None:
+def test_penalises_is_true_for_each_penalty(name: str) -> None:
     assert not SamplingParams().penalises
     assert SamplingParams(**{name: 0.5}).penalises  # type: ignore[arg-type]
 
 
-def test_a_message_does_not_repeat_a_huge_value() -> None:
+def test_error_message_shortens_a_huge_value() -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(temperature="x" * 10**6)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 200
 
 
-def test_a_setting_is_kept_as_plain_data() -> None:
+def test_values_are_normalized_to_plain_data() -> None:
     params = SamplingParams(
         stop=["b", "a"],
         stop_token_ids=range(3),
@@ -215,7 +215,7 @@ def test_a_setting_is_kept_as_plain_data() -> None:
         {"structured": StructuredOutput(json_object=True)},
     ],
 )
-def test_the_edges_are_allowed(edge: dict[str, Any]) -> None:
+def test_limits_are_inclusive(edge: dict[str, Any]) -> None:
     SamplingParams(**edge)
 
 
@@ -224,7 +224,7 @@ def test_greedy_is_temperature_zero() -> None:
     assert not SamplingParams(temperature=1e-6).greedy
 
 
-def test_it_is_frozen_and_hashable() -> None:
+def test_params_are_frozen_and_hashable() -> None:
     params = SamplingParams(stop=["a"], logit_bias={1: 2.0}, structured=StructuredOutput(choice=["x"]))
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.max_tokens = 5  # type: ignore[misc]

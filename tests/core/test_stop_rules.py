@@ -31,13 +31,13 @@ def test_finish_reasons() -> None:
     assert finish_reason(0, 4, False, SamplingParams(max_tokens=4, ignore_eos=True), EOS) == "length"
 
 
-def test_a_form_that_is_complete_ends_the_answer_before_min_tokens() -> None:
+def test_complete_structured_output_ends_before_min_tokens() -> None:
     params = SamplingParams(max_tokens=4, min_tokens=3, structured=StructuredOutput(choice=["a"]))
     assert finish_reason(0, 2, False, params, EOS) == "stop"
     assert finish_reason(3, 2, True, params, EOS) is None  # a stop string still waits
 
 
-def test_a_candidate_that_may_be_the_last_asks_for_a_verdict() -> None:
+def test_looks_final_for_stop_tokens_and_the_last_token() -> None:
     params = SamplingParams(max_tokens=5)
     assert looks_final(0, 1, params, EOS)
     assert not looks_final(3, 3, params, EOS)
@@ -50,20 +50,20 @@ def naive_find(text: str, stops: list[str]) -> int | None:
 
 
 @given(TEXT, TEXT, STOPS)
-def test_find_stop_is_the_plain_search(before: str, piece: str, stops: list[str]) -> None:
+def test_find_stop_equals_a_plain_search(before: str, piece: str, stops: list[str]) -> None:
     if naive_find(before, stops) is None:
         assert find_stop(before + piece, len(before), stops) == naive_find(before + piece, stops)
 
 
 @given(TEXT, STOPS)
-def test_what_is_held_back_is_the_longest_beginning_of_a_stop(text: str, stops: list[str]) -> None:
+def test_held_back_len_is_the_longest_prefix_of_a_stop(text: str, stops: list[str]) -> None:
     beginnings = {stop[:n] for stop in stops for n in range(1, len(stop))}
     expected = max((n for n in range(len(text) + 1) if text[len(text) - n :] in beginnings), default=0)
     assert held_back_len(text, stops) == expected
 
 
 @given(st.lists(st.text("ab", max_size=3), max_size=8), STOPS)
-def test_shown_text_never_has_to_be_taken_back(pieces: list[str], stops: list[str]) -> None:
+def test_shown_text_never_contains_part_of_a_stop(pieces: list[str], stops: list[str]) -> None:
     text = shown = ""
     for piece in pieces:
         searched, text = len(text), text + piece

@@ -12,7 +12,7 @@ def test_an_empty_pool_is_refused(pages: int, size: int) -> None:
         PagePool(pages, size)
 
 
-def test_pages_are_taken_lowest_first_and_counted() -> None:
+def test_take_returns_the_lowest_page_first() -> None:
     pool = PagePool(3, 4)
     assert [pool.take(), pool.take()] == [0, 1]
     assert (pool.num_available, pool.num_held) == (1, 2)
@@ -24,7 +24,7 @@ def test_pages_for_a_length(length: int, pages: int) -> None:
     assert PagePool(9, 4).pages_for(length) == pages
 
 
-def test_a_page_is_free_when_its_last_holder_drops_it() -> None:
+def test_page_is_free_after_its_last_holder_drops_it() -> None:
     pool = PagePool(1, 4)
     page = pool.take()
     pool.hold(page)
@@ -36,7 +36,7 @@ def test_a_page_is_free_when_its_last_holder_drops_it() -> None:
         pool.drop(page)
 
 
-def test_idle_pages_are_taken_back_least_recently_used_first() -> None:
+def test_idle_pages_are_evicted_least_recently_used_first() -> None:
     pool = PagePool(3, 4)
     evicted: list[int] = []
     pool.on_evict = evicted.append
@@ -53,7 +53,7 @@ def test_idle_pages_are_taken_back_least_recently_used_first() -> None:
         pool.take()
 
 
-def test_a_free_page_goes_before_an_idle_one() -> None:
+def test_free_pages_are_taken_before_idle_ones() -> None:
     pool = PagePool(2, 4)
     kept = pool.take()
     pool.mark_cached(kept)
@@ -62,7 +62,7 @@ def test_a_free_page_goes_before_an_idle_one() -> None:
     assert pool.is_cached(kept)
 
 
-def test_a_forgotten_idle_page_is_free() -> None:
+def test_idle_page_that_leaves_the_cache_is_free() -> None:
     pool = PagePool(1, 4)
     page = pool.take()
     pool.mark_cached(page)

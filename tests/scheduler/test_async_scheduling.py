@@ -19,7 +19,7 @@ def certified(**changes: object) -> Driver:
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("lie", [0.0, 0.4])
-def test_an_answer_is_the_same_however_far_ahead_it_is_planned(mode: str, ahead: bool, lie: float) -> None:
+def test_async_scheduling_gives_the_same_answer(mode: str, ahead: bool, lie: float) -> None:
     driver = Driver(mode, certified=CERTIFIED, ahead=ahead, lie=0.0 if mode == "off" else lie)  # type: ignore[arg-type]
     numbers = [driver.submit(PROMPT[: n + 1], 12 + n, deterministic=mode != "off") for n in range(4)]
     driver.finish()
@@ -28,7 +28,7 @@ def test_an_answer_is_the_same_however_far_ahead_it_is_planned(mode: str, ahead:
         assert driver.texts[number].seen == driver.answers[number]
 
 
-def test_certified_steps_are_planned_before_the_last_is_read() -> None:
+def test_next_certified_step_is_planned_before_the_last_is_read() -> None:
     driver = certified(speculation="off")
     number = driver.submit(PROMPT, 20)
     driver.finish()
@@ -39,7 +39,7 @@ def test_certified_steps_are_planned_before_the_last_is_read() -> None:
     assert driver.ended[number].determinism == "certified"
 
 
-def test_the_next_row_stands_behind_the_one_in_flight() -> None:
+def test_next_span_starts_after_the_span_in_flight() -> None:
     driver = certified(speculation="off")
     number = driver.submit(PROMPT, 20)
     first, second = driver.start(), driver.start()
@@ -52,7 +52,7 @@ def test_the_next_row_stands_behind_the_one_in_flight() -> None:
     assert (third.start, third.token_ids) == (6, (UNKNOWN_TOKEN,))
 
 
-def test_chunks_of_a_prompt_follow_one_another_in_flight() -> None:
+def test_prefill_chunks_follow_each_other_in_flight() -> None:
     driver = certified(rows=16, seqs=2)
     prompt = tuple(n % 3 + 1 for n in range(40))
     number = driver.submit(prompt, 3)
@@ -68,7 +68,7 @@ def test_chunks_of_a_prompt_follow_one_another_in_flight() -> None:
     assert driver.answers[number] == truth(prompt, 3)
 
 
-def test_nothing_is_planned_behind_the_last_token() -> None:
+def test_nothing_is_planned_after_the_last_token() -> None:
     driver = certified(speculation="off")
     driver.submit(PROMPT, 2)
     assert driver.start() and driver.start()
@@ -80,7 +80,7 @@ def test_nothing_is_planned_behind_the_last_token() -> None:
 
 @pytest.mark.parametrize("settings", [{"presence_penalty": 1.0}, {"grammar": AnyForm()}])
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_who_must_know_its_tokens_makes_everybody_wait(mode: str, settings: dict[str, object]) -> None:
+def test_a_synchronous_request_makes_all_requests_wait(mode: str, settings: dict[str, object]) -> None:
     driver = Driver(mode, certified=CERTIFIED, ahead=True, lie=0.3)  # type: ignore[arg-type]
     free = driver.submit(PROMPT, 30)
     bound = driver.submit((3, 3), 6, **settings)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_who_must_know_its_tokens_makes_everybody_wait(mode: str, settings: dict
     assert driver.answers[bound] == truth((3, 3), 6)
 
 
-def test_a_newcomer_is_admitted_while_others_are_in_flight() -> None:
+def test_request_is_admitted_while_a_plan_is_in_flight() -> None:
     driver = certified(speculation="off")
     driver.submit(PROMPT, 20)
     driver.start()
@@ -106,15 +106,15 @@ def test_a_newcomer_is_admitted_while_others_are_in_flight() -> None:
     assert driver.answers[late] == truth((2, 2), 4)
 
 
-def test_without_pages_the_plan_is_empty_and_nobody_is_preempted_in_flight() -> None:
+def test_no_preemption_while_a_plan_is_in_flight() -> None:
     driver = certified(num_pages=7, seqs=2, cache=False, speculation="off")
     numbers = [driver.submit(PROMPT, 15), driver.submit(PROMPT, 15)]
     empty = 0
     while driver.scheduler.has_work:
         in_flight = bool(driver.flying)
-        before = sum(seq.stats.preemptions for seq in driver.scheduler.requests)
+        before = sum(state.stats.preemptions for state in driver.scheduler.requests)
         plan = driver.start()
-        after = sum(seq.stats.preemptions for seq in driver.scheduler.requests)
+        after = sum(state.stats.preemptions for state in driver.scheduler.requests)
         assert not (in_flight and after > before)
         empty += in_flight and not plan
         if driver.flying and (not plan or len(driver.flying) > 1):
@@ -124,7 +124,7 @@ def test_without_pages_the_plan_is_empty_and_nobody_is_preempted_in_flight() -> 
     assert all(driver.answers[number] == truth(PROMPT, 15) for number in numbers)
 
 
-def test_an_abort_in_flight_holds_pages_and_lane_until_the_last_plan_is_over() -> None:
+def test_abort_in_flight_keeps_pages_and_request_index_until_plans_are_read() -> None:
     driver = certified(seqs=1, cache=False, speculation="off")
     number = driver.submit(PROMPT, 20)
     waiting = driver.submit(PROMPT, 3)
@@ -144,7 +144,7 @@ def test_an_abort_in_flight_holds_pages_and_lane_until_the_last_plan_is_over() -
     assert driver.answers[waiting] == truth(PROMPT, 3)
 
 
-def test_an_end_that_nobody_foresaw_drops_what_is_in_flight() -> None:
+def test_stop_string_discards_results_in_flight() -> None:
     driver = certified(speculation="off")
     number = driver.submit(PROMPT, 20, stop_at=4)
     driver.finish()
@@ -152,7 +152,7 @@ def test_an_end_that_nobody_foresaw_drops_what_is_in_flight() -> None:
     assert driver.runner.num_started == 5, "one plan was under way when the end was read"
 
 
-def test_a_failure_ends_all_in_flight_and_no_other() -> None:
+def test_failure_ends_only_requests_in_flight() -> None:
     driver = certified(seqs=2, speculation="off")
     running = [driver.submit(PROMPT, 20), driver.submit((3,), 20)]
     waiting = driver.submit((2, 2), 4)
@@ -168,7 +168,7 @@ def test_a_failure_ends_all_in_flight_and_no_other() -> None:
     assert driver.answers[waiting] == truth((2, 2), 4)
 
 
-def test_plans_are_absorbed_in_order() -> None:
+def test_plans_must_be_read_in_order() -> None:
     driver = certified()
     driver.submit(PROMPT, 20)
     driver.start()
@@ -177,7 +177,7 @@ def test_plans_are_absorbed_in_order() -> None:
         driver.scheduler.update(second, [])
 
 
-def test_who_repeats_itself_waits_for_its_tokens_and_proposes() -> None:
+def test_repeating_request_skips_a_pass_to_draft() -> None:
     driver = certified(seqs=4)
     copies = driver.submit((COPIES, 2, 1, 3, 1), 60)
     driver.finish()
@@ -196,12 +196,12 @@ def test_who_repeats_itself_waits_for_its_tokens_and_proposes() -> None:
     ("chance", "guesses", "worth"),
     [(0.5, 31, False), (0.6, 3, True), (0.9, 1, False), (1.0, 2, True), (1.0, 1, False)],
 )
-def test_waiting_is_worth_it_for_more_than_two_tokens(chance: float, guesses: int, worth: bool) -> None:
+def test_waiting_is_worth_more_than_two_tokens(chance: float, guesses: int, worth: bool) -> None:
     assert is_worth_waiting(chance, guesses) is worth
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
+def test_no_request_starves_with_plans_in_flight(mode: str) -> None:
     driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=True)  # type: ignore[arg-type]
     for _ in range(6):
         driver.submit(PROMPT, 14)
@@ -212,7 +212,7 @@ def test_nobody_starves_with_plans_in_flight(mode: str) -> None:
     assert all(driver.answers[number] == truth(PROMPT, 14) for number in range(6))
 
 
-def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> None:
+def test_revocation_discards_results_in_flight_but_not_of_ordinary_requests() -> None:
     driver = certified(speculation="off")
     sworn, ordinary = driver.submit(PROMPT, 12), driver.submit((1, 1), 12, deterministic=False)
     for _ in range(5):
@@ -220,8 +220,8 @@ def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> 
     (flown,) = spans_of(driver.flying[0][0], sworn)
     driver.scheduler._revoke()
     driver.scheduler.check()
-    again = next(seq for seq in driver.scheduler.requests if seq.request_id == sworn)
-    assert not again.flying and not again.land(flown), "what is in flight means nothing any more"
+    again = next(state for state in driver.scheduler.requests if state.request_id == sworn)
+    assert not again.in_flight.spans and not again.in_flight.pop(flown), "its result is discarded"
     assert not driver.start(), "nothing is planned before what was made under the certificate is over"
     said = len(driver.answers[ordinary])
     driver.read()
@@ -238,10 +238,10 @@ def test_a_revocation_drops_what_is_in_flight_and_spares_ordinary_requests() -> 
     )
 
 
-def test_only_the_oldest_span_in_flight_lands() -> None:
+def test_only_the_oldest_span_in_flight_is_popped() -> None:
     driver = certified(speculation="off")
     number = driver.submit(PROMPT, 12)
     (first,), (second,) = spans_of(driver.start(), number), spans_of(driver.start(), number)
-    seq = driver.sequence(number)
-    assert not seq.land(second) and seq.in_flight.spans == [first, second]
-    assert seq.land(first) and seq.in_flight.spans == [second]
+    state = driver.sequence(number)
+    assert not state.in_flight.pop(second) and state.in_flight.spans == [first, second]
+    assert state.in_flight.pop(first) and state.in_flight.spans == [second]

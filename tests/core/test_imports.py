@@ -14,7 +14,7 @@ print(len([name for name in sys.modules if name.startswith("holdfast.")]), loade
 """
 
 
-def test_core_kv_and_schedule_import_neither_torch_nor_numpy() -> None:
+def test_core_kv_cache_and_scheduler_import_neither_torch_nor_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     count, loaded = done.stdout.split(maxsplit=1)
     assert int(count) > 15
