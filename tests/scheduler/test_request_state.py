@@ -7,6 +7,7 @@ import pytest
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span
+from holdfast.errors import NoTokenAllowed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.prefix_cache import PrefixCache
 from holdfast.scheduler.request_state import FIRST_WINDOW, LIVE, TRANSITIONS, Phase, RequestState
@@ -220,7 +221,7 @@ def test_a_place_without_an_allowed_token_fails_the_request() -> None:
     state = prefilled()
     propose(state, 60, 61)
     assert judge(state, 60, NO_TOKEN, 0) == (60,)
-    assert state.phase is Phase.FAILED and "no token is left" in (state.failure or "")
+    assert state.phase is Phase.FAILED and isinstance(state.failure, NoTokenAllowed)
 
 
 # Phases

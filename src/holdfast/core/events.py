@@ -1,4 +1,4 @@
-"""What the scheduler tells the engine after a step. Only committed tokens are ever in an event."""
+"""What the scheduler reports to the engine after a step. Events contain only committed tokens."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class TokensCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Logprobs of the next of the prompt's own tokens."""
+    """Logprobs of the next tokens of the prompt."""
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
@@ -24,7 +24,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtsCommitted:
-    """What was thought behind the next chunks, as (chunk, thought)."""
+    """The thoughts after the next chunks, as (chunk, thought)."""
 
     request_id: int
     thoughts: tuple[tuple[int, ThoughtIds], ...]
@@ -32,9 +32,9 @@ class ThoughtsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CertificateChecked:
-    """Rows of certified passes were computed again at the reference's shape. If the bits differ, the certificate is void.
+    """Tokens of certified passes were computed again at the reference's batch size. A mismatch revokes the certificate.
 
-    No rows: it came to light otherwise, when an answer was computed again.
+    num_tokens is 0 if no spot check found the mismatch, but an answer that was computed again.
     """
 
     num_tokens: int

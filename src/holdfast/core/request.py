@@ -1,6 +1,6 @@
-"""A request as the scheduler takes it: valid, tokenised, with its seed. Nothing about it changes.
+"""A request as the scheduler takes it: valid, tokenised, with a seed. It never changes.
 
-A client's request for n answers becomes n of these, alike but for id, seed and index.
+A client's request for n answers becomes n of these, which differ in id, seed and index.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,22 +13,21 @@ _MASK = (1 << 64) - 1
 
 
 class AnswerText(Protocol):
-    """Watches committed tokens as text. Sees every committed token exactly once, in order, and nothing else."""
+    """Reads committed tokens as text. It gets every committed token exactly once, in order, and nothing else."""
 
     def push(self, token_id: int) -> bool:
-        """Take one committed token; true if a stop string is now complete."""
+        """Append one committed token. True if a stop string is now complete."""
         ...
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to answer it. `request_id` counts up with arrival, and that order is the queue's.
+    """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued in that order.
 
-    score_from is the first position whose own token's logprob is asked for, if any; leader the request whose prompt this one
-    shares, so that it can wait for its pages; bad_words are token sequences that may not be completed; echo_text is what the
-    answer's text begins with; grammars has one for each answer, which moves with it, if they are to have a form. read_len
-    says how many of the prompt's tokens are read, if not all: those behind are an answer to be scored. want_receipt: whether
-    the result shall have a receipt.
+    score_from is the first position whose token's logprob is asked for, if any. leader is the request with the same prompt
+    whose pages this one waits for. bad_words are token sequences that may not be completed. echo_text is the beginning of
+    the answer's text. grammars has one for each answer, if the output is structured. read_len is the length of the prompt
+    if the tokens after it are an answer to be scored. want_receipt: the result gets a receipt.
     """
 
     request_id: int
@@ -51,11 +50,11 @@ class Request:
 
     @property
     def max_len(self) -> int:
-        """Positions the request can ever reach: prompt and answer."""
+        """The largest number of positions: prompt and answer."""
         return self.prompt_len + self.params.max_tokens
 
     def branches(self) -> "tuple[Request, ...]":
-        """One request for each of the n answers; ids follow one another, and the first is this request itself."""
+        """One request for each of the n answers, with consecutive ids. The first is this request itself."""
         return tuple(
             replace(
                 self,
@@ -70,7 +69,7 @@ class Request:
 
 
 def branch_seed(seed: int, index: int) -> int:
-    """The seed of the index-th of several answers; the first has the request's own."""
+    """The seed of the index-th answer. The first has the request's own."""
     if index == 0:
         return seed
     value = (seed + index * 0x9E3779B97F4A7C15) & _MASK

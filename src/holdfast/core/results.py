@@ -1,4 +1,4 @@
-"""What a client gets back."""
+"""What a client gets: deltas while its request runs, and its result."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -15,10 +15,9 @@ _WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 class Stats:
     """What a request cost. candidates == accepted + rolled_back; tokens == accepted + canonical_tokens.
 
-    An ordinary request's fast tokens are candidates nobody has to verify: proposed and accepted at once. looked_up counts the
-    candidates that were found in the request's own text. prefill_passes are those with rows of the prompt (or of what was
-    computed again); guessed counts the thoughts that were taken for granted in some pass, guessed_right those of them that
-    stood.
+    An ordinary request's fast tokens count as candidates that are accepted at once. looked_up counts the candidates of the
+    n-gram proposer. prefill_passes are passes over the prompt, or over tokens that are recomputed. guessed counts the
+    thoughts that passes guessed, guessed_right those of them that were right.
     """
 
     candidates: int = 0
@@ -49,7 +48,7 @@ def weakest(modes: Iterable[Determinism]) -> Determinism:
 
 @dataclass(frozen=True)
 class Thought:
-    """What a thinking model wrote behind a chunk, whose last token stands at position. A trivial thought has no text."""
+    """What a model that thinks wrote after a chunk that ends at position. A trivial thought has no text."""
 
     chunk: int
     position: int

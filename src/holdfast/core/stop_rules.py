@@ -1,6 +1,6 @@
 """When an answer ends. Pure functions over committed tokens and their text.
 
-A candidate that looks like a stop ends nothing: it merely asks for an early verdict (`looks_final`).
+A candidate never ends an answer. If it looks like a stop, its window is verified early (`looks_final`).
 """
 
 from collections.abc import Collection, Sequence
@@ -12,16 +12,16 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 def is_stop_token(token_id: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
-    """Whether this token ends an answer that may end (min_tokens aside)."""
+    """Whether this token ends an answer, min_tokens aside."""
     return token_id in params.stop_ids or (not params.ignore_eos and token_id in eos_ids)
 
 
 def finish_reason(
     token_id: int, num_output: int, text_stopped: bool, params: SamplingParams, eos_ids: Collection[int]
 ) -> FinishReason | None:
-    """Why the answer ends with this token, its num_output-th, or None if it goes on.
+    """Why the answer ends with this token, its num_output-th, or None if it continues.
 
-    A stop token before min_tokens is chosen only where the answer's form allows nothing else: it is an end all the same.
+    A stop token before min_tokens is sampled only if the grammar allows no other token. It ends the answer, too.
     """
     may_end = num_output >= params.min_tokens or params.structured is not None
     if may_end and is_stop_token(token_id, params, eos_ids):
@@ -32,12 +32,12 @@ def finish_reason(
 
 
 def looks_final(token_id: int, num_output: int, params: SamplingParams, eos_ids: Collection[int]) -> bool:
-    """Whether a candidate that would be the num_output-th token is worth an early verdict."""
+    """Whether a candidate that would be the num_output-th token should be verified early."""
     return num_output + 1 >= params.max_tokens or is_stop_token(token_id, params, eos_ids)
 
 
 def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins in text, of which the first searched_len characters hold none whole."""
+    """The start of the earliest stop string in text. The first searched_len characters contain no whole one."""
     found: int | None = None
     for stop in stops:
         at = text.find(stop, max(0, searched_len - len(stop) + 1))
@@ -47,7 +47,7 @@ def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
 
 
 def held_back_len(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of text may be the beginning of a stop string, and so cannot be shown yet."""
+    """How many characters at the end of text may be the start of a stop string, and so cannot be shown yet."""
     longest = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), longest, -1):
