@@ -136,14 +136,14 @@ def test_calls_with_response_format(client: openai.OpenAI) -> None:
 
 
 def test_tool_choice_none_hides_tools(client: openai.OpenAI) -> None:
-    told = ask(client, tool_choice="none", max_tokens=8)
+    without_tools = ask(client, tool_choice="none", max_tokens=8)
     plain = ask(client, tools=openai.NOT_GIVEN, max_tokens=8)
-    assert told.usage.prompt_tokens == plain.usage.prompt_tokens
-    assert told.choices[0].message == plain.choices[0].message
+    assert without_tools.usage.prompt_tokens == plain.usage.prompt_tokens
+    assert without_tools.choices[0].message == plain.choices[0].message
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "expected_message"),
     [
         ({"tools": [function("a b")]}, "function.name must be"),
         ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "not one of the tools"),
@@ -159,6 +159,8 @@ def test_tool_choice_none_hides_tools(client: openai.OpenAI) -> None:
     ],
     ids=["name", "choice", "no tools", "two forms", "schema"],
 )
-def test_invalid_tool_settings_are_refused(client: openai.OpenAI, settings: Any, says: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=says):
+def test_invalid_tool_settings_are_refused(
+    client: openai.OpenAI, settings: Any, expected_message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=expected_message):
         ask(client, **settings)

@@ -18,7 +18,7 @@ CHUNK = 4
 PROMPT = "heads tails the coin is flips heads heads tails the"
 QUESTION: Any = [{"role": "user", "content": PROMPT}]
 TEMPLATE = "{% for one in messages %}{{ one.content }} {% endfor %}"
-ASKED: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
+SETTINGS: dict[str, Any] = {"max_tokens": 14, "seed": 5, "ignore_eos": True, "deterministic": True}
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def client(thinker: Server) -> Iterator[openai.OpenAI]:
 
 
 def complete(server: Server, **body: Any) -> dict[str, Any]:
-    answer = server.post("/v1/completions", {"prompt": PROMPT, **ASKED, **body})
+    answer = server.post("/v1/completions", {"prompt": PROMPT, **SETTINGS, **body})
     assert answer.status_code == 200, answer.text
     content: dict[str, Any] = answer.json()
     return content
 
 
 def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    text = server.post(path, {**ASKED, **body, "stream": True}).text
+    text = server.post(path, {**SETTINGS, **body, "stream": True}).text
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
@@ -63,7 +63,7 @@ def stream_thoughts(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_thoughts_equal_those_of_the_engine(thinker: Server, folder: Path) -> None:
     answer = complete(thinker, n=2, return_token_ids=True)
-    params = SamplingParams(**{**ASKED, "n": 2})
+    params = SamplingParams(**{**SETTINGS, "n": 2})
     here = LLM(str(folder)).generate([PROMPT], params)[0]
     assert [tuple(one["token_ids"]) for one in answer["choices"]] == [one.token_ids for one in here.choices]
     expected = [
@@ -156,7 +156,7 @@ def test_forced_thought_replaces_the_models_own(thinker: Server) -> None:
     same = {str(one["chunk"]): one["token_ids"] for one in own["holdfast"]["thoughts"]}
     assert complete(thinker, forced_thoughts=same)["choices"] == own["choices"]
     chat = thinker.post(
-        "/v1/chat/completions", {"messages": QUESTION, **ASKED, "forced_thoughts": {"0": [9]}}
+        "/v1/chat/completions", {"messages": QUESTION, **SETTINGS, "forced_thoughts": {"0": [9]}}
     )
     assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
 
@@ -168,7 +168,7 @@ def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected_message"),
     [
         ({"think": "no"}, "'think': expected a boolean"),
         ({"forced_thoughts": [[0, [5]]]}, "'forced_thoughts': expected an object"),
@@ -186,24 +186,24 @@ def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
 def test_invalid_thinking_fields_are_refused(
-    thinker: Server, path: str, body: dict[str, Any], said: str
+    thinker: Server, path: str, body: dict[str, Any], expected_message: str
 ) -> None:
-    asked = {"messages": QUESTION, **ASKED} if "chat" in path else {"prompt": PROMPT, **ASKED}
+    request = {"messages": QUESTION, **SETTINGS} if "chat" in path else {"prompt": PROMPT, **SETTINGS}
     if path == "/v1/score":
-        asked = {"prompt": PROMPT, "completion": " heads"}
-    answer = thinker.post(path, {**asked, **body})
+        request = {"prompt": PROMPT, "completion": " heads"}
+    answer = thinker.post(path, {**request, **body})
     assert answer.status_code == 400, answer.text
-    assert said in answer.json()["error"]["message"]
+    assert expected_message in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("how", [{}, {"think": False}, {"forced_thoughts": {"0": [7], "2": []}}], ids=str)
 def test_score_uses_the_same_thoughts(thinker: Server, how: dict[str, Any]) -> None:
     answer = complete(thinker, logprobs=0, return_token_ids=True, **how)["choices"][0]
-    asked = {"prompt": PROMPT, "completion": answer["token_ids"]}
-    scored = thinker.post("/v1/score", {**asked, **how}).json()
+    request = {"prompt": PROMPT, "completion": answer["token_ids"]}
+    scored = thinker.post("/v1/score", {**request, **how}).json()
     assert scored["logprobs"] == answer["logprobs"]["token_logprobs"]
     if how:
-        assert thinker.post("/v1/score", asked).json()["logprobs"] != scored["logprobs"]
+        assert thinker.post("/v1/score", request).json()["logprobs"] != scored["logprobs"]
 
 
 def test_thought_metrics(thinker: Server) -> None:
@@ -241,11 +241,13 @@ def test_other_models_have_no_thoughts_field(tiny_server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/score"])
-@pytest.mark.parametrize("asked", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"])
-def test_other_models_refuse_thinking_fields(tiny_server: Server, path: str, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"think": True}, {"forced_thoughts": {"0": [5]}}], ids=["think", "forced"]
+)
+def test_other_models_refuse_thinking_fields(tiny_server: Server, path: str, fields: dict[str, Any]) -> None:
     body: dict[str, Any] = {"messages": QUESTION} if "chat" in path else {"prompt": PROMPT}
     body |= {"completion": " heads"} if path == "/v1/score" else {"max_tokens": 4}
-    answer = tiny_server.post(path, {**body, **asked})
+    answer = tiny_server.post(path, {**body, **fields})
     error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] in asked and error["code"] == "unsupported_value"
+    assert answer.status_code == 400 and error["param"] in fields and error["code"] == "unsupported_value"
     assert "thinking models, and this model is none" in error["message"]

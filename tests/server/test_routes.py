@@ -101,8 +101,8 @@ def test_tokenize_equals_the_chat_prompt(tiny_server: Server) -> None:
         "tools": [{"type": "function", "function": function}],
     }
     tokens = tiny_server.post("/tokenize", {"messages": conversation["messages"]}).json()["tokens"]
-    asked = {"messages": conversation["messages"], "max_tokens": 1, "return_token_ids": True}
-    assert tiny_server.post("/v1/chat/completions", asked).json()["prompt_token_ids"] == tokens
+    request = {"messages": conversation["messages"], "max_tokens": 1, "return_token_ids": True}
+    assert tiny_server.post("/v1/chat/completions", request).json()["prompt_token_ids"] == tokens
     # With a tool the prompt exceeds this model's context, so only its text is compared.
     with_tools = tiny_server.post("/tokenize", conversation).json()["tokens"]
     shown = tiny_server.post("/detokenize", {"tokens": with_tools}).json()["prompt"]
@@ -169,9 +169,9 @@ def test_stream_returns_prompt_token_ids(tiny_server: Server) -> None:
         "return_token_ids": True,
     }
     chunks = events(tiny_server.post("/v1/completions", body).text)
-    told = [choice for chunk in chunks for choice in chunk["choices"] if "prompt_token_ids" in choice]
-    assert {choice["index"]: choice["prompt_token_ids"] for choice in told} == {0: [5, 6, 7], 1: [8, 9]}
-    assert len(told) == 2
+    with_ids = [choice for chunk in chunks for choice in chunk["choices"] if "prompt_token_ids" in choice]
+    assert {choice["index"]: choice["prompt_token_ids"] for choice in with_ids} == {0: [5, 6, 7], 1: [8, 9]}
+    assert len(with_ids) == 2
     chat = {
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 2,

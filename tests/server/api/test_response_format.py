@@ -40,7 +40,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "form"),
+    ("fields", "expected"),
     [
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
@@ -66,12 +66,12 @@ def deep(levels: int) -> dict[str, Any]:
     ],
     ids=range(18),
 )
-def test_structured_output_fields_are_parsed(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
-    assert ask(**fields) == (None if form is None else StructuredOutput(**form))
+def test_structured_output_fields_are_parsed(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert ask(**fields) == (None if expected is None else StructuredOutput(**expected))
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "expected_message"),
     [
         ({"response_format": "json"}, "response_format must be an object"),
         ({"response_format": {}}, "response_format.type must be"),
@@ -114,7 +114,7 @@ def test_structured_output_fields_are_parsed(fields: dict[str, Any], form: dict[
     ],
     ids=range(38),
 )
-def test_invalid_structured_output_is_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says) as refusal:
+def test_invalid_structured_output_is_refused(fields: dict[str, Any], expected_message: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected_message) as refusal:
         ask(**fields)
     assert len(str(refusal.value)) < 400

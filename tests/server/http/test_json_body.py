@@ -242,7 +242,7 @@ def test_missing_top_level_field_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "expected_message"),
     [
         (b"", "no body"),
         (b" \n", "no body"),
@@ -275,10 +275,10 @@ def test_missing_top_level_field_is_reported() -> None:
         (b"\x00" * 100, "not valid JSON"),
     ],
 )
-def test_invalid_json_is_refused(raw: bytes, said: str) -> None:
+def test_invalid_json_is_refused(raw: bytes, expected_message: str) -> None:
     if raw.startswith(b'{"') and raw.endswith(b"}"):
         raw = raw[:-1] + b', "messages": [{"role": "user"}]}'
-    assert said in refusal(raw).message
+    assert expected_message in refusal(raw).message
 
 
 def test_surrogate_pair_is_one_character() -> None:

@@ -108,10 +108,10 @@ def server(toy: Toy, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
 
 
 def test_plain_request_keeps_the_connection_alive(server: ServerThread) -> None:
-    with server.connect() as wire:
+    with server.connect() as connection:
         for _ in range(3):
-            wire.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
-            reply = wire.read()
+            connection.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+            reply = connection.read()
             assert (reply.status, reply.body) == (200, b"hi|content-length,host")
             assert "connection" not in reply.headers
 
@@ -166,12 +166,12 @@ TRICKS = {
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_ambiguous_framing_is_refused(tricked: ServerThread, name: str) -> None:
-    with tricked.connect() as wire:
-        wire.send(TRICKS[name])
-        reply = wire.read()
+    with tricked.connect() as connection:
+        connection.send(TRICKS[name])
+        reply = connection.read()
         assert (reply.status, reply.error["code"]) == (400, "bad_request")
         assert reply.headers["connection"] == "close"
-        assert wire.is_closed()
+        assert connection.is_closed()
     assert tricked.request(GET).status == 200
 
 
@@ -184,7 +184,7 @@ def tricked() -> Iterator[ServerThread]:
 @pytest.mark.parametrize(
     "raw",
     [b"GET /\r\n\r\n", b"GET / HTTP/0.9\r\n\r\n", b"GET / HTTP/2.0\r\nHost: x\r\n\r\n"],
-    ids=["0.9", "said 0.9", "2.0"],
+    ids=["0.9", "explicit 0.9", "2.0"],
 )
 def test_other_http_versions_are_refused(tricked: ServerThread, raw: bytes) -> None:
     reply = tricked.request(raw)
@@ -205,22 +205,22 @@ def test_headers_are_limited_in_number_and_size(tricked: ServerThread) -> None:
         b"G" * (1 << 20),
         POST + b"a: b\r\n" * 1_000_000,
     ):
-        with tricked.connect() as wire:
+        with tricked.connect() as connection:
             try:
-                wire.send(raw)
+                connection.send(raw)
             except (BrokenPipeError, ConnectionResetError):
                 continue  # it got the error, and its further bytes a reset
-            reply = wire.read()
+            reply = connection.read()
             assert reply.status in (400, 431)
-            assert wire.is_closed()
+            assert connection.is_closed()
 
 
 def test_request_may_arrive_byte_by_byte(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with server.connect() as connection:
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n":
-            wire.send(bytes([byte]))
-        assert wire.read().body.startswith(b"hi|")
+            connection.send(bytes([byte]))
+        assert connection.read().body.startswith(b"hi|")
 
 
 def test_trailers_do_not_become_headers(tricked: ServerThread) -> None:
@@ -232,38 +232,38 @@ def test_trailers_do_not_become_headers(tricked: ServerThread) -> None:
     "junk", [b"1;" + b"x" * (1 << 20), b"0\r\nX: " + b"y" * (1 << 20)], ids=["extension", "trailer"]
 )
 def test_chunk_framing_bytes_are_limited(tricked: ServerThread, junk: bytes) -> None:
-    with tricked.connect() as wire:
-        wire.send(POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    with tricked.connect() as connection:
+        connection.send(POST + b"Transfer-Encoding: chunked\r\n\r\n")
         try:
-            wire.send(junk)
+            connection.send(junk)
         except (BrokenPipeError, ConnectionResetError):
             return
-        reply = wire.read()
+        reply = connection.read()
         assert (reply.status, reply.error["code"]) == (413, "body_too_large")
 
 
 def test_pipelined_request_is_dropped(toy: Toy, server: ServerThread) -> None:
     """Data sent before the response is not read, and the connection closes after the response."""
-    with server.connect() as wire:
-        wire.send(GET * 1000)
-        assert wire.read().status == 200
-        assert wire.is_closed()
-    with server.connect() as wire:
-        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    with server.connect() as connection:
+        connection.send(GET * 1000)
+        assert connection.read().status == 200
+        assert connection.is_closed()
+    with server.connect() as connection:
+        connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
         for _ in range(10):
-            wire.send(GET * 1000)
+            connection.send(GET * 1000)
         toy.may_answer.set()
-        reply = wire.read()
+        reply = connection.read()
         assert (reply.body, reply.headers["connection"]) == (b"waited", "close")
-        assert wire.is_closed()
+        assert connection.is_closed()
     wait_until(lambda: toy.num_running == 0)
     assert toy.num_answered == 2
 
 
 def test_disconnect_after_pipelining_is_noticed(toy: Toy, server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
+    with server.connect() as connection:
+        connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
         wait_until(lambda: toy.num_running == 1)
     wait_until(lambda: toy.num_left == 1)
     wait_until(lambda: server.num_connections == 0)
@@ -279,15 +279,15 @@ def test_upgrade_is_ignored_and_body_is_read(tricked: ServerThread, rest: bytes,
     """Some clients offer HTTP/2 with every request."""
     body = b"abc" if b"Length" in framing else b"3\r\nabc\r\n0\r\n\r\n"
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
-    with tricked.connect() as wire:
-        wire.send(POST + offer + framing + (body if rest else b""))
-        wire.send(b"" if rest else body)
-        assert wire.read().body.startswith(b"abc|")
-        assert wire.is_closed()
-    with tricked.connect() as wire:
+    with tricked.connect() as connection:
+        connection.send(POST + offer + framing + (body if rest else b""))
+        connection.send(b"" if rest else body)
+        assert connection.read().body.startswith(b"abc|")
+        assert connection.is_closed()
+    with tricked.connect() as connection:
         for _ in range(2):
-            wire.send(b"GET / HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
-            assert wire.read().status == 200
+            connection.send(b"GET / HTTP/1.1\r\nHost: x\r\n" + offer + b"\r\n")
+            assert connection.read().status == 200
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
@@ -298,100 +298,105 @@ def test_upgrade_is_ignored_and_body_is_read(tricked: ServerThread, rest: bytes,
 )
 def test_header_timeout_closes_the_connection(toy: Toy, loop: str, raw: bytes) -> None:
     with served(toy, config(header_timeout=0.1), loop) as server:
-        with server.connect() as wire:
-            wire.send(raw)
+        with server.connect() as connection:
+            connection.send(raw)
             if raw:
-                reply = wire.read()
+                reply = connection.read()
                 assert (reply.status, reply.error["code"]) == (408, "header_timeout")
-            assert wire.is_closed()
+            assert connection.is_closed()
         wait_until(lambda: server.num_connections == 0)
     assert toy.num_running == toy.num_answered == 0
 
 
 def test_slow_bytes_do_not_extend_the_header_timeout(toy: Toy) -> None:
-    with served(toy, config(header_timeout=0.2)) as server, server.connect() as wire:
-        wire.send(b"GET / HTTP/1.1\r\nHost: x\r\n")
-        wire.socket.settimeout(0.01)
+    with served(toy, config(header_timeout=0.2)) as server, server.connect() as connection:
+        connection.send(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        connection.socket.settimeout(0.01)
         sent = 0
         while True:
-            wire.send(b"A: b\r\n")
+            connection.send(b"A: b\r\n")
             sent += 1
             assert sent < 100, "it would have waited for ever"
             try:
-                wire._more()
+                connection._more()
                 break
             except TimeoutError:
                 continue
-        assert wire.read().status == 408
+        assert connection.read().status == 408
 
 
 def test_header_timeout_applies_to_later_requests(toy: Toy) -> None:
-    with served(toy, config(header_timeout=0.2)) as server, server.connect() as wire:
-        wire.send(GET)
-        assert wire.read().status == 200
-        wire.send(b"\r\n")  # ends uvicorn's own wait for the next request
-        assert wire.read().status == 408
-        assert wire.is_closed()
+    with served(toy, config(header_timeout=0.2)) as server, server.connect() as connection:
+        connection.send(GET)
+        assert connection.read().status == 200
+        connection.send(b"\r\n")  # ends uvicorn's own wait for the next request
+        assert connection.read().status == 408
+        assert connection.is_closed()
 
 
 def test_idle_connection_is_closed_after_keep_alive_timeout(toy: Toy) -> None:
-    with served(toy, config(keep_alive_timeout=0.1)) as server, server.connect() as wire:
-        wire.send(GET)
-        assert wire.read().status == 200
-        assert wire.is_closed()
+    with served(toy, config(keep_alive_timeout=0.1)) as server, server.connect() as connection:
+        connection.send(GET)
+        assert connection.read().status == 200
+        assert connection.is_closed()
 
 
 def test_header_timeout_does_not_apply_to_a_running_request(toy: Toy) -> None:
-    with served(toy, config(header_timeout=0.1, keep_alive_timeout=0.1)) as server, server.connect() as wire:
-        wire.send(POST + b"Content-Length: 2\r\n\r\na")
+    with (
+        served(toy, config(header_timeout=0.1, keep_alive_timeout=0.1)) as server,
+        server.connect() as connection,
+    ):
+        connection.send(POST + b"Content-Length: 2\r\n\r\na")
         wait_until(lambda: toy.num_running == 1)
         threading.Event().wait(0.3)  # longer than both timeouts
-        wire.send(b"b")
-        assert wire.read().body.startswith(b"ab|")
+        connection.send(b"b")
+        assert connection.read().body.startswith(b"ab|")
 
 
 def test_empty_lines_after_a_request_do_not_end_it(toy: Toy) -> None:
-    with served(toy, config(header_timeout=0.1)) as server, server.connect() as wire:
-        wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    with served(toy, config(header_timeout=0.1)) as server, server.connect() as connection:
+        connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
-        wire.send(b"\r\n")
+        connection.send(b"\r\n")
         threading.Event().wait(0.3)  # longer than the header timeout
         toy.may_answer.set()
-        assert wire.read().body == b"waited"
+        assert connection.read().body == b"waited"
 
 
 def test_early_response_reaches_a_client_that_is_still_sending(toy: Toy, server: ServerThread) -> None:
     """A connection closed while the client is sending would be reset, and the response lost."""
-    with server.connect() as wire:
-        wire.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 100_000)
-        reply = wire.read()
+    with server.connect() as connection:
+        connection.send(
+            b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + b"x" * 100_000
+        )
+        reply = connection.read()
         assert reply.body == b"did not look"
-        wire.send(b"x" * 1_000_000)
-        assert wire.is_closed()
+        connection.send(b"x" * 1_000_000)
+        assert connection.is_closed()
     wait_until(lambda: server.num_connections == 0)
 
 
-def send_for_ever(wire: Connection) -> None:
+def send_for_ever(connection: Connection) -> None:
     while True:
-        wire.send(b"x" * 100_000)
+        connection.send(b"x" * 100_000)
 
 
 def test_client_that_keeps_sending_after_close_is_disconnected(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", 0.1)
-    with served(toy, config()) as server, server.connect() as wire:
-        wire.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000000\r\n\r\n")
-        assert wire.read().status == 200
+    with served(toy, config()) as server, server.connect() as connection:
+        connection.send(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000000\r\n\r\n")
+        assert connection.read().status == 200
         with pytest.raises(ConnectionError):
-            send_for_ever(wire)
+            send_for_ever(connection)
         wait_until(lambda: server.num_connections == 0)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_client_that_does_not_read_a_stream_is_disconnected(toy: Toy, loop: str) -> None:
-    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
-        wire.send(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
+    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as connection:
+        connection.send(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_left == 1)  # the route saw the disconnect
         wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
         assert toy.num_sent < 1000  # memory is bounded
@@ -402,8 +407,8 @@ def test_client_that_does_not_read_a_stream_is_disconnected(toy: Toy, loop: str)
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 def test_client_that_does_not_read_a_response_is_disconnected(toy: Toy, loop: str, close: bytes) -> None:
     """The route has ended, so only the connection can notice."""
-    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as wire:
-        wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
+    with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as connection:
+        connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
         wait_until(lambda: toy.num_answered == 1)
         wait_until(lambda: server.num_connections == 0)
 
@@ -412,34 +417,34 @@ def test_client_that_does_not_read_a_response_is_disconnected(toy: Toy, loop: st
 def test_client_that_does_not_read_a_small_response_is_disconnected(toy: Toy, loop: str) -> None:
     with served(toy, config(send_timeout=0.2), loop) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        with server.connect(SO_RCVBUF=4096) as wire:
-            wire.send(b"GET /handful HTTP/1.1\r\nHost: x\r\n\r\n")
+        with server.connect(SO_RCVBUF=4096) as connection:
+            connection.send(b"GET /handful HTTP/1.1\r\nHost: x\r\n\r\n")
             wait_until(lambda: toy.num_answered == 1)
             wait_until(lambda: server.num_connections == 0)
 
 
 def test_slow_reader_gets_the_whole_response(toy: Toy) -> None:
-    with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as wire:
-        wire.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
+    with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as connection:
+        connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
         left = 64 << 20
-        wire._until(b"\r\n\r\n")
-        left -= len(wire._pending)
+        connection._until(b"\r\n\r\n")
+        left -= len(connection._pending)
         while left:
-            left -= len(wire.socket.recv(1 << 20))
+            left -= len(connection.socket.recv(1 << 20))
 
 
 def test_disconnect_is_noticed(toy: Toy, server: ServerThread) -> None:
     for _ in range(5):
-        with server.connect() as wire:
-            wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        with server.connect() as connection:
+            connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
             wait_until(lambda: toy.num_running == 1)
         wait_until(lambda: toy.num_running == 0)
     assert toy.num_left == 5
 
 
 def test_disconnect_during_the_body_is_noticed(toy: Toy, server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(POST + b"Content-Length: 10\r\n\r\nabc")
+    with server.connect() as connection:
+        connection.send(POST + b"Content-Length: 10\r\n\r\nabc")
         wait_until(lambda: toy.num_running == 1)
     wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
 
@@ -448,50 +453,50 @@ def test_bad_chunk_ends_the_waiting_route(
     toy: Toy, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", LONG)
-    with server.connect() as wire:
-        wire.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
+    with server.connect() as connection:
+        connection.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
         wait_until(lambda: toy.num_running == 1)
-        wire.send(b"zz\r\n")
-        assert wire.read().status == 400
+        connection.send(b"zz\r\n")
+        assert connection.read().status == 400
         wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
 
 
 def test_connections_above_the_limit_are_refused(toy: Toy) -> None:
     with served(toy, config(max_connections=3)) as server:
         busy = [server.connect() for _ in range(3)]
-        for wire in busy:
-            wire.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        for connection in busy:
+            connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 3)
         for _ in range(5):
-            with server.connect() as wire:
-                reply = wire.read()
+            with server.connect() as connection:
+                reply = connection.read()
                 assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
                 assert reply.headers["retry-after"] == "5"
-                assert wire.is_closed()
+                assert connection.is_closed()
         toy.may_answer.set()
-        for wire in busy:
-            assert wire.read().body == b"waited"
+        for connection in busy:
+            assert connection.read().body == b"waited"
         assert server.request(GET).status == 200
-        for wire in busy:
-            wire.socket.close()
+        for connection in busy:
+            connection.socket.close()
 
 
 def test_idle_connections_are_evicted_for_new_ones(toy: Toy) -> None:
     with served(toy, config(max_connections=3)) as server:
-        wires = [server.connect() for _ in range(3)]
-        for wire in (wires[1], wires[0], wires[2]):
-            wire.send(GET)
-            assert wire.read().status == 200
-        wires[1].send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+        connections = [server.connect() for _ in range(3)]
+        for connection in (connections[1], connections[0], connections[2]):
+            connection.send(GET)
+            assert connection.read().status == 200
+        connections[1].send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
         assert server.request(GET).status == 200
-        assert wires[0].is_closed()  # idle for longest; the busy one stays
+        assert connections[0].is_closed()  # idle for longest; the busy one stays
         toy.may_answer.set()
-        assert wires[1].read().body == b"waited"
-        wires[2].send(GET)
-        assert wires[2].read().status == 200
-        for wire in wires:
-            wire.socket.close()
+        assert connections[1].read().body == b"waited"
+        connections[2].send(GET)
+        assert connections[2].read().status == 200
+        for connection in connections:
+            connection.socket.close()
 
 
 def test_thousands_of_connections_leave_no_state(toy: Toy) -> None:
@@ -514,8 +519,8 @@ def test_thousands_of_connections_leave_no_state(toy: Toy) -> None:
 
 def test_closed_connection_leaves_no_state(toy: Toy, server: ServerThread) -> None:
     for raw in (b"", b"GET", GET, b"GET\x00", POST + b"Content-Length: 9\r\n\r\na"):
-        with server.connect() as wire:
-            wire.send(raw)
+        with server.connect() as connection:
+            connection.send(raw)
             if raw == GET:
-                wire.read()
+                connection.read()
     wait_until(lambda: server.num_connections == 0 and not server.protocol.idle)

@@ -14,7 +14,7 @@ from support.raw_http import HttpResponse
 OURS = "127.0.0.1:8000"
 
 
-def reply(
+def response(
     *origins: str | bytes,
     host: str | bytes | None = OURS,
     allowed: tuple[str, ...] = (),
@@ -34,7 +34,7 @@ def marks(answer: HttpResponse) -> list[str]:
 
 
 def test_request_without_origin_gets_no_cors_headers() -> None:
-    answer = reply()
+    answer = response()
     assert answer.status == 200
     assert not marks(answer)
 
@@ -53,7 +53,7 @@ def test_request_without_origin_gets_no_cors_headers() -> None:
     ],
 )
 def test_same_origin_gets_no_cors_headers(origin: str, host: str) -> None:
-    answer = reply(origin, host=host)
+    answer = response(origin, host=host)
     assert answer.status == 200
     assert not marks(answer)
 
@@ -85,44 +85,46 @@ def test_same_origin_gets_no_cors_headers(origin: str, host: str) -> None:
 )
 @pytest.mark.parametrize("method", ["POST", "GET", "OPTIONS"])
 def test_other_origins_are_refused(origin: str | bytes, method: str) -> None:
-    answer = reply(origin, method=method)
+    answer = response(origin, method=method)
     assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
     assert not marks(answer)
 
 
 def test_origin_without_host_is_refused() -> None:
-    assert reply("http://127.0.0.1:8000", host=None).status == 403
+    assert response("http://127.0.0.1:8000", host=None).status == 403
 
 
 def test_two_origin_headers_are_refused() -> None:
-    assert reply("http://127.0.0.1:8000", "http://127.0.0.1:8000").status == 403
-    assert reply("http://a.example", "http://a.example", allowed=("*",)).status == 403
+    assert response("http://127.0.0.1:8000", "http://127.0.0.1:8000").status == 403
+    assert response("http://a.example", "http://a.example", allowed=("*",)).status == 403
 
 
 @pytest.mark.parametrize("origin", ["https://App.example", "https://app.example"])
 def test_allowed_origin_gets_cors_headers(origin: str) -> None:
-    answer = reply(origin, allowed=("https://app.example/",))
+    answer = response(origin, allowed=("https://app.example/",))
     assert answer.body == b"yes"
     assert answer.headers["access-control-allow-origin"] == origin
     assert answer.headers["vary"] == "Origin"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
     assert "access-control-allow-credentials" not in answer.headers
-    assert reply("https://other.example", allowed=("https://app.example",)).status == 403
-    assert reply("http://app.example", allowed=("https://app.example",)).status == 403
+    assert response("https://other.example", allowed=("https://app.example",)).status == 403
+    assert response("http://app.example", allowed=("https://app.example",)).status == 403
 
 
 def test_allowed_origin_gets_cors_headers_on_errors() -> None:
     async def refuse(*_: Any) -> None:
         raise ApiError(401, "no")
 
-    answer = reply("https://app.example", allowed=("https://app.example",), app=ExceptionMiddleware(refuse))
+    answer = response(
+        "https://app.example", allowed=("https://app.example",), app=ExceptionMiddleware(refuse)
+    )
     assert answer.status == 401
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
 
 
 def test_star_allows_every_origin() -> None:
-    assert reply("https://any.example", allowed=("*",)).headers["access-control-allow-origin"] == "*"
-    assert reply("null", allowed=("*",)).status == 200
+    assert response("https://any.example", allowed=("*",)).headers["access-control-allow-origin"] == "*"
+    assert response("null", allowed=("*",)).status == 200
 
 
 def preflight(origin: str, wanted: str | None = None, **settings: Any) -> HttpResponse:
@@ -131,7 +133,7 @@ def preflight(origin: str, wanted: str | None = None, **settings: Any) -> HttpRe
 
     more = [("Access-Control-Request-Method", "POST")]
     more += [] if wanted is None else [("Access-Control-Request-Headers", wanted)]
-    return reply(origin, method="OPTIONS", more=more, app=unreachable, **settings)
+    return response(origin, method="OPTIONS", more=more, app=unreachable, **settings)
 
 
 def test_preflight_is_answered_for_allowed_origins_only() -> None:
@@ -153,8 +155,8 @@ def test_preflight_does_not_echo_malformed_header_names(wanted: str) -> None:
 
 
 def test_options_without_preflight_reaches_the_routes() -> None:
-    assert reply("https://app.example", method="OPTIONS", allowed=("https://app.example",)).body == b"yes"
-    assert reply(method="OPTIONS").body == b"yes"
+    assert response("https://app.example", method="OPTIONS", allowed=("https://app.example",)).body == b"yes"
+    assert response(method="OPTIONS").body == b"yes"
 
 
 @pytest.mark.parametrize(
@@ -170,9 +172,9 @@ def test_options_without_preflight_reaches_the_routes() -> None:
 )
 def test_dns_rebinding_is_refused(host: str | bytes) -> None:
     """The page's host name resolves to this server, so the browser regards it as the same origin."""
-    answer = reply(b"http://" + (host if isinstance(host, bytes) else host.encode()), host=host)
+    answer = response(b"http://" + (host if isinstance(host, bytes) else host.encode()), host=host)
     assert answer.error["code"] == "host_not_allowed"
-    assert reply(host=host, method="GET").status == 403
+    assert response(host=host, method="GET").status == 403
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_dns_rebinding_is_refused(host: str | bytes) -> None:
     ["127.0.0.1:8000", "localhost", "LocalHost:1", "app.localhost", "[::1]:8000", "192.168.1.7:8000", None],
 )
 def test_addresses_and_localhost_are_accepted_hosts(host: str | None) -> None:
-    assert reply(host=host).status == 200
+    assert response(host=host).status == 200
 
 
 def test_host_is_checked_only_on_loopback_without_keys() -> None:
-    assert reply(host="llm.example").status == 403
-    assert reply(host="llm.example", allowed=("https://llm.example",)).status == 200
-    assert reply(host="llm.example", allowed=("*",)).status == 200
-    assert reply(host="llm.example", api_keys=("k",)).status == 200
+    assert response(host="llm.example").status == 403
+    assert response(host="llm.example", allowed=("https://llm.example",)).status == 200
+    assert response(host="llm.example", allowed=("*",)).status == 200
+    assert response(host="llm.example", api_keys=("k",)).status == 200
     app = OriginMiddleware(ok, ServerConfig(host="0.0.0.0"))
     assert call_app(app, headers=[("Host", "llm.example")]).status == 200
     assert call_app(app, headers=[("Host", "llm.example"), ("Origin", "https://llm.example")]).status == 200

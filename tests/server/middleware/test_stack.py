@@ -126,10 +126,10 @@ def is_dressed(answer: HttpResponse) -> bool:
 
 
 def test_valid_request_is_answered(server: ServerThread) -> None:
-    with server.connect() as wire:
+    with server.connect() as connection:
         for size in (1, 100_000, MOST - 20):
-            wire.send(request("POST", "/note", note(size), x_request_id="mine"))
-            answer = wire.read()
+            connection.send(request("POST", "/note", note(size), x_request_id="mine"))
+            answer = connection.read()
             assert json.loads(answer.body) == {"length": size, "id": "mine"}
             assert is_dressed(answer)
 
@@ -179,46 +179,50 @@ def test_every_error_has_the_same_shape(
 
 
 def test_chunked_body_is_limited(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(request("POST", "/note", content_type="application/json", transfer_encoding="chunked"))
+    with server.connect() as connection:
+        connection.send(
+            request("POST", "/note", content_type="application/json", transfer_encoding="chunked")
+        )
         try:
             for _ in range(2 * MOST // 65536):
-                wire.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                connection.send(b"10000\r\n" + b" " * 65536 + b"\r\n")
         except ConnectionError:
             pass
-        answer = wire.read()
+        answer = connection.read()
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
-        assert wire.is_closed()
+        assert connection.is_closed()
 
 
 def test_error_reaches_a_client_that_is_still_sending(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(request("POST", "/note", content_type="application/json", content_length=str(50 << 20)))
-        wire.send(b" " * (5 << 20))
-        assert wire.read().status == 413
-        assert wire.is_closed()
+    with server.connect() as connection:
+        connection.send(
+            request("POST", "/note", content_type="application/json", content_length=str(50 << 20))
+        )
+        connection.send(b" " * (5 << 20))
+        assert connection.read().status == 413
+        assert connection.is_closed()
 
 
 def test_slow_body_times_out(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(request("POST", "/note", note(10))[:-3])
-        answer = wire.read()
+    with server.connect() as connection:
+        connection.send(request("POST", "/note", note(10))[:-3])
+        answer = connection.read()
         assert (answer.status, answer.error["code"]) == (408, "body_timeout")
-        assert wire.is_closed()
+        assert connection.is_closed()
 
 
 def test_expect_100_continue(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(
+    with server.connect() as connection:
+        connection.send(
             request(
                 "POST", "/note", content_type="application/json", content_length="12", expect="100-continue"
             )
         )
-        assert wire.read().status == 100
-        wire.send(b'{"text": ""}')
-        assert wire.read().status == 200
-    with server.connect() as wire:
-        wire.send(
+        assert connection.read().status == 100
+        connection.send(b'{"text": ""}')
+        assert connection.read().status == 200
+    with server.connect() as connection:
+        connection.send(
             request(
                 "POST",
                 "/note",
@@ -227,19 +231,19 @@ def test_expect_100_continue(server: ServerThread) -> None:
                 expect="100-continue",
             )
         )
-        assert wire.read().status == 413
+        assert connection.read().status == 413
 
 
 def test_head_and_preflight(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(request("HEAD", "/health"))
-        answer = wire.read(of_head=True)
+    with server.connect() as connection:
+        connection.send(request("HEAD", "/health"))
+        answer = connection.read(of_head=True)
         assert (answer.status, answer.headers["content-length"]) == (200, "15")
-        wire.send(request("HEAD", "/stream"))
-        assert wire.read(of_head=True).status == 200
-        wire.send(request("HEAD", "/nothing"))
-        assert wire.read(of_head=True).status == 404
-        wire.send(
+        connection.send(request("HEAD", "/stream"))
+        assert connection.read(of_head=True).status == 200
+        connection.send(request("HEAD", "/nothing"))
+        assert connection.read(of_head=True).status == 404
+        connection.send(
             request(
                 "OPTIONS",
                 "/note",
@@ -248,18 +252,20 @@ def test_head_and_preflight(server: ServerThread) -> None:
                 authorization="",
             )
         )
-        answer = wire.read()
+        answer = connection.read()
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (204, "https://app.example")
-        wire.send(request("POST", "/note", note(1), origin="https://app.example", authorization="Bearer no"))
-        answer = wire.read()
+        connection.send(
+            request("POST", "/note", note(1), origin="https://app.example", authorization="Bearer no")
+        )
+        answer = connection.read()
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://app.example")
 
 
 def test_exception_after_the_first_byte_closes_the_connection(server: ServerThread) -> None:
-    with server.connect() as wire:
-        wire.send(request("GET", "/fail-late"))
+    with server.connect() as connection:
+        connection.send(request("GET", "/fail-late"))
         with pytest.raises(EOFError, match="ended"):
-            wire.read()
+            connection.read()
     assert server.request(request("GET", "/health")).status == 200
 
 
@@ -267,22 +273,22 @@ def test_disconnect_cancels_the_route(scenes: Scenes, server: ServerThread) -> N
     for size in (10, 500_000):
         scenes.begun.clear()
         scenes.cleaned.clear()
-        with server.connect() as wire:
-            wire.send(request("POST", "/wait", note(size)))
+        with server.connect() as connection:
+            connection.send(request("POST", "/wait", note(size)))
             wait_until(lambda: scenes.begun == ["wait"])
         wait_until(lambda: scenes.cleaned == ["wait"])
     scenes.begun.clear()
     scenes.cleaned.clear()
-    with server.connect() as wire:
-        wire.send(request("GET", "/stream"))
-        wire.read_some(100_000)
+    with server.connect() as connection:
+        connection.send(request("GET", "/stream"))
+        connection.read_some(100_000)
     wait_until(lambda: scenes.cleaned == ["stream"])
 
 
 def test_client_that_does_not_read_cancels_the_route(scenes: Scenes, server: ServerThread) -> None:
     scenes.cleaned.clear()
-    with server.connect(SO_RCVBUF=4096) as wire:
-        wire.send(request("GET", "/stream"))
+    with server.connect(SO_RCVBUF=4096) as connection:
+        connection.send(request("GET", "/stream"))
         wait_until(lambda: scenes.cleaned == ["stream"])
         wait_until(lambda: server.num_connections == 0)
 

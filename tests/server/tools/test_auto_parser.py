@@ -38,14 +38,14 @@ def read(text: str, tool_format: ToolFormat = HERMES, *, parallel: bool = True) 
     return parse_text(make_parser(tool_format, parallel=parallel), text)
 
 
-def read_pieces(pieces: Sequence[str], tool_format: ToolFormat = HERMES) -> ParsedMessage:
+def read_chunks(chunks: Sequence[str], tool_format: ToolFormat = HERMES) -> ParsedMessage:
     parser = make_parser(tool_format)
-    fed = [delta for piece in pieces for delta in parser.feed(piece)]
+    fed = [delta for chunk in chunks for delta in parser.feed(chunk)]
     return merge_deltas([*fed, *parser.finish()])
 
 
-def said(reply: ParsedMessage) -> tuple[str | None, list[tuple[str, str]]]:
-    return reply.content, [(call.name, call.arguments) for call in reply.calls]
+def content_and_calls(message: ParsedMessage) -> tuple[str | None, list[tuple[str, str]]]:
+    return message.content, [(call.name, call.arguments) for call in message.calls]
 
 
 CASES = [
@@ -113,18 +113,18 @@ NO_CALLS = [
 def test_calls_and_content(
     tool_format: ToolFormat, text: str, content: str | None, calls: list[tuple[str, str]]
 ) -> None:
-    reply = read(text, tool_format)
-    assert said(reply) == (content, calls)
-    assert read_pieces(list(text), tool_format) == reply
+    message = read(text, tool_format)
+    assert content_and_calls(message) == (content, calls)
+    assert read_chunks(list(text), tool_format) == message
     for cut in range(1, len(text)):
-        assert read_pieces([text[:cut], text[cut:]], tool_format) == reply
+        assert read_chunks([text[:cut], text[cut:]], tool_format) == message
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda one: str(one.name))
 @pytest.mark.parametrize("text", NO_CALLS, ids=range(len(NO_CALLS)))
 def test_text_that_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
-    assert said(read(text, tool_format)) == (text, [])
-    assert said(read_pieces(list(text), tool_format)) == (text, [])
+    assert content_and_calls(read(text, tool_format)) == (text, [])
+    assert content_and_calls(read_chunks(list(text), tool_format)) == (text, [])
 
 
 MARKERS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<", "<tool", "_call>", "</"]
@@ -134,11 +134,13 @@ FRAGMENTS = st.lists(st.sampled_from([*MARKERS, *WRITTEN, *'[]{}":,;\\ \n']), ma
 
 @settings(deadline=None)
 @given(FRAGMENTS, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(FORMATS))
-def test_auto_parser_is_independent_of_chunking(text: str, cuts: list[int], tool_format: ToolFormat) -> None:
+def test_auto_parser_is_independent_of_chunking(
+    text: str, splits: list[int], tool_format: ToolFormat
+) -> None:
     whole = read(text, tool_format)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
-    assert read_pieces(pieces, tool_format) == read_pieces(list(text), tool_format) == whole
+    places = sorted({0, len(text), *(cut for cut in splits if cut < len(text))})
+    chunks = [text[begin:end] for begin, end in itertools.pairwise(places)]
+    assert read_chunks(chunks, tool_format) == read_chunks(list(text), tool_format) == whole
     if not whole.calls:
         assert whole.content == text
 
@@ -152,12 +154,12 @@ CALLS = st.tuples(st.sampled_from(NAMES), OBJECTS.map(json.dumps))
 @given(PLAIN, st.lists(st.tuples(CALLS, PLAIN), min_size=1, max_size=4))
 def test_no_text_is_lost_or_repeated(first: str, rest: list[tuple[tuple[str, str], str]]) -> None:
     text = marked = first
-    for (name, arguments), behind in rest:
-        text += f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{behind}'
-        marked += f"\0{behind}"
-    reply = read(text)
-    assert [(call.name, call.arguments) for call in reply.calls] == [call for call, _ in rest]
-    assert (reply.content or "") == re.sub("[ \n]*\0", "", marked).rstrip(" \n")
+    for (name, arguments), after in rest:
+        text += f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>{after}'
+        marked += f"\0{after}"
+    message = read(text)
+    assert [(call.name, call.arguments) for call in message.calls] == [call for call, _ in rest]
+    assert (message.content or "") == re.sub("[ \n]*\0", "", marked).rstrip(" \n")
 
 
 def test_content_is_emitted_at_once() -> None:
@@ -186,7 +188,7 @@ def test_call_without_closing_marker_is_emitted_at_once() -> None:
 
 @pytest.mark.parametrize("text", [f"<tool_call>{F}</tool_call> <tool_call>{G}</tool_call>", f"[{F},{G}]"])
 def test_only_one_call_without_parallel_tool_calls(text: str) -> None:
-    assert said(read(text, parallel=False)) == (None, [F_CALL])
+    assert content_and_calls(read(text, parallel=False)) == (None, [F_CALL])
 
 
 def test_deltas_have_openais_shape() -> None:
@@ -248,7 +250,7 @@ def test_parsing_takes_linear_time(
 
     monkeypatch.setattr(auto_parser, "JsonScanner", Counting)
     monkeypatch.setattr(auto_parser, "_Capture", Capture)
-    reply = read(text, tool_format)
+    message = read(text, tool_format)
     assert looked_at <= 5 * len(text)
-    if not reply.calls:
-        assert reply.content == text
+    if not message.calls:
+        assert message.content == text

@@ -58,8 +58,8 @@ def test_openai_types_validate_the_bodies() -> None:
     message = chat.ChatCompletionMessage.model_validate(reply.body(), strict=True)
     assert message.tool_calls[0].function.name == "f"
     delta_type = pytest.importorskip("openai.types.chat.chat_completion_chunk").ChoiceDelta
-    for piece in (ContentDelta("x"), ToolCallDelta(0, "{", "id", "f"), ToolCallDelta(0, "}")):
-        delta_type.model_validate(piece.body(), strict=True)
+    for delta in (ContentDelta("x"), ToolCallDelta(0, "{", "id", "f"), ToolCallDelta(0, "}")):
+        delta_type.model_validate(delta.body(), strict=True)
 
 
 def test_adjacent_content_is_merged() -> None:
@@ -78,11 +78,11 @@ def test_plain_text_parser_passes_text_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "num_calls", "told"),
+    ("reason", "num_calls", "expected"),
     [("stop", 0, "stop"), ("stop", 2, "tool_calls"), ("length", 1, "length"), ("abort", 1, "abort")],
 )
-def test_finish_reasons(reason: str, num_calls: int, told: str) -> None:
-    assert finish_reason(reason, num_calls) == told
+def test_finish_reasons(reason: str, num_calls: int, expected: str) -> None:
+    assert finish_reason(reason, num_calls) == expected
 
 
 def test_call_ids_depend_on_request_and_index() -> None:

@@ -65,19 +65,19 @@ def tools(*names: str) -> list[dict[str, Any]]:
 
 
 def use_of(choice: str, *, parallel: bool = True) -> ToolConfig:
-    said: Any = (
+    tool_choice: Any = (
         choice if choice in ("auto", "required") else {"type": "function", "function": {"name": choice}}
     )
-    return parse_tools(tools(), said, parallel)
+    return parse_tools(tools(), tool_choice, parallel)
 
 
-def walk(bench: GrammarHarness, form: StructuredOutput, seed: int) -> tuple[str, bool]:
+def walk(bench: GrammarHarness, output: StructuredOutput, seed: int) -> tuple[str, bool]:
     """Random text that the grammar allows, and whether it is complete.
 
     Where it may end, it ends with probability 1/2.
     """
     chance, ids = random.Random(seed), []
-    grammar = bench.compiler.compile(form)
+    grammar = bench.compiler.compile(output)
     ends = sum(1 << id_ for id_ in bench.eos_ids)
     for _ in range(1500):
         (mask,) = grammar.masks((), 1)
@@ -90,13 +90,13 @@ def walk(bench: GrammarHarness, form: StructuredOutput, seed: int) -> tuple[str,
     return bench.tokenizer.decode(ids), False
 
 
-def read(text: str, tool_format: ToolFormat, use: ToolConfig) -> ParsedMessage:
-    return parse_text(ForcedToolParser(tool_format, use.callable, IDS), text)
+def read(text: str, tool_format: ToolFormat, config: ToolConfig) -> ParsedMessage:
+    return parse_text(ForcedToolParser(tool_format, config.callable, IDS), text)
 
 
-def check(reply: ParsedMessage, use: ToolConfig) -> None:
-    schemas = {tool.name: tool.schema for tool in use.callable}
-    for call in reply.calls:
+def check(message: ParsedMessage, config: ToolConfig) -> None:
+    schemas = {tool.name: tool.schema for tool in config.callable}
+    for call in message.calls:
         jsonschema.validate(json.loads(call.arguments), schemas[call.name])
 
 
@@ -107,24 +107,24 @@ def check(reply: ParsedMessage, use: ToolConfig) -> None:
 def test_random_text_under_the_grammar_is_valid_calls(
     make: HarnessFactory, tool_format: ToolFormat, choice: str
 ) -> None:
-    use = use_of(choice.removesuffix(", one"), parallel=choice == "required")
-    form, num_calls, num_ended = forced_grammar(use, tool_format), [], 0
+    config = use_of(choice.removesuffix(", one"), parallel=choice == "required")
+    output, num_calls, num_ended = forced_grammar(config, tool_format), [], 0
     for seed in range(16):
-        text, ended = walk(make(), form, seed)
-        reply = read(text, tool_format, use)
+        text, ended = walk(make(), output, seed)
+        message = read(text, tool_format, config)
         num_ended += ended
         if ended:
-            assert reply.content is None
-            check(reply, use)
-            num_calls.append(len(reply.calls))
+            assert message.content is None
+            check(message, config)
+            num_calls.append(len(message.calls))
             chance = random.Random(seed)
             places = sorted({0, len(text), *(chance.randrange(len(text)) for _ in range(9))})
-            reader = ForcedToolParser(tool_format, use.callable, IDS)
+            reader = ForcedToolParser(tool_format, config.callable, IDS)
             pieces = [text[begin:end] for begin, end in itertools.pairwise(places)]
-            assert merge_deltas(delta for piece in pieces for delta in reader.feed(piece)) == reply
+            assert merge_deltas(delta for piece in pieces for delta in reader.feed(piece)) == message
             # the auto parser finds the same calls
-            names = [tool.name for tool in use.callable]
-            assert parse_text(AutoToolParser(tool_format, names, IDS), text) == reply
+            names = [tool.name for tool in config.callable]
+            assert parse_text(AutoToolParser(tool_format, names, IDS), text) == message
     assert num_ended >= 8
     assert min(num_calls) >= 1
     if choice != "required" or not tool_format.many:
@@ -133,11 +133,11 @@ def test_random_text_under_the_grammar_is_valid_calls(
         assert max(num_calls) > 1
 
 
-def allows(form: StructuredOutput, text: str) -> bool:
+def allows(output: StructuredOutput, text: str) -> bool:
     """Whether the grammar accepts this text as complete."""
     bench = byte_harness()
     ids = [*bench.encode(text), min(bench.eos_ids)]
-    return bench.compiler.compile(form).count_valid(ids) == len(ids)
+    return bench.compiler.compile(output).count_valid(ids) == len(ids)
 
 
 NOW = {
@@ -162,16 +162,16 @@ def test_forced_text_of_each_format() -> None:
 
 @needs_llguidance
 def test_number_of_forced_calls_is_limited() -> None:
-    form = forced_grammar(use_of("required"), MISTRAL)
+    output = forced_grammar(use_of("required"), MISTRAL)
     most = ", ".join([NOW["mistral"]] * MAX_FORCED_CALLS)
-    assert allows(form, f"[{most}]")
-    assert not allows(form, f"[{most}, {NOW['mistral']}]")
+    assert allows(output, f"[{most}]")
+    assert not allows(output, f"[{most}, {NOW['mistral']}]")
 
 
 def parameters(schema: Any) -> tuple[ToolConfig, StructuredOutput]:
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    use = parse_tools([tool], "required", False)
-    return use, forced_grammar(use, LLAMA3)
+    config = parse_tools([tool], "required", False)
+    return config, forced_grammar(config, LLAMA3)
 
 
 @needs_llguidance
@@ -199,13 +199,13 @@ def parameters(schema: Any) -> tuple[ToolConfig, StructuredOutput]:
     ],
 )
 def test_grammar_allows_exactly_valid_arguments(schema: Any, arguments: str, allowed: bool) -> None:
-    _, form = parameters(schema)
-    assert allows(form, f'{{"name": "f", "parameters": {arguments}}}') == allowed
+    _, output = parameters(schema)
+    assert allows(output, f'{{"name": "f", "parameters": {arguments}}}') == allowed
 
 
 @needs_llguidance
 @pytest.mark.parametrize(
-    ("schema", "says"),
+    ("schema", "expected_message"),
     [
         ({"properties": {"a": {"not": {}}}}, "'bad' cannot be compiled to a grammar: Unimplemented keys"),
         (
@@ -227,13 +227,13 @@ def test_grammar_allows_exactly_valid_arguments(schema: Any, arguments: str, all
     ],
     ids=range(5),
 )
-def test_grammar_error_names_the_tool(schema: Any, says: str) -> None:
+def test_grammar_error_names_the_tool(schema: Any, expected_message: str) -> None:
     sent = [*tools("weather", "now"), {"type": "function", "function": {"name": "bad", "parameters": schema}}]
-    use = parse_tools(sent, "required")
+    config = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_harness().compiler.compile(forced_grammar(use, HERMES))
-    with pytest.raises(InvalidRequest, match=says):
-        raise InvalidRequest(explain_grammar_error(str(refusal.value), use))
+        byte_harness().compiler.compile(forced_grammar(config, HERMES))
+    with pytest.raises(InvalidRequest, match=expected_message):
+        raise InvalidRequest(explain_grammar_error(str(refusal.value), config))
 
 
 @needs_llguidance
@@ -243,23 +243,23 @@ def test_too_large_grammar_is_refused() -> None:
         "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#"}]}},
     }
     sent = [{"type": "function", "function": {"name": f"t{one}", "parameters": schema}} for one in range(128)]
-    use = parse_tools(sent, "required")
+    config = parse_tools(sent, "required")
     with pytest.raises(InvalidRequest) as refusal:
-        byte_harness().compiler.compile(forced_grammar(use, HERMES))
+        byte_harness().compiler.compile(forced_grammar(config, HERMES))
     assert re.fullmatch(
         r"the parameters of tool 't\d+' cannot be compiled to a grammar: grammar size .* too big .*",
-        explain_grammar_error(str(refusal.value), use),
+        explain_grammar_error(str(refusal.value), config),
     )
 
 
 @needs_llguidance
 def test_grammar_error_names_the_structured_output() -> None:
-    use = use_of("auto")
-    form = calls_or_json_grammar(use, HERMES, StructuredOutput(json_schema={"type": "text"}))
+    config = use_of("auto")
+    output = calls_or_json_grammar(config, HERMES, StructuredOutput(json_schema={"type": "text"}))
     with pytest.raises(InvalidRequest) as refusal:
-        byte_harness().compiler.compile(form)
+        byte_harness().compiler.compile(output)
     assert (
-        explain_grammar_error(str(refusal.value), use)
+        explain_grammar_error(str(refusal.value), config)
         == "the structured output cannot be compiled to a grammar: Invalid type: text"
     )
 
@@ -269,34 +269,38 @@ def test_maximum_number_of_tools() -> None:
     sent = [
         {"type": "function", "function": {"name": f"tool_{one}", "parameters": TREE}} for one in range(128)
     ]
-    use = parse_tools(sent, "required")
+    config = parse_tools(sent, "required")
     for tool_format in (HERMES, MISTRAL):
-        text, _ = walk(byte_harness(), forced_grammar(use, tool_format), 0)
-        assert read(text, tool_format, use).calls
+        text, _ = walk(byte_harness(), forced_grammar(config, tool_format), 0)
+        assert read(text, tool_format, config).calls
 
 
 @needs_llguidance
 @pytest.mark.parametrize("tool_format", FORMATS)
 @pytest.mark.parametrize(
-    "form", [{"json_object": True}, {"json_schema": {"type": "array", "items": {"type": "integer"}}}], ids=str
+    "output",
+    [{"json_object": True}, {"json_schema": {"type": "array", "items": {"type": "integer"}}}],
+    ids=str,
 )
-def test_calls_or_json_grammar(tool_format: ToolFormat, form: dict[str, Any]) -> None:
-    use, answer = use_of("auto"), StructuredOutput(**form)
-    either = calls_or_json_grammar(use, tool_format, answer)
-    replies = []
+def test_calls_or_json_grammar(tool_format: ToolFormat, output: dict[str, Any]) -> None:
+    config, answer = use_of("auto"), StructuredOutput(**output)
+    either = calls_or_json_grammar(config, tool_format, answer)
+    messages = []
     for seed in range(12):
         text, ended = walk(byte_harness(), either, seed)
         if ended:
-            replies.append(parse_text(AutoToolParser(tool_format, PARAMETERS, IDS), text))
-    for reply in replies:
-        check(reply, use)
-        if not reply.calls:
-            jsonschema.validate(json.loads(reply.content or ""), form.get("json_schema", {"type": "object"}))
-    assert replies
+            messages.append(parse_text(AutoToolParser(tool_format, PARAMETERS, IDS), text))
+    for message in messages:
+        check(message, config)
+        if not message.calls:
+            jsonschema.validate(
+                json.loads(message.content or ""), output.get("json_schema", {"type": "object"})
+            )
+    assert messages
     frame, name = tool_format.frame, "now"
     call = f"{frame.before}{frame.opening}{name}{frame.middle}{{}}{frame.closing}{frame.after}"
     assert allows(either, call)
-    assert allows(either, "[1, 2]") == ("json_schema" in form)
+    assert allows(either, "[1, 2]") == ("json_schema" in output)
 
 
 def test_arguments_are_streamed() -> None:
@@ -315,24 +319,24 @@ def test_arguments_are_streamed() -> None:
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_forced_text_may_be_truncated_anywhere(tool_format: ToolFormat) -> None:
-    use, frame = use_of("required"), tool_format.frame
+    config, frame = use_of("required"), tool_format.frame
     written = [("weather", '{"city": "}]\\"\\\\"}'), ("weather_2", '{"leaf": 1}')][
         : 2 if tool_format.many else 1
     ]
     calls = [frame.opening + name + frame.middle + arguments + frame.closing for name, arguments in written]
     text = frame.before + frame.between.join(calls) + frame.after
     for end in range(len(text) + 1):
-        found = read(text[:end], tool_format, use).calls
+        found = read(text[:end], tool_format, config).calls
         for call, (name, arguments) in zip(found, written, strict=False):
             assert call.name == name and arguments.startswith(call.arguments)
     assert [(call.name, call.arguments) for call in found] == written
 
 
 def test_deeply_nested_arguments_are_parsed() -> None:
-    use = use_of("weather_2")
+    config = use_of("weather_2")
     arguments = '{"below":' * 50_000 + "{}" + "}" * 50_000
-    reply = read(f'{{"name": "weather_2", "parameters": {arguments}}}', LLAMA3, use)
-    assert reply.calls[0].arguments == arguments
+    message = read(f'{{"name": "weather_2", "parameters": {arguments}}}', LLAMA3, config)
+    assert message.calls[0].arguments == arguments
 
 
 def test_text_outside_the_grammar_is_an_assertion_error() -> None:

@@ -71,18 +71,18 @@ def test_scanner_agrees_with_python(bracket: str, rest: str) -> None:
     st.booleans(),
     st.text(),
 )
-def test_end_of_valid_json_is_found(value: Any, ascii_only: bool, behind: str) -> None:
+def test_end_of_valid_json_is_found(value: Any, ascii_only: bool, after: str) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=1 if ascii_only else None)
-    scanner, end = scan(text + behind)
+    scanner, end = scan(text + after)
     assert scanner.ended and end == len(text)
 
 
 @settings(deadline=None)
 @given(st.sampled_from("{["), NEAR_JSON, st.lists(st.integers(0, 60)))
-def test_scanner_is_independent_of_chunking(bracket: str, rest: str, cuts: list[int]) -> None:
+def test_scanner_is_independent_of_chunking(bracket: str, rest: str, splits: list[int]) -> None:
     text = bracket + rest
     whole, end = scan(text)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    places = sorted({0, len(text), *(cut for cut in splits if cut < len(text))})
     scanner, taken = JsonScanner(), 0
     for begin, stop in itertools.pairwise(places):
         taken += scanner.feed(text[begin:stop])

@@ -20,11 +20,11 @@ JSON = StructuredOutput(json_object=True)
 CALL = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("form", [None, JSON, StructuredOutput(regex="a")])
-def test_without_tools_structured_output_is_unchanged(form: StructuredOutput | None) -> None:
+@pytest.mark.parametrize("structured", [None, JSON, StructuredOutput(regex="a")])
+def test_without_tools_structured_output_is_unchanged(structured: StructuredOutput | None) -> None:
     for use in (parse_tools(), parse_tools(TOOLS, "none")):
-        plan = plan_tools(use, HERMES, form)
-        assert plan.structured == form and not plan.is_tool_grammar
+        plan = plan_tools(use, HERMES, structured)
+        assert plan.structured == structured and not plan.is_tool_grammar
         assert isinstance(plan.parser(b""), PlainTextParser)
         assert plan.explain("the JSON object cannot be used: x") == "the JSON object cannot be used: x"
 
@@ -48,10 +48,10 @@ def test_forced_call_excludes_structured_output(choice: Any) -> None:
         plan_tools(use, HERMES, JSON)
 
 
-@pytest.mark.parametrize("form", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
-def test_tools_combine_with_json_only(form: dict[str, Any]) -> None:
+@pytest.mark.parametrize("structured", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
+def test_tools_combine_with_json_only(structured: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="only with JSON"):
-        plan_tools(parse_tools(TOOLS), HERMES, StructuredOutput(**form))
+        plan_tools(parse_tools(TOOLS), HERMES, StructuredOutput(**structured))
 
 
 def test_parsers_make_the_requests_call_ids() -> None:
@@ -67,5 +67,5 @@ def test_parsers_make_the_requests_call_ids() -> None:
 
 
 def test_plan_passes_parallel_tool_calls_on() -> None:
-    reader = plan_tools(parse_tools(TOOLS, "auto", False), HERMES, None).parser(b"")
-    assert len(parse_text(reader, CALL + CALL).calls) == 1
+    parser = plan_tools(parse_tools(TOOLS, "auto", False), HERMES, None).parser(b"")
+    assert len(parse_text(parser, CALL + CALL).calls) == 1

@@ -43,7 +43,7 @@ WEATHER = {
         "strict": True,
     },
 }
-USE = parse_tools([WEATHER, {"type": "function", "function": {"name": "now"}}])
+CONFIG = parse_tools([WEATHER, {"type": "function", "function": {"name": "now"}}])
 QUESTION = {"role": "user", "content": "Rome and Oslo?"}
 
 
@@ -55,7 +55,7 @@ def call(id_: str, city: str) -> dict[str, Any]:
     }
 
 
-TALK: list[dict[str, Any]] = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     QUESTION,
     # as OpenAI's client sends a message back
@@ -76,7 +76,7 @@ TALK: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_3", "content": "29 °C"},
     {"role": "user", "content": "Quick!"},
 ]
-TOLD = [
+INLINED = [
     ("user", "Rome and Oslo?"),
     (
         "assistant",
@@ -96,25 +96,25 @@ def pairs(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_calls_and_results_become_contents() -> None:
-    told = describe_tools(TALK, USE, CHATML)
-    assert pairs(told)[1:] == TOLD
-    assert not any("tool_calls" in message or "tool_call_id" in message for message in told)
-    assert pairs(describe_tools(TALK, ToolConfig(), CHATML)) == [("system", "Be brief."), *TOLD]
+    inlined = describe_tools(CONVERSATION, CONFIG, CHATML)
+    assert pairs(inlined)[1:] == INLINED
+    assert not any("tool_calls" in message or "tool_call_id" in message for message in inlined)
+    assert pairs(describe_tools(CONVERSATION, ToolConfig(), CHATML)) == [("system", "Be brief."), *INLINED]
 
 
 def test_input_messages_are_not_modified() -> None:
-    before = json.dumps(TALK)
-    describe_tools(TALK, USE, CHATML)
-    assert json.dumps(TALK) == before
+    before = json.dumps(CONVERSATION)
+    describe_tools(CONVERSATION, CONFIG, CHATML)
+    assert json.dumps(CONVERSATION) == before
 
 
 def test_tools_are_described_in_the_system_message() -> None:
-    (system, question) = describe_tools([QUESTION], USE, CHATML)
+    (system, question) = describe_tools([QUESTION], CONFIG, CHATML)
     assert (system["role"], question) == ("system", QUESTION)
-    for tool in USE.tools:
+    for tool in CONFIG.tools:
         assert json.dumps(tool.template_dict()["function"], ensure_ascii=False) in system["content"]
     assert "strict" not in system["content"]
-    (extended, _) = describe_tools([{"role": "system", "content": "Be brief."}, QUESTION], USE, CHATML)
+    (extended, _) = describe_tools([{"role": "system", "content": "Be brief."}, QUESTION], CONFIG, CHATML)
     assert extended["content"] == f"Be brief.\n\n{system['content']}"
 
 
@@ -126,21 +126,21 @@ def test_tool_choice_none_describes_no_tools() -> None:
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, TWO_ROLES])
 def test_without_system_role_tools_are_in_the_user_message(template: str) -> None:
-    (question,) = describe_tools([QUESTION], USE, template)
+    (question,) = describe_tools([QUESTION], CONFIG, template)
     assert question["role"] == "user"
     assert question["content"].startswith("You can call functions")
     assert question["content"].endswith("\n\nRome and Oslo?")
-    (first, _) = describe_tools([{"role": "assistant", "content": "Hello"}], USE, template)
+    (first, _) = describe_tools([{"role": "assistant", "content": "Hello"}], CONFIG, template)
     assert first["role"] == "user"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_any_template_renders_the_conversation(name: str) -> None:
     source = TEMPLATES[name]
-    talk = TALK if supports_system(source) else TALK[1:]
+    conversation = CONVERSATION if supports_system(source) else CONVERSATION[1:]
     template = ChatTemplate(source)
     try:
-        text = template.render(describe_tools(talk, USE, source))
+        text = template.render(describe_tools(conversation, CONFIG, source))
     finally:
         template.close()
     for shown in ("28 °C", '{"celsius": 3}', '"arguments": {"city":  "Oslo"}', "città", "<tools>", "Quick!"):
@@ -149,20 +149,20 @@ def test_any_template_renders_the_conversation(name: str) -> None:
 
 def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
     """The described syntax is what the parser reads; the example itself is not a call."""
-    told = describe_tools(TALK, USE, CHATML)
-    reader = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
-    assert [one.arguments for one in parse_text(reader, told[2]["content"]).calls] == [
+    inlined = describe_tools(CONVERSATION, CONFIG, CHATML)
+    parser = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
+    assert [one.arguments for one in parse_text(parser, inlined[2]["content"]).calls] == [
         '{"city":  "Rome"}',
         '{"city":  "Oslo"}',
     ]
-    reader = AutoToolParser(HERMES, ["weather", "now"], ToolCallIds(b""))
-    assert not parse_text(reader, told[0]["content"]).calls
-    reader = AutoToolParser(HERMES, ["the function's name"], ToolCallIds(b""))
-    assert len(parse_text(reader, told[0]["content"]).calls) == 1
+    parser = AutoToolParser(HERMES, ["weather", "now"], ToolCallIds(b""))
+    assert not parse_text(parser, inlined[0]["content"]).calls
+    parser = AutoToolParser(HERMES, ["the function's name"], ToolCallIds(b""))
+    assert len(parse_text(parser, inlined[0]["content"]).calls) == 1
 
 
 @pytest.mark.parametrize(
-    ("calls", "says"),
+    ("calls", "expected_message"),
     [
         (
             [{"id": "1", "type": "custom", "custom": {"name": "f"}}],
@@ -177,20 +177,20 @@ def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
         ("f", r"messages\[1\].tool_calls must be a list of objects"),
     ],
 )
-def test_malformed_calls_are_refused(calls: Any, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        describe_tools([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}], USE)
+def test_malformed_calls_are_refused(calls: Any, expected_message: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected_message):
+        describe_tools([QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}], CONFIG)
 
 
 def test_arguments_may_be_an_object_or_omitted() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
-    (told,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolConfig())
-    assert '{"name": "f", "arguments": {"a": "é"}}' in told["content"]
-    assert '{"name": "g", "arguments": {}}' in told["content"]
+    (inlined,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolConfig())
+    assert '{"name": "f", "arguments": {"a": "é"}}' in inlined["content"]
+    assert '{"name": "g", "arguments": {}}' in inlined["content"]
 
 
 @pytest.mark.parametrize(
-    ("template", "knows"),
+    ("template", "expected"),
     [
         ("{%- if tools %}x{% endif %}", True),
         ("{% if messages %}{{ tools | tojson }}{% endif %}", True),
@@ -209,12 +209,12 @@ def test_arguments_may_be_an_object_or_omitted() -> None:
     ],
     ids=range(14),
 )
-def test_supports_tools(template: str, knows: bool) -> None:
-    assert supports_tools(template) == knows
+def test_supports_tools(template: str, expected: bool) -> None:
+    assert supports_tools(template) == expected
 
 
 @pytest.mark.parametrize(
-    ("template", "takes"),
+    ("template", "expected"),
     [
         (CHATML, True),
         (ALTERNATING, True),
@@ -224,5 +224,5 @@ def test_supports_tools(template: str, knows: bool) -> None:
         ("{{ raise_exception('Only user and assistant roles are supported!') }} system", False),
     ],
 )
-def test_supports_system(template: str, takes: bool) -> None:
-    assert supports_system(template) == takes
+def test_supports_system(template: str, expected: bool) -> None:
+    assert supports_system(template) == expected

@@ -30,9 +30,11 @@ def test_omitted_fields_mean_no_tools() -> None:
 
 def test_visible_and_callable_tools_by_choice() -> None:
     sent = [tool("a-1", description="d", parameters=CITY, strict=True), tool("b_2", strict=None)]
-    use = parse_tools(sent)
-    assert use.choice == "auto" and not use.is_forced and use.parallel
-    assert use.tools == use.visible == use.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
+    config = parse_tools(sent)
+    assert config.choice == "auto" and not config.is_forced and config.parallel
+    assert (
+        config.tools == config.visible == config.callable == (Tool("a-1", "d", json.dumps(CITY)), Tool("b_2"))
+    )
     none = parse_tools(sent, "none")
     assert none.visible == none.callable == () and len(none.tools) == 2
     required = parse_tools(sent, "required", False)
@@ -60,7 +62,7 @@ def test_schema_is_always_an_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "says"),
+    ("sent", "expected_message"),
     [
         ("weather", "tools must be a list"),
         ({"weather": 1}, "tools must be a list"),
@@ -100,14 +102,14 @@ def test_schema_is_always_an_object() -> None:
     ],
     ids=range(35),
 )
-def test_invalid_tools_are_refused(sent: Any, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says) as refusal:
+def test_invalid_tools_are_refused(sent: Any, expected_message: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected_message) as refusal:
         parse_tools(sent)
     assert len(str(refusal.value)) < 300
 
 
 @pytest.mark.parametrize(
-    ("choice", "says"),
+    ("choice", "expected_message"),
     [
         ("any", "tool_choice must be"),
         (1, "tool_choice must be"),
@@ -121,8 +123,8 @@ def test_invalid_tools_are_refused(sent: Any, says: str) -> None:
         ({"type": "custom", "custom": {"name": "weather"}}, "tool_choice must be"),
     ],
 )
-def test_invalid_tool_choice_is_refused(choice: Any, says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+def test_invalid_tool_choice_is_refused(choice: Any, expected_message: str) -> None:
+    with pytest.raises(InvalidRequest, match=expected_message):
         parse_tools([tool()], choice)
 
 

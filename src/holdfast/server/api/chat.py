@@ -122,8 +122,8 @@ class ChatChoice:
         self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
 
-    def take(self, delta: Delta) -> list[ChoiceDelta]:
-        """What a delta says to the client."""
+    def add(self, delta: Delta) -> list[ChoiceDelta]:
+        """Parse a delta's text. Returns the deltas to send."""
         self.logprobs.extend(delta.logprobs or ())
         self.token_ids.extend(delta.token_ids)
         self.thoughts.extend(delta.thoughts)
@@ -184,7 +184,7 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
     Logprobs and token ids go with the first of them.
     """
     choice = response.choices[delta.index]
-    bodies = [one.body() for one in choice.take(delta)]
+    bodies = [one.body() for one in choice.add(delta)]
     if delta.finish_reason is not None or not bodies:
         bodies.append({})
     chunks: list[dict[str, Any]] = [
@@ -207,7 +207,7 @@ async def _collect(response: ChatResponse) -> dict[str, Any]:
     call, body = response.call, response.body
     async for _, delta in call.deltas():
         if delta is not None:
-            response.choices[delta.index].take(delta)
+            response.choices[delta.index].add(delta)
     call.finished([choice.finish_reason or "stop" for choice in response.choices])
     response.fingerprint = await call.fingerprint()
     choices = []
