@@ -38,14 +38,38 @@ RECORD_ALL = """
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama: Path) -> Iterator[Server]:
-    """Mode verify, so that there are candidates; a third of them are wrong, and steps are slow
-    enough to be seen.
+def control(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file with the engine's settings that may change while it runs."""
+    path = tmp_path_factory.mktemp("engine") / "control.json"
+    path.write_text("{}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, control: Path) -> Iterator[Server]:
+    """Mode verify, so that there are candidates; a third of them are wrong.
+
+    Steps are slow enough to be seen.
     """
-    settings = {"wrong_candidates": 0.35, "slow": 0.02}
+    settings = {"wrong_candidates": 0.35, "slow": 0.02, "control": str(control)}
     arguments = ("--determinism", "verify", "--served-model-name", "tiny", "--max-num-seqs", "16")
     with serving(tiny_llama, *arguments, engine="faulty_engine.py", engine_settings=settings) as server:
         yield server
+
+
+@pytest.fixture
+def slow_steps(control: Path) -> Iterator[None]:
+    """Steps of half a second: a request does not end before the test is done with it."""
+    set_control(control, slow=0.5)
+    yield
+    set_control(control)
+
+
+def set_control(control: Path, **settings: float) -> None:
+    """Replace the file in one operation, because the engine reads it at every step."""
+    new = control.with_suffix(".new")
+    new.write_text(json.dumps(settings))
+    new.replace(control)
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +291,7 @@ def test_error_of_the_server_is_shown(browser: "Browser", server: Server) -> Non
     visit.context.close()
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_stopping_frees_the_request(visit: Visit, server: Server, endless: str) -> None:
     visit.page.check("input[value=raw]", force=True)
     visit.ask(endless, max_tokens="450", temperature="0")
@@ -291,6 +316,7 @@ def test_text_is_never_markup(visit: Visit) -> None:
     assert visit.page.locator("#answer *").count() == 0
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_page_opened_later_shows_running_requests(
     browser: "Browser", visit: Visit, server: Server, endless: str
 ) -> None:
