@@ -214,7 +214,7 @@ def test_cpu_has_no_gemm_recipes(tiny_llama: Path) -> None:
 
 
 _INTERPRETED = """
-import json, sys
+import json
 from holdfast import SamplingParams
 from holdfast.bench.tiny import byte_tokenizer, tiny_config
 from holdfast.engine.builder import assemble
@@ -224,57 +224,57 @@ model = tiny_config(
     max_position_embeddings=128, num_hidden_layers=1, hidden_size=32, intermediate_size=48, num_attention_heads=2,
     num_key_value_heads=1, vocab_size=300, eos_token_id=299,
 )
-config = EngineConfig(
-    device="cpu", dtype="fp32", kernels=sys.argv[1], determinism="off", kv_memory="4MiB", max_num_seqs=4
-)
-stages = []
-engine = assemble(
-    config, DummyCheckpoint(model, deviation=0.25), byte_tokenizer(), lambda what, *_: stages.append(what)
-)
-for prompt in ([1, 2, 3], [5] * 4):
-    engine.submit(engine.prepare(prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
-found = {}
-while engine.has_work:
-    found |= {one.request_id: one.result.token_ids for one in engine.step() if one.result is not None}
-pool = engine.scheduler.pool
-parts = engine.fingerprint.parts
-print(json.dumps([list(found.values()), sorted(set(stages)), pool.page_size, parts["recipe"], parts["libraries"]]))
+
+def run(kernels):
+    stages = []
+    engine = assemble(
+        EngineConfig(
+            device="cpu", dtype="fp32", kernels=kernels, determinism="off", kv_memory="4MiB", max_num_seqs=4
+        ),
+        DummyCheckpoint(model, deviation=0.25),
+        byte_tokenizer(),
+        lambda stage, *_: stages.append(stage),
+    )
+    for prompt in ([1, 2, 3], [5] * 4):
+        engine.submit(engine.prepare(prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)))
+    found = {}
+    while engine.has_work:
+        found |= {one.request_id: one.result.token_ids for one in engine.step() if one.result is not None}
+    parts, page_size = engine.fingerprint.parts, engine.scheduler.pool.page_size
+    return [list(found.values()), sorted(set(stages)), page_size, parts["recipe"], parts["libraries"]]
+
+print(json.dumps([run("triton"), run("torch")]))
 """
 
 
-def interpreted(kernels: str, cache: Path) -> Any:
+def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens(cache_dir: Path) -> None:
+    pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", _INTERPRETED, kernels],
-        env={**os.environ, "TRITON_INTERPRET": "1", "HOLDFAST_CACHE_DIR": str(cache)},
+        [sys.executable, "-c", _INTERPRETED],
+        env={**os.environ, "TRITON_INTERPRET": "1", "HOLDFAST_CACHE_DIR": str(cache_dir)},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.slow
-def test_interpreted_triton_engine_gives_the_torch_backend_s_tokens(cache_dir: Path) -> None:
-    pytest.importorskip("triton")
-    tokens, stages, page_size, recipe, libraries = interpreted("triton", cache_dir)
+    triton, torch_backend = json.loads(done.stdout)
+    tokens, stages, page_size, recipe, libraries = triton
     assert stages == ["Choosing recipes", "Loading weights"]
     assert page_size == 64
     assert recipe["path"] == "triton" and "300x32/" in recipe["products"]
     assert libraries["triton"] is not None
-    usual = interpreted("torch", cache_dir)
-    assert usual[0] == tokens  # in fp32 nothing is near enough to a tie
-    assert "products" not in usual[3]
+    assert torch_backend[0] == tokens  # in fp32 no logits are close enough to tie
+    assert "products" not in torch_backend[3]
 
 
 class Recording:
     """A runner that records what is captured."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.captured: list[Any] = []
 
     def capture(self, sizes: Any, canonical: Any, progress: Any, *, max_len: int) -> None:
-        self.asked.append((tuple(sizes), tuple(canonical), max_len))
+        self.captured.append((tuple(sizes), tuple(canonical), max_len))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_captured_graph_sizes_by_mode(mode: Any, rate: float, canonical: tuple[i
     runner = Recording()
     schedule = SchedulerConfig(30, 4096, 256, determinism=mode, spot_check_rate=rate)
     build._capture(runner, schedule, 1000, None)  # type: ignore[arg-type]
-    ((sizes, decided, max_len),) = runner.asked
+    ((sizes, decided, max_len),) = runner.captured
     assert sizes[:6] == (1, 2, 4, 8, 16, 24) and sizes[-1] == 4096
     assert (decided, max_len) == (canonical, 1000)
 
