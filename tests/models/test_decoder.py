@@ -1,4 +1,7 @@
-"""Loading: every tensor once, in its place, and sharing nothing with the file it came from. And what a forward leaves out."""
+"""Loading a decoder: each tensor once, in its place, without sharing the file's memory.
+
+And partial forward passes.
+"""
 
 from typing import Any
 
@@ -28,7 +31,7 @@ def test_progress_counts_every_tensor_once() -> None:
     assert told == [(number + 1, total) for number in range(total)]
 
 
-def test_fused_weights_stand_below_one_another() -> None:
+def test_fused_weights_are_concatenated() -> None:
     checkpoint, decoder, _ = make(attention_bias=True)
     qkv = decoder.layers[1].qkv
     names = [f"model.layers.1.self_attn.{one}_proj" for one in "qkv"]
@@ -39,14 +42,14 @@ def test_fused_weights_stand_below_one_another() -> None:
     assert torch.equal(decoder.layers[0].gate_up.data, torch.cat(gate_up))
 
 
-def test_a_tied_head_shares_the_embedding_where_the_path_packs_without_a_copy() -> None:
+def test_tied_head_shares_the_embedding_if_pack_does_not_copy() -> None:
     _, decoder, _ = make(tie_word_embeddings=True)
     head = list(decoder.linears())[-1]
     assert head.is_head
     assert head.linear.data.data_ptr() == decoder._embedding.data_ptr()
 
 
-ROWS = ForwardBatch(
+BATCH = ForwardBatch(
     token_ids=torch.tensor([5, 6, 7]),
     positions=torch.arange(3),
     slots=torch.arange(3),
@@ -55,28 +58,28 @@ ROWS = ForwardBatch(
 )
 
 
-def new_pages(decoder: Decoder) -> list[KVLayer]:
+def new_kv(decoder: Decoder) -> list[KVLayer]:
     return [KVLayer(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16)) for _ in decoder.layers]
 
 
-def test_the_body_and_the_end_are_the_whole() -> None:
+def test_body_and_last_layer_equal_forward() -> None:
     _, decoder, _ = make()
-    kv = new_pages(decoder)
-    whole = decoder.forward(ROWS, kv, canonical=True)
+    kv = new_kv(decoder)
+    whole = decoder.forward(BATCH, kv, canonical=True)
     assert whole.shape == (3, 64)
-    residual, x = decoder.forward_body(ROWS, kv, canonical=True)
+    residual, x = decoder.forward_body(BATCH, kv, canonical=True)
     assert not torch.equal(x, whole)
-    assert torch.equal(decoder.forward_last_layer(residual, x, ROWS, kv, canonical=True), whole)
+    assert torch.equal(decoder.forward_last_layer(residual, x, BATCH, kv, canonical=True), whole)
 
 
 @pytest.mark.parametrize("last", [None, 1])
-def test_the_body_writes_the_last_layers_pages_and_runs_it_not(
+def test_forward_body_writes_the_kv_of_the_last_layer_only(
     monkeypatch: pytest.MonkeyPatch, last: int | None
 ) -> None:
     _, decoder, _ = make()
     assert len(decoder.layers) == 2
-    whole, kept = new_pages(decoder), new_pages(decoder)
-    decoder.forward(ROWS, whole, canonical=True)
+    whole, kept = new_kv(decoder), new_kv(decoder)
+    decoder.forward(BATCH, whole, canonical=True)
     ran, seen = [], []
     backend = decoder.backend
     layer = backend.layer
@@ -87,18 +90,18 @@ def test_the_body_writes_the_last_layers_pages_and_runs_it_not(
 
     monkeypatch.setattr(backend, "layer", look)
     layer_hook = None if last is None else LayerHook(lambda done, residual, x: seen.append(done), last)
-    decoder.forward_body(ROWS, kept, canonical=True, layer_hook=layer_hook)
+    decoder.forward_body(BATCH, kept, canonical=True, layer_hook=layer_hook)
     for a, b in zip(whole, kept, strict=True):
         assert torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values) and a.values.any()
     assert ran == [decoder.layers[0]]
     assert seen == ([] if last is None else [1])
 
 
-def test_the_body_is_not_for_who_looks_behind_the_last_layer() -> None:
+def test_forward_body_rejects_a_hook_after_the_last_layer() -> None:
     _, decoder, _ = make()
-    with pytest.raises(AssertionError, match="behind the last layer"):
+    with pytest.raises(AssertionError, match="hook is for the last layer"):
         decoder.forward_body(
-            ROWS, new_pages(decoder), canonical=True, layer_hook=LayerHook(lambda *what: None, 2)
+            BATCH, new_kv(decoder), canonical=True, layer_hook=LayerHook(lambda *what: None, 2)
         )
 
 

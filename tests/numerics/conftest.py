@@ -1,8 +1,8 @@
 """Fixtures for the backends: each backend in each dtype, and a KV cache with shuffled pages.
 
-The Triton backend runs on the GPU if there is one, else in Triton's interpreter, which is slow and has no bf16. The
-interpreter multiplies with numpy; here `tl.dot` sums in an order that depends on its shape (see
-`support.shape_dependent_gemm`), so no test depends on the CPU's BLAS.
+The Triton backend runs on the GPU if there is one, else in Triton's interpreter, which is slow and
+has no bf16. The interpreter multiplies with numpy; here `tl.dot` sums in an order that depends on
+its shape (see `support.shape_dependent_gemm`), so no test depends on the CPU's BLAS.
 """
 
 import os
@@ -49,8 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def _patch_interpreter() -> None:
     """For the rest of the process: `tl.dot` without BLAS, and half the time for each launch.
 
-    The interpreter patches the language at a launch, and again for every device function. Our device functions see the
-    language as the launch does. Triton's own see another module of it; it is patched once and stays patched.
+    The interpreter patches the language at a launch, and again for every device function. Our
+    device functions see the language as the launch does. Triton's own see another module of it; it
+    is patched once and stays patched.
     """
     from triton.runtime import interpreter
 
@@ -84,7 +85,8 @@ def _open(kernels: str, dtype: torch.dtype, split_k: dict[tuple[int, int], int] 
 
 @pytest.fixture
 def shape_dependent_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's products on the CPU sum in an order that depends on their shape, whatever BLAS there is."""
+    """torch's products on the CPU sum in an order that depends on their shape, whatever BLAS there
+    is."""
     use_shape_dependent_gemm(monkeypatch)
 
 

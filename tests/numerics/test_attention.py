@@ -1,4 +1,5 @@
-"""Attention: near the exact softmax, and bits that do not depend on tiles, chunks, pages and other requests."""
+"""Attention: near the exact softmax, and bits that do not depend on tiles, chunks, pages and other
+requests."""
 
 import math
 from collections.abc import Callable
@@ -100,7 +101,8 @@ def test_token_has_the_same_bits_in_decode_and_in_any_chunk(
 def test_token_has_the_same_bits_in_short_and_tall_tiles(
     triton_backend: Backend, dtype: torch.dtype, make_sequences: MakeSequences
 ) -> None:
-    """Scores are small integers and the scale is ln 2, so softmax weights are powers of two and every sum is exact.
+    """Scores are small integers and the scale is ln 2, so softmax weights are powers of two and
+    every sum is exact.
 
     The bits of inexact sums are a property of the GPU's tensor cores; tests/gpu compares them.
     """

@@ -36,7 +36,8 @@ def _weights(ops: Backend, dtype: torch.dtype, extras: bool) -> LayerWeights:
 
 
 def _batch(page_size: int) -> ForwardBatch:
-    """Two spans: five tokens across the end of a first page, and one token at position 3; one padding token."""
+    """Two spans: five tokens across the end of a first page, and one token at position 3; one
+    padding token."""
     rope = page_size - 2
     slots = [2 * page_size + rope, 2 * page_size + rope + 1, 0, 1, 2, 3 * page_size + 3, -1]
     return ForwardBatch(

@@ -1,4 +1,5 @@
-"""Linear layers: near the exact product in every dtype, and bits that do not depend on the other rows of the batch."""
+"""Linear layers: near the exact product in every dtype, and bits that do not depend on the other
+rows of the batch."""
 
 from collections.abc import Callable
 

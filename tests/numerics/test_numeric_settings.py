@@ -1,4 +1,7 @@
-"""Numeric settings apply once per process; other values are refused. Tested in child processes, because they last."""
+"""Numeric settings apply once per process; other values are refused.
+
+Tested in child processes, because they last.
+"""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Rope tables: as transformers computes them, and a shorter table is a prefix of a longer one, bit for bit."""
+"""Rope tables: as transformers computes them, and a shorter table is a prefix of a longer one, bit
+for bit."""
 
 import torch
 

@@ -1,4 +1,5 @@
-"""Sampling against the rule written plainly in fp64, with ties; and the Gumbel noise as a random variable."""
+"""Sampling against the rule written plainly in fp64, with ties; and the Gumbel noise as a random
+variable."""
 
 import math
 from collections.abc import Callable
@@ -159,7 +160,8 @@ def test_kernel_noise_is_the_documented_function() -> None:
 
 
 def test_noise_is_gumbel_and_independent() -> None:
-    """Mean, variance and uniformity over ids, positions and seeds, and no correlation between neighbours."""
+    """Mean, variance and uniformity over ids, positions and seeds, and no correlation between
+    neighbours."""
     ids = np.arange(20000)
     draws = {
         "ids": noise(11, 5, ids),

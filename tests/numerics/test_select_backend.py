@@ -25,7 +25,10 @@ def forget_kernels() -> object:
 
 @pytest.fixture
 def one_small_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build of a fraction of a second. These tests are about where it goes, not about its content."""
+    """A build of a fraction of a second.
+
+    These tests are about where it goes, not about its content.
+    """
     monkeypatch.setattr(build_module, "_UNITS", ("rowwise.c",))
 
 
@@ -82,10 +85,10 @@ def test_unwritable_cache_falls_back_to_a_temporary_folder(
 def test_recipe_is_json_and_independent_of_threads() -> None:
     seen = set()
     for dtype in (torch.float32, torch.bfloat16):
-        for path in ("c", "torch"):
-            recipe = open_backend(dtype, kernels=path, num_threads=1).recipe
+        for name in ("c", "torch"):
+            recipe = open_backend(dtype, kernels=name, num_threads=1).recipe
             assert json.loads(json.dumps(recipe.as_dict())) == recipe.as_dict()
-            assert recipe == open_backend(dtype, kernels=path, num_threads=2).recipe
+            assert recipe == open_backend(dtype, kernels=name, num_threads=2).recipe
             assert recipe.rows == 16
             seen.add(recipe.digest())
     assert len(seen) == 4

@@ -1,6 +1,8 @@
-"""The small-M GEMM kernels: near fp64, and equal to other ways of computing the same outputs where every sum is exact.
+"""The small-M GEMM kernels: near fp64, and equal to other ways of computing the same outputs where
+every sum is exact.
 
-Their bits for inexact sums are a property of the GPU; `tests/gpu/test_gemm_on_gpu.py` compares them there.
+Their bits for inexact sums are a property of the GPU; `tests/gpu/test_gemm_on_gpu.py` compares them
+there.
 """
 
 import pytest

@@ -1,4 +1,5 @@
-"""Kernels of the Triton backend: near fp64, partial sums added in order, and a row's bits independent of other rows."""
+"""Kernels of the Triton backend: near fp64, partial sums added in order, and a row's bits
+independent of other rows."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -100,7 +101,7 @@ def test_partial_sums_are_added_in_order_and_rounded_once(
     assert torch.equal(reduce(partial, bias, dtype), expected.to(dtype))
     assert torch.equal(
         reduce(partial[:, :3], bias, torch.float32), expected[:3]
-    )  # slices farther apart than rows
+    )  # splits farther apart than their rows
     finished = partial[0].to(dtype)
     assert torch.equal(
         reduce(finished, bias, dtype), finished if bias is None else (finished.float() + bias).to(dtype)

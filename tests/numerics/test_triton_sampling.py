@@ -1,4 +1,5 @@
-"""Sampling kernels of the Triton backend against the torch backend: mixed batches, ties, infinities, any vocabulary."""
+"""Sampling kernels of the Triton backend against the torch backend: mixed batches, ties,
+infinities, any vocabulary."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""A backend on a GPU that is called with tensors in main memory, so that one test can run on every path."""
+"""A backend on a GPU that takes and returns tensors in main memory, so that one test can run on
+every backend."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -12,7 +13,8 @@ from holdfast.numerics.ops import Backend, Linear
 
 
 def moved_to(backend: Backend) -> Any:
-    """Takes tensors to the backend's device for each call, and back what it returns and what it changed."""
+    """Move the arguments of each call to the backend's device, and the results and in-place changes
+    back."""
     return _Moved(backend)
 
 
@@ -38,7 +40,7 @@ class _Moved:
 
 
 def _move(value: Any, device: torch.device, seen: list[tuple[Tensor, Tensor]]) -> Any:
-    """TensorSource, tuples of them and dataclasses that hold them; a packed weight stays where it is."""
+    """Move tensors, and tuples and dataclasses of tensors. A packed weight is not moved."""
     if isinstance(value, Tensor):
         moved = value.to(device)
         seen.append((value, moved))

@@ -1,8 +1,9 @@
 """Matrix products whose order of summation depends on their shape, in place of the CPU's BLAS.
 
-A BLAS library chooses its order of summation by the shape and by the CPU, so equal bits for two shapes on one CPU prove
-nothing. With these products two shapes give different bits on every machine. A test of bits that passes with them shows
-that our code calls the same shape, or that its sums are exact.
+A BLAS library chooses its order of summation by the shape and by the CPU, so equal bits for two
+shapes on one CPU prove nothing. With these products two shapes give different bits on every
+machine. A test of bits that passes with them shows that our code calls the same shape, or that its
+sums are exact.
 """
 
 from functools import cache
@@ -23,7 +24,10 @@ def _order(shape: tuple[int, ...], num_terms: int) -> list[int]:
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """[..., M, K] x [..., K, N] -> fp32 [..., M, N]. Elementwise, so that no row depends on its place in the product."""
+    """[..., M, K] x [..., K, N] -> fp32 [..., M, N].
+
+    Elementwise, so that no row depends on its place in the product.
+    """
     a, b = a.to(torch.float32), b.to(torch.float32)
     num_rows, width, num_columns = a.shape[-2], a.shape[-1], b.shape[-1]
     is_single = a.dim() == 3 and a.shape[0] == 1  # libraries compute a batch of one by another kernel
@@ -55,7 +59,8 @@ def use_shape_dependent_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_shape_dependent_dot(interpreter: Any) -> None:
-    """For `tl.dot` in Triton's interpreter, which multiplies with numpy, for the rest of the process."""
+    """For `tl.dot` in Triton's interpreter, which multiplies with numpy, for the rest of the
+    process."""
 
     def create_dot(
         self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any

@@ -1,7 +1,9 @@
-"""The one decoder: Llama, Mistral, Qwen2 and Qwen3 differ in biases, norms on q and k, windows and rope, not in shape.
+"""The decoder: Llama, Mistral, Qwen2 and Qwen3. They differ in biases, norms of q and k, sliding
+windows and rope.
 
-A forward is a pure function of (rows, KV before, weights); it writes the KV of its own rows and nothing else. All
-numbers go through one `Backend`, so what is canonical is decided there and not here.
+A forward pass is a pure function of the batch, the KV cache and the weights. It writes the KV of
+its own tokens and nothing else. All arithmetic goes through one `Backend`, which decides what is
+canonical.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,23 +22,28 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, write_
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.rope import rope_tables
 
-Progress = Callable[[int, int], None]  # (tensors done, tensors in all)
+Progress = Callable[[int, int], None]  # (tensors loaded, tensors in total)
 
 
 @dataclass(frozen=True)
 class LayerHook:
-    """What is done between the layers, the last time behind the first `last` of them.
+    """A function that is called after each layer of a forward pass.
 
-    act(layers done, residual, x) may change both in place, [rows, hidden]; x is what the next layer reads, normed.
+    call(number of layers done, residual, x) may change residual and x [tokens, hidden] in place; x
+    is the normed input of the next layer. last_layer: from this number of layers on, the call does
+    nothing.
     """
 
-    act: Callable[[int, Tensor, Tensor], None]
-    last: int
+    call: Callable[[int, Tensor, Tensor], None]
+    last_layer: int
 
 
 @dataclass(frozen=True)
 class NamedLinear:
-    """A matrix product of the model, by the name the certificate gives it."""
+    """A linear layer of the model, with its name in the certificate.
+
+    layer: its index; None for the LM head.
+    """
 
     name: str
     linear: Linear
@@ -48,7 +55,7 @@ class NamedLinear:
 
 
 class Decoder:
-    """Weights and the forward over them."""
+    """The weights of a model and its forward pass."""
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class Decoder:
         self._first_norm = first_norm
         self._layers = tuple(layers)
         self._head = head
-        # Made on the CPU wherever they are used: the same bits on every device.
+        # Computed on the CPU: the same bits on every device.
         cos, sin = rope_tables(*rope_frequencies(config), max_len)  # fp32 [max_len, head_dim / 2]
         self._cos, self._sin = cos.to(backend.device), sin.to(backend.device)
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -77,81 +84,89 @@ class Decoder:
         return self._embedding.dtype
 
     def with_backend(self, backend: Backend) -> "Decoder":
-        """The same weights under another backend of the same path and device; nothing is copied."""
+        """The same weights with another backend of the same kind and device. Nothing is copied."""
         other = copy(self)
         other.backend = backend
         return other
 
     def forward(
         self,
-        rows: ForwardBatch,
+        batch: ForwardBatch,
         kv: Sequence[KVLayer],
         *,
         canonical: bool,
         layer_hook: LayerHook | None = None,
     ) -> Tensor:
-        """Run the rows and write their KV; all of them as the head takes them, [rows, hidden]."""
-        at = self.rope_at(rows.positions)
-        _, x = self._run(self._layers, rows, kv, at, canonical, layer_hook)
+        """Run the batch and write its KV; return the input of the LM head, [tokens, hidden]."""
+        rope = self.rope_at(batch.positions)
+        _, x = self._run(self._layers, batch, kv, rope, canonical, layer_hook)
         return x
 
     def forward_body(
         self,
-        rows: ForwardBatch,
+        batch: ForwardBatch,
         kv: Sequence[KVLayer],
         *,
         canonical: bool,
         layer_hook: LayerHook | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the rows and write their KV, but nothing else of the last layer: what it reads, [rows, hidden] each."""
-        assert layer_hook is None or layer_hook.last < len(self._layers), (
-            "somebody looks behind the last layer"
+        """Run the batch without the last layer, of which only the KV is written.
+
+        Return residual and x [tokens, hidden], the input of `forward_last_layer`.
+        """
+        assert layer_hook is None or layer_hook.last_layer < len(self._layers), (
+            "the hook is for the last layer"
         )
-        at = self.rope_at(rows.positions)
-        residual, x = self._run(self._layers[:-1], rows, kv[:-1], at, canonical, layer_hook)
-        write_kv(self.backend, x, self._layers[-1], self._shape, kv[-1], rows, at, canonical=canonical)
+        rope = self.rope_at(batch.positions)
+        residual, x = self._run(self._layers[:-1], batch, kv[:-1], rope, canonical, layer_hook)
+        write_kv(self.backend, x, self._layers[-1], self._shape, kv[-1], batch, rope, canonical=canonical)
         return residual, x
 
     def forward_last_layer(
-        self, residual: Tensor, x: Tensor, rows: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool
+        self, residual: Tensor, x: Tensor, batch: ForwardBatch, kv: Sequence[KVLayer], *, canonical: bool
     ) -> Tensor:
-        """The last layer, for all rows that `body` left or some of them; as the head takes them. Both are changed."""
-        at = self.rope_at(rows.positions)
+        """The last layer, for all or some tokens of `forward_body`; return the input of the LM
+        head, [tokens, hidden].
+
+        residual and x [tokens, hidden] are updated in place.
+        """
+        rope = self.rope_at(batch.positions)
         last = self._layers[-1]
-        self.backend.layer(residual, x, last, self._shape, kv[-1], rows, at, canonical=canonical)
+        self.backend.layer(residual, x, last, self._shape, kv[-1], batch, rope, canonical=canonical)
         return x
 
     def _run(
         self,
         layers: Sequence[LayerWeights],
-        rows: ForwardBatch,
+        batch: ForwardBatch,
         kv: Sequence[KVLayer],
-        at: RopeCosSin,
+        rope: RopeCosSin,
         canonical: bool,
         layer_hook: LayerHook | None,
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream and x behind the first layers."""
+        """Embed the batch and run these layers: residual and x, [tokens, hidden] each."""
         ops, shape = self.backend, self._shape
-        residual = self.embed(rows.token_ids)
+        residual = self.embed(batch.token_ids)
         x = ops.rms_norm(residual, self._first_norm, shape.eps)
         for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
-            ops.layer(residual, x, weights, shape, layer, rows, at, canonical=canonical)
+            ops.layer(residual, x, weights, shape, layer, batch, rope, canonical=canonical)
             if layer_hook is not None:
-                layer_hook.act(index + 1, residual, x)
+                layer_hook.call(index + 1, residual, x)
         return residual, x
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """int64 [rows] -> [rows, hidden]."""
+        """int64 [tokens] -> [tokens, hidden]."""
         return self.backend.embed(self._embedding, token_ids)
 
     def rope_at(self, positions: Tensor) -> RopeCosSin:
-        """int64 [rows] -> fp32 [rows, head_dim / 2] each."""
+        """Positions int64 [tokens] -> cos and sin, fp32 [tokens, head_dim / 2] each."""
         return RopeCosSin(self._cos[positions], self._sin[positions])
 
     def logits(self, hidden: Tensor, *, canonical: bool) -> Tensor:
-        """The head over what `forward` returned: a new fp32 [rows, vocab].
+        """The LM head: hidden [tokens, hidden] -> a new fp32 [tokens, vocab].
 
-        It is switched by itself: a certified pass has a certified number of rows, but any number of wanted ones.
+        `canonical` may differ from that of the pass: a pass of a certified size may sample any
+        number of tokens.
         """
         return self.backend.logits(hidden, self._head, canonical=canonical)
 
@@ -164,7 +179,7 @@ class Decoder:
         return self._shape
 
     def linears(self) -> Iterator[NamedLinear]:
-        """Every matrix product with its real weights, layer by layer, the head last."""
+        """All linear layers, layer by layer, the LM head last."""
         for index, layer in enumerate(self._layers):
             yield NamedLinear(f"layers.{index}.qkv", layer.qkv, index)
             yield NamedLinear(f"layers.{index}.o", layer.o, index)
@@ -180,10 +195,10 @@ def load_decoder(
     max_len: int,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read every weight once, round it to dtype, bring it to the backend's device and pack it there.
+    """Read each weight once, round it to dtype, move it to the backend's device and pack it there.
 
-    On the host there is never more than one tensor; on the device never more than the weights and one tensor. A path whose
-    `pack` keeps the weight as it is shares a tied head with the embedding.
+    The host holds at most one tensor at a time, the device at most the weights and one tensor. A
+    tied LM head shares the embedding's memory if the backend's `pack` does not copy.
     """
     config = checkpoint.config
     loader = WeightLoader(checkpoint, backend, dtype, progress)
@@ -201,7 +216,7 @@ def load_decoder(
 
 
 class TensorSource(Protocol):
-    """TensorSource by name: of a `Checkpoint`, all that is needed to load them."""
+    """Tensors by name: the part of a `Checkpoint` that loading needs."""
 
     def names(self) -> tuple[str, ...]: ...
 
@@ -211,7 +226,7 @@ class TensorSource(Protocol):
 
 
 class WeightLoader:
-    """Takes tensors out of a checkpoint and reports how far it is."""
+    """Loads tensors of a checkpoint and reports progress."""
 
     def __init__(
         self,
@@ -229,44 +244,44 @@ class WeightLoader:
         self._names = frozenset(checkpoint.names())
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor on the device that shares no memory with the file."""
-        found = self._read(name)
-        here = found.to(self._device)
-        return here.clone() if here is found and self._device.type == "cpu" else here
+        """A tensor on the device that does not share memory with the file."""
+        tensor = self._read(name)
+        moved = tensor.to(self._device)
+        return moved.clone() if moved is tensor and self._device.type == "cpu" else moved
 
-    def layer(self, at: str, next_norm: Tensor, window: int | None) -> LayerWeights:
-        """The layer whose tensors' names begin so."""
+    def layer(self, prefix: str, next_norm: Tensor, window: int | None) -> LayerWeights:
+        """The layer whose tensor names begin with `prefix`."""
         return LayerWeights(
-            qkv=self._linear(*(f"{at}self_attn.{name}_proj" for name in "qkv")),
-            q_norm=self._optional(f"{at}self_attn.q_norm.weight"),
-            k_norm=self._optional(f"{at}self_attn.k_norm.weight"),
-            o=self._linear(f"{at}self_attn.o_proj"),
-            post_norm=self.tensor(f"{at}post_attention_layernorm.weight"),
-            gate_up=self._linear(f"{at}mlp.gate_proj", f"{at}mlp.up_proj"),
-            down=self._linear(f"{at}mlp.down_proj"),
+            qkv=self._linear(*(f"{prefix}self_attn.{name}_proj" for name in "qkv")),
+            q_norm=self._optional(f"{prefix}self_attn.q_norm.weight"),
+            k_norm=self._optional(f"{prefix}self_attn.k_norm.weight"),
+            o=self._linear(f"{prefix}self_attn.o_proj"),
+            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self._linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
+            down=self._linear(f"{prefix}mlp.down_proj"),
             next_norm=next_norm,
             window=window,
         )
 
     def _linear(self, *names: str) -> Linear:
-        """Several projections of the same input as one product."""
+        """Several projections of one input as one linear layer."""
         weight = self._fused([f"{name}.weight" for name in names])  # [sum of outputs, inputs]
         biases = [f"{name}.bias" for name in names]
         bias = self._fused(biases) if self._names.issuperset(biases) else None  # [sum of outputs]
         return self._backend.pack(weight, bias)
 
     def _fused(self, names: Sequence[str]) -> Tensor:
-        """TensorSource below one another, each read into its place."""
+        """Tensors concatenated along the first dimension, each read into its place."""
         if len(names) == 1:
             return self.tensor(names[0])
         shapes = [self._checkpoint.shape(name) for name in names]
-        num_rows = sum(shape[0] for shape in shapes)
-        whole = torch.empty((num_rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        num_outputs = sum(shape[0] for shape in shapes)
+        fused = torch.empty((num_outputs, *shapes[0][1:]), dtype=self._dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            whole[start : start + shape[0]].copy_(self._read(name))
+            fused[start : start + shape[0]].copy_(self._read(name))
             start += shape[0]
-        return whole
+        return fused
 
     def _optional(self, name: str) -> Tensor | None:
         return self.tensor(name) if name in self._names else None

@@ -1,1 +1,2 @@
-"""Numerics: the operations of a decoder, their backends (C, torch, Triton), and the recipe that fixes their bits."""
+"""Numerics: the operations of a decoder, their backends (C, torch, Triton), and the recipe that
+fixes their bits."""

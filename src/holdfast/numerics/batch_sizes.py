@@ -1,7 +1,7 @@
 """Batch sizes, in tokens: those that passes are padded to, and those that certification tests.
 
-On a GPU certification tests every size up to 512, because any number of tokens may be sampled. Passes are padded to fewer
-sizes, each with a captured CUDA graph:
+On a GPU certification tests every size up to 512, because any number of tokens may be sampled.
+Passes are padded to fewer sizes, each with a captured CUDA graph:
 
     1 2 4 8 16 .. (steps of 8) .. 256 .. (steps of 16) .. 512 .. (steps of an eighth to a quarter) .. max_tokens
 """
@@ -27,7 +27,8 @@ def sizes_to_certify(backend: Backend, max_tokens: int) -> tuple[int, ...]:
 
 
 def cpu_batch_sizes(max_tokens: int) -> tuple[int, ...]:
-    """On a CPU padding costs as much as real tokens: all sizes up to 8, then steps of a third, from 64 of an eighth."""
+    """On a CPU padding costs as much as real tokens: all sizes up to 8, then steps of a third, from
+    64 of an eighth."""
     steps = [*range(1, 9), *range(12, 33, 4), *range(40, 129, 8), *range(144, 257, 16), *range(288, 513, 32)]
     steps += range(576, max(max_tokens, 576) + 1, 64)
     return (*(size for size in steps if size < max_tokens), max_tokens)

@@ -1,4 +1,7 @@
-"""Holdfast's cache directory, for built kernels, certificates and GEMM recipes. Deleting it costs time only."""
+"""Holdfast's cache directory, for built kernels, certificates and GEMM recipes.
+
+Deleting it costs time only.
+"""
 
 import os
 import tempfile
@@ -13,7 +16,10 @@ def cache_dir() -> Path:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file by renaming a complete one, and create its folder. Raises OSError and then leaves no file."""
+    """Write a file by renaming a complete one, and create its folder.
+
+    Raises OSError and then leaves no file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         try:

@@ -1,7 +1,7 @@
 """The tokens of one forward pass as tensors, and the KV cache of one layer.
 
-A span is a run of consecutive positions of one request. The tokens of a batch are ordered by span. Padding tokens come
-last; they write no KV and attend to nothing.
+A span is a run of consecutive positions of one request. The tokens of a batch are ordered by span.
+Padding tokens come last; they write no KV and attend to nothing.
 
     token        0    1    2    3 | 4 | 5    6 | 7 (padding)
     span         0    0    0    0 | 1 | 2    2 |
@@ -20,16 +20,18 @@ class ForwardBatch:
 
     token_ids: Tensor  # int64 [tokens]
     positions: Tensor  # int64 [tokens], 0 for padding
-    slots: Tensor  # int64 [tokens], KV slot of the token: page * page_size + offset; -1 for padding
-    span_starts: (
-        Tensor  # int32 [spans + 1], first token of each span; the last entry is the number of real tokens
-    )
-    page_table: Tensor  # int32 [spans, max_pages], the pages of each span's request in order, padded with 0
-    # For backends that attend in tiles, int32 [tiles, 3]: the first token of a tile, its number of tokens (0: an unused
-    # tile), and the offset of its request's pages in the flattened page_table. Short tiles come first.
+    slots: Tensor  # int64 [tokens], KV slot: page * page_size + offset; -1 for padding
+    # int32 [spans + 1], the first token of each span; the last entry is the number of real tokens
+    span_starts: Tensor
+    # int32 [spans, max_pages], the pages of each span's request in order, padded with 0
+    page_table: Tensor
+    # For backends that attend in tiles, int32 [tiles, 3]: the first token of a tile, its number of
+    # tokens (0: an unused tile), and the offset of its request's pages in the flattened page_table.
+    # Short tiles come first.
     tiles: Tensor | None = None
     num_short_tiles: int = 0
-    max_pages: int = 0  # pages of the longest request of a captured graph; 0: the width of page_table
+    # Pages of the longest request that a captured graph allows; 0: the width of page_table.
+    max_pages: int = 0
 
     @property
     def num_tokens(self) -> int:

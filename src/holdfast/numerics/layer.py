@@ -29,8 +29,8 @@ class LayerShape:
 class LayerWeights:
     """The weights of one layer. qkv and gate_up are fused along the output dimension.
 
-    post_norm comes after attention. next_norm comes after the layer: the first norm of the next layer, or the model's final
-    norm. window: sliding window in positions; None: full attention.
+    post_norm comes after attention. next_norm comes after the layer: the first norm of the next
+    layer, or the model's final norm. window: sliding window in positions; None: full attention.
     """
 
     qkv: "Linear"
@@ -46,7 +46,8 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class RopeCosSin:
-    """Rope cosines and sines of the tokens of a pass: fp32 [tokens, head_dim / 2], gathered by position."""
+    """Rope cosines and sines of the tokens of a pass: fp32 [tokens, head_dim / 2], gathered by
+    position."""
 
     cos: Tensor
     sin: Tensor
@@ -64,7 +65,10 @@ def run_layer(
     *,
     canonical: bool,
 ) -> None:
-    """Update residual and x [tokens, hidden] in place. x is the normed input of the layer, then that of the next one."""
+    """Update residual and x [tokens, hidden] in place.
+
+    x is the normed input of the layer, then that of the next one.
+    """
     q = write_kv(ops, x, weights, shape, kv, batch, rope, canonical=canonical)  # [tokens, heads, head_dim]
     attended = ops.attention(q, kv, batch, scale=shape.scale, window=weights.window)  # [tokens, heads * dim]
     delta = ops.linear(attended, weights.o, canonical=canonical)  # [tokens, hidden]
@@ -87,7 +91,8 @@ def write_kv(
     *,
     canonical: bool,
 ) -> Tensor:
-    """Write K and V of the normed tokens x [tokens, hidden] to their slots; return their queries [tokens, heads, head_dim].
+    """Write K and V of the normed tokens x [tokens, hidden] to their slots; return their queries
+    [tokens, heads, head_dim].
 
     Tokens that are needed only as context skip the rest of the last layer.
     """

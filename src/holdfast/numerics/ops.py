@@ -1,11 +1,12 @@
 """The operations of a decoder, as one Protocol that every backend implements.
 
-The contract: with `canonical=True`, or in operations without that argument, a row of the result depends only on the same row
-of the inputs (in attention also on the keys and values of its own request) and on the recipe. It does not depend on the
-number of rows, the row's index, the other rows or the number of threads.
+The contract: with `canonical=True`, or in operations without that argument, a row of the result
+depends only on the same row of the inputs (in attention also on the keys and values of its own
+request) and on the recipe. It does not depend on the number of rows, the row's index, the other
+rows or the number of threads.
 
-Shapes: a row is a token. H query heads, KVH KV heads, D head_dim, N and K out and in features, V vocabulary. Activations,
-weights and the KV cache have one dtype; all arithmetic is fp32.
+Shapes: a row is a token. H query heads, KVH KV heads, D head_dim, N and K out and in features, V
+vocabulary. Activations, weights and the KV cache have one dtype; all arithmetic is fp32.
 """
 
 from collections.abc import Mapping
@@ -30,10 +31,11 @@ class Linear:
     in_features: int
     out_features: int
     dtype: torch.dtype
-    # Triton: 0 is the library's own GEMM, rounded by it. S >= 1 is split-K: the fp32 partial sums of S splits are added in
-    # order, then the bias, then rounded once.
+    # Triton: 0 is the library's own GEMM, rounded by it. S >= 1 is split-K: the fp32 partial sums
+    # of S splits are added in order, then the bias, then rounded once.
     split_k: int = 0
-    # Triton, split-N: {number of rows: output columns of the first of two GEMMs}, if two are faster than one. Same bits.
+    # Triton, split-N: {number of rows: output columns of the first of two GEMMs}, if two are faster
+    # than one. Same bits.
     split_n: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -56,14 +58,18 @@ class Backend(Protocol):
         ...
 
     def tile_tokens(self, span_len: int, group: int) -> int:
-        """Tokens per attention tile for a span of `span_len` tokens, with `group` query heads per KV head.
+        """Tokens per attention tile for a span of `span_len` tokens, with `group` query heads per
+        KV head.
 
         0: this backend uses no tiles.
         """
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """weight [N, K] and bias [N] in the layout of `linear`. The C backend copies; the others may keep `weight`."""
+        """weight [N, K] and bias [N] in the layout of `linear`.
+
+        The C backend copies; the others may keep `weight`.
+        """
         ...
 
     def linear(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
@@ -71,7 +77,8 @@ class Backend(Protocol):
         ...
 
     def logits(self, x: Tensor, w: Linear, *, canonical: bool) -> Tensor:
-        """x [rows, K] -> fp32 [rows, N]: `linear` without the rounding, if the backend has the sums in fp32."""
+        """x [rows, K] -> fp32 [rows, N]: `linear` without the rounding, if the backend has the sums
+        in fp32."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,7 +92,8 @@ class Backend(Protocol):
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotate q [rows, H, D] and k [rows, KVH, D] in place (rotate-half).
 
-        cos, sin: fp32 [rows, D / 2], gathered by position. q and k may be views of the qkv GEMM's result.
+        cos, sin: fp32 [rows, D / 2], gathered by position. q and k may be views of the qkv GEMM's
+        result.
         """
         ...
 
@@ -98,7 +106,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """q [rows, H, D] -> [rows, H * D]; padding rows are zero.
 
-        The token at position p sees positions max(0, p - window + 1) .. p of its request, all written before.
+        The token at position p sees positions max(0, p - window + 1) .. p of its request, all
+        written before.
         """
         ...
 
@@ -118,7 +127,10 @@ class Backend(Protocol):
         *,
         canonical: bool,
     ) -> None:
-        """A whole layer, with the bits of `layer.run_layer`. residual and x [rows, hidden] are updated in place."""
+        """A whole layer, with the bits of `layer.run_layer`.
+
+        residual and x [rows, hidden] are updated in place.
+        """
         ...
 
     def embed(self, table: Tensor, token_ids: Tensor) -> Tensor:
@@ -130,7 +142,8 @@ class Backend(Protocol):
         ...
 
     def sample_greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32 [n]."""
+        """The argmax of each row, int64 [n], as `sample` at temperature 0; and its logprob, fp32
+        [n]."""
         ...
 
     def logsumexp(self, logits: Tensor) -> Tensor:
@@ -138,5 +151,6 @@ class Backend(Protocol):
         ...
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the lowest id."""
+        """The k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the
+        lowest id."""
         ...

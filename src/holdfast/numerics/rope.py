@@ -1,13 +1,15 @@
-"""Tables of cosines and sines for rotary position embeddings, in fp32 as transformers computes them.
+"""Tables of cosines and sines for rotary position embeddings, in fp32 as transformers computes
+them.
 
-An entry depends on its position alone: tables are computed in chunks of one fixed shape. So a shorter table is a prefix of a
-longer one, bit for bit.
+An entry depends on its position alone: tables are computed in chunks of one fixed shape. So a
+shorter table is a prefix of a longer one, bit for bit.
 """
 
 import torch
 from torch import Tensor
 
-# Positions per chunk. Too few for torch to use several threads, so the vectorised loop has its tail at the same place.
+# Positions per chunk. Too few for torch to use several threads, so the vectorised loop has its tail
+# at the same place.
 _CHUNK = 128
 
 

@@ -1,7 +1,7 @@
 """The sampling rule, and its parameters for a batch. Rows are independent of each other.
 
-All backends follow one rule. Temperature 0 is greedy: the argmax, ties to the lowest id. Otherwise z = logit / temperature in
-fp32, and
+All backends follow one rule. Temperature 0 is greedy: the argmax, ties to the lowest id. Otherwise
+z = logit / temperature in fp32, and
 
     1. top-k   keep the k largest z, ties at the threshold to the lowest id;
     2. top-p   keep the smallest set of the most likely tokens whose total probability, of the softmax over the kept tokens,
@@ -19,7 +19,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """Sampling parameters of n rows. All tensors are contiguous, of length n, and on the device of the logits."""
+    """Sampling parameters of n rows.
+
+    All tensors are contiguous, of length n, and on the device of the logits.
+    """
 
     temperature: Tensor  # float32; 0: greedy
     top_k: Tensor  # int32; 0: off

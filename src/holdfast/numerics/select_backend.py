@@ -1,4 +1,5 @@
-"""Open the backend for a device: C kernels on a CPU with a C compiler, torch operations without one, Triton on a GPU."""
+"""Open the backend for a device: C kernels on a CPU with a C compiler, torch operations without
+one, Triton on a GPU."""
 
 import logging
 import os
@@ -30,10 +31,11 @@ def open_backend(
     split_k: Mapping[tuple[int, int], int] | None = None,
     split_n: Mapping[tuple[int, int], Mapping[int, int]] | None = None,
 ) -> Backend:
-    """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if there is no compiler.
+    """A backend for activations of `dtype`. On a CPU "auto" falls back to torch with a warning if
+    there is no compiler.
 
-    On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast passes use the library's own
-    GEMMs, without the recipe.
+    On a GPU: split_k and split_n are those of `Linear`, by GEMM shape (N, K). vendor_gemm: fast
+    passes use the library's own GEMMs, without the recipe.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"no backend for {dtype}; use one of {', '.join(map(str, DTYPES))}")
@@ -56,7 +58,10 @@ def open_backend(
 
 
 def uses_triton(kernels: KernelBackend, device: torch.device) -> bool:
-    """Whether `kernels` means Triton on this device. Raises `ConfigError` if the two do not match."""
+    """Whether `kernels` means Triton on this device.
+
+    Raises `ConfigError` if the two do not match.
+    """
     if device.type == "cuda" and kernels in ("c", "torch"):
         raise ConfigError(
             f"kernels {kernels} are for a CPU, and the device is {device}; use kernels auto or triton"

@@ -1,7 +1,8 @@
 """Process-wide numeric settings of torch: applied once, recorded in the fingerprint, never changed.
 
-A second call with the same values does nothing. A call with other values raises, because tokens computed before and after
-could differ in bits. The settings of a GPU are applied when the first engine on one starts.
+A second call with the same values does nothing. A call with other values raises, because tokens
+computed before and after could differ in bits. The settings of a GPU are applied when the first
+engine on one starts.
 """
 
 import os
@@ -28,7 +29,10 @@ _REDUCED_PRECISION = (
 
 @dataclass(frozen=True)
 class NumericSettings:
-    """The settings, and the environment variables that can change the numerics of a library. cuda is empty on a CPU."""
+    """The settings, and the environment variables that can change the numerics of a library.
+
+    cuda is empty on a CPU.
+    """
 
     threads: int
     matmul_precision: str
@@ -57,7 +61,8 @@ _device = torch.device("cpu")
 def apply_numeric_settings(
     num_threads: int | None = None, *, device: torch.device = _device
 ) -> NumericSettings:
-    """Set torch's threads (None: torch's default) and fp32 precision, for a GPU also that of its GEMMs."""
+    """Set torch's threads (None: torch's default) and fp32 precision, for a GPU also that of its
+    GEMMs."""
     global _applied, _applied_on_cuda, _device
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
@@ -78,7 +83,10 @@ def apply_numeric_settings(
 
 
 def pin_threads() -> None:
-    """Apply the settings to the calling thread. OpenMP's number of threads and torch's current GPU are per thread."""
+    """Apply the settings to the calling thread.
+
+    OpenMP's number of threads and torch's current GPU are per thread.
+    """
     if _applied is not None:
         torch.set_num_threads(_applied.threads)
     if _device.type == "cuda":
@@ -111,7 +119,8 @@ def _apply_on_cuda(settings: NumericSettings) -> NumericSettings:
 
 
 def _as_bool(value: object) -> bool:
-    """Newer versions of torch return a pair for some settings: reduced precision, and whether split-K may use it."""
+    """Newer versions of torch return a pair for some settings: reduced precision, and whether
+    split-K may use it."""
     return any(value) if isinstance(value, tuple) else bool(value)
 
 

@@ -1,7 +1,8 @@
 /* The bf16 GEMM on AMX tiles: 16 rows by 16 columns, 32 steps of k per instruction.
  *
- * A row of a tile is computed from its own row of A alone, and k increases in steps of 32 in every blocking. So the bits of
- * a row do not depend on the other rows. Rows are padded to 16 and k to 32 with zeros.
+ * A row of a tile is computed from its own row of A alone, and k increases in steps of 32 in
+ * every blocking. So the bits of a row do not depend on the other rows. Rows are padded to 16
+ * and k to 32 with zeros.
  *
  *     packed [ceil(N / 32)][K / 32][2 halves][16 pairs of k][16 columns][2]      bf16
  */
@@ -82,8 +83,8 @@ static void amx_store_tile(const AmxOutput *out, const float *tile, int64_t row,
     }
 }
 
-/* Tile loads are not overlapped by the CPU: prefetch the weights of four steps of k later, which may be those of the next
- * panel. A prefetch past the last panel is harmless. */
+/* Tile loads are not overlapped by the CPU: prefetch the weights of four steps of k later, which
+ * may be those of the next panel. A prefetch past the last panel is harmless. */
 static inline void amx_prefetch(const uint16_t *w) {
     for (int line = 0; line < 32; line++) __builtin_prefetch((const char *)w + 4 * 2048 + line * 64, 0, 2);
 }

@@ -1,7 +1,9 @@
-/* Causal attention through page tables, with bits that depend on the query and its own request alone.
+/* Causal attention through page tables, with bits that depend on the query and its own request
+ * alone.
  *
- * A query at position p sees positions first .. p, where first = max(0, p - window + 1). Positions are divided into blocks of
- * 64 from position 0, for every page size. Block by block, in order (online softmax):
+ * A query at position p sees positions first .. p, where first = max(0, p - window + 1).
+ * Positions are divided into blocks of 64 from position 0, for every page size. Block by block,
+ * in order (online softmax):
  *
  *     s[j]  = sum over d of q[d] * key[d][j]           one fma chain over d; lanes are positions
  *     m'    = max(m, max s)                            masked positions are set to -inf
@@ -9,8 +11,9 @@
  *     l     = l * exp(m - m') + sum p
  *     o[d]  = o[d] * exp(m - m') + sum over j of p[j] * value[j][d]     one fma chain over j, unmasked j only
  *
- * The queries of a tile (several tokens of a span, the query heads of one KV head) share the loads and nothing else. A
- * masked position is never multiplied, so its content has no effect. Decode is a tile of one token. */
+ * The queries of a tile (several tokens of a span, the query heads of one KV head) share the
+ * loads and nothing else. A masked position is never multiplied, so its content has no effect.
+ * Decode is a tile of one token. */
 #include <omp.h>
 
 #include "kernels.h"
@@ -37,7 +40,8 @@ typedef struct {
     int64_t span, row, rows, kv_head, head, group;
 } Tile;
 
-/* Addresses of a block of 64 positions. Keys are contiguous for `run` positions of a page; values have one address each. */
+/* Addresses of a block of 64 positions. Keys are contiguous for `run` positions of a page;
+ * values have one address each. */
 typedef struct {
     const char *keys[BLOCK], *values[BLOCK]; /* per run, per position */
     int64_t run, key_stride;                 /* in elements */
@@ -220,7 +224,8 @@ INLINE void widen_row(float *out, const void *in, int64_t count, const int dt) {
     FOR_EACH_VECTOR(count, store_partial(out + i, load_partial(at(in, i, dt), n, dt), n, F32);)
 }
 
-/* Copy the block as fp32, dimensions padded to whole vectors, so that it is widened once for many queries. */
+/* Copy the block as fp32, dimensions padded to whole vectors, so that it is widened once for
+ * many queries. */
 INLINE Block copy_block(TileState *w, const Block *b, int64_t D, int64_t Dv, int64_t used, const int dt) {
     Block copy = {.keys = {(char *)w->keys}, .run = BLOCK, .key_stride = BLOCK};
     for (int64_t j = 0, run_index = 0; j < used; j += b->run, run_index++)

@@ -1,6 +1,7 @@
 """The C backend: checks shapes, passes addresses to the kernels, returns new tensors.
 
-The kernels do not check their arguments. Everything that could make them access other memory is checked here.
+The kernels do not check their arguments. Everything that could make them access other memory is
+checked here.
 """
 
 import torch

@@ -1,7 +1,9 @@
-"""Build the C kernels with the system's compiler, once per source, compiler and CPU, and cache the library.
+"""Build the C kernels with the system's compiler, once per source, compiler and CPU, and cache the
+library.
 
-The cache key is a digest of all that decides the machine code. A build goes to a temporary file that is then renamed, so two
-processes may build at once. If the cache cannot be written, the library stays in a temporary folder.
+The cache key is a digest of all that decides the machine code. A build goes to a temporary file
+that is then renamed, so two processes may build at once. If the cache cannot be written, the
+library stays in a temporary folder.
 """
 
 import hashlib
@@ -19,8 +21,8 @@ from holdfast.numerics.cache_dir import cache_dir
 _SOURCE_DIR = Path(__file__).parent
 _UNITS = ("linear.c", "attention.c", "rowwise.c", "sampling.c", "layer.c", "entry.c")
 _HEADERS = ("simd.h", "kernels.h", "amx.h")
-# No contraction and no reassociation: the sources fix which operations are fused, and their order. Instruction scheduling
-# before register allocation would spill the accumulators of the tiles.
+# No contraction and no reassociation: the sources fix which operations are fused, and their order.
+# Instruction scheduling before register allocation would spill the accumulators of the tiles.
 _FLAGS = (
     *("-std=gnu11", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns"),
     *("-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
@@ -37,7 +39,10 @@ class Built:
 
 
 def build() -> Built:
-    """The library for this machine, from the cache or newly built. Raises ConfigError if it cannot be built."""
+    """The library for this machine, from the cache or newly built.
+
+    Raises ConfigError if it cannot be built.
+    """
     compiler = _find_compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
@@ -74,7 +79,8 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
 
 
 def cpu_flags() -> str:
-    """The lines of /proc/cpuinfo that name the CPU and its instructions, which -march=native depends on."""
+    """The lines of /proc/cpuinfo that name the CPU and its instructions, which -march=native
+    depends on."""
     names = ("flags", "Features", "model name", "CPU part", "CPU implementer", "CPU variant")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,5 +1,5 @@
-/* Entry points for Python: each takes one array of 64-bit words, its arguments in the order of kernels.h. ctypes converts one
- * packed array in a third of the time of a dozen arguments. */
+/* Entry points for Python: each takes one array of 64-bit words, its arguments in the order of
+ * kernels.h. ctypes converts one packed array in a third of the time of a dozen arguments. */
 #include "kernels.h"
 #include "simd.h"
 

@@ -1,5 +1,5 @@
-/* Prototypes of the kernels. Tensors are contiguous unless there is a stride. Strides are in elements. dt is a dtype code of
- * simd.h. */
+/* Prototypes of the kernels. Tensors are contiguous unless there is a stride. Strides are in
+ * elements. dt is a dtype code of simd.h. */
 #ifndef HOLDFAST_KERNELS_H
 #define HOLDFAST_KERNELS_H
 
@@ -23,8 +23,8 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
                    int64_t spans, int64_t max_pages, int64_t heads, int64_t kv_heads, int64_t D, int64_t page,
                    double scale, int64_t window, int64_t dt, int64_t threads);
 
-/* The arguments of one decoder layer; each field is one 64-bit word, in the order of backend.py. x is the normed input of the
- * layer, then that of the next layer. residual is updated. */
+/* The arguments of one decoder layer; each field is one 64-bit word, in the order of backend.py.
+ * x is the normed input of the layer, then that of the next layer. residual is updated. */
 typedef struct {
     void *residual, *x;                                  /* [rows, hidden] */
     const void *qkv, *o, *gate_up, *down;                /* packed */

@@ -1,6 +1,7 @@
 """The built kernels as Python callables, loaded once per process.
 
-torch is imported first, so that the kernels use its OpenMP runtime and there is one thread pool, not two.
+torch is imported first, so that the kernels use its OpenMP runtime and there is one thread pool,
+not two.
 """
 
 import ctypes
@@ -37,7 +38,10 @@ _VARIANTS = {4: "neon", 8: "avx2", 16: "avx512"}
 
 @dataclass(frozen=True)
 class CKernels:
-    """The functions of the library. They do not check their arguments; only `backend.py` calls them."""
+    """The functions of the library.
+
+    They do not check their arguments; only `backend.py` calls them.
+    """
 
     built: Built
     variant: str

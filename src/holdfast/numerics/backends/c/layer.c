@@ -1,6 +1,8 @@
-/* One decoder layer as one call: the same kernels in the same order as the single operations, so the same bits.
+/* One decoder layer as one call: the same kernels in the same order as the single operations, so
+ * the same bits.
  *
- * It exists because a small model with one request spends more time between kernels than in some of them. */
+ * It exists because a small model with one request spends more time between kernels than in some
+ * of them. */
 #include "kernels.h"
 #include "simd.h"
 

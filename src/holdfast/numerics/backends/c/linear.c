@@ -1,11 +1,13 @@
 /* y = x W^T + b, with bits that depend on the row alone.
  *
- * An output element is one chain of fma over k = 0 .. K-1 in fp32. It does not depend on the number of rows, the tile and
- * the thread. Weights are packed in panels of NR columns, in the order they are read:
+ * An output element is one chain of fma over k = 0 .. K-1 in fp32. It does not depend on the
+ * number of rows, the tile and the thread. Weights are packed in panels of NR columns, in the
+ * order they are read:
  *
  *     packed [ceil(N / NR)][K rounded up to 4][NR]        2 or 4 bytes per element, widened in registers
  *
- * Columns from N on and k from K on are zero. A CPU with AMX multiplies bf16 in tiles instead (amx.h). */
+ * Columns from N on and k from K on are zero. A CPU with AMX multiplies bf16 in tiles instead
+ * (amx.h). */
 #include <omp.h>
 
 #include "amx.h"
@@ -30,8 +32,8 @@ API int64_t holdfast_packed_bytes(int64_t N, int64_t K, int64_t dt) {
     return (ceil_to(N, NR) * ceil_to(K, 4) + NR) * size_of((int)dt); /* tiles load one k ahead */
 }
 
-/* NEON loads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the upper half. One shift and
- * one mask widen them, faster than two zips. */
+/* NEON loads eight bf16 as four words: column c in the lower half of word c, column c + 4 in the
+ * upper half. One shift and one mask widen them, faster than two zips. */
 #if VL == 4
 INLINE int64_t packed_column(int64_t column, const int dt) { return dt == BF16 ? column % 4 * 2 + column / 4 : column; }
 #else
@@ -71,8 +73,8 @@ void run_pack(void *packed, const void *w, int64_t stride, int64_t N, int64_t K,
 
 /* ---- the tile: `rows` rows by `panels` panels ---- */
 
-/* One k for all panels. If there are registers, the weights of the next k are loaded first, so that the multiply-adds do
- * not wait for them. */
+/* One k for all panels. If there are registers, the weights of the next k are loaded first, so
+ * that the multiply-adds do not wait for them. */
 #define STEP(lane)                                                                                     \
     UNROLL for (int p = 0; p < panels; p++) {                                                          \
         if (!preload) load_packed(w + p * panel_bytes + (k + lane) * NR * size_of(dt), dt, &now[p][0], &now[p][1]); \
@@ -149,7 +151,8 @@ INLINE void tile_one_panel(int rows, const int dt, const float *x, int64_t ldx, 
     }
 }
 
-/* With few rows there are free registers: several panels at once keep enough fma chains in flight. */
+/* With few rows there are free registers: several panels at once keep enough fma chains in
+ * flight. */
 INLINE void tile_wide(int rows, const int dt, const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t K,
                       const Output *out, int64_t row, int64_t column) {
     switch (rows) {
@@ -169,8 +172,8 @@ typedef struct {
     Output out;
 } Gemm;
 
-/* Rows m0 .. m1-1 times panels p0 .. p1-1, without a copy of the panels. Rows are divided evenly among tiles (nine are five
- * and four), because a tile of one row has too few fma chains. */
+/* Rows m0 .. m1-1 times panels p0 .. p1-1, without a copy of the panels. Rows are divided evenly
+ * among tiles (nine are five and four), because a tile of one row has too few fma chains. */
 INLINE void run_direct(const Gemm *gemm, const int dt, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
     const int64_t bytes = gemm->K * NR * size_of(dt), count = m1 - m0, tiles = ceil_to(count, MR) / MR;
     for (int64_t p = p0; p < p1;) {

@@ -1,7 +1,8 @@
 /* Operations on single rows: norm, residual, rope, activation, KV store.
  *
- * All arithmetic is fp32. Values are rounded to the dtype where the reference implementation (Hugging Face) rounds, except
- * in rope, which rounds once. Sums run over VL lanes, then over one fixed tree. */
+ * All arithmetic is fp32. Values are rounded to the dtype where the reference implementation
+ * (Hugging Face) rounds, except in rope, which rounds once. Sums run over VL lanes, then over
+ * one fixed tree. */
 #include <omp.h>
 
 #include "kernels.h"
@@ -87,7 +88,8 @@ void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_str
 
 #define STAGE_LEN 64
 
-/* In stages of STAGE_LEN elements: one long dependency chain per vector would stall the pipelines. */
+/* In stages of STAGE_LEN elements: one long dependency chain per vector would stall the
+ * pipelines. */
 INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt) {
     float stage[STAGE_LEN];
     for (int64_t start = 0; start < width; start += STAGE_LEN) {
@@ -116,7 +118,8 @@ void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, i
     }
 }
 
-/* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D]; slot -1 is skipped. */
+/* k, v [rows, heads, D] into keys [pages, heads, D, page] and values [pages, heads, page, D];
+ * slot -1 is skipped. */
 void run_store_kv(void *keys, void *values, const void *k, int64_t k_stride, const void *v, int64_t v_stride,
                const int64_t *slots, int64_t rows, int64_t heads, int64_t D, int64_t page, int64_t dt,
                int64_t threads) {

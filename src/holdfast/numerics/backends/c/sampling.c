@@ -1,7 +1,9 @@
-/* From logits to a token: greedy, or Gumbel-max over the kept set. Also log-sum-exp and the top-k logits.
+/* From logits to a token: greedy, or Gumbel-max over the kept set. Also log-sum-exp and the
+ * top-k logits.
  *
- * A row depends on itself alone; each row is computed by one thread. Nothing is sorted: the top-k or top-p threshold is found
- * by radix select over the bits of the logits. Ties go to the lowest id.
+ * A row depends on itself alone; each row is computed by one thread. Nothing is sorted: the
+ * top-k or top-p threshold is found by radix select over the bits of the logits. Ties go to the
+ * lowest id.
  *
  * The Gumbel noise is a function of (seed, position, token id):
  *
@@ -10,7 +12,8 @@
  *     w     = (upper half of h + 1/2) / 2^32, in fp32, at most 1 - 2^-24      uniform in (0, 1)
  *     noise = -log(-log(1 - w))                                     Gumbel
  *
- * Large noise values decide the sample. They come from small w, where fp32 has its finest resolution. */
+ * Large noise values decide the sample. They come from small w, where fp32 has its finest
+ * resolution. */
 #include <float.h>
 #include <omp.h>
 
@@ -88,7 +91,8 @@ INLINE int keeps(const KeptSet *k, uint32_t rank, int64_t id) { return rank > k-
 #define RADIX 2048
 static const int SHIFT[3] = {21, 10, 0}, BITS[3] = {11, 11, 10};
 
-/* The k largest. Each round fixes the next bits of the threshold. `ids` is scratch for the undecided tokens. */
+/* The k largest. Each round fixes the next bits of the threshold. `ids` is scratch for the
+ * undecided tokens. */
 static KeptSet keep_top_k(const float *z, int64_t n, int64_t k, int32_t *ids) {
     uint32_t prefix = 0;
     int64_t num_needed = k, num_open = n;
@@ -110,7 +114,8 @@ static KeptSet keep_top_k(const float *z, int64_t n, int64_t k, int32_t *ids) {
     return (KeptSet){prefix, ids[num_needed - 1]}; /* all at the threshold, in order of id */
 }
 
-/* The smallest set of the best tokens of `from` whose mass reaches top_p of the total; p = exp(z - max). */
+/* The smallest set of the best tokens of `from` whose mass reaches top_p of the total; p = exp(z
+ * - max). */
 static KeptSet keep_top_p(const float *z, const float *p, int64_t n, KeptSet from, double top_p, int32_t *ids) {
     uint32_t prefix = 0;
     double needed = -1.0;
@@ -161,8 +166,9 @@ INLINE float gumbel_one(uint64_t key, int64_t id) {
     return lanes[0];
 }
 
-/* The argmax of z + noise over the kept set; `argmax_id` has the largest z. The noise is less than -log(w), which is less
- * than ln 2 times (leading zeros of h + 1). That bound excludes most ids before a logarithm is computed. */
+/* The argmax of z + noise over the kept set; `argmax_id` has the largest z. The noise is less
+ * than -log(w), which is less than ln 2 times (leading zeros of h + 1). That bound excludes most
+ * ids before a logarithm is computed. */
 static int64_t argmax_noisy(const float *z, const float *p, int64_t n, const SamplingParams *c, const KeptSet *kept, int64_t argmax_id) {
     int64_t best_id = argmax_id;
     float best = z[argmax_id] + gumbel_one(c->key, argmax_id);

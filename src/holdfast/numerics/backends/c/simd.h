@@ -1,8 +1,9 @@
 /* One SIMD vector type for every CPU, and conversions between it and the three dtypes.
  *
- * Invariant: a lane is always one output element (a column, a position, a dimension), so the vector width never decides
- * the order in which an element is summed. A multiply-add is written as fma_v() and the compiler may not contract other
- * operations. The tail of an array runs the same lanes as a full vector, so it has the same bits. */
+ * Invariant: a lane is always one output element (a column, a position, a dimension), so the
+ * vector width never decides the order in which an element is summed. A multiply-add is written
+ * as fma_v() and the compiler may not contract other operations. The tail of an array runs the
+ * same lanes as a full vector, so it has the same bits. */
 #ifndef HOLDFAST_SIMD_H
 #define HOLDFAST_SIMD_H
 
@@ -42,7 +43,8 @@ INLINE int64_t ceil_to(int64_t n, int64_t step) { return (n + step - 1) / step *
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* ---- load one vector, widened to fp32; max_v and min_v return b or NaN if an operand is NaN ---- */
+/* ---- load one vector, widened to fp32; max_v and min_v return b or NaN if an operand is NaN
+ * ---- */
 
 #if VL == 16
 INLINE vf splat(float x) { return _mm512_set1_ps(x); }
@@ -76,7 +78,8 @@ INLINE vf load_v(const void *p, const int dt) {
 }
 #endif
 
-/* Two consecutive vectors. NEON widens eight bf16 with two zips, which run on both pipes (a shift runs on one). */
+/* Two consecutive vectors. NEON widens eight bf16 with two zips, which run on both pipes (a
+ * shift runs on one). */
 INLINE void load_2v(const void *p, const int dt, vf *a, vf *b) {
 #if VL == 4
     if (dt == BF16) {
@@ -144,8 +147,8 @@ INLINE void store_partial(void *p, vf v, int64_t n, const int dt) {
     else store_tail(p, v, n, dt);
 }
 
-/* The statements for each vector of `count` elements: `i` is its first element, `n` its number of lanes in use. The tail is
- * outside the loop, so that the loop contains no function call. */
+/* The statements for each vector of `count` elements: `i` is its first element, `n` its number
+ * of lanes in use. The tail is outside the loop, so that the loop contains no function call. */
 #define FOR_EACH_VECTOR(count, ...)                                         \
     {                                                                   \
         int64_t i = 0;                                                  \

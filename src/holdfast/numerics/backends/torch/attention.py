@@ -1,13 +1,14 @@
 """Attention in torch operations, in one form for fast and canonical passes.
 
-A span is divided into tiles of QUERY_TILE consecutive tokens, the last one padded. Tiles read the KV in blocks of KV_BLOCK
-positions from position 0, as batched GEMMs whose matrices always have the same shape,
+A span is divided into tiles of QUERY_TILE consecutive tokens, the last one padded. Tiles read the
+KV in blocks of KV_BLOCK positions from position 0, as batched GEMMs whose matrices always have the
+same shape,
 
     scores  [tile * G, D] x [D, KV_BLOCK]      outputs  [tile * G, KV_BLOCK] x [KV_BLOCK, D]
 
-with an online softmax in fp32. A block that a token does not see leaves it unchanged. Tiles are computed in groups, so that
-memory does not grow with the batch. A batched GEMM always has two matrices or more: torch computes a batch of one by
-another kernel.
+with an online softmax in fp32. A block that a token does not see leaves it unchanged. Tiles are
+computed in groups, so that memory does not grow with the batch. A batched GEMM always has two
+matrices or more: torch computes a batch of one by another kernel.
 """
 
 from itertools import pairwise
@@ -96,7 +97,8 @@ def _attend_tiles(
 def _gather_block(
     layer: KVLayer, batch: ForwardBatch, span: Tensor, positions: Tensor, visible: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Keys [T * KVH, D, block] and values [T * KVH, block, D] in fp32; zero if no token of the tile sees the position."""
+    """Keys [T * KVH, D, block] and values [T * KVH, block, D] in fp32; zero if no token of the tile
+    sees the position."""
     page_size, max_pages = layer.keys.shape[3], batch.page_table.shape[1]
     page = batch.page_table[span][:, (positions // page_size).clamp(max=max_pages - 1)].long()  # [T, block]
     offset = (positions % page_size).expand_as(page)

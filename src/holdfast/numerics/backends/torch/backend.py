@@ -1,8 +1,8 @@
 """The torch backend: torch operations only, for machines without a C compiler.
 
-Here the batch does change bits: torch's GEMM chooses its order of summation by the number of rows. `canonical=True`
-multiplies in slabs of exactly `recipe.rows` rows, the last one padded with zeros, so the GEMM always has the same shape.
-Attention has one form for fast and canonical passes.
+Here the batch does change bits: torch's GEMM chooses its order of summation by the number of rows.
+`canonical=True` multiplies in slabs of exactly `recipe.rows` rows, the last one padded with zeros,
+so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Sampling without C kernels: numpy, one row at a time, by the rule of `numerics/sampling.py`.
 
-Each row is computed alone, because a numpy reduction over [1, V] and one over [2, V] may differ in bits. The Gumbel noise is
-the function of (seed, position, token id) that `backends/c/sampling.c` defines. Its logarithms are numpy's, so its last bit
-may differ from that of the C kernels; the two backends are different recipes.
+Each row is computed alone, because a numpy reduction over [1, V] and one over [2, V] may differ in
+bits. The Gumbel noise is the function of (seed, position, token id) that `backends/c/sampling.c`
+defines. Its logarithms are numpy's, so its last bit may differ from that of the C kernels; the two
+backends are different recipes.
 """
 
 import numpy as np
@@ -55,7 +56,10 @@ def _top_k(z: Floats, k: int) -> Ids:
 
 
 def _top_p(z: Floats, p: NDArray[np.float64], kept: Ids, top_p: float) -> Ids:
-    """The smallest set of the best ids in `kept` whose mass reaches top_p. Tries the 256 best, then 8 times as many."""
+    """The smallest set of the best ids in `kept` whose mass reaches top_p.
+
+    Tries the 256 best, then 8 times as many.
+    """
     needed = top_p * p[kept].sum()
     count = 256
     while True:

@@ -1,4 +1,5 @@
-"""Paged attention in tiles: a token has the same bits in decode, in a verification window and in a chunk of a prompt.
+"""Paged attention in tiles: a token has the same bits in decode, in a verification window and in a
+chunk of a prompt.
 
 A tile holds consecutive tokens of one request, with the query heads of one KV head side by side:
 
@@ -6,15 +7,16 @@ A tile holds consecutive tokens of one request, with the query heads of one KV h
     token      0        0        0        1        1        1            G = 3 query heads per KV head
     head       h G      h G + 1  h G + 2  h G      h G + 1  h G + 2
 
-What decides the bits of a token: the KV is read in blocks of KV_BLOCK positions from position 0, with an online softmax in
-fp32. After every SPLIT positions, counted from position 0, the softmax starts anew; the results of the splits are merged in
-order. All sums over positions are computed by tensor cores (`tl.dot`), including the sum of the softmax, so they have one
-order. A block or split that a token does not see leaves it unchanged.
+What decides the bits of a token: the KV is read in blocks of KV_BLOCK positions from position 0,
+with an online softmax in fp32. After every SPLIT positions, counted from position 0, the softmax
+starts anew; the results of the splits are merged in order. All sums over positions are computed by
+tensor cores (`tl.dot`), including the sum of the softmax, so they have one order. A block or split
+that a token does not see leaves it unchanged.
 
-What does not decide them: the height of the tile, the other tokens in it, whether it is the first or the second operand of
-`tl.dot` (a short tile is the second, because few rows are cheap there), and the number of programs that share its splits.
-One program merges them in registers. Several programs write them to memory, and a second kernel merges them by the same
-operations.
+What does not decide them: the height of the tile, the other tokens in it, whether it is the first
+or the second operand of `tl.dot` (a short tile is the second, because few rows are cheap there),
+and the number of programs that share its splits. One program merges them in registers. Several
+programs write them to memory, and a second kernel merges them by the same operations.
 """
 
 from itertools import pairwise
@@ -43,7 +45,10 @@ def tile_tokens(span_len: int, group: int) -> int:
 
 
 def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, window: int | None) -> Tensor:
-    """q [tokens, H, D] -> [tokens, H * D]. Tokens outside any tile are zero; in a captured graph they are undefined."""
+    """q [tokens, H, D] -> [tokens, H * D].
+
+    Tokens outside any tile are zero; in a captured graph they are undefined.
+    """
     num_tokens, heads, width = q.shape
     kv_heads = layer.keys.shape[1]
     group = heads // kv_heads
@@ -85,7 +90,10 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
 
 
 def _tiles(batch: ForwardBatch, group: int) -> tuple[Tensor, int]:
-    """The tiles of the batch, short ones first, and the number of short ones. Listed here if the batch has none."""
+    """The tiles of the batch, short ones first, and the number of short ones.
+
+    Listed here if the batch has none.
+    """
     if batch.tiles is not None:
         return batch.tiles, batch.num_short_tiles
     starts: list[int] = batch.span_starts.tolist()
@@ -107,7 +115,10 @@ def _new_output(num_tokens: int, width: int, q: Tensor) -> Tensor:
 
 @triton.jit
 def _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, AXIS: tl.constexpr):
-    """Merge one more split into the running result. A split that is not visible changes nothing. AXIS: the dims of acc."""
+    """Merge one more split into the running result.
+
+    A split that is not visible changes nothing. AXIS: the dims of acc.
+    """
     new_max = tl.maximum(row_max, split_max)
     rescale, split_scale = tl.exp2(row_max - new_max), tl.exp2(split_max - new_max)
     visible = split_max > _MASKED
@@ -189,7 +200,10 @@ def _attention_tall(
 
 @triton.jit
 def _block_start(step, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The first position of a program's block number `step`. Its splits are first_split, first_split + programs, ..."""
+    """The first position of a program's block number `step`.
+
+    Its splits are first_split, first_split + programs, ...
+    """
     per_split: tl.constexpr = SPLIT_LEN // BLOCK_N
     return (first_split + step // per_split * programs) * SPLIT_LEN + step % per_split * BLOCK_N
 
@@ -202,11 +216,13 @@ def _attention_short(
     BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over programs.
+    """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over
+    programs.
 
-    Few rows are bound by memory latency. One loop goes over the blocks of all splits, so that the next blocks are being
-    loaded while a split is merged, and the page of a block is read one step before the block. Tiles, positions and page
-    table are written before the first layer, so they are read before `pdl_wait`.
+    Few rows are bound by memory latency. One loop goes over the blocks of all splits, so that the
+    next blocks are being loaded while a split is merged, and the page of a block is read one step
+    before the block. Tiles, positions and page table are written before the first layer, so they
+    are read before `pdl_wait`.
     """
     pdl_launch_next(PDL)
     head, tile, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -303,7 +319,8 @@ def _merge_splits(
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one token and head that several programs wrote, by the operations of one program."""
+    """Merge the splits of one token and head that several programs wrote, by the operations of one
+    program."""
     pdl_begin(PDL)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if tl.load(slots + row) < 0:

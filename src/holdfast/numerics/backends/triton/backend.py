@@ -1,4 +1,5 @@
-"""The Triton backend: our kernels around the vendor library's GEMMs, on a GPU or in Triton's interpreter.
+"""The Triton backend: our kernels around the vendor library's GEMMs, on a GPU or in Triton's
+interpreter.
 
 A GEMM has one of three forms. All other operations have one form.
 
@@ -77,7 +78,8 @@ class TritonBackend:
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:
-        """Keys are stored like values, the dims of a position together; `keys` is a transposed view."""
+        """Keys are stored like values, the dims of a position together; `keys` is a transposed
+        view."""
         shape = (num_pages, kv_heads, self.page_size, head_dim)
         keys = torch.zeros(shape, dtype=self.dtype, device=self.device)
         values = torch.zeros(shape, dtype=self.dtype, device=self.device)

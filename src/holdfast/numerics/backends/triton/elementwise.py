@@ -1,4 +1,5 @@
-"""Elementwise kernels: the embedding lookup, and SwiGLU after the gate-up GEMM, rounded(silu(gate)) * up."""
+"""Elementwise kernels: the embedding lookup, and SwiGLU after the gate-up GEMM, rounded(silu(gate))
+* up."""
 
 import torch
 import triton

@@ -1,15 +1,17 @@
-"""Matrix products on a GPU: the vendor library's GEMM, or split-K with a fixed order of the partial sums.
+"""Matrix products on a GPU: the vendor library's GEMM, or split-K with a fixed order of the partial
+sums.
 
-For few rows and a long K the library splits K, by a factor that depends on the number of rows. That makes bits depend on the
-batch. Here split-K is a batched GEMM with a fixed factor, one matrix per split, which the library does not split further.
-The kernel that reads the result adds the partial sums (`partial_sums.py`):
+For few rows and a long K the library splits K, by a factor that depends on the number of rows. That
+makes bits depend on the batch. Here split-K is a batched GEMM with a fixed factor, one matrix per
+split, which the library does not split further. The kernel that reads the result adds the partial
+sums (`partial_sums.py`):
 
     finished       dtype [rows, N]           the library's own GEMM, rounded by it
     partial sums   fp32 [split_k, rows, N]   added in order, then the bias, then rounded once
 
-Few rows go to a kernel of our own (`small_m_gemm.py`), which sums K in the library's order. At some numbers of rows a
-finished result is computed as two GEMMs, split along N, if that is faster (`certification/gemm/split_n.py`). The bits are
-the same.
+Few rows go to a kernel of our own (`small_m_gemm.py`), which sums K in the library's order. At some
+numbers of rows a finished result is computed as two GEMMs, split along N, if that is faster
+(`certification/gemm/split_n.py`). The bits are the same.
 """
 
 import torch
@@ -21,9 +23,11 @@ from holdfast.numerics.ops import Linear
 
 
 def multiply(x: Tensor, w: Linear, *, slab: int | None = None, vendor_gemm: bool = False) -> Tensor:
-    """x [rows, K] -> a finished result or partial sums, as `w.split_k` says. vendor_gemm: always the library's own GEMM.
+    """x [rows, K] -> a finished result or partial sums, as `w.split_k` says. vendor_gemm: always
+    the library's own GEMM.
 
-    slab: multiply in slabs of exactly this many rows, the last one padded with zeros. This is the canonical form.
+    slab: multiply in slabs of exactly this many rows, the last one padded with zeros. This is the
+    canonical form.
     """
     rows, split_k = x.shape[0], w.split_k
     if vendor_gemm:
@@ -44,7 +48,10 @@ def multiply(x: Tensor, w: Linear, *, slab: int | None = None, vendor_gemm: bool
 
 
 def multiply_fp32(x: Tensor, w: Linear, *, slab: int | None = None) -> Tensor:
-    """The same sums as fp32 partial sums, also if the recipe has no split-K. For logits, which stay fp32."""
+    """The same sums as fp32 partial sums, also if the recipe has no split-K.
+
+    For logits, which stay fp32.
+    """
     split = w if w.split_k else Linear(w.data, w.bias, w.in_features, w.out_features, w.dtype, split_k=1)
     return multiply(x, split, slab=slab)
 

@@ -1,6 +1,8 @@
-"""Gumbel noise on the device: the function of (seed, position, token id) that `backends/c/sampling.c` defines.
+"""Gumbel noise on the device: the function of (seed, position, token id) that
+`backends/c/sampling.c` defines.
 
-The logarithm is our own, because the device's fast one is inaccurate near 1, where the large noise values come from.
+The logarithm is our own, because the device's fast one is inaccurate near 1, where the large noise
+values come from.
 """
 
 import triton

@@ -1,9 +1,11 @@
-"""Programmatic dependent launch (PDL): a kernel of a layer is set up while the kernel before it still runs.
+"""Programmatic dependent launch (PDL): a kernel of a layer is set up while the kernel before it
+still runs.
 
-On Hopper and later GPUs a kernel can start before the previous kernel has ended. It must then wait before it reads what
-that kernel writes. The kernels of a layer are launched with `pdl_launch` and begin with `pdl_begin`, or with
-`pdl_launch_next` and `pdl_wait`, and between the two read only what was written before the first layer (weights, positions,
-page tables). Kernels that run once a pass are launched in the usual way and start when all earlier kernels have ended.
+On Hopper and later GPUs a kernel can start before the previous kernel has ended. It must then wait
+before it reads what that kernel writes. The kernels of a layer are launched with `pdl_launch` and
+begin with `pdl_begin`, or with `pdl_launch_next` and `pdl_wait`, and between the two read only what
+was written before the first layer (weights, positions, page tables). Kernels that run once a pass
+are launched in the usual way and start when all earlier kernels have ended.
 """
 
 import os

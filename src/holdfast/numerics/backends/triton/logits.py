@@ -1,4 +1,5 @@
-"""Device functions shared by the sampling kernels: clean logits, temperature, ranks, and the argmax of a row.
+"""Device functions shared by the sampling kernels: clean logits, temperature, ranks, and the argmax
+of a row.
 
 Each is a comparison or a formula of one element, so no result depends on an order of operations.
 """
@@ -57,5 +58,6 @@ def rank_of(z):
 
 @triton.jit
 def is_kept(rank, ids, threshold, last):
-    """Whether a token is kept: its rank is above the threshold, or at the threshold with an id of at most `last`."""
+    """Whether a token is kept: its rank is above the threshold, or at the threshold with an id of
+    at most `last`."""
     return (rank > threshold) | ((rank == threshold) & (ids <= last))

@@ -1,7 +1,8 @@
 """RMS norm, alone and after the residual addition: one program per row.
 
-The sum of squares is a reduction tree written out here, so the compiler does not choose its order. A row of W elements is
-folded in the middle, repeatedly while it is long; the rest is added in pairs:
+The sum of squares is a reduction tree written out here, so the compiler does not choose its order.
+A row of W elements is folded in the middle, repeatedly while it is long; the rest is added in
+pairs:
 
     s[i] = x[i]^2 + x[i + half]^2        half = W / 2, rounded up; then padded with zeros to a power of two
     s[i] = s[i] + s[i + n / 2]           while more than n = 1024 are left
@@ -22,7 +23,8 @@ from holdfast.numerics.backends.triton.partial_sums import as_partial_sums, load
 
 
 class RowLayout(NamedTuple):
-    """How a program holds a row: the fold in the middle, a block of 2^levels elements for each half, and its warps."""
+    """How a program holds a row: the fold in the middle, a block of 2^levels elements for each
+    half, and its warps."""
 
     half: int
     block: int
@@ -48,7 +50,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(
     residual: Tensor, data: Tensor, bias: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
 ) -> Tensor:
-    """residual [rows, D] += the GEMM result, both rounded, in place. Returns its rms_norm, in `out` if given."""
+    """residual [rows, D] += the GEMM result, both rounded, in place.
+
+    Returns its rms_norm, in `out` if given.
+    """
     partial = as_partial_sums(data, bias)
     rows, width = residual.shape
     assert residual.is_contiguous()

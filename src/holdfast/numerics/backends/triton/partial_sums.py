@@ -1,10 +1,11 @@
-"""The result of a GEMM as the next kernel reads it: finished in the dtype, or fp32 partial sums of a split-K GEMM.
+"""The result of a GEMM as the next kernel reads it: finished in the dtype, or fp32 partial sums of
+a split-K GEMM.
 
     finished       dtype [rows, N]
     partial sums   fp32 [split_k, rows, N]   added in order of the splits, then the bias, then rounded once
 
-The order of the additions is fixed, and a multiplication that feeds an addition is written as an fma. So an element has the
-same bits in every kernel that computes it.
+The order of the additions is fixed, and a multiplication that feeds an addition is written as an
+fma. So an element has the same bits in every kernel that computes it.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ _BLOCK = 1024
 
 @dataclass(frozen=True)
 class PartialSums:
-    """A GEMM result as kernel arguments. split_rows: rows from one split to the next. split_k 0: finished."""
+    """A GEMM result as kernel arguments.
+
+    split_rows: rows from one split to the next. split_k 0: finished.
+    """
 
     data: Tensor
     bias: Tensor  # fp32 [N]; not read without has_bias
@@ -31,7 +35,10 @@ class PartialSums:
 
 
 def as_partial_sums(data: Tensor, bias: Tensor | None) -> PartialSums:
-    """Describe a GEMM result. The rows of a split must be contiguous; a finished result is made contiguous."""
+    """Describe a GEMM result.
+
+    The rows of a split must be contiguous; a finished result is made contiguous.
+    """
     *_, rows, width = data.shape
     is_finished = data.dim() == 2
     if is_finished and not data.is_contiguous():
@@ -76,7 +83,10 @@ def load_sum(
     SPLIT_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Some columns of one row of a GEMM result, in fp32; the caller rounds. mask and column have one shape."""
+    """Some columns of one row of a GEMM result, in fp32; the caller rounds.
+
+    mask and column have one shape.
+    """
     offset = row.to(tl.int64) * WIDTH + column
     total = tl.load(data + offset, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLIT_K):

@@ -1,7 +1,8 @@
-"""From the result of the qkv GEMM to the inputs of attention: sum, norm, rotate; store q, and K and V in their slots.
+"""From the result of the qkv GEMM to the inputs of attention: sum, norm, rotate; store q, and K and
+V in their slots.
 
-A program handles some heads of one row. A head is held as two halves, as rope (rotate-half) and the norm's fold need it.
-The heads of a row, in the GEMM's result and by the program's head number:
+A program handles some heads of one row. A head is held as two halves, as rope (rotate-half) and the
+norm's fold need it. The heads of a row, in the GEMM's result and by the program's head number:
 
     0 .. H - 1 | H .. H + KVH - 1 | .. H + 2 KVH - 1
     q          | k                | v
@@ -33,7 +34,10 @@ def rope_store(
     layer: KVLayer,
     slots: Tensor,
 ) -> Tensor:
-    """qkv [rows, (H + 2 KVH) D], cos and sin fp32 [rows, D / 2] -> q [rows, H, D]. Slot -1 is skipped."""
+    """qkv [rows, (H + 2 KVH) D], cos and sin fp32 [rows, D / 2] -> q [rows, H, D].
+
+    Slot -1 is skipped.
+    """
     partial = as_partial_sums(data, bias)
     heads, kv_heads, width = shape.heads, shape.kv_heads, shape.head_dim
     assert partial.width == (heads + 2 * kv_heads) * width and layer.keys.shape[1:3] == (kv_heads, width)

@@ -1,8 +1,9 @@
-"""Sampling on the device, by the rule of `numerics/sampling.py`. Nothing is sorted and nothing waits for the host.
+"""Sampling on the device, by the rule of `numerics/sampling.py`. Nothing is sorted and nothing
+waits for the host.
 
-The vocabulary is divided into chunks of one fixed width, with one program per chunk of each row. A small kernel combines the
-results of the chunks, always in the same order. So a row does not depend on the number of rows. `backends/c/sampling.c`
-defines the Gumbel noise.
+The vocabulary is divided into chunks of one fixed width, with one program per chunk of each row. A
+small kernel combines the results of the chunks, always in the same order. So a row does not depend
+on the number of rows. `backends/c/sampling.c` defines the Gumbel noise.
 
     logits [n, V] -> _chunk_stats [n, chunks]: max, its id, sum of exp       greedy, logsumexp: then _finish_greedy
                   -> find_thresholds [n]: the top-k and top-p thresholds     sample: then these two and _finish_sample
@@ -69,7 +70,8 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the lowest id."""
+    """The k largest logits: values fp32 [n, k] in descending order and ids int64 [n, k], ties to
+    the lowest id."""
     logits = _aligned(logits)
     rows, vocabulary = logits.shape
     k = min(k, vocabulary)
@@ -115,7 +117,10 @@ def _chunk_argmax(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _aligned(logits: Tensor) -> Tensor:
-    """Contiguous and aligned logits. For another alignment Triton compiles other code, which may add in another order."""
+    """Contiguous and aligned logits.
+
+    For another alignment Triton compiles other code, which may add in another order.
+    """
     assert logits.dtype is torch.float32 and logits.dim() == 2 and 0 < logits.shape[1] < NO_ID.value
     logits = logits.contiguous()
     return logits if logits.data_ptr() % 16 == 0 else logits.clone()

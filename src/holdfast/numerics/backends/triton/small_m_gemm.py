@@ -1,9 +1,10 @@
 """GEMMs with a small M (few rows). They are bound by the memory bandwidth of the weights.
 
-The weights are the first operand of `tl.dot` and the rows the second, 16 or 32 of them: tensor cores multiply 64 outputs by
-as few as eight rows. Each output is one chain over K in order (one chain per split), as in the library's kernels. The bits
-are those of the library; certification checks that. A program loads its first weights before it waits for the previous
-kernel, because no kernel writes them.
+The weights are the first operand of `tl.dot` and the rows the second, 16 or 32 of them: tensor
+cores multiply 64 outputs by as few as eight rows. Each output is one chain over K in order (one
+chain per split), as in the library's kernels. The bits are those of the library; certification
+checks that. A program loads its first weights before it waits for the previous kernel, because no
+kernel writes them.
 
     multiply   x [rows, K] -> the result, finished or as partial sums
     gate_up    x [rows, K] -> rounded(silu(gate)) * up, without writing gate and up
@@ -77,7 +78,8 @@ def _stages(rows: int, block_k: int, tiles: int) -> int:
     return max(2, min(5, _MAX_IN_FLIGHT // ((tiles * _BLOCK_N + _block_m(rows)) * block_k)))
 
 
-# One compiled variant for all models and numbers of rows: the first start of an engine waits for each variant.
+# One compiled variant for all models and numbers of rows: the first start of an engine waits for
+# each variant.
 @triton.jit(do_not_specialize=["rows"])
 def _small_m_gemm(
     out, x, weight, outputs, width, rows, split_len,

@@ -1,11 +1,13 @@
-"""Top-k and top-p thresholds of a row: the rank of the lowest token that is kept, and the last id kept at that rank.
+"""Top-k and top-p thresholds of a row: the rank of the lowest token that is kept, and the last id
+kept at that rank.
 
     _chunk_histogram [n, chunks, levels]   tokens within some distances of the largest z: their number and their mass
     _compact         [n, chunks]           copy the tokens of the nearest level that holds the kept set, in order of id
     _radix_select    [n]                   find the threshold among them, by the digits of the ranks, four bits at a time
 
-Rows without top-k and top-p return at once. If there are too many candidates to copy, the last kernel reads the logits
-themselves. A mass is an integer multiple of 2^-36 of the largest one, so sums do not depend on their order.
+Rows without top-k and top-p return at once. If there are too many candidates to copy, the last
+kernel reads the logits themselves. A mass is an integer multiple of 2^-36 of the largest one, so
+sums do not depend on their order.
 """
 
 import torch
@@ -36,7 +38,8 @@ _LOWEST_RANK = tl.constexpr(-(1 << 31))
 
 
 def find_thresholds(logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids: Tensor) -> Tensor:
-    """logits fp32 [n, V] and the argmax of each chunk [n, chunks] -> int32 [n, 2]: threshold rank and last id."""
+    """logits fp32 [n, V] and the argmax of each chunk [n, chunks] -> int32 [n, 2]: threshold rank
+    and last id."""
     rows, vocabulary = logits.shape
     chunks, max_candidates = best.shape[1], min(_MAX_CANDIDATES, vocabulary)
     device = logits.device
@@ -85,7 +88,10 @@ def _limits(
 
 @triton.jit
 def _level_distance(level):
-    """How far below the largest z a level reaches: 1, 2, .. 8, then by factors of 2^0.36, the last without limit."""
+    """How far below the largest z a level reaches: 1, 2, ..
+
+    8, then by factors of 2^0.36, the last without limit.
+    """
     outer = 8.0 * tl.exp2(0.36 * (level - 7).to(tl.float32))
     within = (level + 1).to(tl.float32)
     return tl.where(level < 8, within, tl.where(level < _LEVELS - 1, outer, float("inf")))
@@ -157,7 +163,10 @@ def _compact(
 def _weigh_block(
     source, ids, is_compacted, start, count, temperature, max_z, threshold, last, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
 ):  # fmt: skip
-    """Ids, ranks and weights of a block of candidates. A weight is 1, or the mass; 0 for tokens that are not kept."""
+    """Ids, ranks and weights of a block of candidates.
+
+    A weight is 1, or the mass; 0 for tokens that are not kept.
+    """
     offset = start + tl.arange(0, BLOCK)
     real = offset < count
     z = scale_logits(clean(tl.load(source + offset, mask=real, other=0.0)), temperature)
@@ -173,7 +182,8 @@ def _weigh_block(
 def _select(
     source, ids, is_compacted, count, temperature, max_z, threshold, last, need, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
 ):  # fmt: skip
-    """The smallest set of the best kept tokens with a weight of at least `need`: its threshold and last id."""
+    """The smallest set of the best kept tokens with a weight of at least `need`: its threshold and
+    last id."""
     digit = tl.arange(0, 16)[None, :]
     rank_found = tl.full([], _LOWEST_RANK, tl.int64)  # tokens of this rank or above weigh enough
     above = tl.full([], 0, tl.int64)  # weight of all tokens above it
