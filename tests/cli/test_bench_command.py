@@ -2,12 +2,13 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from holdfast.bench.determinism import features, matrix, stress
 from holdfast.bench.speed import cpu
+from holdfast.bench.tiny import tiny_engine
 from holdfast.cli.options import engine as o
 from holdfast.core.results import Stats
 from holdfast.errors import ConfigError
@@ -42,6 +43,11 @@ def refuse_to_open(config):
     raise ConfigError(f"opened {config.model}")
 
 
+def small_engine(config, **options):
+    """Fewer batch sizes to certify."""
+    return tiny_engine(replace(config, max_pass_tokens=64), **options)
+
+
 def summary(*counts):
     answers = {stress.ResultBits((number,), ()): count for number, count in enumerate(counts)}
     return stress.StressSummary(answers, Stats(), sum(counts))
@@ -56,6 +62,7 @@ def test_determinism_has_one_answer_and_several_without_the_guarantee(holdfast, 
     if not matrix.products_disagree():
         pytest.skip("on this CPU the fp32 product is one bit class: nothing can differ")
     monkeypatch.setattr(matrix, "TINY", (("torch", "fp32"),))
+    monkeypatch.setattr(matrix, "tiny_engine", small_engine)
     monkeypatch.setattr(matrix, "NUM_COMBINATIONS", 1)
     monkeypatch.setattr(matrix, "find_features", few_features)
     result = holdfast("bench", "determinism", model, "--runs", "2")

@@ -1,5 +1,7 @@
 """Deterministic requests share their passes."""
 
+from dataclasses import replace
+
 from stress_helpers import PROMPT, engine
 
 from holdfast.core.sampling_params import SamplingParams
@@ -8,10 +10,9 @@ from holdfast.engine.status import EngineCounters
 from holdfast.scheduler.policy import DeterminismMode
 
 
-def _passes(one: Engine, mode: DeterminismMode, streams: int) -> EngineCounters:
-    config = one.scheduler.config
+def _run(one: Engine, mode: DeterminismMode, streams: int) -> EngineCounters:
     fresh = one.restarted(
-        type(config)(32, 512, config.reference_tokens, mode, config.certified_sizes, prefix_cache=False)
+        replace(one.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
     )
     for number in range(streams):
         params = SamplingParams(
@@ -26,11 +27,11 @@ def _passes(one: Engine, mode: DeterminismMode, streams: int) -> EngineCounters:
 def test_canonical_passes_hold_tokens_of_several_requests() -> None:
     one = engine("c", "bf16")
     for mode in ("auto", "verify"):
-        counters = _passes(one, mode, 8)
+        counters = _run(one, mode, 8)
         assert counters.num_shared_canonical_passes > 0.5 * counters.num_canonical_passes
 
 
 def test_eight_streams_take_about_as_many_passes_as_one() -> None:
     one = engine("c", "bf16")
-    assert _passes(one, "auto", 8).steps <= 1.2 * _passes(one, "auto", 1).steps
-    assert _passes(one, "verify", 8).steps <= 2 * _passes(one, "verify", 1).steps
+    assert _run(one, "auto", 8).num_steps <= 1.2 * _run(one, "auto", 1).num_steps
+    assert _run(one, "verify", 8).num_steps <= 2 * _run(one, "verify", 1).num_steps

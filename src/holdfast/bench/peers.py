@@ -1,7 +1,9 @@
-"""What another engine did on the same kind of machine, measured by us, to be read beside our own figures.
+"""What another engine did on the same kind of machine, measured by us, to be read beside our own
+figures.
 
-Llama-3.1-8B and Qwen3-0.6B shapes, random weights, bf16, 512 prompt tokens and 256 output tokens, N requests at once,
-FlashAttention-3, CUDA graphs, asynchronous scheduling, no prefix cache. Batch-invariant is the engine's deterministic mode.
+Llama-3.1-8B and Qwen3-0.6B shapes, random weights, bf16, 512 prompt tokens and 256 output tokens, N
+requests at once, FlashAttention-3, CUDA graphs, asynchronous scheduling, no prefix cache.
+Batch-invariant is the engine's deterministic mode.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Plots in one style, drawn without a screen.
 
-The colours are Okabe and Ito's palette, which people with colour-blindness can tell apart. matplotlib is imported when
-a plot is drawn: only the `bench` extra installs it.
+The colours are Okabe and Ito's palette, which people with colour-blindness can tell apart.
+matplotlib is imported when a plot is drawn: only the `bench` extra installs it.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def write_report(report: "DataclassInstance", path: Path) -> None:
-    """Write the file, or replace it atomically. A run that writes after every section keeps what it has measured."""
+    """Write the file, or replace it atomically.
+
+    A run that writes after every section keeps what it has measured.
+    """
     draft = path.with_name(f"{path.name}.tmp")
     draft.write_text(json.dumps(asdict(report), indent=1) + "\n")
     draft.replace(path)

@@ -6,7 +6,10 @@ from rich.table import Table
 
 
 def open_console(file_width: int | None = None) -> Console:
-    """The console of this process. Where the output is a file, lines may be file_width columns long."""
+    """The console of this process.
+
+    Where the output is a file, lines may be file_width columns long.
+    """
     console = Console(highlight=False)
     if file_width is not None and not console.is_terminal:
         console.width = file_width
@@ -14,7 +17,10 @@ def open_console(file_width: int | None = None) -> Console:
 
 
 def make_table(title: str, *headings: str, num_left: int = 1, no_wrap: bool = False) -> Table:
-    """An empty table. The first num_left columns are text, aligned left; the others are numbers, aligned right."""
+    """An empty table.
+
+    The first num_left columns are text, aligned left; the others are numbers, aligned right.
+    """
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < num_left else "right", no_wrap=no_wrap)

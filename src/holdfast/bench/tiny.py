@@ -1,4 +1,6 @@
-"""A tiny model with random weights, and an engine for it, without files: fast enough for thousands of runs."""
+"""A tiny model with random weights, and an engine for it, without files: fast enough for thousands
+of runs.
+"""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
 """The stress test matrix: how cells are judged, what the table shows, and which cells are skipped."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -16,12 +17,18 @@ from holdfast.bench.determinism.matrix import (
 )
 from holdfast.bench.determinism.matrix_table import show_matrix
 from holdfast.bench.determinism.stress import ResultBits, StressSummary
+from holdfast.bench.tiny import tiny_engine
 from holdfast.core.results import Stats
 from holdfast.errors import ConfigError, InvalidRequest
 
 WITH = MatrixCell("greedy", "tiny", "torch", "fp32")
 WITHOUT = MatrixCell("greedy", "tiny", "torch", "fp32", guarantee=False)
 QUIET = StressSettings(2, 0, lambda text: None)
+
+
+def small_engine(config, **options):
+    """Fewer batch sizes to certify."""
+    return tiny_engine(replace(config, max_pass_tokens=64), **options)
 
 
 def summary(num_distinct: int, **counts: int) -> StressSummary:
@@ -98,6 +105,7 @@ def test_structured_cells_are_skipped_where_unsupported(monkeypatch) -> None:
         monkeypatch.setattr(engine.grammars, "compile", refuse)
         return [found[name] for name in ("greedy", "regex", "logprobs")]
 
+    monkeypatch.setattr(matrix, "tiny_engine", small_engine)
     monkeypatch.setattr(matrix, "find_features", few)
     monkeypatch.setattr(matrix, "NUM_COMBINATIONS", 0)
     found = list(matrix._run_tiny("torch", "bf16", None, QUIET))

@@ -1,6 +1,7 @@
 """`bench gpu` on a tiny model and a CPU: every section runs and writes its figures."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.bench.gpu import bench as gpu_bench
+from holdfast.bench.gpu import engines
 from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
 from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
 from holdfast.bench.gpu.engines import open_engine_pair
@@ -24,6 +26,14 @@ from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.shapes import published_config
 
 TINY = replace(settings_for("tiny"), dtype="fp32")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_passes() -> Iterator[None]:
+    """Fewer batch sizes to certify."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(engines._PASS_TOKENS, "cpu", 128)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
-"""The demo: one deterministic request, answered several times under different conditions, compared bit by bit.
+"""The demo: one deterministic request, answered several times under different conditions, compared
+bit by bit.
 
     alone                     no other request
     two loads                 ordinary requests arrive and end during the answer and share its passes
     after forced rollbacks    in verify mode, with faulty candidates: the canonical pass must reject every one
 
-Faults are injected by a runner around the engine's runner (`fault_injection.py`). The engine does not know about them.
+Faults are injected by a runner around the engine's runner (`fault_injection.py`). The engine does
+not know about them.
 """
 
 import hashlib
@@ -46,7 +48,9 @@ class DemoRun:
 
     @property
     def logprob_bits(self) -> str:
-        """A digest of the fp32 bits of every reported logprob: of the sampled token and of the top tokens."""
+        """A digest of the fp32 bits of every reported logprob: of the sampled token and of the top
+        tokens.
+        """
         values = [
             value
             for one in self.result.logprobs or ()
@@ -123,7 +127,10 @@ def _short_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
 
 
 def _mixed_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
-    """Twelve requests of all lengths, greedy and sampled. The long ones arrive in the middle of the answer."""
+    """Twelve requests of all lengths, greedy and sampled.
+
+    The long ones arrive in the middle of the answer.
+    """
     return [
         BackgroundRequest(
             tuple(tokenizer.encode(_LONG * (1 + 2 * (number % 4)) + _SHORT[number % len(_SHORT)])),

@@ -1,7 +1,8 @@
-"""Fault injection: a runner that corrupts the candidates of fast passes, so that verification has something to reject.
+"""Fault injection: a runner that corrupts the candidates of fast passes, so that verification has
+something to reject.
 
-Only candidates of deterministic requests are changed: their token id and, in a thinking model, the last token of a
-thought. Everything else passes through. The engine does not know about it.
+Only candidates of deterministic requests are changed: their token id and, in a thinking model, the
+last token of a thought. Everything else passes through. The engine does not know about it.
 """
 
 import random
@@ -15,7 +16,8 @@ from holdfast.engine.engine import PlanRunner
 class FaultyProposer:
     """Runs plans and replaces each candidate with the given probability.
 
-    The replacement is a random token, which a grammar may not allow, or one of `ends`: tokens that end an answer.
+    The replacement is a random token, which a grammar may not allow, or one of `ends`: tokens that
+    end an answer.
     """
 
     def __init__(
@@ -34,8 +36,8 @@ class FaultyProposer:
     def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
         """Start a plan. Faults are injected when its results are read.
 
-        A pass that is in flight by then was computed from the true token. Its results after a fault are rejected
-        together with the fault.
+        A pass that is in flight by then was computed from the true token. Its results after a fault
+        are rejected together with the fault.
         """
         read = self._runner.start(plan)
         return lambda: self._corrupt(plan, read())

@@ -1,8 +1,8 @@
 """Every request feature alone, and random combinations of features, as probes of the stress test.
 
-The settings of a feature are derived from the model's answer without it: a bad token is one the model would generate, a
-stop string is one it would write. So each feature is known to change the answer, and a stress test of it proves
-something.
+The settings of a feature are derived from the model's answer without it: a bad token is one the
+model would generate, a stop string is one it would write. So each feature is known to change the
+answer, and a stress test of it proves something.
 """
 
 import random
@@ -43,7 +43,10 @@ STRUCTURED: Mapping[str, StructuredOutput] = {
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature. `base` holds the settings of the request without it, `adds` those of the feature itself."""
+    """One feature.
+
+    `base` holds the settings of the request without it, `adds` those of the feature itself.
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -79,7 +82,10 @@ def find_features(engine: Engine, prompt: Sequence[int]) -> tuple[Feature, ...]:
 
 
 def combine(rng: random.Random, features: Sequence[Feature]) -> Feature:
-    """Two to six features in one request. No two contradict each other, and all of them generate tokens."""
+    """Two to six features in one request.
+
+    No two contradict each other, and all of them generate tokens.
+    """
     num_features = rng.randint(2, 6)
     generating = [feature for feature in features if feature.settings.get("max_tokens") != 0]
     while True:
@@ -120,7 +126,8 @@ def _params(settings: Settings, deterministic: bool) -> SamplingParams:
 class Baseline:
     """The model's answers to a prompt without features, from which features are derived.
 
-    said is the greedy answer; written is the greedy answer restricted to readable text, by the settings in readable.
+    said is the greedy answer; written is the greedy answer restricted to readable text, by the
+    settings in readable.
     """
 
     def __init__(self, engine: Engine, prompt: tuple[int, ...]) -> None:
@@ -145,7 +152,9 @@ class Baseline:
         return self._tokenizer.encode(mark, add_special_tokens=False)[0]
 
     def ending_bias(self, at: int) -> dict[int, float]:
-        """A logit bias under which the answer ends at its at-th token at the latest, and soon again if it goes on."""
+        """A logit bias under which the answer ends at its at-th token at the latest, and soon again
+        if it goes on.
+        """
         before = (*self.prompt, *self.said[:at])
         end = min(self._engine.limits.eos_ids, default=0)
         gap = self._logprob(before, self.token(at)) - self._logprob(before, end)
@@ -160,7 +169,9 @@ class Baseline:
         return self._text or "."
 
     def word(self) -> str:
-        """A part of the written text that is two tokens, and is encoded to the same two as a bad word."""
+        """A part of the written text that is two tokens, and is encoded to the same two as a bad
+        word.
+        """
         for at in range(1, len(self.written) - 1):
             ids = self.written[at : at + 2]
             word = self._tokenizer.decode(ids)

@@ -1,8 +1,9 @@
-"""The stress test matrix: every feature and some combinations, on several models, kernels and dtypes.
+"""The stress test matrix: every feature and some combinations, on several models, kernels and
+dtypes.
 
-With the guarantee, every cell must give one result. Some cells run without it, on library kernels and a model made of
-near ties. One of them must give several results: this shows that the loads can reveal a difference. A cell that cannot
-run on this machine is skipped with a reason.
+With the guarantee, every cell must give one result. Some cells run without it, on library kernels
+and a model made of near ties. One of them must give several results: this shows that the loads can
+reveal a difference. A cell that cannot run on this machine is skipped with a reason.
 """
 
 import random
@@ -92,7 +93,10 @@ def run_matrix(
 
 
 def judge(cell: MatrixCell, summary: StressSummary) -> tuple[CellStatus, str]:
-    """With the guarantee: one result, no revoked certificate. Without it, any number of results passes."""
+    """With the guarantee: one result, no revoked certificate.
+
+    Without it, any number of results passes.
+    """
     if summary.num_revocations:
         return "failed", "a certified pass was not canonical"
     if cell.guarantee and summary.num_distinct != 1:
@@ -103,7 +107,9 @@ def judge(cell: MatrixCell, summary: StressSummary) -> tuple[CellStatus, str]:
 def judge_without_guarantee(
     results: Sequence[CellResult], kernels_disagree: Callable[[], bool]
 ) -> list[CellResult]:
-    """One cell without the guarantee must have several results, unless the kernels of this CPU cannot differ."""
+    """One cell without the guarantee must have several results, unless the kernels of this CPU
+    cannot differ.
+    """
     if any(one.summary is not None and one.summary.num_distinct > 1 for one in results):
         return list(results)
     if not kernels_disagree():
@@ -114,7 +120,9 @@ def judge_without_guarantee(
 
 
 def products_disagree() -> bool:
-    """Whether the bits of a row of this CPU's fp32 product depend on the number of rows, from 1 to 16."""
+    """Whether the bits of a row of this CPU's fp32 product depend on the number of rows, from 1 to
+    16.
+    """
     generator = torch.Generator().manual_seed(0)
     for width, outputs in ((64, 176), (176, 64), (64, 512)):
         x = torch.randn(16, width, generator=generator)  # (rows, width)
@@ -189,7 +197,10 @@ class EngineMatrix:
 def _run_tiny(
     kernels: KernelBackend, dtype: str, num_threads: int | None, settings: StressSettings
 ) -> Iterator[CellResult]:
-    """Random weights; in fp32 every token has a near tie. Library kernels also run without the guarantee there."""
+    """Random weights; in fp32 every token has a near tie.
+
+    Library kernels also run without the guarantee there.
+    """
     near_ties = dtype == "fp32"
     cell = MatrixCell("all", "near ties" if near_ties else "tiny", kernels, dtype)
     config = EngineConfig(

@@ -1,4 +1,6 @@
-"""The stress test matrix as a table: a row per cell, then every failure and skipped cell with its reason."""
+"""The stress test matrix as a table: a row per cell, then every failure and skipped cell with its
+reason.
+"""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,10 @@
-"""The determinism stress test: repeat one request inside random loads and count its distinct results.
+"""The determinism stress test: repeat one request inside random loads and count its distinct
+results.
 
-A deterministic request must give one result, to the bit of every logprob, for any load, arrival order, aborts,
-preemption, chunk size, warm or cold prefix cache and injected faults, and the same one in `auto` and in `verify`. An
-ordinary request on library kernels must give several: otherwise the loads could not show a difference.
+A deterministic request must give one result, to the bit of every logprob, for any load, arrival
+order, aborts, preemption, chunk size, warm or cold prefix cache and injected faults, and the same
+one in `auto` and in `verify`. An ordinary request on library kernels must give several: otherwise
+the loads could not show a difference.
 """
 
 import random
@@ -26,8 +28,8 @@ _WARMUP = SamplingParams(max_tokens=1, temperature=0)
 class ChoiceBits:
     """One answer, to the bit.
 
-    recorded is the digest of the logprobs in the receipt; a deterministic answer has one whether or not logprobs were
-    requested.
+    recorded is the digest of the logprobs in the receipt; a deterministic answer has one whether or
+    not logprobs were requested.
     """
 
     token_ids: tuple[int, ...]
@@ -40,7 +42,9 @@ class ChoiceBits:
 
 @dataclass(frozen=True)
 class ResultBits:
-    """What must not differ between runs: every answer, its thoughts, and the fp32 bits of every requested logprob."""
+    """What must not differ between runs: every answer, its thoughts, and the fp32 bits of every
+    requested logprob.
+    """
 
     choices: tuple[ChoiceBits, ...]
     prompt_bits: tuple[bytes, ...] = ()
@@ -57,7 +61,9 @@ class StressRun:
 
 @dataclass
 class StressSummary:
-    """The distinct results of many runs, each with its number of runs, and the sums of what happened in them."""
+    """The distinct results of many runs, each with its number of runs, and the sums of what
+    happened in them.
+    """
 
     results: dict[ResultBits, int]
     stats: Stats
@@ -116,7 +122,10 @@ def run_alone(engine: Engine, probe: ProbeRequest) -> Result:
 
 
 def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> StressRun:
-    """Run the probe inside one load, on a fresh scheduler. Background requests are aborted once it is answered."""
+    """Run the probe inside one load, on a fresh scheduler.
+
+    Background requests are aborted once it is answered.
+    """
     engine = engine.restarted(load.schedule, load.num_pages)
     limits = engine.limits
     if load.fault_rate:
@@ -147,7 +156,10 @@ def run_in_load(engine: Engine, load: StressLoad, probe: ProbeRequest) -> Stress
 def _update_background(
     engine: Engine, load: StressLoad, step: int, ids: dict[int, int], *, over: bool
 ) -> None:
-    """Submit and abort the background requests of this step. Once the probe is answered, abort all of them."""
+    """Submit and abort the background requests of this step.
+
+    Once the probe is answered, abort all of them.
+    """
     off = load.schedule.determinism == "off"
     for number, one in enumerate(load.background):
         if one.arrival_step == step and not over:

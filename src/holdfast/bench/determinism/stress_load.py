@@ -1,4 +1,5 @@
-"""A stress load: random background requests and a random schedule around the probe request, drawn from one seed.
+"""A stress load: random background requests and a random schedule around the probe request, drawn
+from one seed.
 
 What varies:
     background requests   their settings and prompts, arrival, aborts, a prompt prefix shared with the probe
@@ -23,7 +24,10 @@ _REFERENCE_PASSES = (2, 2, 2, 3, 4)  # a pass holds at least two reference passe
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """The request that is repeated. Where speculation is None, the load decides about n-gram proposals."""
+    """The request that is repeated.
+
+    Where speculation is None, the load decides about n-gram proposals.
+    """
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -52,8 +56,8 @@ class BackgroundRequest:
 class StressLoad:
     """One load. The probe arrives at arrival_step.
 
-    The first warmup_len tokens of its prompt are requested before that, which fills the prefix cache. fault_rate is
-    the share of candidates that are replaced by wrong ones.
+    The first warmup_len tokens of its prompt are requested before that, which fills the prefix
+    cache. fault_rate is the share of candidates that are replaced by wrong ones.
     """
 
     background: tuple[BackgroundRequest, ...]
@@ -82,7 +86,9 @@ def draw_load(
     scale: LoadScale,
     others: Sequence[SamplingParams] = (),
 ) -> StressLoad:
-    """Draw a load with 0 to scale.max_background requests. Its KV cache may be too small for all of them.
+    """Draw a load with 0 to scale.max_background requests.
+
+    Its KV cache may be too small for all of them.
 
     Some background requests use the settings in others.
     """
@@ -146,7 +152,10 @@ def _background_request(
 
 
 def _prompt(rng: random.Random, scale: LoadScale, vocab: int, known: tuple[int, ...]) -> tuple[int, ...]:
-    """Random tokens. Sometimes a prefix of the probe's prompt comes first, sometimes a short pattern repeats."""
+    """Random tokens.
+
+    Sometimes a prefix of the probe's prompt comes first, sometimes a short pattern repeats.
+    """
     length = min(scale.max_prompt_len, int(rng.choice([1, 4, 40, scale.max_prompt_len]) * rng.random()) + 1)
     kind = rng.random()
     if kind < 0.2:

@@ -1,7 +1,7 @@
 """`bench gpu`: speed, determinism and its cost on a GPU, in sections.
 
-All figures go into one file, which is written after every section. A section that fails is logged and noted in the
-report; the next one runs. Sections on the same model share their engines.
+All figures go into one file, which is written after every section. A section that fails is logged
+and noted in the report; the next one runs. Sections on the same model share their engines.
 """
 
 import gc

@@ -1,7 +1,8 @@
 """Where the time of a decode step goes: kernels by kind, host gaps, and the memory floor.
 
-The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a profile of some
-further steps. Busy time is the union of all kernels: time in which two of them overlap counts once.
+The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a
+profile of some further steps. Busy time is the union of all kernels: time in which two of them
+overlap counts once.
 """
 
 import random
@@ -76,7 +77,10 @@ def busy_ns(kernels: Iterable[KernelEvent]) -> int:
 
 
 def times_by_kind(kernels: Sequence[KernelEvent], num_steps: int) -> dict[str, float]:
-    """Milliseconds per step. The longest product of each step is the head: it has the most output columns."""
+    """Milliseconds per step.
+
+    The longest product of each step is the head: it has the most output columns.
+    """
     products = sorted(
         (one for one in kernels if kind_of(one.name) == PRODUCTS), key=lambda one: one.start - one.end
     )

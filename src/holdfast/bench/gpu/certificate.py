@@ -1,6 +1,7 @@
 """Which GEMMs of which models are one bit class over all batch sizes, their split-K, and its cost.
 
-No model is loaded: every GEMM has random weights of its shape. The choice is the one an engine makes at start-up.
+No model is loaded: every GEMM has random weights of its shape. The choice is the one an engine
+makes at start-up.
 """
 
 import time

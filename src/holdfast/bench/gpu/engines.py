@@ -1,7 +1,8 @@
-"""Two engines over random weights of a named shape: one with the guarantee, one with the library's plain products.
+"""Two engines over random weights of a named shape: one with the guarantee, one with the library's
+plain products.
 
-Both use the same weights, KV store and tokenizer; only the products of their fast passes differ. They never run at the
-same time.
+Both use the same weights, KV store and tokenizer; only the products of their fast passes differ.
+They never run at the same time.
 """
 
 from dataclasses import dataclass, replace

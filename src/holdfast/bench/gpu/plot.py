@@ -81,7 +81,10 @@ def _bars(speed: SpeedSection, streams: int) -> list[tuple[str, float]]:
 
 
 def _plot_breakdown(found: BreakdownSection, report: GpuReport, path: Path) -> Path:
-    """A bar per number of streams, stacked by kind of kernel, then the gap. A line marks the memory floor."""
+    """A bar per number of streams, stacked by kind of kernel, then the gap.
+
+    A line marks the memory floor.
+    """
     figure = plots.new_figure()
     panel = figure.subplots()
     kinds = list(dict.fromkeys(kind for step in found.steps for kind in step.by_kind))

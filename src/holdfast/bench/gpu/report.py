@@ -14,7 +14,9 @@ from holdfast.bench.report import write_report
 
 @dataclass
 class SpeedRow:
-    """One variant at one number of streams. speed is tok/s of the best round; rounds holds all of them."""
+    """One variant at one number of streams. speed is tok/s of the best round; rounds holds all of
+    them.
+    """
 
     variant: str
     streams: int
@@ -51,8 +53,8 @@ class SpeedSection:
 class CertifiedProduct:
     """One GEMM of one model.
 
-    slices is the split-K chosen, plain_classes the number of bit classes of the plain library call, cost the time
-    relative to the plain call by number of rows.
+    slices is the split-K chosen, plain_classes the number of bit classes of the plain library call,
+    cost the time relative to the plain call by number of rows.
     """
 
     model: str
@@ -78,7 +80,9 @@ class CertificateSection:
 
 @dataclass
 class StressRow:
-    """One probe in one mode. distinct counts answers that differ in any bit, distinct_tokens those in tokens."""
+    """One probe in one mode. distinct counts answers that differ in any bit, distinct_tokens those
+    in tokens.
+    """
 
     model: str
     mode: str
@@ -106,9 +110,10 @@ class StressSection:
 class StepBreakdown:
     """A decode step at one number of streams, in milliseconds.
 
-    step_ms is measured without a profiler. busy_ms is the time in which at least one kernel ran, by_kind the time of
-    each kind of kernel, gap_ms the rest of the step. floor_ms is the time of the minimal memory traffic at copy
-    bandwidth. kernels holds the longest kernels, each with its time and its calls per step.
+    step_ms is measured without a profiler. busy_ms is the time in which at least one kernel ran,
+    by_kind the time of each kind of kernel, gap_ms the rest of the step. floor_ms is the time of
+    the minimal memory traffic at copy bandwidth. kernels holds the longest kernels, each with its
+    time and its calls per step.
     """
 
     streams: int

@@ -1,4 +1,7 @@
-"""What `bench gpu` measures and how long it may take. `tiny` runs all sections at a size for CPUs and tests."""
+"""What `bench gpu` measures and how long it may take.
+
+`tiny` runs all sections at a size for CPUs and tests.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +14,9 @@ OLD_SECTIONS = {"needle": "stress"}  # accepted for one release
 
 @dataclass(frozen=True)
 class GpuSettings:
-    """Lengths are in tokens; streams are concurrent requests. Figures are those of the best of `rounds`.
+    """Lengths are in tokens; streams are concurrent requests.
+
+    Figures are those of the best of `rounds`.
 
     After `section_seconds` a section starts no new measurement.
     """

@@ -1,4 +1,6 @@
-"""Speed on a GPU: concurrent requests over random weights. All variants run in turn, round after round.
+"""Speed on a GPU: concurrent requests over random weights.
+
+All variants run in turn, round after round.
 
 deterministic, auto     all requests deterministic, committed by certificate
 ordinary, auto          the same engine, no request deterministic
@@ -116,7 +118,9 @@ def run_speed(
 
 
 def run_verify(pair: EnginePair, model: str, settings: GpuSettings, context: SectionContext) -> SpeedSection:
-    """The section `verify`: long prompts and answers, verified, against variants that verify nothing."""
+    """The section `verify`: long prompts and answers, verified, against variants that verify
+    nothing.
+    """
     speed = SpeedSection(model, settings.dtype, settings.verify_prompt_len, settings.verify_tokens)
     context.report.sections["verify"] = speed
     SpeedBench(pair, speed, settings, context).run(

@@ -1,8 +1,10 @@
-"""The determinism stress test on a GPU: a greedy and a sampled request, repeated inside random loads.
+"""The determinism stress test on a GPU: a greedy and a sampled request, repeated inside random
+loads.
 
-`auto` runs the certified products. `verify` and `off` run the library's plain products, so that there is something to
-roll back. With the guarantee, both modes must give one answer, to the bit of every logprob. With it off there should be
-several answers, if the model's plain products have several bit classes.
+`auto` runs the certified products. `verify` and `off` run the library's plain products, so that
+there is something to roll back. With the guarantee, both modes must give one answer, to the bit of
+every logprob. With it off there should be several answers, if the model's plain products have
+several bit classes.
 """
 
 import random
@@ -64,7 +66,9 @@ def _tokens(bits: ResultBits) -> tuple[tuple[int, ...], ...]:
 
 
 def run_stress(settings: GpuSettings, context: SectionContext) -> StressSection:
-    """Test real weights where they are given, then random weights of a shape whose plain products differ."""
+    """Test real weights where they are given, then random weights of a shape whose plain products
+    differ.
+    """
     found = StressSection()
     context.report.sections["stress"] = found
     for name, pair in _models(settings, context, found):
@@ -133,7 +137,9 @@ def _run_cases(
     context: SectionContext,
     found: StressSection,
 ) -> None:
-    """Run every load for all cases before the next load: when the time ends early, all cases have as many runs."""
+    """Run every load for all cases before the next load: when the time ends early, all cases have
+    as many runs.
+    """
     scale = _TINY_SCALE if settings.model == TINY else _SCALE
     num_loads = -(-settings.stress_runs // 2)  # each load runs a greedy and a sampled probe
     for number in range(num_loads):

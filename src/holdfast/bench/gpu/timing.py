@@ -1,7 +1,8 @@
 """Time one run of an engine over concurrent requests, from the first submission to the last token.
 
-Every request must generate exactly as many tokens as it asks for. The time of a decode step is the interval between the
-ends of two steps while all requests decode: after the last prefill and before the first request finishes.
+Every request must generate exactly as many tokens as it asks for. The time of a decode step is the
+interval between the ends of two steps while all requests decode: after the last prefill and before
+the first request finishes.
 """
 
 import gc

@@ -1,4 +1,6 @@
-"""Whether deterministic answers were the same: one text per pool prompt, of which a disconnected client saw a prefix."""
+"""Whether deterministic answers were the same: one text per pool prompt, of which a disconnected
+client saw a prefix.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -12,8 +14,8 @@ from holdfast.bench.serve.load import LoadResult
 class PoolAnswers:
     """All answers to one pool prompt.
 
-    whole counts complete answers and distinct the different ones among them; astray counts partial answers that are no
-    prefix of a complete one.
+    whole counts complete answers and distinct the different ones among them; astray counts partial
+    answers that are no prefix of a complete one.
     """
 
     number: int

@@ -1,6 +1,7 @@
 """`holdfast bench serve`: run a load on a server and observe the server from outside.
 
-First every pool prompt is answered alone. Then the load runs. Then the server must become idle and hold no KV pages.
+First every pool prompt is answered alone. Then the load runs. Then the server must become idle and
+hold no KV pages.
 """
 
 import json
@@ -56,7 +57,10 @@ async def connect_or_start(
 
 
 async def inspect_model(client: Client, config: WorkloadConfig) -> ServedModel:
-    """Ask the server for its model and for the tokens of the corpus. Raises `ConfigError` if it cannot be measured."""
+    """Ask the server for its model and for the tokens of the corpus.
+
+    Raises `ConfigError` if it cannot be measured.
+    """
     try:
         model = str(json.loads(await client.request("GET", "/v1/models"))["data"][0]["id"])
         corpus_ids: list[int] = []

@@ -1,7 +1,7 @@
 """The HTTP client of the load generator: send a request, stream one completion, take the times.
 
-A connection is reused if its response was read to the end. A client that disconnects early closes its connection; this
-is how a server notices.
+A connection is reused if its response was read to the end. A client that disconnects early closes
+its connection; this is how a server notices.
 """
 
 import asyncio
@@ -24,7 +24,9 @@ _REQUEST_SECONDS = 30.0  # for requests that do not generate
 
 @dataclass(frozen=True)
 class Disconnect:
-    """When a client disconnects: after so many deltas with text; if that is 0, after so many seconds."""
+    """When a client disconnects: after so many deltas with text; if that is 0, after so many
+    seconds.
+    """
 
     after_deltas: int
     after_seconds: float = 0.0
@@ -34,8 +36,8 @@ class Disconnect:
 class StreamResult:
     """One streamed completion as its client saw it.
 
-    Times are those of `time.perf_counter`. arrivals are the times of deltas with text. num_tokens is the server's count;
-    where the server does not tell, it is the number of those deltas.
+    Times are those of `time.perf_counter`. arrivals are the times of deltas with text. num_tokens
+    is the server's count; where the server does not tell, it is the number of those deltas.
     """
 
     sent: float
@@ -51,7 +53,10 @@ class StreamResult:
 
 
 class EventParser:
-    """Server-sent events: feed bytes, get the data of every complete event. Comments and other fields are skipped."""
+    """Server-sent events: feed bytes, get the data of every complete event.
+
+    Comments and other fields are skipped.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -93,7 +98,10 @@ class Client:
             self._idle.pop().close()
 
     async def request(self, method: str, path: str, body: Any = None) -> bytes:
-        """The body of a response. Raises `BadStatus` for an error status and `BrokenStream` for no response."""
+        """The body of a response.
+
+        Raises `BadStatus` for an error status and `BrokenStream` for no response.
+        """
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 connection = await self._send(method, path, body)
@@ -107,7 +115,10 @@ class Client:
         return content
 
     async def stream(self, path: str, body: Any, disconnect: Disconnect | None = None) -> StreamResult:
-        """Stream one completion to its end or to its disconnect. Errors are in the result, never raised."""
+        """Stream one completion to its end or to its disconnect.
+
+        Errors are in the result, never raised.
+        """
         result = StreamResult(time.perf_counter())
         before_text = disconnect is not None and disconnect.after_deltas == 0
         limit = disconnect.after_seconds if disconnect is not None and before_text else self._timeout
@@ -155,7 +166,10 @@ class Client:
         return b"".join(parts)
 
     async def _send(self, method: str, path: str, body: Any) -> Connection:
-        """Send a request and read the head of its response. A reused connection may be closed by now: retry."""
+        """Send a request and read the head of its response.
+
+        A reused connection may be closed by now: retry.
+        """
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         head = (
             f"{method} {self.address.path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(data)}\r\n"

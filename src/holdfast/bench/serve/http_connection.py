@@ -1,13 +1,15 @@
-"""One HTTP/1.1 connection of the load generator: asyncio streams for the bytes, httptools for the protocol.
+"""One HTTP/1.1 connection of the load generator: asyncio streams for the bytes, httptools for the
+protocol.
 
-The load generator shares the CPU with the server it measures, so its cost matters. CPU seconds of the client per 10,000
-server-sent events, 64 concurrent streams of 256 events, on a Neoverse-N1:
+The load generator shares the CPU with the server it measures, so its cost matters. CPU seconds of
+the client per 10,000 server-sent events, 64 concurrent streams of 256 events, on a Neoverse-N1:
 
     the server sends                        this client    httpx 0.28
     as fast as it can (reads hold several)         0.41          0.65
     an event per stream every 20 ms                0.39           1.5
 
-httpx costs more because h11 parses every chunk in Python and each chunk passes several layers of generators.
+httpx costs more because h11 parses every chunk in Python and each chunk passes several layers of
+generators.
 """
 
 import asyncio
@@ -80,7 +82,10 @@ def error_message(body: bytes) -> str:
 
 
 def key_header(api_key: str | None) -> dict[str, str]:
-    """The header that carries an API key. Raises `ConfigError` for a key that is not a valid header value."""
+    """The header that carries an API key.
+
+    Raises `ConfigError` for a key that is not a valid header value.
+    """
     if api_key is None:
         return {}
     if not api_key.isascii() or not api_key.isprintable() or api_key != api_key.strip():

@@ -1,7 +1,9 @@
-"""What deterministic requests cost ordinary ones: latencies of ordinary streams with and without deterministic ones.
+"""What deterministic requests cost ordinary ones: latencies of ordinary streams with and without
+deterministic ones.
 
-The number of streams is always the same. In every second round a quarter of them is deterministic. Rounds alternate on
-one server and swap their order, so that a machine that gets slower or faster favours neither.
+The number of streams is always the same. In every second round a quarter of them is deterministic.
+Rounds alternate on one server and swap their order, so that a machine that gets slower or faster
+favours neither.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +51,8 @@ class InterferenceRounds:
 class InterferenceFinding:
     """One server: the latencies of ordinary requests without deterministic ones and among them.
 
-    modes counts how the deterministic requests were answered. wanted is the largest ratio that passes.
+    modes counts how the deterministic requests were answered. wanted is the largest ratio that
+    passes.
     """
 
     mode: DeterminismMode
@@ -59,7 +62,10 @@ class InterferenceFinding:
     modes: dict[str, int]
 
     def ratio(self, what: str, percent: str = "p50") -> float:
-        """The latency among deterministic requests over that without. `what` is a field of `ServeLatency`."""
+        """The latency among deterministic requests over that without.
+
+        `what` is a field of `ServeLatency`.
+        """
         among: Percentiles = getattr(self.among, what)
         without: Percentiles = getattr(self.without, what)
         now, before = float(getattr(among, percent)), float(getattr(without, percent))
@@ -123,7 +129,8 @@ async def measure_server(
 ) -> tuple[str, InterferenceFinding]:
     """Run all rounds on one server. Returns the model's name and the finding.
 
-    There is no prompt pool: a deterministic request must cost as much as the ordinary one it replaces.
+    There is no prompt pool: a deterministic request must cost as much as the ordinary one it
+    replaces.
     """
     config = replace(config, pool_len=0)
     streams: dict[bool, list[StreamResult]] = {False: [], True: []}

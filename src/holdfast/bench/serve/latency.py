@@ -1,7 +1,7 @@
 """Latencies as percentiles: time to first text, between deltas, per token, end to end.
 
-A delta may hold several tokens (a verified window is sent at once), so the time between deltas and the time per token
-are different figures.
+A delta may hold several tokens (a verified window is sent at once), so the time between deltas and
+the time per token are different figures.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,7 @@
 """The load generator: a closed loop of clients, or Poisson arrivals, until the load ends.
 
-Requests that are still streaming when the time is up run to their end. Figures per second count only what came before.
+Requests that are still streaming when the time is up run to their end. Figures per second count
+only what came before.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
-"""Observe a server from outside: memory, file descriptors and CPU time of its processes, and its metrics.
+"""Observe a server from outside: memory, file descriptors and CPU time of its processes, and its
+metrics.
 
-Memory is flat if it does not grow in the second half of a run; in the first half the server fills its KV cache.
+Memory is flat if it does not grow in the second half of a run; in the first half the server fills
+its KV cache.
 """
 
 import asyncio
@@ -78,7 +80,10 @@ class ServerObservation:
 
 @asynccontextmanager
 async def monitor_server(client: Client, pid: int | None) -> AsyncIterator[ServerObservation]:
-    """Observe a server while the block runs and until it is idle. Without a pid only its metrics are read."""
+    """Observe a server while the block runs and until it is idle.
+
+    Without a pid only its metrics are read.
+    """
     observed = ServerObservation()
     processes = ProcessSampler(pid) if pid is not None else None
     await wait_until_idle(client)
@@ -108,7 +113,8 @@ async def _sample_repeatedly(processes: ProcessSampler, samples: list[ProcessSam
 
 
 async def _sample_idle(processes: ProcessSampler, most_fds: int) -> ProcessSample:
-    """ProcessSample until there are at most most_fds file descriptors, or their number stops falling.
+    """ProcessSample until there are at most most_fds file descriptors, or their number stops
+    falling.
 
     A server needs a moment to notice that its clients are gone.
     """
@@ -130,7 +136,8 @@ def at_share(samples: Sequence[ProcessSample], share: float) -> ProcessSample:
 def is_flat(samples: Sequence[ProcessSample], idle: Mapping[str, float]) -> bool | None:
     """Whether memory did not grow from the middle of the run to its end.
 
-    None if unknown: the run was too short, or memory grew while the KV cache had pages that were never written.
+    None if unknown: the run was too short, or memory grew while the KV cache had pages that were
+    never written.
     """
     if not samples or samples[-1].seconds < _MIN_SECONDS:
         return None

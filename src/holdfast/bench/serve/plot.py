@@ -1,4 +1,6 @@
-"""The plot of a load: latency percentiles as bars; below them tokens per second and server memory over time."""
+"""The plot of a load: latency percentiles as bars; below them tokens per second and server memory
+over time.
+"""
 
 from pathlib import Path
 from typing import Any

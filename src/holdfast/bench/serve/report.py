@@ -25,7 +25,9 @@ _IDLE = (RUNNING, WAITING, PAGES_USED, RESTARTS)
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """Memory of the server's processes at 10 %, 50 % and 100 % of the run, file descriptors before and after it."""
+    """Memory of the server's processes at 10 %, 50 % and 100 % of the run, file descriptors before
+    and after it.
+    """
 
     resident_bytes: dict[str, int]
     flat: bool | None
@@ -55,9 +57,9 @@ class ProcessReport:
 class ServeReport:
     """One load. Times are in seconds.
 
-    tokens_per_second and requests_per_second count what came within `seconds`. CPU times are those of
-    seconds_to_silence, which includes the time until the last stream ended. idle holds the server's metrics after the
-    load.
+    tokens_per_second and requests_per_second count what came within `seconds`. CPU times are those
+    of seconds_to_silence, which includes the time until the last stream ended. idle holds the
+    server's metrics after the load.
     """
 
     machine: str
@@ -110,7 +112,10 @@ def make_report(
     client_cpu_seconds: float,
     observed: ServerObservation,
 ) -> ServeReport:
-    """Sum up a load. `alone` are the answers to the pool prompts before it; they are compared, but not counted."""
+    """Sum up a load.
+
+    `alone` are the answers to the pool prompts before it; they are compared, but not counted.
+    """
     results = run.results
     streams = [one.stream for one in results]
     kinds = {

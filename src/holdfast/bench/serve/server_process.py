@@ -33,7 +33,10 @@ class ServerChild:
 
 @asynccontextmanager
 async def start_server(arguments: Sequence[str], api_key: str | None = None) -> AsyncIterator[ServerChild]:
-    """Run `holdfast serve` while the block runs. The key is passed in the environment: arguments are public."""
+    """Run `holdfast serve` while the block runs.
+
+    The key is passed in the environment: arguments are public.
+    """
     address = Address(_HOST, free_port())
     command = [sys.executable, "-m", "holdfast", "serve", *arguments]
     command += ["--host", address.host, "--port", str(address.port)]

@@ -1,8 +1,8 @@
 """The requests of a load, drawn from a seed: the same requests for every server.
 
-Ordinary requests have their own prompts. Deterministic requests come from a small pool of prompts with fixed settings, so
-that all answers to one of them must be the same text. Without a pool they have their own prompts, too, and cost as much
-as ordinary ones.
+Ordinary requests have their own prompts. Deterministic requests come from a small pool of prompts
+with fixed settings, so that all answers to one of them must be the same text. Without a pool they
+have their own prompts, too, and cost as much as ordinary ones.
 """
 
 import random
@@ -51,7 +51,10 @@ class TokenRange:
 
 @dataclass(frozen=True)
 class WorkloadConfig:
-    """What requests look like. Shares are of all requests, from 0 to 1. pool_len is the number of pool prompts."""
+    """What requests look like.
+
+    Shares are of all requests, from 0 to 1. pool_len is the number of pool prompts.
+    """
 
     prompt_tokens: TokenRange
     output_tokens: TokenRange
@@ -147,7 +150,9 @@ class Workload:
 
 
 def draw_disconnect(rng: random.Random, max_tokens: int) -> Disconnect:
-    """A random moment of an answer: one in five before its first text, the others uniformly inside it."""
+    """A random moment of an answer: one in five before its first text, the others uniformly inside
+    it.
+    """
     deltas = max(0, rng.randrange(-(max_tokens // 4), max_tokens))
     return Disconnect(deltas, rng.uniform(0.0, _MAX_WAIT))
 

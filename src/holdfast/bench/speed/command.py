@@ -1,7 +1,8 @@
-"""The cost of one `holdfast generate`: seconds to its first byte of output, and its peak resident memory.
+"""The cost of one `holdfast generate`: seconds to its first byte of output, and its peak resident
+memory.
 
-The real command runs in its own processes. A first run warms the disk cache and stores the certificate. Of the others,
-the shortest time and the largest memory count.
+The real command runs in its own processes. A first run warms the disk cache and stores the
+certificate. Of the others, the shortest time and the largest memory count.
 """
 
 import json
@@ -28,7 +29,10 @@ _LAUNCHER = Path(__file__).with_name("launcher.py")
 
 @dataclass(frozen=True)
 class CommandCost:
-    """One command, measured from outside. The KV budget is an upper limit: a page is resident once it is written."""
+    """One command, measured from outside.
+
+    The KV budget is an upper limit: a page is resident once it is written.
+    """
 
     first_byte_seconds: float
     peak_resident_bytes: float

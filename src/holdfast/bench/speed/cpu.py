@@ -1,7 +1,8 @@
 """Speed on a CPU: Holdfast against Hugging Face generate, in one process, on the same weights.
 
-All variants are measured in turn, round after round, and the best time of each counts: other load on the machine slows
-one round, not one variant. Ratios within a run are comparable; times of different runs are not.
+All variants are measured in turn, round after round, and the best time of each counts: other load
+on the machine slows one round, not one variant. Ratios within a run are comparable; times of
+different runs are not.
 """
 
 import random
@@ -118,7 +119,8 @@ class CpuBench:
     def _decode_speed(self, variant: CpuVariant, streams: int) -> float:
         """Decoded tokens per second: the time of all tokens minus the time of the first one.
 
-        Best times are subtracted, not times of one round: one slow prefill must not make decoding look fast.
+        Best times are subtracted, not times of one round: one slow prefill must not make decoding
+        look fast.
         """
         first = self._best[variant, streams, DECODE_PROMPT, 1]
         whole = self._best[variant, streams, DECODE_PROMPT, self._num_tokens]

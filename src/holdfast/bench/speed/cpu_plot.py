@@ -1,4 +1,5 @@
-"""The plot of a CPU speed report: a panel per cell, a bar per variant with its tok/s and its ratio to Hugging Face.
+"""The plot of a CPU speed report: a panel per cell, a bar per variant with its tok/s and its ratio
+to Hugging Face.
 
 Every panel has its own scale: tok/s of different cells are not comparable.
 """

@@ -17,7 +17,10 @@ _MB = 1e6
 
 
 def _sharing(report: CpuSpeedReport) -> float | None:
-    """tok/s of 8 deterministic streams over that of one. It would be about 1 if they did not share passes."""
+    """tok/s of 8 deterministic streams over that of one.
+
+    It would be about 1 if they did not share passes.
+    """
     cells = report.speed.get(AUTO.name, {})
     return cells["8"] / cells["1"] if "8" in cells and "1" in cells else None
 

@@ -1,7 +1,7 @@
 """Run a command and print, as JSON, the time to its first byte of output and its peak memory.
 
-This is a separate small program that imports nothing of Holdfast. On Linux, the peak memory of a child includes what its
-parent held at the fork, and the process of the benchmark holds two engines.
+This is a separate small program that imports nothing of Holdfast. On Linux, the peak memory of a
+child includes what its parent held at the fork, and the process of the benchmark holds two engines.
 """
 
 import json

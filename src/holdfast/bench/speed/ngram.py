@@ -1,8 +1,9 @@
-"""The gain of n-gram speculation: deterministic requests with it against ordinary ones without, prompt by prompt.
+"""The gain of n-gram speculation: deterministic requests with it against ordinary ones without,
+prompt by prompt.
 
-One stream. All variants answer in turn, round after round, and the best time of each counts. The prompt is in the
-prefix cache before the time starts, so that only decoding is measured. Answers with and without speculation must be the
-same to the bit.
+One stream. All variants answer in turn, round after round, and the best time of each counts. The
+prompt is in the prefix cache before the time starts, so that only decoding is measured. Answers
+with and without speculation must be the same to the bit.
 """
 
 import math
@@ -41,7 +42,9 @@ VARIANTS = (BASE, WITHOUT, WITH, ORDINARY_WITH)
 
 @dataclass
 class NgramCell:
-    """One prompt: tok/s by variant, and the proposed and accepted candidates of the deterministic n-gram variant."""
+    """One prompt: tok/s by variant, and the proposed and accepted candidates of the deterministic
+    n-gram variant.
+    """
 
     prompt: str
     copies: bool

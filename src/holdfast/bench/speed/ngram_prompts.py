@@ -1,4 +1,6 @@
-"""Prompts of the n-gram benchmark: some whose answers copy much of the prompt, some whose answers do not."""
+"""Prompts of the n-gram benchmark: some whose answers copy much of the prompt, some whose answers
+do not.
+"""
 
 import json
 

@@ -1,7 +1,8 @@
 """Structured output under load: many JSON-schema requests among ordinary ones, several times.
 
-Every answer must conform to its schema and be the same each time. The cost of structured output is measured, too: the
-CPU time of a token mask, and tok/s with a schema against tok/s of as many tokens without one.
+Every answer must conform to its schema and be the same each time. The cost of structured output is
+measured, too: the CPU time of a token mask, and tok/s with a schema against tok/s of as many tokens
+without one.
 """
 
 import json
@@ -46,7 +47,9 @@ class SchemaRequest:
 
 @dataclass
 class StructuredReport:
-    """All requests and repeats. mask_us holds the CPU time of each mask in microseconds; speeds are tok/s."""
+    """All requests and repeats. mask_us holds the CPU time of each mask in microseconds; speeds are
+    tok/s.
+    """
 
     num_requests: int
     repeats: int

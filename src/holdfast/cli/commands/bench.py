@@ -1,4 +1,7 @@
-"""`holdfast bench`: benchmarks, determinism stress tests and the demo. Each command calls into `holdfast.bench`."""
+"""`holdfast bench`: benchmarks, determinism stress tests and the demo.
+
+Each command calls into `holdfast.bench`.
+"""
 
 import functools
 from collections.abc import Callable
@@ -43,7 +46,9 @@ def cpu(
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
 ) -> None:
-    """Measure speed against Hugging Face generate, on the same weights in the same process; and the cost of one command."""
+    """Measure speed against Hugging Face generate, on the same weights in the same process; and the
+    cost of one command.
+    """
     from holdfast.bench.report import write_report
     from holdfast.bench.speed import cpu as speed
     from holdfast.bench.speed.cpu_plot import plot_speed
@@ -68,7 +73,8 @@ def ngram(
     engine: EngineConfig = _MEASURED,
     save: Annotated[Path | None, typer.Option(help="Write the figures to this file, as JSON.")] = None,
 ) -> None:
-    """Measure the gain of n-gram speculation, on text that copies its prompt and on text that does not.
+    """Measure the gain of n-gram speculation, on text that copies its prompt and on text that does
+    not.
 
     Exits with 1 if a bit differs or a gain is below its limit.
     """
@@ -93,7 +99,8 @@ def structured(
     repeats: Annotated[int, typer.Option(min=1, help="Answers to each schema.")] = 2,
     engine: EngineConfig = _MEASURED,
 ) -> None:
-    """Run deterministic JSON-schema requests among ordinary ones, and measure the cost of token masks.
+    """Run deterministic JSON-schema requests among ordinary ones, and measure the cost of token
+    masks.
 
     Exits with 1 if an answer does not conform to its schema or differs from an earlier one.
     """
@@ -116,7 +123,8 @@ def determinism(
 ) -> None:
     """Determinism stress test: every feature inside random loads, on this model and on tiny ones.
 
-    Exits with 1 unless every cell with the guarantee has one answer and some cell without it has several.
+    Exits with 1 unless every cell with the guarantee has one answer and some cell without it has
+    several.
     """
     from holdfast.bench.determinism.matrix import StressSettings, run_matrix
     from holdfast.bench.determinism.matrix_table import show_matrix

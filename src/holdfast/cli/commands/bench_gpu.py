@@ -50,9 +50,11 @@ def gpu(
     needle_shape: Annotated[str | None, typer.Option(hidden=True)] = None,
     needle_runs: Annotated[int | None, typer.Option(min=2, hidden=True)] = None,
 ) -> None:
-    """Measure speed beside vLLM's, certificates of named shapes, a determinism stress test, and where a step's time goes.
+    """Measure speed beside vLLM's, certificates of named shapes, a determinism stress test, and
+    where a step's time goes.
 
-    The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic answer differs.
+    The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic
+    answer differs.
     """
     from holdfast.bench.gpu.bench import GpuBench
     from holdfast.bench.gpu.plot import plot_report

@@ -1,4 +1,6 @@
-"""`holdfast bench serve`: a load on a server, or the cost of deterministic requests to ordinary ones."""
+"""`holdfast bench serve`: a load on a server, or the cost of deterministic requests to ordinary
+ones.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -143,9 +145,11 @@ def serve(
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this file, as PNG.")] = None,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
-    """Run a load on a server: latencies, whether deterministic answers are the same, memory and leaks of the server.
+    """Run a load on a server: latencies, whether deterministic answers are the same, memory and
+    leaks of the server.
 
-    Exits with 1 if a request fails, a deterministic prompt has two answers, or the server leaks memory, pages or files.
+    Exits with 1 if a request fails, a deterministic prompt has two answers, or the server leaks
+    memory, pages or files.
     """
     require_packages("psutil", "httptools", *(("matplotlib",) if plot is not None else ()))
     require_folder(save, plot)
