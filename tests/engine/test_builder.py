@@ -216,7 +216,8 @@ def test_cpu_has_no_gemm_recipes(tiny_llama: Path) -> None:
 _INTERPRETED = """
 import json
 from holdfast import SamplingParams
-from holdfast.bench.tiny import byte_tokenizer, tiny_config
+from holdfast.bench.tiny import tiny_config
+from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.engine.builder import assemble
 from holdfast.engine.config import EngineConfig
 from holdfast.models.dummy import DummyCheckpoint

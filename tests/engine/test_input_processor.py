@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.bench.tiny import byte_tokenizer
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.input_processor import _bad_words
+from holdfast.text.tokenizer import byte_tokenizer
 
 
 @pytest.mark.parametrize(

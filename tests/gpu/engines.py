@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from holdfast.bench.gpu.engines import default_device
-from holdfast.bench.tiny import byte_tokenizer, tiny_config
+from holdfast.bench.tiny import tiny_config
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.builder import assemble
@@ -16,6 +16,7 @@ from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.shapes import published_config
+from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.model_runner import ModelRunner
 
 HAS_GPU = torch.cuda.is_available()

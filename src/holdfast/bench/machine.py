@@ -1,11 +1,11 @@
-"""The machine's name as people know it; for titles, never for keys."""
+"""A readable name of this machine, for titles of reports. It identifies nothing."""
 
 import platform
 import re
 
 from holdfast.worker.device import cpu_name
 
-_ARM_PARTS = {  # (implementer, part), as /proc/cpuinfo has them
+_ARM_PARTS = {  # (implementer, part) in /proc/cpuinfo
     ("0x41", "0xd0c"): "Neoverse-N1",
     ("0x41", "0xd40"): "Neoverse-V1",
     ("0x41", "0xd49"): "Neoverse-N2",
@@ -14,7 +14,7 @@ _ARM_PARTS = {  # (implementer, part), as /proc/cpuinfo has them
 
 
 def machine_name() -> str:
-    """Such as "Neoverse-N1 (aarch64)". What is not known keeps the system's name."""
+    """For example "Neoverse-N1 (aarch64)". An unknown CPU keeps its name in the system."""
     return readable(cpu_name(), platform.machine())
 
 

@@ -1,9 +1,8 @@
-"""What another engine did on the same kind of machine, measured by us, to be read beside our own
-figures.
+"""Figures of vLLM on the same kind of machine, measured by us, and our goals.
 
 Llama-3.1-8B and Qwen3-0.6B shapes, random weights, bf16, 512 prompt tokens and 256 output tokens, N
-requests at once, FlashAttention-3, CUDA graphs, asynchronous scheduling, no prefix cache.
-Batch-invariant is the engine's deterministic mode.
+concurrent requests, FlashAttention-3, CUDA graphs, asynchronous scheduling, no prefix cache.
+Batch-invariant is vLLM's deterministic mode.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ SOURCE = "vLLM 0.26.0 on an H200"
 
 @dataclass(frozen=True)
 class Peer:
-    """tok/s over the whole run and milliseconds of a decode step, without and with determinism."""
+    """tok/s over the whole run and ms per decode step, without and with batch invariance."""
 
     speed: float
     invariant_speed: float
@@ -34,7 +33,7 @@ VLLM: Mapping[str, Mapping[int, Peer]] = {
 }
 VLLM_PREFILL: Mapping[str, float] = {"llama-3.1-8b": 44000}
 
-# What we want to reach: tok/s of all-deterministic `auto`, and the longest decode step in milliseconds.
+# Goals: minimal tok/s of deterministic requests in `auto`, and maximal ms per decode step.
 GOALS: Mapping[str, Mapping[int, tuple[float, float | None]]] = {
     "llama-3.1-8b": {1: (222, 4.4), 8: (1600, 4.6), 32: (4650, 5.3), 128: (8950, 8.2), 256: (10200, 12.8)},
     "qwen3-0.6b": {1: (500, None), 32: (11500, None), 256: (30000, None)},

@@ -9,7 +9,7 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.dummy import DummyCheckpoint
-from holdfast.text.tokenizer import byte_tokenizer as byte_tokenizer
+from holdfast.text.tokenizer import byte_tokenizer
 
 VOCAB = 512
 EOS = 300  # above the byte tokens, so that every byte can be generated
