@@ -20,14 +20,14 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LONG = 600.0
 
 
-class Toy:
+class ToyApp:
     """An application with several behaviours that counts how its requests ended."""
 
     def __init__(self) -> None:
         self.num_running = 0
-        self.num_left = 0
+        self.num_disconnected = 0
         self.num_answered = 0
-        self.may_answer = threading.Event()
+        self.may_respond = threading.Event()
         self.num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +43,7 @@ class Toy:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                self.num_left += 1
+                self.num_disconnected += 1
                 return
             body += message["body"]
             more = message["more_body"]
@@ -56,10 +56,10 @@ class Toy:
     async def wait(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         leaving = asyncio.create_task(wait_for_disconnect(receive))
-        while not self.may_answer.is_set() and not leaving.done():
+        while not self.may_respond.is_set() and not leaving.done():
             await asyncio.wait([leaving], timeout=0.005)
         if leaving.done():
-            self.num_left += 1
+            self.num_disconnected += 1
             return
         leaving.cancel()
         await self._answer(send, b"waited")
@@ -72,7 +72,7 @@ class Toy:
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
             self.num_sent += 1
             await asyncio.sleep(0)
-        self.num_left += 1
+        self.num_disconnected += 1
 
     async def heap(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send more than any buffer holds, in one message."""
@@ -89,8 +89,8 @@ class Toy:
 
 
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy() -> ToyApp:
+    return ToyApp()
 
 
 def config(**changed: Any) -> ServerConfig:
@@ -102,7 +102,7 @@ def config(**changed: Any) -> ServerConfig:
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
-def server(toy: Toy, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+def server(toy: ToyApp, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
     with served(toy, config(), request.param) as server:
         yield server
 
@@ -177,7 +177,7 @@ def test_ambiguous_framing_is_refused(tricked: ServerThread, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def tricked() -> Iterator[ServerThread]:
-    with served(Toy(), config()) as server:
+    with served(ToyApp(), config()) as server:
         yield server
 
 
@@ -242,7 +242,7 @@ def test_chunk_framing_bytes_are_limited(tricked: ServerThread, junk: bytes) -> 
         assert (reply.status, reply.error["code"]) == (413, "body_too_large")
 
 
-def test_pipelined_request_is_dropped(toy: Toy, server: ServerThread) -> None:
+def test_pipelined_request_is_dropped(toy: ToyApp, server: ServerThread) -> None:
     """Data sent before the response is not read, and the connection closes after the response."""
     with server.connect() as connection:
         connection.send(GET * 1000)
@@ -253,7 +253,7 @@ def test_pipelined_request_is_dropped(toy: Toy, server: ServerThread) -> None:
         wait_until(lambda: toy.num_running == 1)
         for _ in range(10):
             connection.send(GET * 1000)
-        toy.may_answer.set()
+        toy.may_respond.set()
         reply = connection.read()
         assert (reply.body, reply.headers["connection"]) == (b"waited", "close")
         assert connection.is_closed()
@@ -261,11 +261,11 @@ def test_pipelined_request_is_dropped(toy: Toy, server: ServerThread) -> None:
     assert toy.num_answered == 2
 
 
-def test_disconnect_after_pipelining_is_noticed(toy: Toy, server: ServerThread) -> None:
+def test_disconnect_after_pipelining_is_noticed(toy: ToyApp, server: ServerThread) -> None:
     with server.connect() as connection:
         connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + GET)
         wait_until(lambda: toy.num_running == 1)
-    wait_until(lambda: toy.num_left == 1)
+    wait_until(lambda: toy.num_disconnected == 1)
     wait_until(lambda: server.num_connections == 0)
 
 
@@ -296,7 +296,7 @@ def test_upgrade_is_ignored_and_body_is_read(tricked: ServerThread, rest: bytes,
     [b"", b"GET / HTTP/1.1\r\nHos", b"\r\n\r\n", POST],
     ids=["silent", "cut off", "empty lines", "no end"],
 )
-def test_header_timeout_closes_the_connection(toy: Toy, loop: str, raw: bytes) -> None:
+def test_header_timeout_closes_the_connection(toy: ToyApp, loop: str, raw: bytes) -> None:
     with served(toy, config(header_timeout=0.1), loop) as server:
         with server.connect() as connection:
             connection.send(raw)
@@ -308,7 +308,7 @@ def test_header_timeout_closes_the_connection(toy: Toy, loop: str, raw: bytes) -
     assert toy.num_running == toy.num_answered == 0
 
 
-def test_slow_bytes_do_not_extend_the_header_timeout(toy: Toy) -> None:
+def test_slow_bytes_do_not_extend_the_header_timeout(toy: ToyApp) -> None:
     with served(toy, config(header_timeout=0.2)) as server, server.connect() as connection:
         connection.send(b"GET / HTTP/1.1\r\nHost: x\r\n")
         connection.socket.settimeout(0.01)
@@ -325,7 +325,7 @@ def test_slow_bytes_do_not_extend_the_header_timeout(toy: Toy) -> None:
         assert connection.read().status == 408
 
 
-def test_header_timeout_applies_to_later_requests(toy: Toy) -> None:
+def test_header_timeout_applies_to_later_requests(toy: ToyApp) -> None:
     with served(toy, config(header_timeout=0.2)) as server, server.connect() as connection:
         connection.send(GET)
         assert connection.read().status == 200
@@ -334,14 +334,14 @@ def test_header_timeout_applies_to_later_requests(toy: Toy) -> None:
         assert connection.is_closed()
 
 
-def test_idle_connection_is_closed_after_keep_alive_timeout(toy: Toy) -> None:
+def test_idle_connection_is_closed_after_keep_alive_timeout(toy: ToyApp) -> None:
     with served(toy, config(keep_alive_timeout=0.1)) as server, server.connect() as connection:
         connection.send(GET)
         assert connection.read().status == 200
         assert connection.is_closed()
 
 
-def test_header_timeout_does_not_apply_to_a_running_request(toy: Toy) -> None:
+def test_header_timeout_does_not_apply_to_a_running_request(toy: ToyApp) -> None:
     with (
         served(toy, config(header_timeout=0.1, keep_alive_timeout=0.1)) as server,
         server.connect() as connection,
@@ -353,17 +353,17 @@ def test_header_timeout_does_not_apply_to_a_running_request(toy: Toy) -> None:
         assert connection.read().body.startswith(b"ab|")
 
 
-def test_empty_lines_after_a_request_do_not_end_it(toy: Toy) -> None:
+def test_empty_lines_after_a_request_do_not_end_it(toy: ToyApp) -> None:
     with served(toy, config(header_timeout=0.1)) as server, server.connect() as connection:
         connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
         wait_until(lambda: toy.num_running == 1)
         connection.send(b"\r\n")
         threading.Event().wait(0.3)  # longer than the header timeout
-        toy.may_answer.set()
+        toy.may_respond.set()
         assert connection.read().body == b"waited"
 
 
-def test_early_response_reaches_a_client_that_is_still_sending(toy: Toy, server: ServerThread) -> None:
+def test_early_response_reaches_a_client_that_is_still_sending(toy: ToyApp, server: ServerThread) -> None:
     """A connection closed while the client is sending would be reset, and the response lost."""
     with server.connect() as connection:
         connection.send(
@@ -382,7 +382,7 @@ def send_for_ever(connection: Connection) -> None:
 
 
 def test_client_that_keeps_sending_after_close_is_disconnected(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
+    toy: ToyApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", 0.1)
     with served(toy, config()) as server, server.connect() as connection:
@@ -394,10 +394,10 @@ def test_client_that_keeps_sending_after_close_is_disconnected(
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_client_that_does_not_read_a_stream_is_disconnected(toy: Toy, loop: str) -> None:
+def test_client_that_does_not_read_a_stream_is_disconnected(toy: ToyApp, loop: str) -> None:
     with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as connection:
         connection.send(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
-        wait_until(lambda: toy.num_left == 1)  # the route saw the disconnect
+        wait_until(lambda: toy.num_disconnected == 1)  # the route saw the disconnect
         wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
         assert toy.num_sent < 1000  # memory is bounded
         assert server.request(GET).status == 200
@@ -405,7 +405,7 @@ def test_client_that_does_not_read_a_stream_is_disconnected(toy: Toy, loop: str)
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
-def test_client_that_does_not_read_a_response_is_disconnected(toy: Toy, loop: str, close: bytes) -> None:
+def test_client_that_does_not_read_a_response_is_disconnected(toy: ToyApp, loop: str, close: bytes) -> None:
     """The route has ended, so only the connection can notice."""
     with served(toy, config(send_timeout=0.2), loop) as server, server.connect(SO_RCVBUF=4096) as connection:
         connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
@@ -414,7 +414,7 @@ def test_client_that_does_not_read_a_response_is_disconnected(toy: Toy, loop: st
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_client_that_does_not_read_a_small_response_is_disconnected(toy: Toy, loop: str) -> None:
+def test_client_that_does_not_read_a_small_response_is_disconnected(toy: ToyApp, loop: str) -> None:
     with served(toy, config(send_timeout=0.2), loop) as server:
         server.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         with server.connect(SO_RCVBUF=4096) as connection:
@@ -423,7 +423,7 @@ def test_client_that_does_not_read_a_small_response_is_disconnected(toy: Toy, lo
             wait_until(lambda: server.num_connections == 0)
 
 
-def test_slow_reader_gets_the_whole_response(toy: Toy) -> None:
+def test_slow_reader_gets_the_whole_response(toy: ToyApp) -> None:
     with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as connection:
         connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
         left = 64 << 20
@@ -433,24 +433,24 @@ def test_slow_reader_gets_the_whole_response(toy: Toy) -> None:
             left -= len(connection.socket.recv(1 << 20))
 
 
-def test_disconnect_is_noticed(toy: Toy, server: ServerThread) -> None:
+def test_disconnect_is_noticed(toy: ToyApp, server: ServerThread) -> None:
     for _ in range(5):
         with server.connect() as connection:
             connection.send(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
             wait_until(lambda: toy.num_running == 1)
         wait_until(lambda: toy.num_running == 0)
-    assert toy.num_left == 5
+    assert toy.num_disconnected == 5
 
 
-def test_disconnect_during_the_body_is_noticed(toy: Toy, server: ServerThread) -> None:
+def test_disconnect_during_the_body_is_noticed(toy: ToyApp, server: ServerThread) -> None:
     with server.connect() as connection:
         connection.send(POST + b"Content-Length: 10\r\n\r\nabc")
         wait_until(lambda: toy.num_running == 1)
-    wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
+    wait_until(lambda: toy.num_disconnected == 1 and toy.num_running == 0)
 
 
 def test_bad_chunk_ends_the_waiting_route(
-    toy: Toy, server: ServerThread, monkeypatch: pytest.MonkeyPatch
+    toy: ToyApp, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server.http.protocol._LINGER_SECONDS", LONG)
     with server.connect() as connection:
@@ -458,10 +458,10 @@ def test_bad_chunk_ends_the_waiting_route(
         wait_until(lambda: toy.num_running == 1)
         connection.send(b"zz\r\n")
         assert connection.read().status == 400
-        wait_until(lambda: toy.num_left == 1 and toy.num_running == 0)
+        wait_until(lambda: toy.num_disconnected == 1 and toy.num_running == 0)
 
 
-def test_connections_above_the_limit_are_refused(toy: Toy) -> None:
+def test_connections_above_the_limit_are_refused(toy: ToyApp) -> None:
     with served(toy, config(max_connections=3)) as server:
         busy = [server.connect() for _ in range(3)]
         for connection in busy:
@@ -473,7 +473,7 @@ def test_connections_above_the_limit_are_refused(toy: Toy) -> None:
                 assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
                 assert reply.headers["retry-after"] == "5"
                 assert connection.is_closed()
-        toy.may_answer.set()
+        toy.may_respond.set()
         for connection in busy:
             assert connection.read().body == b"waited"
         assert server.request(GET).status == 200
@@ -481,7 +481,7 @@ def test_connections_above_the_limit_are_refused(toy: Toy) -> None:
             connection.socket.close()
 
 
-def test_idle_connections_are_evicted_for_new_ones(toy: Toy) -> None:
+def test_idle_connections_are_evicted_for_new_ones(toy: ToyApp) -> None:
     with served(toy, config(max_connections=3)) as server:
         connections = [server.connect() for _ in range(3)]
         for connection in (connections[1], connections[0], connections[2]):
@@ -491,7 +491,7 @@ def test_idle_connections_are_evicted_for_new_ones(toy: Toy) -> None:
         wait_until(lambda: toy.num_running == 1)
         assert server.request(GET).status == 200
         assert connections[0].is_closed()  # idle for longest; the busy one stays
-        toy.may_answer.set()
+        toy.may_respond.set()
         assert connections[1].read().body == b"waited"
         connections[2].send(GET)
         assert connections[2].read().status == 200
@@ -499,7 +499,7 @@ def test_idle_connections_are_evicted_for_new_ones(toy: Toy) -> None:
             connection.socket.close()
 
 
-def test_thousands_of_connections_leave_no_state(toy: Toy) -> None:
+def test_thousands_of_connections_leave_no_state(toy: ToyApp) -> None:
     with served(toy, config(max_connections=200)) as server:
         batch: list[socket.socket] = []
         for number in range(10_000):
@@ -517,7 +517,7 @@ def test_thousands_of_connections_leave_no_state(toy: Toy) -> None:
         assert not server.protocol.idle
 
 
-def test_closed_connection_leaves_no_state(toy: Toy, server: ServerThread) -> None:
+def test_closed_connection_leaves_no_state(toy: ToyApp, server: ServerThread) -> None:
     for raw in (b"", b"GET", GET, b"GET\x00", POST + b"Content-Length: 9\r\n\r\na"):
         with server.connect() as connection:
             connection.send(raw)

@@ -14,7 +14,7 @@ from support.raw_http import HttpResponse
 KEYS = ("first-key", "second:key")
 
 
-def reply(
+def response(
     *authorization: str | bytes, path: str = "/v1/models", keys: tuple[str, ...] = KEYS
 ) -> HttpResponse:
     app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=keys)))
@@ -38,7 +38,7 @@ def basic(text: str) -> str:
     ],
 )
 def test_valid_key_is_accepted(given: str) -> None:
-    assert reply(given).body == b"yes"
+    assert response(given).body == b"yes"
 
 
 @pytest.mark.parametrize(
@@ -72,25 +72,25 @@ def test_valid_key_is_accepted(given: str) -> None:
     ],
 )
 def test_invalid_authorization_is_refused(given: str | bytes) -> None:
-    answer = reply(given)
+    answer = response(given)
     assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
     assert answer.error["type"] == "authentication_error"
     assert "key" not in answer.headers["www-authenticate"]
 
 
 def test_two_authorization_headers_are_refused() -> None:
-    assert reply("Bearer first-key", "Bearer first-key").status == 401
+    assert response("Bearer first-key", "Bearer first-key").status == 401
 
 
 def test_missing_key_error_says_how_to_send_it() -> None:
-    answer = reply()
+    answer = response()
     assert (answer.status, answer.error["code"]) == (401, "missing_api_key")
     assert "Bearer" in answer.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/", "/inspector/events", "/inspector/app.js"])
 def test_inspector_routes_ask_for_basic_authentication(path: str) -> None:
-    assert reply(path=path).headers["www-authenticate"] == 'Basic realm="holdfast"'
+    assert response(path=path).headers["www-authenticate"] == 'Basic realm="holdfast"'
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_inspector_routes_ask_for_basic_authentication(path: str) -> None:
     ],
 )
 def test_every_other_route_requires_a_key(path: str) -> None:
-    answer = reply(path=path)
+    answer = response(path=path)
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
 def test_health_is_public_and_no_keys_means_no_check() -> None:
-    assert reply(path="/health").status == 200
-    assert reply("Bearer wrong", path="/health").status == 200
-    assert reply(keys=()).status == 200
+    assert response(path="/health").status == 200
+    assert response("Bearer wrong", path="/health").status == 200
+    assert response(keys=()).status == 200
 
 
 def test_error_does_not_quote_the_key() -> None:
