@@ -1,1 +1,1 @@
-"""Plain data and pure functions that all packages share: requests, step plans, events, results. No tensors."""
+"""Plain data and pure functions for all packages: requests, step plans, events, results."""

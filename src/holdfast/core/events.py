@@ -32,7 +32,8 @@ class ThoughtsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CertificateChecked:
-    """Tokens of certified passes were computed again at the reference's batch size. A mismatch revokes the certificate.
+    """Tokens of certified passes were computed again at the reference's batch size. A mismatch
+    revokes the certificate.
 
     num_tokens is 0 if no spot check found the mismatch, but an answer that was computed again.
     """

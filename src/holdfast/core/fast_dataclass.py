@@ -1,7 +1,7 @@
 """A dataclass decorator for objects that are made by the thousand in every step.
 
-A frozen dataclass sets each field through a call, so making one takes six times as long. These are frozen for the type
-checker only.
+A frozen dataclass sets each field through a call, so making one takes six times as long. These are
+frozen for the type checker only.
 """
 
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """The grammar of a span and the candidates up to the span's last row."""
+    """The grammar of a span and the candidates up to the span's last token."""
 
     grammar: Grammar
     candidates: tuple[int, ...]

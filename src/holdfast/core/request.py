@@ -13,7 +13,8 @@ _MASK = (1 << 64) - 1
 
 
 class AnswerText(Protocol):
-    """Reads committed tokens as text. It gets every committed token exactly once, in order, and nothing else."""
+    """Reads committed tokens as text. It gets every committed token exactly once, in order, and
+    nothing else."""
 
     def push(self, token_id: int) -> bool:
         """Append one committed token. True if a stop string is now complete."""
@@ -22,12 +23,14 @@ class AnswerText(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued in that order.
+    """One prompt and how to answer it. `request_id` counts up with arrival, and requests are queued
+    in that order.
 
-    score_from is the first position whose token's logprob is asked for, if any. leader is the request with the same prompt
-    whose pages this one waits for. bad_words are token sequences that may not be completed. echo_text is the beginning of
-    the answer's text. grammars has one for each answer, if the output is structured. read_len is the length of the prompt
-    if the tokens after it are an answer to be scored. want_receipt: the result gets a receipt.
+    score_from is the first position whose token's logprob is asked for, if any. leader is the
+    request with the same prompt whose pages this one waits for. bad_words are token sequences that
+    may not be completed. echo_text is the beginning of the answer's text. grammars has one for each
+    answer, if the output is structured. read_len is the length of the prompt if the tokens after it
+    are an answer to be scored. want_receipt: the result gets a receipt.
     """
 
     request_id: int
@@ -54,7 +57,8 @@ class Request:
         return self.prompt_len + self.params.max_tokens
 
     def branches(self) -> "tuple[Request, ...]":
-        """One request for each of the n answers, with consecutive ids. The first is this request itself."""
+        """One request for each of the n answers, with consecutive ids. The first is this request
+        itself."""
         return tuple(
             replace(
                 self,

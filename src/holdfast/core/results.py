@@ -13,11 +13,13 @@ _WEAKEST_FIRST: tuple[Determinism, ...] = ("none", "verified", "certified")
 
 @dataclass(slots=True)
 class Stats:
-    """What a request cost. candidates == accepted + rolled_back; tokens == accepted + canonical_tokens.
+    """What a request cost. candidates == accepted + rolled_back; tokens == accepted +
+    canonical_tokens.
 
-    An ordinary request's fast tokens count as candidates that are accepted at once. looked_up counts the candidates of the
-    n-gram proposer. prefill_passes are passes over the prompt, or over tokens that are recomputed. guessed counts the
-    thoughts that passes guessed, guessed_right those of them that were right.
+    An ordinary request's fast tokens count as candidates that are accepted at once. looked_up
+    counts the candidates of the n-gram proposer. prefill_passes are passes over the prompt, or over
+    tokens that are recomputed. guessed counts the thoughts that passes guessed, guessed_right those
+    of them that were right.
     """
 
     candidates: int = 0
@@ -48,7 +50,8 @@ def weakest(modes: Iterable[Determinism]) -> Determinism:
 
 @dataclass(frozen=True)
 class Thought:
-    """What a model that thinks wrote after a chunk that ends at position. A trivial thought has no text."""
+    """What a model that thinks wrote after a chunk that ends at position. A trivial thought has no
+    text."""
 
     chunk: int
     position: int
@@ -71,9 +74,10 @@ class Choice:
 class Result:
     """One request's outcome. The fields of choices[0] can be read on the result itself.
 
-    error says why an answer ended in an error, error_code is the code of its class in `holdfast.errors`.
-    prompt_logprobs, if asked for, has one entry a prompt token; the first has nothing before it and so no logprob.
-    stats are of all choices together, determinism is the weakest of theirs.
+    error says why an answer ended in an error, error_code is the code of its class in
+    `holdfast.errors`. prompt_logprobs, if asked for, has one entry a prompt token; the first has
+    nothing before it and so no logprob. stats are of all choices together, determinism is the
+    weakest of theirs.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -130,7 +134,8 @@ class Delta(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """What one step gave one request: a delta of one of its choices (which may be empty), and at the end its result."""
+    """What one step gave one request: a delta of one of its choices (which may be empty), and at
+    the end its result."""
 
     request_id: int
     delta: Delta

@@ -1,4 +1,5 @@
-"""The parameters of one request. The constructor checks everything, so every `SamplingParams` object is valid."""
+"""The parameters of one request. The constructor checks everything, so every `SamplingParams`
+object is valid."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -30,15 +31,17 @@ ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]
 class SamplingParams:
     """How an answer is sampled, when it ends, and what is reported.
 
-    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and the result reports
-    it. logprobs asks for the logprob of each sampled token and of that many most likely ones, prompt_logprobs for
-    those of the prompt's tokens. n answers are sampled from one prompt; the first is the same as with n = 1.
-    `deterministic` asks for the guarantee: the same tokens and logprob bits, whatever else runs. think=False turns
-    thinking off in a model that thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these
-    token ids; chunks that are never reached are ignored.
+    temperature 0 is greedy. top_k 0 (or -1) is off. A sampled request without a seed gets one, and
+    the result reports it. logprobs asks for the logprob of each sampled token and of that many most
+    likely ones, prompt_logprobs for those of the prompt's tokens. n answers are sampled from one
+    prompt; the first is the same as with n = 1. `deterministic` asks for the guarantee: the same
+    tokens and logprob bits, whatever else runs. think=False turns thinking off in a model that
+    thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these token
+    ids; chunks that are never reached are ignored.
 
-    From logits to a token: repetition, frequency and presence penalty, logit bias, then masks (allowed and bad tokens,
-    bad words, min_tokens, structured output), temperature, top-k, top-p, min-p, Gumbel noise.
+    From logits to a token: repetition, frequency and presence penalty, logit bias, then masks
+    (allowed and bad tokens, bad words, min_tokens, structured output), temperature, top-k, top-p,
+    min-p, Gumbel noise.
     """
 
     max_tokens: int = 16
@@ -177,7 +180,8 @@ class SamplingParams:
 def score_params(
     *, deterministic: bool, think: bool = True, forced_thoughts: ForcedThoughts = ()
 ) -> SamplingParams:
-    """Parameters of a request that generates nothing and returns the logprobs of the given tokens."""
+    """Parameters of a request that generates nothing and returns the logprobs of the given
+    tokens."""
     return SamplingParams(
         max_tokens=0,
         temperature=0,
@@ -199,7 +203,8 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 
 def params_from_json(settings: dict[str, Any]) -> SamplingParams:
-    """The inverse of `params_to_json`; a missing field has its default. Raises `InvalidRequest` for wrong values."""
+    """The inverse of `params_to_json`; a missing field has its default. Raises `InvalidRequest` for
+    wrong values."""
     structured, seed = settings.get("structured"), settings.get("seed")
     return SamplingParams(
         **{

@@ -1,20 +1,22 @@
-"""What the scheduler asks of the model runner, and what comes back. The two packages meet only here.
+"""What the scheduler asks of the model runner, and what it gets back. They meet only here.
 
-A step plan is a short list of passes, run in order. A pass is one forward of the model over a batch of spans. A span is a run
-of consecutive tokens of one request, with the pages of its KV. The scheduler knows no tensors, the runner knows no requests.
+A step plan is a short list of passes, run in order. A pass is one forward of the model over a batch
+of spans. A span is a run of consecutive tokens of one request, with the pages of its KV. The
+scheduler knows no tensors, the runner knows no requests.
 
     StepPlan
     +-- Pass FAST        5 tokens
     |   +-- Span  request 3, positions 40..40    a decode token
-    |   +-- Span  request 4, positions 17..17    a decode token: a candidate, if request 4 is deterministic
+    |   +-- Span  request 4, positions 17..17    a candidate, if request 4 is deterministic
     |   +-- Span  request 9, positions 0..2      a chunk of an ordinary prompt
     +-- Pass CANONICAL   14 tokens, padded to 16
         +-- Span  request 7, positions 0..9      a chunk of a deterministic prompt
-        +-- Span  request 2, positions 63..66    a window: the last committed token and three candidates
+        +-- Span  request 2, positions 63..66    a window: one committed token, three candidates
 
-A token of a span is an id, or UNKNOWN_TOKEN: the token that an earlier pass samples for this position, in this plan or in one
-that is still in flight. So a plan can be made before the results of the last one are read. The runner keeps sampled
-tokens on the device, in a ring for each request index:
+A token of a span is an id, or UNKNOWN_TOKEN: the token that an earlier pass samples for this
+position, in this plan or in one that is still in flight. So a plan can be made before the results
+of the last one are read. The runner keeps sampled tokens on the device, in a ring for each request
+index:
 
     a sampled token at position p writes           ring[request_index, (p + 1) % SAMPLED_RING_SIZE]
     an UNKNOWN_TOKEN at position q reads           ring[request_index, q % SAMPLED_RING_SIZE]
@@ -39,16 +41,17 @@ SAMPLED_RING_SIZE = 64  # sampled tokens that the device keeps of each request
 class PassKind(Enum):
     FAST = "fast"
     CANONICAL = "canonical"
-    CHECK = "check"  # tokens of a certified pass, again at the reference's batch size, into scratch pages
+    CHECK = "check"  # tokens of a certified pass again, at the reference's batch size
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """What decides a sampled token besides its logits. All spans of a request share one object.
 
-    suppressed_ids may not be sampled while the answer is shorter than min_tokens. bad_words are token sequences that may
-    never be completed. eos_ids end an answer; a grammar allows them where the answer is complete. changes_logits: logits
-    are changed before a token is sampled, even without a grammar. is_plain_greedy: they are not, and the largest wins.
+    suppressed_ids may not be sampled while the answer is shorter than min_tokens. bad_words are
+    token sequences that may never be completed. eos_ids end an answer; a grammar allows them where
+    the answer is complete. changes_logits: logits are changed before a token is sampled, even
+    without a grammar. is_plain_greedy: they are not, and the largest wins.
     """
 
     params: SamplingParams
@@ -75,10 +78,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ThinkRule:
-    """Which chunks of a request are thought about, in a model that thinks. All spans of a request share one object.
+    """Which chunks of a request are thought about, in a model that thinks. All spans of a request
+    share one object.
 
-    until: only chunks that end at this position or before; None: all. forced replaces the thoughts after some chunks, as
-    (chunk, thought), sorted by chunk.
+    until: only chunks that end at this position or before; None: all. forced replaces the thoughts
+    after some chunks, as (chunk, thought), sorted by chunk.
     """
 
     until: int | None = None
@@ -95,12 +99,14 @@ class ThinkRule:
 
 @fast_dataclass
 class Span:
-    """Tokens at positions start .. start + len(token_ids) - 1 of one request. Those from sample_from on are sampled after.
+    """Tokens at positions start .. start + len(token_ids) - 1 of one request. Those from
+    sample_from on are sampled after.
 
-    scored_ids are known tokens whose logprobs are asked for: one after each of the len(scored_ids) tokens before
-    sample_from. history is the tokens before start, if `Sampling.needs_history`. with_checksums: report checksums of the
-    sampled tokens' logits. request_index is the request's ring of sampled tokens, -1 if no later span reads it. rule: think
-    about chunks by this rule; guesses are the thoughts that are assumed after each chunk that ends in the span with more
+    scored_ids are known tokens whose logprobs are asked for: one after each of the len(scored_ids)
+    tokens before sample_from. history is the tokens before start, if `Sampling.needs_history`.
+    with_checksums: report checksums of the sampled tokens' logits. request_index is the request's
+    ring of sampled tokens, -1 if no later span reads it. rule: think about chunks by this rule;
+    guesses are the thoughts that are assumed after each chunk that ends in the span with more
     tokens after it.
     """
 
@@ -150,10 +156,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward of the model. A canonical pass is canonical by its certificate if certified, otherwise by its shape.
+    """One forward of the model. A canonical pass is canonical by its certificate if certified,
+    otherwise by its shape.
 
-    A check has one span whose last pages are scratch pages. Its KV is compared with that in original_pages, and the
-    logits of its sampled tokens with logits_checksums.
+    A check has one span whose last pages are scratch pages. Its KV is compared with that in
+    original_pages, and the logits of its sampled tokens with logits_checksums.
     """
 
     kind: PassKind
@@ -178,7 +185,8 @@ class StepPlan:
 
 @fast_dataclass
 class TokenLogprob:
-    """A token's logprob, the exact fp32 value. top holds the most likely (id, logprob) pairs, ties to the lowest id."""
+    """A token's logprob, the exact fp32 value. top holds the most likely (id, logprob) pairs, ties
+    to the lowest id."""
 
     token_id: int
     logprob: float
@@ -187,7 +195,8 @@ class TokenLogprob:
 
 @fast_dataclass
 class Sampled:
-    """One sampled token, or NO_TOKEN. logprob and logits_checksum are set if the span asked for them."""
+    """One sampled token, or NO_TOKEN. logprob and logits_checksum are set if the span asked for
+    them."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -196,8 +205,9 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """For each span of a pass, in order: its sampled tokens; the logprobs of its scored_ids, if any span has some; the
-    thought after each chunk that ends in it, if the model thinks. mismatch: where a check found different bits."""
+    """For each span of a pass, in order: its sampled tokens; the logprobs of its scored_ids, if any
+    span has some; the thought after each chunk that ends in it, if the model thinks. mismatch:
+    where a check found different bits."""
 
     samples: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()

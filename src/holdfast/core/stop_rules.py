@@ -1,6 +1,7 @@
 """When an answer ends. Pure functions over committed tokens and their text.
 
-A candidate never ends an answer. If it looks like a stop, its window is verified early (`looks_final`).
+A candidate never ends an answer. If it looks like a stop, its window is verified early
+(`looks_final`).
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +22,8 @@ def finish_reason(
 ) -> FinishReason | None:
     """Why the answer ends with this token, its num_output-th, or None if it continues.
 
-    A stop token before min_tokens is sampled only if the grammar allows no other token. It ends the answer, too.
+    A stop token before min_tokens is sampled only if the grammar allows no other token. It ends the
+    answer, too.
     """
     may_end = num_output >= params.min_tokens or params.structured is not None
     if may_end and is_stop_token(token_id, params, eos_ids):
@@ -37,7 +39,8 @@ def looks_final(token_id: int, num_output: int, params: SamplingParams, eos_ids:
 
 
 def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
-    """The start of the earliest stop string in text. The first searched_len characters contain no whole one."""
+    """The start of the earliest stop string in text. The first searched_len characters contain no
+    whole one."""
     found: int | None = None
     for stop in stops:
         at = text.find(stop, max(0, searched_len - len(stop) + 1))
@@ -47,7 +50,8 @@ def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
 
 
 def held_back_len(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of text may be the start of a stop string, and so cannot be shown yet."""
+    """How many characters at the end of text may be the start of a stop string, and so cannot be
+    shown yet."""
     longest = 0
     for stop in stops:
         for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -14,7 +14,8 @@ from holdfast.errors import ConfigError
 
 
 class PagePool:
-    """Reference counts over page numbers 0 .. num_pages - 1. The content of a page is not known here."""
+    """Reference counts over page numbers 0 .. num_pages - 1. The content of a page is not known
+    here."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         if num_pages < 1 or page_size < 1:
@@ -46,7 +47,8 @@ class PagePool:
         return -(-length // self.page_size)
 
     def take(self) -> int:
-        """A page to write to, held once. Evicts the least recently used idle page if none is free."""
+        """A page to write to, held once. Evicts the least recently used idle page if none is
+        free."""
         if self._free:
             page = self._free.pop()
         else:
@@ -65,7 +67,8 @@ class PagePool:
         self._refs[page] += 1
 
     def drop(self, page: int) -> None:
-        """Remove a holder. After the last one the page is idle if it is in the prefix cache, otherwise free."""
+        """Remove a holder. After the last one the page is idle if it is in the prefix cache,
+        otherwise free."""
         assert self._refs[page] > 0, f"page {page} dropped more often than held"
         self._refs[page] -= 1
         if self._refs[page] == 0:
@@ -90,7 +93,8 @@ class PagePool:
         return self._cached[page]
 
     def check(self, holders: dict[int, int]) -> None:
-        """Raise unless every page is in exactly one state and has as many holders as in `holders`."""
+        """Raise unless every page is in exactly one state and has as many holders as in
+        `holders`."""
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         for page in range(self.num_pages):

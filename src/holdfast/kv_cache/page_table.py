@@ -1,7 +1,8 @@
-"""The pages of one request, in position order: grown before a pass writes, truncated after a rollback, given up at the end.
+"""The pages of one request, in position order: grown before a pass writes, truncated after a
+rollback, given up at the end.
 
-Passes in flight and spot checks pin the table. A table that is given up while it is pinned keeps its pages until the last
-pin is removed.
+Passes in flight and spot checks pin the table. A table that is given up while it is pinned keeps
+its pages until the last pin is removed.
 """
 
 from collections.abc import Iterable
@@ -45,7 +46,8 @@ class PageTable:
         return max(0, self._pool.pages_for(length) - len(self._pages))
 
     def grow(self, length: int) -> None:
-        """Take pages until positions 0 .. length - 1 have a slot. The caller checks that they are available."""
+        """Take pages until positions 0 .. length - 1 have a slot. The caller checks that they are
+        available."""
         if length <= self.capacity:
             return
         for _ in range(self.num_missing(length)):
@@ -62,7 +64,8 @@ class PageTable:
         self._changed()
 
     def release(self) -> None:
-        """Free all pages, the last first, so that the end of a cached prefix is evicted before its beginning."""
+        """Free all pages, the last first, so that the end of a cached prefix is evicted before its
+        beginning."""
         self.truncate(0)
 
     @property

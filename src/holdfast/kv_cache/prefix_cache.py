@@ -1,8 +1,9 @@
 """The prefix cache: a tree of full pages by their tokens.
 
-A node is one full page of tokens after its parent's. It may hold two pages: a canonical one, which every request may read,
-and a fast one, written by an ordinary request, which deterministic requests never read. A node whose pages were evicted
-stays while it has children. For a model that thinks, a node also keeps the thoughts after the chunks of its pages.
+A node is one full page of tokens after its parent's. It may hold two pages: a canonical one, which
+every request may read, and a fast one, written by an ordinary request, which deterministic requests
+never read. A node whose pages were evicted stays while it has children. For a model that thinks, a
+node also keeps the thoughts after the chunks of its pages.
 
     root -- (t0..t15) -- (t16..t31) -- ...
               canonical 7    fast 12
@@ -39,8 +40,9 @@ class PrefixNode:
 
 @dataclass(eq=False, slots=True)
 class PrefixMatch:
-    """The longest chain of full pages that a prompt starts with: its pages, its last node, how many leading pages are
-    canonical, and the tokens of the page after it, if the prompt has a whole one."""
+    """The longest chain of full pages that a prompt starts with: its pages, its last node, how
+    many leading pages are canonical, and the tokens of the page after it, if the prompt has a
+    whole one."""
 
     pages: tuple[int, ...]
     node: PrefixNode
@@ -102,7 +104,8 @@ class PrefixCache:
         return PrefixMatch((), self._root, 0)
 
     def track(self, match: PrefixMatch) -> None:
-        """Remember the match until the cache changes in a way that could change it. One match is tracked at a time."""
+        """Remember the match until the cache changes in a way that could change it. One match is
+        tracked at a time."""
         self._tracked, self._tracked_pages = match, frozenset(match.pages)
 
     def is_current(self, match: PrefixMatch) -> bool:
@@ -118,7 +121,8 @@ class PrefixCache:
         canonical: bool,
         thoughts: PageThoughts = (),
     ) -> PrefixNode:
-        """Add a full page after its parent. If the node has such a page already, the older one stays."""
+        """Add a full page after its parent. If the node has such a page already, the older one
+        stays."""
         node = _child(_attached(parent), tokens)
         if self._pool.is_cached(page):
             return node
@@ -205,8 +209,8 @@ class PrefixCursor:
         tokens: Callable[[int, int], PageTokens],
         thoughts: Callable[[int, int], PageThoughts] | None,
     ) -> None:
-        """Add the full pages among positions 0 .. length - 1. tokens(start, stop) and thoughts(start, stop) return those of
-        positions start .. stop - 1."""
+        """Add the full pages among positions 0 .. length - 1. tokens(start, stop) and
+        thoughts(start, stop) return those of positions start .. stop - 1."""
         while self._is_open and self.next_len <= length:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
@@ -227,7 +231,8 @@ def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:
 
 
 def _attached(node: PrefixNode) -> PrefixNode:
-    """The node of the tree with the same tokens. A request may keep a node that was removed from the tree."""
+    """The node of the tree with the same tokens. A request may keep a node that was removed from
+    the tree."""
     chain: list[PageTokens] = []
     while not node.is_attached:
         assert node.parent is not None

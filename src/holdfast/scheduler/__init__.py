@@ -1,1 +1,1 @@
-"""The scheduler: admission, batching, verification, rollback, preemption. Plain data, no tensors."""
+"""The scheduler: admission, batching, verification, rollback, preemption. No tensors."""

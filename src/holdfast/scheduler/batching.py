@@ -37,7 +37,8 @@ from holdfast.scheduler.spot_checks import SpotChecker
 
 
 class Batcher:
-    """Plans the passes of one step. Drafts candidates, opens windows and preempts requests as it goes."""
+    """Plans the passes of one step. Drafts candidates, opens windows and preempts requests as it
+    goes."""
 
     def __init__(
         self,
@@ -80,8 +81,8 @@ class Batcher:
     def _is_assumed_accepted(self, state: RequestState) -> bool:
         """Whether tokens are planned after the request's window in flight as if it were accepted.
 
-        Not if its candidates are known: they are drafted, or would be drafted next. Not if candidates are in flight alone,
-        which have no logprobs: their window is not planned yet.
+        Not if its candidates are known: they are drafted, or would be drafted next. Not if
+        candidates are in flight alone, which have no logprobs: their window is not planned yet.
         """
         if not self._optimistic or state.in_flight.spans[-1].logprobs is None:
             return False
@@ -174,7 +175,8 @@ class Batcher:
     def _canonical_spans(
         self, decoding: list[RequestState], prefilling: list[RequestState]
     ) -> dict[int, Span]:
-        """Windows and prefill of deterministic requests. Further windows take the place of padding."""
+        """Windows and prefill of deterministic requests. Further windows take the place of
+        padding."""
         reference, budget = self._config.reference_tokens, self._max_canonical_tokens
         pending = [
             PendingWindow(
@@ -198,7 +200,8 @@ class Batcher:
     # A burst: verify with async scheduling
 
     def _burst(self) -> list[Pass]:
-        """Fast passes, each sampling from the tokens of the one before, then the windows: the host waits once for all."""
+        """Fast passes, each sampling from the tokens of the one before, then the windows: the host
+        waits once for all."""
         decoding, prefilling = self._queue.split()
         ordinary = [state for state in decoding if not state.deterministic]
         proposing = [state for state in decoding if state.deterministic]
@@ -222,7 +225,8 @@ class Batcher:
     def _num_fast_tokens(
         self, proposing: list[RequestState], ordinary: list[RequestState], *, has_prefill: bool
     ) -> dict[int, int]:
-        """The number of fast tokens of each request in the burst: at most one if prefill waits, or if pages are short."""
+        """The number of fast tokens of each request in the burst: at most one if prefill waits, or
+        if pages are short."""
         reference = self._config.reference_tokens
         budget = self._max_canonical_tokens - (reference if has_prefill else 0)
         limit = 1 if has_prefill else choose_burst(len(proposing), reference)
@@ -245,7 +249,8 @@ class Batcher:
     def _burst_pass(
         self, number: int, decoding: list[RequestState], counts: dict[int, int], prompts: list[RequestState]
     ) -> Pass:
-        """The number-th fast pass of a burst: a token of each request that has one left, and chunks of ordinary prompts."""
+        """The number-th fast pass of a burst: a token of each request that has one left, and chunks
+        of ordinary prompts."""
         spans: list[Span] = []
         for state in decoding:
             if counts[state.request_id] <= number:
@@ -273,7 +278,8 @@ class Batcher:
         return _fast_pass(tuple(spans))
 
     def _canonical_pass(self, windows: list[tuple[RequestState, int]], chunks: list[RequestState]) -> Pass:
-        """The windows that end a burst, as (request, start), and chunks of deterministic prompts."""
+        """The windows that end a burst, as (request, start), and chunks of deterministic
+        prompts."""
         planned: dict[int, Span] = {}
         for state, start in windows:
             planned[state.request_id] = window_span(state, start)
@@ -286,7 +292,8 @@ class Batcher:
     # Shared by all
 
     def _has_room(self, state: RequestState, length: int, planned: Collection[int]) -> bool:
-        """Give positions 0 .. length - 1 a slot. A request that is not planned may be preempted for it."""
+        """Give positions 0 .. length - 1 a slot. A request that is not planned may be preempted for
+        it."""
         return length <= state.page_table.capacity or self._queue.make_room(
             state, length, planned, in_flight=self._in_flight
         )
@@ -302,7 +309,8 @@ class Batcher:
         return Pass(PassKind.CANONICAL, together, round_up(num_tokens, self._config.reference_tokens))
 
     def _add_prefill(self, prefilling: Iterable[RequestState], planned: dict[int, Span], budget: int) -> int:
-        """Plan chunks of prompts, oldest first; they got their pages at admission. Returns the number of tokens."""
+        """Plan chunks of prompts, oldest first; they got their pages at admission. Returns the
+        number of tokens."""
         used = 0
         for state in prefilling:
             if used >= budget:
@@ -322,9 +330,11 @@ class Batcher:
     def _draft(
         self, decoding: list[RequestState], prefilling: list[RequestState], budget: int
     ) -> list[RequestState]:
-        """Draft candidates from the requests' own text, where they are worth their time and pages are not short.
+        """Draft candidates from the requests' own text, where they are worth their time and pages
+        are not short.
 
-        Returns the requests of this plan. A request with a token in flight that had better draft is left out once.
+        Returns the requests of this plan. A request with a token in flight that had better draft is
+        left out once.
         """
         if self._config.speculation == "off" or self._pool.num_available <= len(self._queue.running):
             return decoding
@@ -360,9 +370,11 @@ class Batcher:
 
 
 def choose_windows(proposing: Iterable[RequestState], max_count: int, budget: int) -> dict[int, int]:
-    """The number of fast tokens, up to max_count, that each window of a burst gets in addition to known candidates.
+    """The number of fast tokens, up to max_count, that each window of a burst gets in addition to
+    known candidates.
 
-    The request that was verified longest ago goes first. Requests whose windows do not fit are left for the next step.
+    The request that was verified longest ago goes first. Requests whose windows do not fit are left
+    for the next step.
     """
     counts: dict[int, int] = {}
     for state in sorted(proposing, key=lambda state: (state.last_verified, state.request_id)):

@@ -1,7 +1,8 @@
 """Spans of one request that are planned and whose results are not read yet.
 
-With async scheduling the next plan is made before the results of the last one are read. The lengths in `RequestState`
-cover only results that are read; the next span starts where the last span in flight stops:
+With async scheduling the next plan is made before the results of the last one are read. The lengths
+in `RequestState` cover only results that are read; the next span starts where the last span in
+flight stops:
 
     position    ... canonical_len / computed_len ......... spans[-1].stop
     KV          read                    | in flight       | next span starts here
@@ -13,16 +14,16 @@ from holdfast.core.step_plan import Span
 class InFlightSpans:
     """The spans in flight of one request, oldest first.
 
-    A result is used only if it belongs to the oldest span. A request that ends, restarts or is rolled back clears the
-    list, and the results of those spans are discarded.
+    A result is used only if it belongs to the oldest span. A request that ends, restarts or is
+    rolled back clears the list, and the results of those spans are discarded.
     """
 
     __slots__ = ("num_new_tokens", "spans")
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
-        # Tokens that the spans will add to the request: one for each span that samples. The other tokens that a window
-        # samples stand for its candidates, which are counted already.
+        # Tokens that the spans will add to the request: one for each span that samples. The other
+        # tokens of a window replace its candidates, which are counted already.
         self.num_new_tokens = 0
 
     def add(self, span: Span) -> None:

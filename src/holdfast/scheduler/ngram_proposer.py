@@ -1,8 +1,10 @@
-"""The n-gram proposer: candidates from the request's own text. It proposes what followed the last NGRAM tokens before.
+"""The n-gram proposer: candidates from the request's own text. It proposes what followed the last
+NGRAM tokens before.
 
-Before a token is committed, it is predicted silently, and the prediction is compared with it. Candidates are proposed only
-for requests whose predictions were right, so text without repetition costs nothing. Only committed tokens are kept here, so
-there is nothing to roll back, and a proposal changes no bit.
+Before a token is committed, it is predicted silently, and the prediction is compared with it.
+Candidates are proposed only for requests whose predictions were right, so text without repetition
+costs nothing. Only committed tokens are kept here, so there is nothing to roll back, and a proposal
+changes no bit.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from math import log
 
 NGRAM = 3  # tokens that must repeat before what followed them is proposed
 MAX_CANDIDATES = 31
-TOKEN_COST = 0.32  # time of one more token in a pass, as a share of a pass of one token; measured, see docs/benchmarks.md
+# Time of one more token in a pass, as a share of a pass of one token; measured, see docs/benchmarks.md.
+TOKEN_COST = 0.32
 _DECAY = 0.8  # weight of a prediction after each newer one
 _TOKEN_BITS = 31
 _GRAM_MASK = (1 << NGRAM * _TOKEN_BITS) - 1
@@ -24,8 +27,8 @@ def token_share(num_tokens: int) -> float:
 def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
     """How many candidates are worth their time in a pass that has num_tokens without them.
 
-    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its share of the pass, which
-    is small in a small pass and nearly 1 in a large one.
+    The k-th is accepted with probability hit_rate^k. It is worth its time if that is more than its
+    share of the pass, which is small in a small pass and nearly 1 in a large one.
     """
     share = token_share(num_tokens)
     if hit_rate <= share:
@@ -34,9 +37,11 @@ def num_worthwhile(hit_rate: float, num_tokens: int) -> int:
 
 
 def is_worth_waiting(hit_rate: float, num_candidates: int) -> bool:
-    """Whether a pass with so many candidates should commit more than the two tokens of two passes without them.
+    """Whether a pass with so many candidates should commit more than the two tokens of two passes
+    without them.
 
-    A proposal needs known tokens, so a request with a token in flight skips one pass before it can propose.
+    A proposal needs known tokens, so a request with a token in flight skips one pass before it can
+    propose.
     """
     if hit_rate >= 1:
         return num_candidates > 1

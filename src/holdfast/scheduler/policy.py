@@ -13,10 +13,12 @@ DeterminismMode = Literal["auto", "verify", "off"]
 Speculation = Literal["off", "ngram"]
 
 DRAFT_HIT_RATE = 0.8  # n-grams that are right this often fill a window sooner than fast passes do
-# Windows that are accepted this often are assumed to be accepted before their verdict is read. To wait for the verdict
-# costs about a tenth of a burst, a wrong assumption costs the request one burst.
+# Windows that are accepted this often are assumed to be accepted before their verdict is read. To
+# wait for the verdict costs about a tenth of a burst, a wrong assumption costs the request one
+# burst.
 MIN_ACCEPTANCE_RATE = 0.9
-# In passes. After a longer burst a new request would wait too long, and waiting for the verdict costs little.
+# In passes. After a longer burst a new request would wait too long, and waiting for the verdict
+# costs little.
 MAX_OPTIMISTIC_BURST = 17
 _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 
@@ -25,11 +27,12 @@ _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 class SchedulerConfig:
     """The limits of a schedule. None of them changes a bit of a deterministic answer.
 
-    reference_tokens is the recipe's batch size; certified_sizes are the batch sizes that the certificate covers, and
-    spot_check_rate is the share of their deterministic tokens that is computed again as a check. With async_scheduling the
-    next plan is made while one is in flight. chunk_len is the length of a chunk in a model that thinks, 0 in a plain model;
-    while_answering: it thinks about chunks of the answer, too. max_guesses is the number of thoughts that a pass may guess;
-    with 0 a pass reads one chunk.
+    reference_tokens is the recipe's batch size; certified_sizes are the batch sizes that the
+    certificate covers, and spot_check_rate is the share of their deterministic tokens that is
+    computed again as a check. With async_scheduling the next plan is made while one is in flight.
+    chunk_len is the length of a chunk in a model that thinks, 0 in a plain model; while_answering:
+    it thinks about chunks of the answer, too. max_guesses is the number of thoughts that a pass may
+    guess; with 0 a pass reads one chunk.
     """
 
     max_num_seqs: int
@@ -64,14 +67,16 @@ class SchedulerConfig:
 
     @property
     def one_pass_suffices(self) -> bool:
-        """Whether the largest certified size holds a token of every running request and a reference pass of prefill."""
+        """Whether the largest certified size holds a token of every running request and a reference
+        pass of prefill."""
         sizes = self.certified_sizes
         return bool(sizes) and sizes[-1] >= self.max_num_seqs + self.reference_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:
-    """A deterministic request with candidates: the tokens of its window, and whether it should be verified now."""
+    """A deterministic request with candidates: the tokens of its window, and whether it should be
+    verified now."""
 
     request_id: int
     num_tokens: int
@@ -80,14 +85,16 @@ class PendingWindow:
 
 
 def choose_burst(num_windows: int, reference_tokens: int) -> int:
-    """The candidates of each of num_windows windows, so that together the windows fill a reference pass."""
+    """The candidates of each of num_windows windows, so that together the windows fill a reference
+    pass."""
     if not num_windows:
         return 1
     return min(SAMPLED_RING_SIZE - 2, max(1, reference_tokens // num_windows - 1))
 
 
 def adapt_window(window_cap: int, max_window: int, *, num_accepted: int, num_rejected: int) -> int:
-    """Candidates of the next window: twice as many if all were accepted, otherwise about as many as were accepted."""
+    """Candidates of the next window: twice as many if all were accepted, otherwise about as many as
+    were accepted."""
     if num_rejected:
         return max(1, num_accepted)
     return min(max_window, max(window_cap, 2 * num_accepted))
@@ -99,7 +106,8 @@ def update_acceptance_rate(rate: float, *, accepted: bool) -> float:
 
 
 def assume_accepted(acceptance_rate: float, num_passes: int) -> bool:
-    """Whether the next burst is planned before the verdict on a burst of num_passes passes is read."""
+    """Whether the next burst is planned before the verdict on a burst of num_passes passes is
+    read."""
     return acceptance_rate >= MIN_ACCEPTANCE_RATE and num_passes <= MAX_OPTIMISTIC_BURST
 
 
@@ -114,11 +122,12 @@ def round_up(num_tokens: int, multiple: int) -> int:
 
 
 def choose_due(pending: Sequence[PendingWindow], reference_tokens: int, budget: int) -> list[PendingWindow]:
-    """The windows of the next canonical pass: those that are due, and if all together fill reference passes, as many as fill
-    them.
+    """The windows of the next canonical pass: those that are due, and if all together fill
+    reference passes, as many as fill them.
 
-    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones. The request that was
-    verified longest ago goes first, so that every window gets its turn when not all fit.
+    Short windows are the cheapest: a window of n candidates commits n + 1 tokens for n fast ones.
+    The request that was verified longest ago goes first, so that every window gets its turn when
+    not all fit.
     """
     ordered = sorted(
         pending,
@@ -151,5 +160,6 @@ def _fill(ordered: Sequence[PendingWindow], budget: int) -> list[PendingWindow]:
 
 
 def may_admit(num_needed: int, num_available: int, num_running: int) -> bool:
-    """Whether a request's pages are available, and one more for each running request, which will need one soon."""
+    """Whether a request's pages are available, and one more for each running request, which will
+    need one soon."""
     return num_needed + num_running <= num_available

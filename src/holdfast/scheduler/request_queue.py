@@ -1,7 +1,8 @@
 """Waiting and running requests: admission, preemption, request indices.
 
-The oldest request comes first everywhere. It is preempted only for requests that are already in the same plan, so no request
-starves. While a plan is in flight no request is preempted: if pages are short, nothing more is planned until it is read.
+The oldest request comes first everywhere. It is preempted only for requests that are already in the
+same plan, so no request starves. While a plan is in flight no request is preempted: if pages are
+short, nothing more is planned until it is read.
 """
 
 from bisect import insort
@@ -19,7 +20,8 @@ class OutOfPages(Exception):
 
 
 class RequestQueue:
-    """The live requests: those that wait, by arrival, and those that run and hold pages and a request index."""
+    """The live requests: those that wait, by arrival, and those that run and hold pages and a
+    request index."""
 
     def __init__(
         self, config: SchedulerConfig, pool: PagePool, prefix_cache: PrefixCache, spot_checker: SpotChecker
@@ -41,7 +43,8 @@ class RequestQueue:
         insort(self.waiting, state, key=lambda other: other.request_id)
 
     def admit(self, *, in_flight: bool) -> None:
-        """Start waiting requests, in order of arrival, while there are pages. in_flight: passes in flight hold pages."""
+        """Start waiting requests, in order of arrival, while there are pages. in_flight: passes in
+        flight hold pages."""
         for state in tuple(self.waiting):
             if len(self.running) >= self._config.max_num_seqs:
                 break
@@ -64,7 +67,8 @@ class RequestQueue:
         assert not (is_idle and self.waiting), "an idle engine must be able to admit"
 
     def _match(self, state: RequestState) -> PrefixMatch:
-        """The request's match in the prefix cache. That of a request that waits for pages is remembered from step to step."""
+        """The request's match in the prefix cache. That of a request that waits for pages is
+        remembered from step to step."""
         if not self._config.prefix_cache:
             return self._prefix_cache.no_match()
         if self._match_of_head is not None:
@@ -79,7 +83,8 @@ class RequestQueue:
         return match
 
     def _waits_for_leader(self, state: RequestState) -> bool:
-        """Whether another answer to the same prompt is computing pages that this request can share."""
+        """Whether another answer to the same prompt is computing pages that this request can
+        share."""
         leader = self.running.get(state.request.leader) if state.request.leader is not None else None
         shares = self._config.prefix_cache and state.cacheable_len >= self._pool.page_size
         return shares and leader is not None and leader.phase is Phase.PREFILL
@@ -116,7 +121,8 @@ class RequestQueue:
         return self._by_arrival
 
     def split(self) -> tuple[list[RequestState], list[RequestState]]:
-        """Running requests by arrival, without blocked ones: those that decode, those that prefill."""
+        """Running requests by arrival, without blocked ones: those that decode, those that
+        prefill."""
         decoding: list[RequestState] = []
         prefilling: list[RequestState] = []
         for state in self.by_arrival():
@@ -128,8 +134,8 @@ class RequestQueue:
     def make_room(
         self, state: RequestState, length: int, planned: Collection[int], *, in_flight: bool
     ) -> bool:
-        """Grow the request's page table. While pages are short, preempt the youngest request that is not in this plan, the
-        request itself at last. False: it is not running any more."""
+        """Grow the request's page table. While pages are short, preempt the youngest request that
+        is not in this plan, the request itself at last. False: it is not running any more."""
         if not self.is_running(state):
             return False
         while state.page_table.num_missing(length) > self._pool.num_available:
@@ -146,7 +152,8 @@ class RequestQueue:
         return True
 
     def check_indices(self, in_flight: Collection[int]) -> None:
-        """Raise unless every request index is free, or used by one running request or by an ended one in flight."""
+        """Raise unless every request index is free, or used by one running request or by an ended
+        one in flight."""
         held = [state.request_index for state in self.running.values() if state.request_index >= 0]
         assert len(held) == (len(self.running) if self._config.async_scheduling else 0)
         indices = [*held, *self._free_indices, *(index for index in in_flight if index >= 0)]

@@ -1,4 +1,5 @@
-"""One live request: its tokens, its pages, and how far its KV is computed. The only request state that changes.
+"""One live request: its tokens, its pages, and how far its KV is computed. The only request state
+that changes.
 
     position    0 ........... canonical_len ..... committed_len ..... total_len
     tokens      | prompt, answer                 | candidates        |
@@ -9,11 +10,11 @@
     computed_len    KV of positions 0 .. computed_len - 1 exists, canonical or fast
     committed_len   tokens of the prompt, and of the answer as the client gets it
     total_len       committed tokens and candidates
-    scored_len      tokens at positions score_from .. scored_len - 1 have their logprobs, if the client asked for them
+    scored_len      tokens at positions score_from .. scored_len - 1 have logprobs, if asked for
 
-After the prefill of a deterministic request canonical_len == committed_len - 1: the last committed token has no canonical
-KV yet. Rollback is truncation: drop the candidates, cut canonical_len and computed_len to committed_len - 1, free the pages
-after that.
+After the prefill of a deterministic request canonical_len == committed_len - 1: the last committed
+token has no canonical KV yet. Rollback is truncation: drop the candidates, cut canonical_len and
+computed_len to committed_len - 1, free the pages after that.
 
 These lengths cover results that are read. Spans whose results are not read yet are in `in_flight`.
 
@@ -130,7 +131,8 @@ class RequestState:
             bad_words=request.bad_words,
             eos_ids=tuple(sorted(request.eos_ids)),
         )
-        # Its next token needs the ids of the tokens before it, not only their KV: nothing can be scheduled asynchronously.
+        # Its next token needs the ids of the tokens before it, not only their KV: nothing can be
+        # scheduled asynchronously.
         self.is_synchronous = grammar is not None or self.sampling.needs_history
 
     # Lengths
@@ -146,7 +148,8 @@ class RequestState:
 
     @property
     def prefill_len(self) -> int:
-        """Positions that need KV before a token can be sampled; if the prompt is only scored, before the request is done."""
+        """Positions that need KV before a token can be sampled; if the prompt is only scored,
+        before the request is done."""
         return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
 
     @property
@@ -171,7 +174,8 @@ class RequestState:
 
     @property
     def cacheable_len(self) -> int:
-        """Positions that may come from the prefix cache: not those whose logits are still needed."""
+        """Positions that may come from the prefix cache: not those whose logits are still
+        needed."""
         length = self.tokens.committed_len - 1
         if self.thoughts is not None:
             length = self.thoughts.shared_len(length)
@@ -186,15 +190,18 @@ class RequestState:
 
     @property
     def is_unverified(self) -> bool:
-        """Candidates of a deterministic request are in flight, or a window. Canonical spans always have logprobs."""
+        """Candidates of a deterministic request are in flight, or a window. Canonical spans always
+        have logprobs."""
         last = self.in_flight.spans[-1]
         return self.deterministic and (last.num_sampled > 1 or last.logprobs is None)
 
     @property
     def is_blocked(self) -> bool:
-        """Nothing can be planned after what is in flight: it is a window over known candidates, or the answer's end.
+        """Nothing can be planned after what is in flight: it is a window over known candidates, or
+        the answer's end.
 
-        A window over candidates that are in flight themselves is no reason: `Batcher.must_wait` decides there.
+        A window over candidates that are in flight themselves is no reason: `Batcher.must_wait`
+        decides there.
         """
         tokens, in_flight = self.tokens, self.in_flight
         last = in_flight.spans[-1]
@@ -206,7 +213,8 @@ class RequestState:
 
     @property
     def is_window_due(self) -> bool:
-        """The candidates should be verified now: there are enough, or the last one may end the answer."""
+        """The candidates should be verified now: there are enough, or the last one may end the
+        answer."""
         tokens = self.tokens
         if tokens.num_candidates == 0:
             return False
@@ -227,7 +235,8 @@ class RequestState:
         return "certified" if self.certified_only else "verified"
 
     def propose(self, max_candidates: int) -> None:
-        """Draft candidates without a pass: tokens that were sent and must be confirmed, or else repeated n-grams."""
+        """Draft candidates without a pass: tokens that were sent and must be confirmed, or else
+        repeated n-grams."""
         tokens, params = self.tokens, self.request.params
         assert tokens.num_candidates == 0
         max_candidates = min(max_candidates, params.max_tokens - tokens.num_output - 1)
@@ -249,7 +258,8 @@ class RequestState:
     def apply(self, outcome: SpanOutcome) -> tuple[tuple[Sampled, ...], tuple[tuple[int, ThoughtIds], ...]]:
         """Apply the outcome of the oldest span in flight.
 
-        Returns the tokens, and the thoughts as (chunk, thought), that are committed and that the client does not have yet.
+        Returns the tokens, and the thoughts as (chunk, thought), that are committed and that the
+        client does not have yet.
         """
         stats, span = self.stats, outcome.span
         if self.thoughts is not None:
@@ -287,7 +297,8 @@ class RequestState:
         return new_tokens, () if self.thoughts is None else self._commit_thoughts(self.thoughts)
 
     def _commit(self, outcome: SpanOutcome, committed: tuple[Sampled, ...]) -> tuple[Sampled, ...]:
-        """Replace the candidates by the committed tokens, up to a stop string. Returns those not sent before."""
+        """Replace the candidates by the committed tokens, up to a stop string. Returns those not
+        sent before."""
         tokens, stats, verdict = self.tokens, self.stats, outcome.verdict
         if verdict is not None:
             tokens.drop_candidates()
@@ -375,7 +386,8 @@ class RequestState:
             )
 
     def _truncate_kv(self) -> None:
-        """Roll back KV and pages to before the last committed token. Pages of spans in flight stay."""
+        """Roll back KV and pages to before the last committed token. Pages of spans in flight
+        stay."""
         last = self.tokens.committed_len - 1
         if self.canonical_len > last:
             self.canonical_len = last
@@ -408,7 +420,8 @@ class RequestState:
         self.move(Phase.PREFILL)
 
     def preempt(self) -> None:
-        """Free every page and drop the candidates; the committed tokens stay. Nothing may be in flight."""
+        """Free every page and drop the candidates; the committed tokens stay. Nothing may be in
+        flight."""
         assert not self.in_flight.spans
         self.drop_candidates()
         self.page_table.release()
@@ -419,7 +432,8 @@ class RequestState:
         self.move(Phase.QUEUED)
 
     def restart(self) -> None:
-        """Discard everything computed so far, back to the prompt. What was sent must be confirmed token by token.
+        """Discard everything computed so far, back to the prompt. What was sent must be confirmed
+        token by token.
 
         Spans in flight may still write to the old pages, so the request gets a new page table.
         """
@@ -459,12 +473,14 @@ class RequestState:
         self.prefix_cursor.reset()
 
     def distrust_pages(self) -> None:
-        """An ordinary request continues with its pages and what is in flight, but shares no page from now on."""
+        """An ordinary request continues with its pages and what is in flight, but shares no page
+        from now on."""
         self.canonical_len = 0
         self.prefix_cursor.close()
 
     def cache_pages(self) -> None:
-        """Add full pages to the prefix cache: canonical ones for all requests, fast ones for ordinary requests."""
+        """Add full pages to the prefix cache: canonical ones for all requests, fast ones for
+        ordinary requests."""
         length = (
             self.canonical_len if self.deterministic else min(self.computed_len, self.tokens.committed_len)
         )
@@ -480,7 +496,8 @@ class RequestState:
         )
 
     def final_stats(self) -> Stats:
-        """The counts of an answer that ended. Tokens that were sent and not confirmed again are canonical tokens, too."""
+        """The counts of an answer that ended. Tokens that were sent and not confirmed again are
+        canonical tokens, too."""
         stats = replace(self.stats)
         if self.deterministic:
             stats.canonical_tokens = self.sent.num_sent - stats.accepted

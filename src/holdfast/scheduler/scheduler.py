@@ -4,23 +4,28 @@
     results = runner.run(plan)                     PassResult for each pass
     events = scheduler.update(plan, results)       tokens committed, requests ended, ...
 
-One result takes one trip: `verify` (verification.py) turns a span's samples into an outcome, `RequestState.apply` applies it,
-and the scheduler frees pages, fills the prefix cache and emits events. The lengths of a request during that trip:
+One result takes one trip: `verify` (verification.py) turns a span's samples into an outcome,
+`RequestState.apply` applies it, and the scheduler frees pages, fills the prefix cache and emits
+events. The lengths of a request during that trip:
 
-    position          0 ........... canonical_len ..... committed_len ..... total_len
-    before            | canonical KV | committed token  | candidates        |
-    window                           | T0                 T1'  T2'  T3'     |     canonical: T1 T2 T3 T4
-    after, T2 != T2'  | canonical KV       T0   T1  | T2 |                       committed: T1 T2; pages after T2 freed
+                          canonical_len
+                          |    committed_len   total_len
+    before   canonical KV | T0 | T1'  T2'  T3' |      T0 is committed, T1' T2' T3' are candidates
+    window                | T0   T1'  T2'  T3' |      samples T1 T2 T3 T4, and T2 != T2'
+    after    canonical KV   T0   T1 | T2 |            T1 T2 are committed, pages after T2 are freed
 
-With `async_scheduling` the next plan may be made before the last one is read. Then it starts after the spans in flight
-(`RequestState.in_flight`), and is empty if a result is needed first. Plans are read in the order they were made.
+With `async_scheduling` the next plan may be made before the last one is read. Then it starts after
+the spans in flight (`RequestState.in_flight`), and is empty if a result is needed first. Plans are
+read in the order they were made.
 
-Between a window and its verdict nothing else changes a request, except tokens planned on the assumption that the window is
-accepted: while nearly all windows are, the next burst is planned before the verdict is read. If the window is rejected,
-the request's results in flight are discarded, and it has lost one burst.
+Between a window and its verdict nothing else changes a request, except tokens planned on the
+assumption that the window is accepted: while nearly all windows are, the next burst is planned
+before the verdict is read. If the window is rejected, the request's results in flight are
+discarded, and it has lost one burst.
 
-Some steps start with a pass that checks the certificate (spot_checks.py). If the check fails, the certificate is revoked:
-every deterministic request restarts from its prompt, and from then on everything is verified.
+Some steps start with a pass that checks the certificate (spot_checks.py). If the check fails, the
+certificate is revoked: every deterministic request restarts from its prompt, and from then on
+everything is verified.
 """
 
 from collections import deque
@@ -62,8 +67,9 @@ from holdfast.thinking.thought_log import ThoughtLog
 
 @dataclass(slots=True)
 class InFlightPlan:
-    """A plan whose results are not read yet, and what is released when they are: its checks, and the page tables (pinned)
-    and request indices of requests that ended, restarted or were rolled back meanwhile."""
+    """A plan whose results are not read yet, and what is released when they are: its checks, and
+    the page tables (pinned) and request indices of requests that ended, restarted or were rolled
+    back meanwhile."""
 
     plan: StepPlan
     checks: list[PendingCheck]
@@ -142,7 +148,8 @@ class Scheduler:
         )
 
     def _new_thought_log(self, request: Request) -> ThoughtLog | None:
-        """For a model that thinks. A request with think=False has chunks, but none is thought about."""
+        """For a model that thinks. A request with think=False has chunks, but none is thought
+        about."""
         params = request.params
         if not self.config.chunk_len:
             return None
@@ -159,7 +166,8 @@ class Scheduler:
         )
 
     def abort(self, request_id: int) -> list[Event]:
-        """End a request now. Pages that a pass in flight writes to are freed when its result is read."""
+        """End a request now. Pages that a pass in flight writes to are freed when its result is
+        read."""
         for state in self._queue.waiting:
             if state.request_id == request_id:
                 self._queue.waiting.remove(state)
@@ -168,7 +176,8 @@ class Scheduler:
         return [] if running is None else [self._end(running, Phase.ABORTED, "abort")]
 
     def fail(self, plan: StepPlan, message: str) -> list[Event]:
-        """A pass of this plan raised: every request in flight ends with an error, the others go on."""
+        """A pass of this plan raised: every request in flight ends with an error, the others go
+        on."""
         assert any(flight.plan is plan for flight in self._in_flight), "this plan is not in flight"
         checked = {check.state.request_id for flight in self._in_flight for check in flight.checks}
         failed = [
@@ -185,7 +194,8 @@ class Scheduler:
     # Plan
 
     def plan(self) -> StepPlan:
-        """The passes of the next step. Empty if there is nothing to do, or if a result must be read first."""
+        """The passes of the next step. Empty if there is nothing to do, or if a result must be read
+        first."""
         in_flight = bool(self._in_flight)
         assert len(self._in_flight) <= self.config.async_scheduling, "the last plan was not read"
         batcher = Batcher(
@@ -217,7 +227,8 @@ class Scheduler:
     def update(
         self, plan: StepPlan, results: Sequence[PassResult], between: Callable[[], None] | None = None
     ) -> list[Event]:
-        """Commit, roll back and finish requests by the results of the oldest plan. `between` is called between passes."""
+        """Commit, roll back and finish requests by the results of the oldest plan. `between` is
+        called between passes."""
         if not plan:
             return []
         flight = self._in_flight.popleft()
@@ -282,8 +293,9 @@ class Scheduler:
             self._update_phase(state, outcome, events)
 
     def _update_acceptance_rate(self, state: RequestState, outcome: SpanOutcome) -> None:
-        """After the verdict on candidates that were in flight together with their window. If it rolls back, spans that were
-        planned on it are discarded; their pages stay until the passes in flight are over."""
+        """After the verdict on candidates that were in flight together with their window. If it
+        rolls back, spans that were planned on it are discarded; their pages stay until the passes
+        in flight are over."""
         self._acceptance_rate = update_acceptance_rate(
             self._acceptance_rate, accepted=not outcome.is_rollback
         )
@@ -308,7 +320,8 @@ class Scheduler:
             state.move(Phase.DECODE)
 
     def _revoke(self) -> None:
-        """The certificate is wrong: forget all cached pages, verify from now on, restart every deterministic request."""
+        """The certificate is wrong: forget all cached pages, verify from now on, restart every
+        deterministic request."""
         self.config = replace(self.config, certified_sizes=())
         self.prefix_cache.clear()
         self._spot_checker.forget_due()

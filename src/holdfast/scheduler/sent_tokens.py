@@ -1,5 +1,5 @@
-"""What a client has been sent. After a revocation every deterministic answer is computed again, and what was sent must come
-out again, bit for bit. Until it has, it is unconfirmed.
+"""What a client has been sent. After a revocation every deterministic answer is computed again, and
+what was sent must come out again, bit for bit. Until it has, it is unconfirmed.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from holdfast.core.step_plan import Sampled, TokenLogprob
 
 
 class SentTokens:
-    """The tokens and scores of one deterministic request, in the order they were sent. Empty for ordinary requests."""
+    """The tokens and scores of one deterministic request, in the order they were sent. Empty for
+    ordinary requests."""
 
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
@@ -25,7 +26,8 @@ class SentTokens:
             self._samples.append(sample)
 
     def confirms(self, number: int, sample: Sampled) -> bool:
-        """Whether the sample is the number-th token that was sent, counted from 1, its logprobs included."""
+        """Whether the sample is the number-th token that was sent, counted from 1, its logprobs
+        included."""
         sent = self._samples[number - 1]
         return (sent.token_id, sent.logprob) == (sample.token_id, sample.logprob)
 
@@ -40,7 +42,8 @@ class SentTokens:
         return num_output < len(self._samples) or self._num_scored < len(self._scores)
 
     def compare_scores(self, scores: Sequence[TokenLogprob]) -> tuple[tuple[TokenLogprob, ...], bool]:
-        """Those of the next scores that are new, and whether the others are the ones that were sent."""
+        """Those of the next scores that are new, and whether the others are the ones that were
+        sent."""
         known = self._scores[self._num_scored : self._num_scored + len(scores)]
         is_same = list(scores[: len(known)]) == known
         return tuple(scores[len(known) :]), is_same

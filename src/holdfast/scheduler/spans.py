@@ -1,4 +1,5 @@
-"""The next tokens of a request, as spans of a pass. What is in flight counts as computed; its tokens are UNKNOWN_TOKEN."""
+"""The next tokens of a request, as spans of a pass. What is in flight counts as computed; its
+tokens are UNKNOWN_TOKEN."""
 
 from holdfast.core.grammar import Constraint
 from holdfast.core.step_plan import UNKNOWN_TOKEN, Span, ThoughtIds
@@ -9,7 +10,8 @@ _UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
 def next_token_span(state: RequestState, logprobs: int | None) -> Span:
-    """One sampled token after everything known or in flight, for a request that needs no history and no grammar."""
+    """One sampled token after everything known or in flight, for a request that needs no history
+    and no grammar."""
     in_flight = state.in_flight.spans
     if in_flight:
         start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
@@ -20,7 +22,8 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
 
 
 def candidate_span(state: RequestState) -> Span:
-    """One fast token of a deterministic request after everything known: it proposes the next candidate."""
+    """One fast token of a deterministic request after everything known: it proposes the next
+    candidate."""
     if not state.is_synchronous:
         return next_token_span(state, None)
     return _span(state, state.computed_len, state.tokens.total_len, None)
@@ -62,7 +65,8 @@ def check_span(
     scratch_pages: tuple[int, ...],
     num_sampled: int,
 ) -> Span:
-    """Tokens that were computed before, again, with KV in scratch pages in place of the last ones of the table."""
+    """Tokens that were computed before, again, with KV in scratch pages in place of the last ones
+    of the table."""
     num_pages = page_table.pages_for(stop)
     token_ids = state.tokens.ids(start, stop)
     return Span(
@@ -119,7 +123,8 @@ def _new_span(
     constraint: Constraint | None = None,
     guesses: tuple[ThoughtIds, ...] = (),
 ) -> Span:
-    return Span(  # by position: with keywords a class takes twice as long, and this is called for every decode token
+    # By position: a class called with keywords takes twice as long, and each decode token needs a span.
+    return Span(
         state.request_id,
         start,
         token_ids,
@@ -138,7 +143,8 @@ def _new_span(
 
 
 def _scored_ids(state: RequestState, stop: int) -> tuple[int, ...]:
-    """The prompt's tokens up to position stop whose logprobs the client asks for and that are not in flight yet."""
+    """The prompt's tokens up to position stop whose logprobs the client asks for and that are not
+    in flight yet."""
     if state.request.score_from is None:
         return ()
     scored_len = state.scored_len + sum(len(span.scored_ids) for span in state.in_flight.spans)

@@ -1,13 +1,16 @@
-"""Spot checks of the certificate: some tokens of certified passes are computed again at the reference's batch size.
+"""Spot checks of the certificate: some tokens of certified passes are computed again at the
+reference's batch size.
 
-A check window is opened on a span of a deterministic request and grows with that request until it fills a reference pass.
-Then a pass of its own computes its tokens again, into scratch pages, while all requests go on. `rate` is the share of
-certified tokens that is checked. It is spent evenly, and the requests take turns; a window that ends early counts as a
-whole reference pass. Neither chance nor a clock decides.
+A check window is opened on a span of a deterministic request and grows with that request until it
+fills a reference pass. Then a pass of its own computes its tokens again, into scratch pages, while
+all requests go on. `rate` is the share of certified tokens that is checked. It is spent evenly, and
+the requests take turns; a window that ends early counts as a whole reference pass. Neither chance
+nor a clock decides.
 
     mark: open a window on a span -> record: its checksums -> advance: full, or the request ended -> plan_checks -> close
 
-Checks are planned as soon as they are due. Until the result of that plan is read, the pages they read are pinned.
+Checks are planned as soon as they are due. Until the result of that plan is read, the pages they
+read are pinned.
 """
 
 from collections.abc import Sequence
@@ -23,7 +26,8 @@ from holdfast.scheduler.spans import check_span
 
 @dataclass(slots=True)
 class CheckWindow:
-    """Positions start .. stop - 1 of a request, and the logits' checksums of the sampled ones among them."""
+    """Positions start .. stop - 1 of a request, and the logits' checksums of the sampled ones among
+    them."""
 
     start: int
     stop: int
@@ -63,7 +67,8 @@ class SpotChecker:
         return tuple(self._due)
 
     def mark(self, spans: Sequence[Span], deterministic_ids: frozenset[int]) -> tuple[Span, ...]:
-        """The spans of a certified pass, with checksums where a window is open. Opens windows as the budget allows."""
+        """The spans of a certified pass, with checksums where a window is open. Opens windows as
+        the budget allows."""
         if self._rate <= 0:
             return tuple(spans)
         deterministic = [span for span in spans if span.request_id in deterministic_ids]
@@ -86,7 +91,8 @@ class SpotChecker:
         return self._budget >= self._reference_tokens or self._rate >= 1
 
     def _stays_small(self, span: Span) -> bool:
-        """Whether a window opened on the span can never fill a reference pass. Other requests go first."""
+        """Whether a window opened on the span can never fill a reference pass. Other requests go
+        first."""
         max_len = span.sampling.prompt_len + span.sampling.params.max_tokens
         return max_len - span.start < self._reference_tokens
 
@@ -107,7 +113,8 @@ class SpotChecker:
                 window.checksums[position] = sample.logits_checksum
 
     def advance(self, state: RequestState, *, ended: bool = False) -> None:
-        """The request has more canonical KV: its window is due if it is full, or if the request ended."""
+        """The request has more canonical KV: its window is due if it is full, or if the request
+        ended."""
         window = self._open.get(state.request_id)
         if window is None:
             return
@@ -129,7 +136,8 @@ class SpotChecker:
             self._budget -= self._reference_tokens
 
     def plan_checks(self, num_running: int) -> tuple[list[Pass], list[PendingCheck]]:
-        """A pass for each window that is due, and these checks. Where pages are short, checks are given up; others follow."""
+        """A pass for each window that is due, and these checks. Where pages are short, checks are
+        given up; others follow."""
         due, self._due = self._due, []
         passes, planned = [], []
         for check in due:

@@ -3,8 +3,8 @@
     position   0 ........ prompt_len ........ committed_len ........ total_len
                | prompt   | committed answer  | candidates           |
 
-Candidates are only appended, and all dropped when their window is verified: a verdict commits the canonical tokens anew, it
-does not turn candidates into committed tokens.
+Candidates are only appended, and all dropped when their window is verified: a verdict commits the
+canonical tokens anew, it does not turn candidates into committed tokens.
 """
 
 from collections.abc import Sequence

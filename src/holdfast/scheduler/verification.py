@@ -1,9 +1,11 @@
-"""What the result of a pass means for one request: tokens to commit, candidates to reject, the end of the answer.
+"""What the result of a pass means for one request: tokens to commit, candidates to reject, the end
+of the answer.
 
-A verification window holds the last committed token and n candidates. The canonical pass samples n + 1 canonical tokens
-c1 .. cn+1, one after each token of the window. With `a` the number of leading candidates that equal their canonical
-tokens, c1 .. ca+1 are committed: `a` accepted candidates and exactly one more token, the correction if a < n, the bonus
-token if a = n. So every canonical pass makes progress.
+A verification window holds the last committed token and n candidates. The canonical pass samples n
++ 1 canonical tokens c1 .. cn+1, one after each token of the window. With `a` the number of leading
+candidates that equal their canonical tokens, c1 .. ca+1 are committed: `a` accepted candidates and
+exactly one more token, the correction if a < n, the bonus token if a = n. So every canonical pass
+makes progress.
 
     window       T0   T1'  T2'  T3'
     canonical    T1   T2   T3   T4      T1 = T1', T2 != T2': accept 1, commit T1 T2, reject 2 (T2', T3')
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On the candidates of a window: the first num_accepted are accepted, the other num_rejected are rejected."""
+    """On the candidates of a window: the first num_accepted are accepted, the other num_rejected
+    are rejected."""
 
     num_accepted: int
     num_rejected: int
@@ -61,14 +64,16 @@ class SpanOutcome:
     is_certified: bool
     candidate: int | None = None  # proposed by a fast pass for a deterministic request
     verdict: Verdict | None = None  # on the request's candidates, if it had any
-    # The tokens to commit, in order, or None if the span samples none. The first num_sent_before of them were sent
-    # to the client before the request restarted.
+    # The tokens to commit, in order, or None if the span samples none. The first num_sent_before of
+    # them were sent to the client before the request restarted.
     committed: tuple[Sampled, ...] | None = None
     num_sent_before: int = 0
-    # The last committed token ends the answer. A stop string may end it earlier, when the text is extended.
+    # The last committed token ends the answer. A stop string may end it earlier, when the text is
+    # extended.
     finish_reason: FinishReason | None = None
     has_no_token: bool = False  # no token is allowed after the committed ones
-    # Tokens or scores that were sent are not those of this pass. If it is the scores, committed is None.
+    # Tokens or scores that were sent are not those of this pass. If it is the scores, committed is
+    # None.
     is_lost: bool = False
     num_scored: int = 0
     new_scores: tuple[TokenLogprob, ...] = ()  # the client has the others already
@@ -94,7 +99,8 @@ def verify(
     scores: tuple[TokenLogprob, ...] = (),
     thoughts: tuple[ThoughtIds, ...] = (),
 ) -> SpanOutcome:
-    """The outcome of the request's oldest span in flight. A pure function: it changes neither the state nor its parts."""
+    """The outcome of the request's oldest span in flight. A pure function: it changes neither the
+    state nor its parts."""
     outcome = SpanOutcome(span, is_canonical, is_certified)
     if state.thoughts is not None:
         outcome.thoughts = thoughts

@@ -1,9 +1,10 @@
 """The thoughts of one request in a model that thinks: guessed, computed, committed.
 
-Chunk k is positions k c .. (k + 1) c - 1. The thought after it affects all later tokens. A pass that continues after the end
-of a chunk guesses the chunk's thought: what `ThoughtPredictor` predicts, or what the last pass computed there, at first the
-trivial thought. The pass then computes the true thoughts, which verify the guesses, as for tokens: the tokens up to the end
-of the first chunk with a wrong guess are valid, the others are discarded.
+Chunk k is positions k c .. (k + 1) c - 1. The thought after it affects all later tokens. A pass
+that continues after the end of a chunk guesses the chunk's thought: what `ThoughtPredictor`
+predicts, or what the last pass computed there, at first the trivial thought. The pass then computes
+the true thoughts, which verify the guesses, as for tokens: the tokens up to the end of the first
+chunk with a wrong guess are valid, the others are discarded.
 
     tokens    c0 c0 | c1 c1 | c2 c2 | c3       guesses after c0, c1, c2:  -   -   -
     thought       -      tails    heads        c1's was wrong: c0 and c1 are valid, the next pass starts with c2
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from holdfast.core.step_plan import Span, ThinkRule, ThoughtIds
 from holdfast.thinking.thought_predictor import ThoughtPredictor
 
-# Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one chunk more, so repeated
-# doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified batch sizes.
+# Thoughts that a pass guesses while it is unknown how often guesses are right. The pass reads one
+# chunk more, so repeated doubling gives passes of 16, 32, 64 chunks, whose tokens fill certified
+# batch sizes.
 FIRST_GUESSES = 15
 MAX_GUESSES = (1 << 12) - 1
 
@@ -43,7 +45,8 @@ class ThoughtLog:
 
     @property
     def is_shared(self) -> bool:
-        """Whether its states depend on its tokens alone, so that requests with the same tokens can share pages."""
+        """Whether its states depend on its tokens alone, so that requests with the same tokens can
+        share pages."""
         return not self.rule.forced
 
     @property
@@ -54,8 +57,9 @@ class ThoughtLog:
     # Guesses
 
     def max_stop(self, start: int, stop: int, *, is_window: bool = False) -> int:
-        """Where a span from start ends, at stop at the latest: it may depend on a limited number of guesses without a
-        prediction. A window is not limited by that: the fast passes before it computed its thoughts."""
+        """Where a span from start ends, at stop at the latest: it may depend on a limited number of
+        guesses without a prediction. A window is not limited by that: the fast passes before it
+        computed its thoughts."""
         stop = min(stop, (start // self._chunk_len + 1 + self._max_guesses) * self._chunk_len)
         if is_window:
             return stop
@@ -99,15 +103,16 @@ class ThoughtLog:
     # What a pass returned
 
     def num_valid_tokens(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
-        """The tokens of the span up to the first wrong guess, by the thoughts that the pass computed."""
+        """The tokens of the span up to the first wrong guess, by the thoughts that the pass
+        computed."""
         num_right = _num_right(span, thoughts)
         if num_right == len(span.guesses):
             return span.num_tokens
         return (span.start // self._chunk_len + 1 + num_right) * self._chunk_len - span.start
 
     def update(self, span: Span, thoughts: Sequence[ThoughtIds]) -> int:
-        """Take the thoughts that a pass computed after each chunk that ends in the span. Returns the number of right
-        guesses."""
+        """Take the thoughts that a pass computed after each chunk that ends in the span. Returns
+        the number of right guesses."""
         first_chunk = span.start // self._chunk_len
         num_right = _num_right(span, thoughts)
         if thoughts:
@@ -118,8 +123,8 @@ class ThoughtLog:
         return num_right
 
     def commit(self, length: int) -> tuple[tuple[tuple[int, ThoughtIds], ...], bool]:
-        """Positions 0 .. length - 1 are committed. Returns the new thoughts as (chunk, thought), and whether the others are
-        the ones that were sent."""
+        """Positions 0 .. length - 1 are committed. Returns the new thoughts as (chunk, thought),
+        and whether the others are the ones that were sent."""
         new: list[tuple[int, ThoughtIds]] = []
         is_same = True
         for chunk in range(self._num_committed, length // self._chunk_len):
@@ -167,10 +172,11 @@ class ThoughtLog:
 
 
 def adapt_guesses(limit: int, num_right: int, num_guessed: int) -> int:
-    """How many thoughts the next pass may guess, so that it reads twice as many chunks as were valid, and no fewer than
-    before if all were.
+    """How many thoughts the next pass may guess, so that it reads twice as many chunks as were
+    valid, and no fewer than before if all were.
 
-    At least one, even if guesses are nearly always wrong: a pass costs more than the tokens of a chunk.
+    At least one, even if guesses are nearly always wrong: a pass costs more than the tokens of a
+    chunk.
     """
     twice = 2 * (num_right + 1) - 1
     return min(MAX_GUESSES, twice if num_right < num_guessed else max(limit, twice))

@@ -1,8 +1,8 @@
 """Predicts the thought after a chunk from the thoughts before it.
 
-A pass computes the thought after each of its chunks, given the thoughts that were guessed for the chunks before, right or
-wrong. If a thought says all that matters about the past, as the side of a coin does, this is knowledge about the chunk, and
-chunks that agree once may agree again:
+A pass computes the thought after each of its chunks, given the thoughts that were guessed for the
+chunks before, right or wrong. If a thought says all that matters about the past, as the side of a
+coin does, this is knowledge about the chunk, and chunks that agree once may agree again:
 
     chunk 5, seen twice:    after heads it thought tails, after tails heads
     chunk 9, seen once:     after heads it thought tails          so after tails it may think heads
@@ -16,12 +16,14 @@ from holdfast.core.step_plan import ThoughtIds
 
 
 class ThoughtPredictor:
-    """For the chunks of one request. "Previous" is the last non-trivial thought before a chunk, or ()."""
+    """For the chunks of one request. "Previous" is the last non-trivial thought before a chunk, or
+    ()."""
 
     def __init__(self) -> None:
         # chunk: {previous: thought}, the latest last
         self._seen: dict[int, dict[ThoughtIds, ThoughtIds]] = {}
-        # (previous a, thought b, previous c): thought d. A chunk that thinks b after a thinks d after c.
+        # (previous a, thought b, previous c): thought d. A chunk that thinks b after a thinks d
+        # after c.
         self._analogies: dict[tuple[ThoughtIds, ThoughtIds, ThoughtIds], ThoughtIds] = {}
 
     def learn(
@@ -31,7 +33,8 @@ class ThoughtPredictor:
         guesses: Sequence[ThoughtIds],
         thoughts: Sequence[ThoughtIds],
     ) -> None:
-        """A pass computed these thoughts after chunks first_chunk, first_chunk + 1, ..., given the guesses after each."""
+        """A pass computed these thoughts after chunks first_chunk, first_chunk + 1, ..., given the
+        guesses after each."""
         for number, thought in enumerate(thoughts):
             self._learn(first_chunk + number, previous, thought)
             if number < len(guesses):
@@ -46,8 +49,9 @@ class ThoughtPredictor:
         seen[previous] = thought
 
     def predict(self, chunk: int, previous: ThoughtIds) -> ThoughtIds | None:
-        """What the chunk thought after the same previous thought; or what another chunk did that agreed with it otherwise;
-        or the trivial thought, if the chunk never thought anything else. None: no prediction."""
+        """What the chunk thought after the same previous thought; or what another chunk did that
+        agreed with it otherwise; or the trivial thought, if the chunk never thought anything else.
+        None: no prediction."""
         seen = self._seen.get(chunk, {})
         if previous in seen:
             return seen[previous]
