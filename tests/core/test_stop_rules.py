@@ -41,7 +41,7 @@ def test_looks_final_for_stop_tokens_and_the_last_token() -> None:
     params = SamplingParams(max_tokens=5)
     assert looks_final(0, 1, params, EOS)
     assert not looks_final(3, 3, params, EOS)
-    assert looks_final(3, 4, params, EOS)  # the bonus behind it is the fifth
+    assert looks_final(3, 4, params, EOS)  # the bonus token after it is the fifth
 
 
 def naive_find(text: str, stops: list[str]) -> int | None:

@@ -2,11 +2,12 @@
 
 Every KV slot stores the hash of all tokens up to it and whether a canonical pass wrote it. A pass reads its context
 through the page table, so a wrong page, a stale slot or a non-canonical read shows at once. The canonical next token is
-a function of the context alone; a fast pass may lie, and so may certified passes from some time on. A prompt that begins
-with COPIES is answered with text that repeats itself, so that look-ups find something.
+a function of the context alone; a fast pass may be wrong, and so may certified passes from some time on. A prompt that
+begins with COPIES is answered with text that repeats itself, so that n-grams match.
 
-Sampled tokens are kept by lane, as the real runner keeps them: an UNKNOWN_TOKEN token is read from there, and must have been
-written for this request and this position. `start` computes in order; results are read in order, when they are waited for.
+Sampled tokens are kept by request index, as in the real runner: an UNKNOWN_TOKEN is read from there, and must have
+been written for this request and this position. `start` computes in order; results are
+read in order, when they are waited for.
 """
 
 import hashlib
@@ -87,20 +88,20 @@ class Slot:
 
 
 class ScriptedRunner:
-    """Runs plans over hashes. `lie` is the chance that a fast row says another token; from pass number `corrupt_from` on
-    certified passes are wrong too. With penalties or a grammar a row must know what stands before it.
+    """Runs plans over hashes. `error_rate` is the chance that a fast token is wrong; from pass number `corrupt_from` on
+    certified passes are wrong too. With penalties or a grammar a span must have the tokens before it.
     """
 
     def __init__(
         self,
         page_size: int,
-        lie: float,
+        error_rate: float,
         seed: int,
         during: Callable[[], None] | None = None,
         corrupt_from: int | None = None,
     ) -> None:
         self._page_size = page_size
-        self._lie = lie
+        self._error_rate = error_rate
         self._rng = random.Random(seed)
         self._slots: dict[int, Slot] = {}
         self._during = during
@@ -150,7 +151,7 @@ class ScriptedRunner:
         return PassResult(samples, scores if any(scores) else (), self._think(one, corrupt))
 
     def _think(self, one: Pass, corrupt: bool) -> tuple[tuple[ThoughtIds, ...], ...]:
-        """What a model that thinks finds behind the chunks that ended, by span."""
+        """The thoughts after the chunks that ended, by span, in a model that thinks."""
         return ()
 
     def _next(self, context: Context, token_id: int, span: Span, position: int) -> Context:
@@ -171,7 +172,7 @@ class ScriptedRunner:
         context = read[-1].context if read else START
         whole = canonical and all(slot.canonical for slot in read)
         if canonical and deterministic:
-            assert whole, "a canonical row of a deterministic request reads fast KV"
+            assert whole, "a canonical token of a deterministic request reads fast KV"
         samples, scores = [], []
         first_given = span.sample_from - len(span.scored_ids)
         assert first_given >= 0
@@ -207,7 +208,7 @@ class ScriptedRunner:
             return token_id
         self.num_unknown += 1
         request_id, written, sampled = self._lanes[span.request_index, position % SAMPLED_RING_SIZE]
-        assert (request_id, written) == (span.request_id, position), "a lane holds somebody else's token"
+        assert (request_id, written) == (span.request_id, position), "the ring holds another request's token"
         return sampled
 
     def _check_what_is_known(self, span: Span) -> None:
@@ -223,13 +224,13 @@ class ScriptedRunner:
 
     def _say(self, context: Context, canonical: bool, span: Span) -> Sampled:
         token_id = next_token(context)
-        if not canonical and self._rng.random() < self._lie:
+        if not canonical and self._rng.random() < self._error_rate:
             token_id = (token_id + 1 + self._rng.randrange(VOCAB - 1)) % VOCAB
         wanted = logprob(context, token_id) if span.logprobs is not None else None
         return Sampled(token_id, wanted, context[0] if span.with_checksums else None)
 
     def _check(self, one: Pass) -> PassResult:
-        """Compute the rows again in scratch pages, and compare slots and logits."""
+        """Compute the tokens again in scratch pages, and compare slots and logits."""
         (span,) = one.spans
         scratch = span.pages[len(span.pages) - len(one.original_pages) :]
         table = (*span.pages[: len(span.pages) - len(one.original_pages)], *one.original_pages)
@@ -252,7 +253,7 @@ class ScriptedRunner:
         return PassResult(((),), mismatch=mismatch)
 
     def _read(self, span: Span) -> list[Slot]:
-        """What a span's rows find before them, by position."""
+        """What a span's tokens read before them, by position."""
         size = self._page_size
         pages = span.pages[: -(-span.start // size)]
         places = [page * size + at for page in pages for at in range(size)]

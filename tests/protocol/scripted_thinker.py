@@ -1,8 +1,8 @@
-"""The scripted model, thinking: what stands at a slot depends on the thought behind the chunk before it, too.
+"""The scripted model, thinking: the content of a slot depends on the thought after the chunk before it, too.
 
-A thought is a function of all before it. Its state lies beside the slots of its chunk and is read through the page table, as
-in the real runner; so a state that is stale, of another page or of nobody shows in every answer behind it. A fast pass may
-lie about thoughts, and so may certified passes from some time on.
+A thought is a function of all tokens before it. Its state is kept beside the slots of its chunk and is read through the page
+table, as in the real runner, so a stale or foreign state shows in every later answer. A fast pass may be wrong about
+thoughts, and so may certified passes from some time on.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Told = list[tuple[int, ThoughtIds]]
 
 
 def mix(context: Context, thought: ThoughtIds) -> Context:
-    """A row behind a thought; behind the trivial one it is as in a plain model."""
+    """A token after a thought; after the trivial one it is as in a plain model."""
     if not thought:
         return context
     digest = hashlib.blake2b(f"{context[0]}:{thought}".encode(), digest_size=8).digest()
@@ -34,13 +34,13 @@ def mix(context: Context, thought: ThoughtIds) -> Context:
 
 
 def think(context: Context) -> ThoughtIds:
-    """What is thought behind a chunk: nothing, for every second one."""
+    """The thought after a chunk: trivial for every second one."""
     number = context[0] >> 5
     return ((), (), (number % 7,), (number % 5, 1))[number % 4]
 
 
 class Reading:
-    """The definition: one token after the other, a thought behind each chunk."""
+    """The definition: one token after the other, a thought after each chunk."""
 
     def __init__(self, chunk: int, rule: ThinkRule) -> None:
         self._chunk, self._rule = chunk, rule
@@ -65,7 +65,7 @@ class Reading:
 def reference(
     prompt: tuple[int, ...], params: SamplingParams, chunk: int, rule: ThinkRule
 ) -> tuple[tuple[int, ...], Told]:
-    """The answer and what is thought up to its last token, which nobody reads."""
+    """The answer and the thoughts up to its last token, which is not read."""
     reading = Reading(chunk, rule)
     for token_id in prompt if params.max_tokens else prompt[: max(1, len(prompt) - 1)]:
         reading.read(token_id)
@@ -90,24 +90,24 @@ def reference_scores(
 
 
 class ScriptedThinker(ScriptedRunner):
-    """`thought_lie` is the chance that a fast pass is wrong about a thought; from pass number `forgets_from` on certified
-    passes are wrong about every one of them, and about nothing else."""
+    """`thought_error_rate` is the chance that a fast pass is wrong about a thought; from pass number `forgets_from`
+    on certified passes are wrong about every one of them, and about nothing else."""
 
     def __init__(
         self,
         page_size: int,
-        lie: float,
+        error_rate: float,
         seed: int,
         chunk: int,
         *,
-        thought_lie: float = 0.0,
+        thought_error_rate: float = 0.0,
         forgets_from: int | None = None,
         corrupt_from: int | None = None,
         **rest: object,
     ) -> None:
-        super().__init__(page_size, lie, seed, corrupt_from=corrupt_from, **rest)  # type: ignore[arg-type]
+        super().__init__(page_size, error_rate, seed, corrupt_from=corrupt_from, **rest)  # type: ignore[arg-type]
         self._chunk = chunk
-        self._thought_lie = thought_lie
+        self._thought_lie = thought_error_rate
         self._forgets_from = forgets_from
         self._states: dict[int, ThoughtIds] = {}  # by the slot where its chunk begins
         self.num_guesses = self.num_wrong = 0
@@ -123,7 +123,7 @@ class ScriptedThinker(ScriptedRunner):
 
     def _put_guesses(self, span: Span) -> None:
         chunks = range(span.start // self._chunk, (span.stop - 1) // self._chunk)
-        assert len(span.guesses) == len(chunks), "a guess for each chunk with rows behind it"
+        assert len(span.guesses) == len(chunks), "a guess for each chunk with tokens after it"
         for number, guess in zip(chunks, span.guesses, strict=True):
             self._states[self._slot(span, number * self._chunk)] = guess
 
@@ -172,7 +172,7 @@ class ScriptedThinker(ScriptedRunner):
         return self._forgets_from is not None and one.certified and len(self.passes) > self._forgets_from
 
     def _check(self, one: Pass) -> PassResult:
-        """What was thought behind the rows is compared, too."""
+        """The thoughts are compared, too."""
         (span,) = one.spans
         before = len(span.pages) - len(one.original_pages)
         then = replace(span, pages=(*span.pages[:before], *one.original_pages))

@@ -26,7 +26,7 @@ class NoText:
 
 
 class AnyForm:
-    """A grammar that allows everything, and wants to be told every committed token once, and of no other."""
+    """A grammar that allows everything, and checks that it gets every committed token exactly once."""
 
     problem = None
 
@@ -63,7 +63,7 @@ class World:
     clients: tuple[Client, ...]
     config: SchedulerConfig
     num_pages: int
-    lie: float
+    error_rate: float
     seed: int
     corrupt_from: int | None = None
 
@@ -205,10 +205,10 @@ def play(world: World) -> Played:
 
     scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
     runner = ScriptedRunner(
-        PAGE_SIZE, world.lie, world.seed, during=lambda: abort(True), corrupt_from=world.corrupt_from
+        PAGE_SIZE, world.error_rate, world.seed, during=lambda: abort(True), corrupt_from=world.corrupt_from
     )
     played = Played(world, requests, {}, {}, {}, runner, scheduler, [], {})
-    flying: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
+    in_flight: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
     limit = 100 + sum(8 * (len(c.prompt) + c.params.max_tokens) for c, _ in requests) * len(requests)
     while scheduler.has_work or step <= 20:
         for client, request in requests:
@@ -220,16 +220,16 @@ def play(world: World) -> Played:
         abort(False)
         plan = scheduler.plan()
         scheduler.check()
-        assert plan or flying or not scheduler.has_work, "work, but an empty plan"
+        assert plan or in_flight or not scheduler.has_work, "work, but an empty plan"
         if plan:
-            flying.append((plan, runner.start(plan)))
-        if flying and (not plan or len(flying) > world.config.async_scheduling):
-            oldest, wait = flying.popleft()
+            in_flight.append((plan, runner.start(plan)))
+        if in_flight and (not plan or len(in_flight) > world.config.async_scheduling):
+            oldest, wait = in_flight.popleft()
             played.note(scheduler.update(oldest, wait()))
             scheduler.check()
         step += 1
         assert step < limit, "the schedule does not end"
-    assert not flying
+    assert not in_flight
     assert scheduler.pool.num_held == 0, "a page leaked"
     for number, grammar in played.grammars.items():
         if grammar is not None and scheduler.config.certified_sizes == world.config.certified_sizes:
@@ -310,10 +310,10 @@ def test_every_canonical_window_commits_and_no_request_is_in_a_pass_twice(world:
         assert one.num_tokens <= world.config.max_pass_tokens
 
 
-def one_request(max_tokens: int, lie: float, **config: object) -> World:
+def one_request(max_tokens: int, error_rate: float, **config: object) -> World:
     params = SamplingParams(max_tokens=max_tokens, deterministic=True, ignore_eos=True, temperature=0)
     settings_ = SchedulerConfig(4, 64, ROWS, "verify", (), **config)  # type: ignore[arg-type]
-    return World((Client((1, 2, 3), params, 0, None, False),), settings_, 40, lie, 7)
+    return World((Client((1, 2, 3), params, 0, None, False),), settings_, 40, error_rate, 7)
 
 
 def test_right_candidates_are_accepted_and_each_window_adds_a_bonus_token() -> None:

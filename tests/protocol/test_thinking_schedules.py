@@ -22,7 +22,7 @@ EVERY_SIZE = tuple(range(1, 65))
 @dataclass(frozen=True)
 class ThinkingWorld:
     world: World
-    thought_lie: float = 0.0
+    thought_error_rate: float = 0.0
     forgets_from: int | None = None
 
 
@@ -47,7 +47,7 @@ def _thinking(
     how: list[tuple[bool, dict[int, tuple[int, ...]]]],
     chunk: int,
     while_answering: bool,
-    thought_lie: float,
+    thought_error_rate: float,
     max_guesses: int,
 ) -> ThinkingWorld:
     clients = tuple(
@@ -61,7 +61,7 @@ def _thinking(
         while_answering=while_answering,
         max_guesses=max_guesses,
     )
-    return ThinkingWorld(replace(world, clients=clients, config=config), thought_lie)
+    return ThinkingWorld(replace(world, clients=clients, config=config), thought_error_rate)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Played:
                 self._check_order(self.requests[event.request_id][1])
 
     def _check_order(self, request: Request) -> None:
-        """A token comes behind all thoughts that led to it."""
+        """A token comes after all thoughts that led to it."""
         rule = rule_of(request, self.config)
         read = request.prompt_len + len(self.answers[request.request_id]) - 1
         due = [one for one in range(read // self.config.chunk_len) if rule.thinks(one, self.config.chunk_len)]
@@ -126,10 +126,10 @@ def play(thinking: ThinkingWorld) -> Played:
     scheduler = Scheduler(world.config, PagePool(world.num_pages, PAGE_SIZE))
     runner = ScriptedThinker(
         PAGE_SIZE,
-        world.lie,
+        world.error_rate,
         world.seed,
         world.config.chunk_len,
-        thought_lie=thinking.thought_lie,
+        thought_error_rate=thinking.thought_error_rate,
         forgets_from=thinking.forgets_from,
         corrupt_from=world.corrupt_from,
         during=lambda: abort(True),
@@ -159,7 +159,7 @@ def play(thinking: ThinkingWorld) -> Played:
 
 
 def _absorb(played: Played, plan: StepPlan) -> None:
-    """Every sequence a pass decided about has come further: rows that stand, or tokens."""
+    """Every request of a canonical pass made progress: valid positions, or tokens."""
     scheduler = played.scheduler
     if not plan:
         return
@@ -277,7 +277,7 @@ def test_a_lost_guarantee_revokes_the_certificate_without_a_check() -> None:
 
 
 def test_wrong_thought_costs_only_a_rollback() -> None:
-    honest, lied = play(_one(60, 9)), play(replace(_one(60, 9), thought_lie=1.0))
+    honest, lied = play(_one(60, 9)), play(replace(_one(60, 9), thought_error_rate=1.0))
     assert lied.answers == honest.answers and lied.thoughts == honest.thoughts
     assert honest.ended[0].stats.rolled_back == 0
     assert lied.ended[0].stats.rolled_back > 0

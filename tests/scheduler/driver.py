@@ -1,4 +1,4 @@
-"""A scheduler with a scripted model behind it, driven step by step."""
+"""A scheduler with a scripted model, driven step by step."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,23 +40,30 @@ class Driver:
         seqs: int = 4,
         rows: int = 64,
         certified: Sequence[int] = (),
-        lie: float = 0.0,
+        error_rate: float = 0.0,
         cache: bool = True,
-        ahead: bool = False,
+        async_scheduling: bool = False,
         speculation: Speculation = "ngram",
     ) -> None:
         config = SchedulerConfig(
-            seqs, rows, ROWS, mode, tuple(certified), cache, async_scheduling=ahead, speculation=speculation
+            seqs,
+            rows,
+            ROWS,
+            mode,
+            tuple(certified),
+            cache,
+            async_scheduling=async_scheduling,
+            speculation=speculation,
         )
         self.scheduler = Scheduler(config, PagePool(num_pages, PAGE_SIZE))
-        self.runner = ScriptedRunner(PAGE_SIZE, lie, seed=1)
+        self.runner = ScriptedRunner(PAGE_SIZE, error_rate, seed=1)
         self.answers: dict[int, list[int]] = {}
         self.ended: dict[int, RequestEnded] = {}
         self.texts: dict[int, StopAt] = {}
         self.started: list[int] = []  # requests in the order of their first pass
         self.others: list[Event] = []  # scores and checks
         self.steps = 0
-        self.flying: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
+        self.in_flight: deque[tuple[StepPlan, Callable[[], list[PassResult]]]] = deque()
 
     def submit(
         self,
@@ -93,30 +100,30 @@ class Driver:
         return events
 
     def step(self) -> list[Event]:
-        """As the engine does it: without async_scheduling a plan is absorbed at once, with it when the next is under way."""
+        """As the engine does it: a plan is read at once, or with async_scheduling when the next is started."""
         if not self.scheduler.config.async_scheduling:
             return self.update(self.plan())
         self.steps += 1
         plan = self.start()
-        if self.flying and (not plan or len(self.flying) > self.scheduler.config.async_scheduling):
+        if self.in_flight and (not plan or len(self.in_flight) > self.scheduler.config.async_scheduling):
             return self.read()
         return []
 
     def start(self) -> StepPlan:
         plan = self.plan()
         if plan:
-            self.flying.append((plan, self.runner.start(plan)))
+            self.in_flight.append((plan, self.runner.start(plan)))
         return plan
 
     def read(self) -> list[Event]:
-        """Absorb the oldest plan in flight."""
-        plan, wait = self.flying.popleft()
+        """Read the oldest plan in flight."""
+        plan, wait = self.in_flight.popleft()
         events = self.note(self.scheduler.update(plan, wait()))
         self.scheduler.check()
         return events
 
     def finish(self, limit: int = 2000) -> None:
-        while len(self.flying) > self.scheduler.config.async_scheduling:
+        while len(self.in_flight) > self.scheduler.config.async_scheduling:
             self.read()
         while self.scheduler.has_work:
             self.step()
@@ -133,11 +140,11 @@ class Driver:
                 self.others.append(event)
         return events
 
-    def sequence(self, number: int) -> RequestState:
+    def state(self, number: int) -> RequestState:
         return self.scheduler._queue.running[number]
 
     def canonical_passes(self) -> list[int]:
-        """The padded rows of every uncertified canonical pass."""
+        """The padded batch size of every uncertified canonical pass."""
         return [
             one.num_tokens_padded
             for one in self.runner.passes

@@ -1,4 +1,4 @@
-"""Plans made while another is in flight: what they count on, when they must wait, and what is held until they are over."""
+"""Plans made while another is in flight: where they start, when they must wait, what is kept until they are read."""
 
 import pytest
 from scripted import COPIES
@@ -13,14 +13,19 @@ CERTIFIED = tuple(range(1, 65))
 
 
 def certified(**changes: object) -> Driver:
-    return Driver("auto", certified=CERTIFIED, ahead=True, **changes)  # type: ignore[arg-type]
+    return Driver("auto", certified=CERTIFIED, async_scheduling=True, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("lie", [0.0, 0.4])
-def test_async_scheduling_gives_the_same_answer(mode: str, ahead: bool, lie: float) -> None:
-    driver = Driver(mode, certified=CERTIFIED, ahead=ahead, lie=0.0 if mode == "off" else lie)  # type: ignore[arg-type]
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("error_rate", [0.0, 0.4])
+def test_async_scheduling_gives_the_same_answer(mode: str, async_scheduling: bool, error_rate: float) -> None:
+    driver = Driver(
+        mode,
+        certified=CERTIFIED,
+        async_scheduling=async_scheduling,
+        error_rate=0.0 if mode == "off" else error_rate,
+    )  # type: ignore[arg-type]
     numbers = [driver.submit(PROMPT[: n + 1], 12 + n, deterministic=mode != "off") for n in range(4)]
     driver.finish()
     for number in numbers:
@@ -34,7 +39,7 @@ def test_next_certified_step_is_planned_before_the_last_is_read() -> None:
     driver.finish()
     runner = driver.runner
     assert runner.num_started == runner.num_waits == 20
-    assert runner.num_ahead == 19, "every step but the first was under way before the one before it was read"
+    assert runner.num_ahead == 19, "every step but the first is started before the one before it is read"
     assert runner.num_unknown == 19
     assert driver.ended[number].determinism == "certified"
 
@@ -73,7 +78,7 @@ def test_nothing_is_planned_after_the_last_token() -> None:
     driver.submit(PROMPT, 2)
     assert driver.start() and driver.start()
     driver.read()
-    assert not driver.start(), "both tokens were said or are in flight"
+    assert not driver.start(), "both tokens are committed or in flight"
     driver.finish()
     assert driver.runner.num_started == 2
 
@@ -81,12 +86,12 @@ def test_nothing_is_planned_after_the_last_token() -> None:
 @pytest.mark.parametrize("settings", [{"presence_penalty": 1.0}, {"grammar": AnyForm()}])
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_a_synchronous_request_makes_all_requests_wait(mode: str, settings: dict[str, object]) -> None:
-    driver = Driver(mode, certified=CERTIFIED, ahead=True, lie=0.3)  # type: ignore[arg-type]
+    driver = Driver(mode, certified=CERTIFIED, async_scheduling=True, error_rate=0.3)  # type: ignore[arg-type]
     free = driver.submit(PROMPT, 30)
     bound = driver.submit((3, 3), 6, **settings)  # type: ignore[arg-type]
     while bound not in driver.ended:
         assert driver.start()
-        assert not driver.start(), "nobody runs ahead"
+        assert not driver.start(), "all requests wait"
         driver.read()
     before = driver.runner.num_unknown
     assert before == 0
@@ -111,13 +116,13 @@ def test_no_preemption_while_a_plan_is_in_flight() -> None:
     numbers = [driver.submit(PROMPT, 15), driver.submit(PROMPT, 15)]
     empty = 0
     while driver.scheduler.has_work:
-        in_flight = bool(driver.flying)
+        in_flight = bool(driver.in_flight)
         before = sum(state.stats.preemptions for state in driver.scheduler.requests)
         plan = driver.start()
         after = sum(state.stats.preemptions for state in driver.scheduler.requests)
         assert not (in_flight and after > before)
         empty += in_flight and not plan
-        if driver.flying and (not plan or len(driver.flying) > 1):
+        if driver.in_flight and (not plan or len(driver.in_flight) > 1):
             driver.read()
     assert empty > 0
     assert sum(driver.ended[number].stats.preemptions for number in numbers) > 0
@@ -159,7 +164,7 @@ def test_failure_ends_only_requests_in_flight() -> None:
     first = driver.start()
     driver.start()
     events = driver.note(driver.scheduler.fail(first, "the pass broke"))
-    driver.flying.clear()
+    driver.in_flight.clear()
     driver.runner._unread.clear()
     assert {event.request_id for event in events} == set(running)  # type: ignore[union-attr]
     assert driver.scheduler.num_in_flight == 0
@@ -189,7 +194,7 @@ def test_repeating_request_skips_a_pass_to_draft() -> None:
     plain = other.submit(PROMPT, 60)
     other.finish()
     assert other.ended[plain].stats.looked_up == 0
-    assert other.runner.num_ahead == 59, "who does not repeat itself pays nothing"
+    assert other.runner.num_ahead == 59, "text without repetition costs nothing"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,7 @@ def test_waiting_is_worth_more_than_two_tokens(chance: float, guesses: int, wort
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_no_request_starves_with_plans_in_flight(mode: str) -> None:
-    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, ahead=True)  # type: ignore[arg-type]
+    driver = Driver(mode, num_pages=7, seqs=8, certified=(64,), cache=False, async_scheduling=True)  # type: ignore[arg-type]
     for _ in range(6):
         driver.submit(PROMPT, 14)
     driver.finish()
@@ -217,15 +222,15 @@ def test_revocation_discards_results_in_flight_but_not_of_ordinary_requests() ->
     sworn, ordinary = driver.submit(PROMPT, 12), driver.submit((1, 1), 12, deterministic=False)
     for _ in range(5):
         driver.step()
-    (flown,) = spans_of(driver.flying[0][0], sworn)
+    (old_span,) = spans_of(driver.in_flight[0][0], sworn)
     driver.scheduler._revoke()
     driver.scheduler.check()
     again = next(state for state in driver.scheduler.requests if state.request_id == sworn)
-    assert not again.in_flight.spans and not again.in_flight.pop(flown), "its result is discarded"
-    assert not driver.start(), "nothing is planned before what was made under the certificate is over"
-    said = len(driver.answers[ordinary])
+    assert not again.in_flight.spans and not again.in_flight.pop(old_span), "its result is discarded"
+    assert not driver.start(), "nothing is planned before the plans made with the certificate are read"
+    num_before = len(driver.answers[ordinary])
     driver.read()
-    assert len(driver.answers[ordinary]) == said + 1
+    assert len(driver.answers[ordinary]) == num_before + 1
     assert driver.scheduler.prefix_cache.num_pages == 0
     other = driver.submit((2, 2), 2, deterministic=False)
     driver.finish()
@@ -242,6 +247,6 @@ def test_only_the_oldest_span_in_flight_is_popped() -> None:
     driver = certified(speculation="off")
     number = driver.submit(PROMPT, 12)
     (first,), (second,) = spans_of(driver.start(), number), spans_of(driver.start(), number)
-    state = driver.sequence(number)
+    state = driver.state(number)
     assert not state.in_flight.pop(second) and state.in_flight.spans == [first, second]
     assert state.in_flight.pop(first) and state.in_flight.spans == [second]

@@ -1,4 +1,4 @@
-"""Bursts: fast passes that feed one another and the windows over what they propose; what counts on a window in flight."""
+"""Bursts: fast passes and the windows over their candidates; bursts planned before the last verdict is read."""
 
 import pytest
 from scripted import COPIES
@@ -12,7 +12,7 @@ PROMPT = (1, 2, 3, 1, 2)
 
 
 def burst(**changes: object) -> Driver:
-    return Driver("verify", ahead=True, speculation="off", **changes)  # type: ignore[arg-type]
+    return Driver("verify", async_scheduling=True, speculation="off", **changes)  # type: ignore[arg-type]
 
 
 def grown(driver: Driver) -> int:
@@ -20,7 +20,7 @@ def grown(driver: Driver) -> int:
     number = driver.submit(PROMPT, 60)
     while driver.scheduler.requests[0].window_cap < 4:
         driver.step()
-    while driver.flying:
+    while driver.in_flight:
         driver.read()
     return number
 
@@ -42,7 +42,7 @@ def test_burst_passes_sample_from_each_other() -> None:
     driver = burst()
     number = grown(driver)
     plan = driver.start()
-    at = driver.sequence(number).tokens.committed_len - 1
+    at = driver.state(number).tokens.committed_len - 1
     spans = spans_of(plan, number)
     assert [one.kind for one in plan.passes] == [PassKind.FAST] * 4 + [PassKind.CANONICAL]
     assert [span.start for span in spans] == [at, at + 1, at + 2, at + 3, at]
@@ -54,8 +54,8 @@ def test_next_burst_assumes_the_window_in_flight_is_accepted() -> None:
     driver = burst()
     number = grown(driver)
     first, second = spans_of(driver.start(), number), spans_of(driver.start(), number)
-    behind = first[-1].stop
-    assert [span.start for span in second] == [behind, behind + 1, behind + 2, behind + 3, behind]
+    stop = first[-1].stop
+    assert [span.start for span in second] == [stop, stop + 1, stop + 2, stop + 3, stop]
     assert all(set(span.token_ids) == {UNKNOWN_TOKEN} for span in second)
     assert second[-1].num_sampled == 5
     driver.finish()
@@ -70,32 +70,32 @@ def test_nothing_is_planned_after_a_long_burst(monkeypatch: pytest.MonkeyPatch) 
     number = grown(driver)
     plan = driver.start()
     assert len(plan.passes) == 5
-    assert not driver.start(), "a newcomer would wait for two of them"
+    assert not driver.start(), "a new request would wait for two of them"
     driver.finish()
     assert driver.answers[number] == truth(PROMPT, 60)
 
 
-def fallen(driver: Driver) -> int:
-    """A window that falls has just been read, and a burst that counted on it is in flight."""
+def rejected(driver: Driver) -> int:
+    """A rejected window has just been read, and the burst that assumed its acceptance is in flight."""
     number = grown(driver)
     assert driver.start()
-    driver.runner._lie = 1.0
+    driver.runner._error_rate = 1.0
     assert driver.start()
     driver.read()
-    driver.runner._lie = 0.0
-    assert driver.start() and len(driver.flying) == 2
+    driver.runner._error_rate = 0.0
+    assert driver.start() and len(driver.in_flight) == 2
     driver.read()
-    assert len(driver.flying) == 1
+    assert len(driver.in_flight) == 1
     return number
 
 
 def test_rejected_window_discards_the_burst_after_it() -> None:
     driver = burst()
-    number = fallen(driver)
-    state = driver.sequence(number)
+    number = rejected(driver)
+    state = driver.state(number)
     assert state.stats.rollbacks == 1 and not state.in_flight.spans and state.page_table.is_pinned
     committed = state.tokens.committed_len
-    (plan, _) = driver.flying[0]
+    (plan, _) = driver.in_flight[0]
     again = spans_of(driver.start(), number)
     assert again[0].start == committed - 1 and again[0].token_ids == (state.tokens.last,)
     driver.read()
@@ -110,8 +110,8 @@ def test_rejected_window_discards_the_burst_after_it() -> None:
 
 def test_abort_after_a_rejected_window_keeps_pages_and_request_index() -> None:
     driver = burst(cache=False)
-    number = fallen(driver)
-    held, request_index = driver.scheduler.pool.num_held, driver.sequence(number).request_index
+    number = rejected(driver)
+    held, request_index = driver.scheduler.pool.num_held, driver.state(number).request_index
     driver.note(driver.scheduler.abort(number))
     driver.scheduler.check()
     assert driver.scheduler.pool.num_held == held
@@ -124,14 +124,14 @@ def test_abort_after_a_rejected_window_keeps_pages_and_request_index() -> None:
 
 
 def test_low_acceptance_rate_waits_for_verdicts_until_it_recovers() -> None:
-    driver = burst(lie=1.0, num_pages=128)
+    driver = burst(error_rate=1.0, num_pages=128)
     number = driver.submit(PROMPT, 400)
     for _ in range(20):
         driver.step()
-    while driver.flying:
+    while driver.in_flight:
         driver.read()
-    assert driver.start() and not driver.start(), "the next window would fall, too"
-    driver.runner._lie = 0.0
+    assert driver.start() and not driver.start(), "the next window would be rejected, too"
+    driver.runner._error_rate = 0.0
     driver.finish()
     assert driver.answers[number] == truth(PROMPT, 400)
     ahead = [one for one in driver.runner.passes[-10:] if one.kind is PassKind.CANONICAL]
@@ -139,16 +139,16 @@ def test_low_acceptance_rate_waits_for_verdicts_until_it_recovers() -> None:
 
 
 def test_verify_drafts_whole_windows_from_ngrams() -> None:
-    driver = Driver("verify", ahead=True)
+    driver = Driver("verify", async_scheduling=True)
     number = driver.submit((COPIES, 2, 1, 3, 1), 200)
     driver.finish()
     assert driver.answers[number] == truth((COPIES, 2, 1, 3, 1), 200)
     assert driver.ended[number].stats.looked_up > 20
 
 
-@pytest.mark.parametrize("lie", [0.1, 0.5, 1.0])
-def test_wrong_candidates_in_a_burst_are_rolled_back(lie: float) -> None:
-    driver = burst(lie=lie, seqs=6)
+@pytest.mark.parametrize("error_rate", [0.1, 0.5, 1.0])
+def test_wrong_candidates_in_a_burst_are_rolled_back(error_rate: float) -> None:
+    driver = burst(error_rate=error_rate, seqs=6)
     numbers = [driver.submit(PROMPT[: n + 1], 30) for n in range(5)]
     driver.finish()
     for number in numbers:
@@ -156,7 +156,7 @@ def test_wrong_candidates_in_a_burst_are_rolled_back(lie: float) -> None:
         assert driver.answers[number] == truth(PROMPT[: number + 1], 30)
         assert stats.candidates == stats.accepted + stats.rolled_back
         assert stats.accepted + stats.canonical_tokens == 30
-        assert (stats.accepted == 0) == (lie == 1.0)
+        assert (stats.accepted == 0) == (error_rate == 1.0)
 
 
 def test_ordinary_requests_are_in_every_fast_pass_of_a_burst() -> None:
@@ -169,10 +169,10 @@ def test_ordinary_requests_are_in_every_fast_pass_of_a_burst() -> None:
     fast = [one for one in plan.passes if one.kind is PassKind.FAST]
     assert len(fast) >= 4
     assert len(spans_of(plan, ordinary)) == len(fast)
-    assert len(spans_of(prompt, ordinary)) > 1, "a prompt that is done goes on in the same burst"
-    said = len(driver.answers[ordinary])
+    assert len(spans_of(prompt, ordinary)) > 1, "a finished prompt decodes in the same burst"
+    num_before = len(driver.answers[ordinary])
     driver.read()
-    assert len(driver.answers[ordinary]) == said + len(fast)
+    assert len(driver.answers[ordinary]) == num_before + len(fast)
     driver.finish()
     assert driver.answers[ordinary] == truth((1, 1), 40)
 
@@ -192,22 +192,22 @@ def test_burst_windows_fill_reference_passes() -> None:
 
 
 def test_ordinary_requests_wait_for_an_awaited_verdict() -> None:
-    driver = burst(lie=1.0)
+    driver = burst(error_rate=1.0)
     driver.submit(PROMPT, 60)
     driver.submit((1, 1), 60, deterministic=False)
     for _ in range(20):
         driver.step()
-    while driver.flying:
+    while driver.in_flight:
         driver.read()
     assert driver.start()
-    assert not driver.start(), "the ordinary request could go on, at the price of passes that are half empty"
+    assert not driver.start(), "the ordinary request alone would make half empty passes"
 
 
 def test_a_candidate_in_flight_is_no_committed_token() -> None:
-    """Whoever made everybody wait is gone, and the plan in flight holds a candidate whose window is not planned yet."""
+    """A synchronous request is gone, and the plan in flight has a candidate whose window is not planned yet."""
     driver = burst()
     free, bound = driver.submit(PROMPT, 30), driver.submit((3, 3), 30, presence_penalty=1.0)
-    while not (driver.flying and spans_of(driver.flying[0][0], free)[-1].logprobs is None):
+    while not (driver.in_flight and spans_of(driver.in_flight[0][0], free)[-1].logprobs is None):
         driver.step()
     driver.note(driver.scheduler.abort(bound))
     assert not driver.start()

@@ -23,7 +23,7 @@ def test_a_run_that_reaches_its_end_repeats() -> None:
 
 
 def test_a_run_being_repeated_wins_over_a_later_occurrence() -> None:
-    # 5 6 7 stands twice; the text is repeating the first occurrence, so what followed that one is expected.
+    # 5 6 7 occurs twice; the text repeats the first occurrence, so what followed that one is proposed.
     proposer = NgramProposer((1, 2, 3, 5, 6, 7, 8, 4, 5, 6, 7, 9, 1, 2, 3))
     for token_id in (5, 6, 7):
         proposer.commit(token_id)

@@ -95,7 +95,7 @@ def test_windows_keep_to_the_budget_and_are_chosen_once(
     everything = ids(chosen) + ids(more)
     assert len(everything) == len(set(everything))
     if any(one.is_due for one in pending):
-        assert chosen[0].is_due  # a due window fits any budget of a reference pass, so one is always judged
+        assert chosen[0].is_due  # a due window fits any budget of a reference pass, so one is always verified
 
 
 def test_spare_tokens_take_the_longest_fitting_window() -> None:

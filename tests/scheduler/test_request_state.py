@@ -37,7 +37,7 @@ def apply(
 
 
 def prefilled(**params: object) -> RequestState:
-    """A deterministic sequence with its first token, 50, committed."""
+    """A deterministic request with its first token, 50, committed."""
     state = make(**params)  # type: ignore[arg-type]
     start(state)
     state.page_table.grow(3)

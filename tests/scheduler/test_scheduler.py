@@ -1,4 +1,4 @@
-"""Admission, fairness, preemption, aborts and failures, each in a small scene."""
+"""Admission, fairness, preemption, aborts and failures."""
 
 import pytest
 from scripted import EOS, next_token
@@ -11,9 +11,9 @@ PROMPT = (1, 2, 3, 1, 2)
 
 
 @pytest.mark.parametrize("mode", ["verify", "auto"])
-@pytest.mark.parametrize("lie", [0.0, 0.3, 1.0])
-def test_answer_equals_the_reference(mode: str, lie: float) -> None:
-    driver = Driver(mode, certified=(4, 8, 16, 64), lie=lie)  # type: ignore[arg-type]
+@pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
+def test_answer_equals_the_reference(mode: str, error_rate: float) -> None:
+    driver = Driver(mode, certified=(4, 8, 16, 64), error_rate=error_rate)  # type: ignore[arg-type]
     numbers = [driver.submit(PROMPT[: n + 1], 12) for n in range(4)]
     driver.finish()
     for number in numbers:
@@ -127,9 +127,9 @@ def test_abort_in_flight_frees_the_pages_when_the_pass_is_over() -> None:
     driver.note(driver.scheduler.abort(number))
     assert driver.scheduler.pool.num_held == held, "a running pass still writes to these pages"
     driver.scheduler.check()
-    said = len(driver.answers[number])
+    num_before = len(driver.answers[number])
     driver.update(plan)
-    assert len(driver.answers[number]) == said, "an aborted request says nothing any more"
+    assert len(driver.answers[number]) == num_before, "an aborted request commits nothing"
     assert driver.scheduler.pool.num_held < held
     driver.finish()
     assert driver.answers[other] == truth((2, 2), 12)
@@ -217,7 +217,7 @@ def test_a_deterministic_request_never_reads_fast_pages() -> None:
     assert driver.scheduler.prefix_cache.num_pages > 0
     ordinary = driver.submit(prompt, 3, deterministic=False)
     deterministic = driver.submit(prompt, 3)
-    driver.finish()  # the scripted model asserts that no canonical row reads fast KV
+    driver.finish()  # the scripted model asserts that no canonical token reads fast KV
     assert driver.ended[ordinary].stats.cached_tokens == 12
     assert driver.ended[deterministic].stats.cached_tokens == 0
     again = driver.submit(prompt, 3)
@@ -236,12 +236,12 @@ def test_an_ordinary_request_may_read_canonical_pages() -> None:
 
 
 def test_uncertified_canonical_passes_are_multiples_of_the_reference() -> None:
-    driver = Driver("verify", lie=0.2)
+    driver = Driver("verify", error_rate=0.2)
     for length in (1, 7, 8, 9, 30):
         driver.submit(tuple(n % 3 + 1 for n in range(length)), 9)
     driver.finish()
     assert driver.canonical_passes()
-    assert all(rows % ROWS == 0 and rows > 0 for rows in driver.canonical_passes())
+    assert all(size % ROWS == 0 and size > 0 for size in driver.canonical_passes())
 
 
 def test_certified_passes_are_padded_to_the_next_certified_size() -> None:
@@ -289,9 +289,9 @@ def test_ordinary_requests_get_a_token_in_every_step() -> None:
         driver.submit(tuple(range(1, 40)), 10)
     driver.step()
     for _ in range(15):
-        said = len(driver.answers[ordinary])
+        num_before = len(driver.answers[ordinary])
         driver.step()
-        assert len(driver.answers[ordinary]) == said + 1
+        assert len(driver.answers[ordinary]) == num_before + 1
 
 
 def test_a_long_prompt_does_not_stall_windows_for_more_than_one_pass() -> None:
@@ -302,9 +302,9 @@ def test_a_long_prompt_does_not_stall_windows_for_more_than_one_pass() -> None:
     waits = []
     since = 0
     while first not in driver.ended:
-        said = len(driver.answers[first])
+        num_before = len(driver.answers[first])
         driver.step()
-        if len(driver.answers[first]) > said:
+        if len(driver.answers[first]) > num_before:
             waits.append(since)
             since = 0
         else:

@@ -1,4 +1,4 @@
-"""The verdict on a window: accepted candidates and exactly one canonical token."""
+"""The verdict on a window: accepted candidates and exactly one more canonical token."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a sequence thought, what it is taken to think, and how many thoughts may be taken for granted at once."""
+"""Thoughts of a request: guessed, verified, committed; how many may be guessed at once."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_the_latest_thought_is_the_next_guess() -> None:
 def test_forced_and_excluded_chunks_are_known() -> None:
     log = log_of(until=11, forced=((0, (5,)), (1, ()), (2, (6,))))
     log.update(span_of(log, 0, 17), [(5,), (), (), ()])
-    assert log.guesses(0, 17) == ((5,), (), (), ())  # chunk 2 ends behind 11
+    assert log.guesses(0, 17) == ((5,), (), (), ())  # chunk 2 ends after 11
     log.adopt([(1,), (2,), (3,), (4,)])
     assert log.guesses(0, 17) == ((5,), (), (), ())
 
@@ -113,9 +113,9 @@ def test_guesses_depend_on_the_previous_thought() -> None:
     log.update(span_of(log, 0, 16), [tails, tails, tails, tails])  # nothing was taken for granted
     span = span_of(log, 4, 16)
     assert span.guesses == (tails, tails)
-    log.update(span, [heads, heads, heads])  # each behind tails
+    log.update(span, [heads, heads, heads])  # each after tails
     span = span_of(log, 8, 16)
-    assert span.guesses == (heads,)  # behind heads nothing is known yet
+    assert span.guesses == (heads,)  # after heads nothing is known yet
     log.update(span, [tails, tails])
     assert log.guesses(8, 17) == (tails, heads)
 
@@ -164,7 +164,7 @@ def test_span_without_guesses_keeps_the_limit() -> None:
     assert log.max_stop(4, FAR) == (2 + FIRST_GUESSES) * CHUNK
 
 
-# What is told
+# What is committed
 
 
 def test_a_thought_is_committed_once_with_its_chunk() -> None:

@@ -1,4 +1,4 @@
-"""What a chunk is taken to think, judged by what it and others like it thought previous something else."""
+"""Predicted thoughts: from what the chunk, and chunks that agreed with it, thought before."""
 
 from hypothesis import given
 from hypothesis import strategies as st
