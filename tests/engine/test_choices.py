@@ -66,14 +66,14 @@ def test_prompt_is_computed_once(auto_llm: LLM) -> None:
 def test_deltas_have_the_index_of_their_choice(auto_llm: LLM) -> None:
     with AsyncEngine(auto_llm.engine) as engine:
         handle = engine.submit(PROMPT, settings(n=3))
-        pieces: dict[int, str] = {}
+        texts: dict[int, str] = {}
         tokens: dict[int, list[int]] = {}
         for delta in handle:
-            pieces[delta.index] = pieces.get(delta.index, "") + delta.text
+            texts[delta.index] = texts.get(delta.index, "") + delta.text
             tokens.setdefault(delta.index, []).extend(delta.token_ids)
     assert handle.result is not None
     for index, choice in enumerate(handle.result.choices):
-        assert (pieces[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
+        assert (texts[index], tuple(tokens[index])) == (choice.text, choice.token_ids)
 
 
 def test_cancel_ends_all_choices(auto_llm: LLM) -> None:

@@ -52,8 +52,8 @@ def test_single_text_is_one_prompt_and_empty_list_gives_no_result(llm: LLM) -> N
 def test_token_ids_are_used_unchanged(llm: LLM) -> None:
     ids = llm.engine.tokenizer.encode("the quick brown fox")
     assert llm.generate([ids], settings())[0].token_ids == llm.generate(PROMPTS[:1], settings())[0].token_ids
-    odd = [IM_START, 310, 319, EOS]
-    assert llm.generate([odd], settings(max_tokens=1))[0].prompt_token_ids == tuple(odd)
+    unusual = [IM_START, 310, 319, EOS]
+    assert llm.generate([unusual], settings(max_tokens=1))[0].prompt_token_ids == tuple(unusual)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -120,7 +120,7 @@ def test_requesting_logprobs_changes_nothing_else(llm: LLM) -> None:
 
 def test_reported_seed_repeats_the_answer(llm: LLM) -> None:
     first = llm.generate(PROMPTS, settings(temperature=1.0))
-    assert len({result.seed for result in first}) == len(first), "everybody gets a seed of their own"
+    assert len({result.seed for result in first}) == len(first), "each request gets its own seed"
     again = llm.generate(PROMPTS, [settings(temperature=1.0, seed=result.seed) for result in first])
     assert [bits(result) for result in again] == [bits(result) for result in first]
     other = llm.generate(PROMPTS[:1], settings(temperature=1.0, seed=first[0].seed ^ 1))[0]
@@ -212,7 +212,7 @@ def test_step_deltas_join_to_the_result(llm: LLM, stop_len: int) -> None:
     deltas, result = [], None
     while result is None:
         for update in engine.step():
-            assert result is None, "nothing comes behind the result"
+            assert result is None, "nothing comes after the result"
             deltas.append(update.delta)
             result = update.result
     assert "".join(delta.text for delta in deltas) == result.text == whole.text[: whole.text.index(stops[0])]
@@ -413,9 +413,9 @@ def test_traces_of_plans_in_flight_add_up(auto_llm: LLM, mode: str) -> None:
         traces += engine.tracer.take()
     (result,) = results.values()
     assert result is not None
-    told = [one for trace in traces for one in trace.requests]
-    assert sum(len(one.rolled_back_ids) for one in told) == result.stats.rolled_back
-    assert sum(one.num_accepted for one in told) == result.stats.accepted
+    requests = [one for trace in traces for one in trace.requests]
+    assert sum(len(one.rolled_back_ids) for one in requests) == result.stats.rolled_back
+    assert sum(one.num_accepted for one in requests) == result.stats.accepted
     assert (result.stats.rolled_back > 0) == (mode == "verify")
     assert [trace.step for trace in traces if trace.passes] == list(range(1, engine.counters.num_steps + 1))
 

@@ -95,7 +95,7 @@ def answer(engine: Engine, *prompts: tuple[int, ...], params: SamplingParams = P
     return [results[one] for one in ids]
 
 
-def outcome(result: Result) -> tuple[Any, ...]:
+def bits_of(result: Result) -> tuple[Any, ...]:
     return result.token_ids, result.logprobs
 
 
@@ -123,11 +123,11 @@ def test_corrupted_operation_revokes_the_certificate_and_later_answers_are_right
         assert hit.error_code == "guarantee_lost"
         assert (hit.finish_reason, hit.determinism) == ("error", "none")
     else:
-        assert outcome(hit) == outcome(truth)
+        assert bits_of(hit) == bits_of(truth)
     for later in answer(engine, PROMPT, PROMPT[:30], PROMPT):
         assert later.determinism == "verified"
         if later.prompt_token_ids == PROMPT:
-            assert outcome(later) == outcome(truth)
+            assert bits_of(later) == bits_of(truth)
     assert engine.counters.num_revocations == 1
 
 
@@ -147,7 +147,9 @@ def test_revocation_discards_all_pages(engine: Engine) -> None:
     engine.check()
     ids = tuple(range(100, 180))
     pages = engine.scheduler.prefix_cache.match(ids, canonical_only=False).pages
-    assert pages == ()  # what the ordinary request had computed in certified passes is known to nobody
+    assert (
+        pages == ()
+    )  # what the ordinary request had computed in certified passes is not in the prefix cache
 
 
 def test_request_with_confirmed_tokens_continues(engine: Engine) -> None:
@@ -161,7 +163,7 @@ def test_request_with_confirmed_tokens_continues(engine: Engine) -> None:
     while engine.has_work:
         if len(tokens) >= 20 and not corrupted.is_wrong and engine.revocation is None:
             corrupted.is_wrong = True
-            engine.submit(engine.prepare(PROMPT[::-1], PARAMS))  # somebody else is hit, too
+            engine.submit(engine.prepare(PROMPT[::-1], PARAMS))  # another request is hit, too
         for update in engine.step():
             if update.request_id == request.request_id:
                 tokens += update.delta.token_ids
@@ -171,7 +173,7 @@ def test_request_with_confirmed_tokens_continues(engine: Engine) -> None:
     if result.error is None:
         assert result.determinism == "verified"
         assert tuple(tokens) == truth.token_ids  # nothing was sent twice
-        assert outcome(result) == outcome(truth)
+        assert bits_of(result) == bits_of(truth)
     else:
         assert result.error_code == "guarantee_lost"
     stats = result.stats
@@ -238,7 +240,7 @@ def test_unwritable_cache_does_not_stop_the_engine(engine: Engine, monkeypatch: 
     monkeypatch.setattr(Path, "unlink", refuse)
     answer(engine, PROMPT)
     assert engine.counters.num_revocations == 1 and engine.certificate is None
-    assert outcome(answer(engine, PROMPT)[0]) == outcome(truth)
+    assert bits_of(answer(engine, PROMPT)[0]) == bits_of(truth)
 
 
 def test_failed_receipt_does_not_fail_the_answer(engine: Engine) -> None:

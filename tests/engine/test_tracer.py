@@ -34,7 +34,7 @@ CONFIG = EngineConfig(
 )
 
 
-class Watcher:
+class TraceFollower:
     """Follows the traces, as an inspector page does."""
 
     def __init__(self) -> None:
@@ -65,27 +65,27 @@ class Watcher:
 
 def run(
     engine: Engine,
-    *asked: tuple[tuple[int, ...], SamplingParams],
-    watcher: Watcher | None = None,
+    *requests: tuple[tuple[int, ...], SamplingParams],
+    follower: TraceFollower | None = None,
     attach_at: int = 0,
 ) -> dict[int, Result]:
-    for prompt, params in asked:
+    for prompt, params in requests:
         engine.submit(engine.prepare(prompt, params))
     results: dict[int, Result] = {}
     step = 0
     while engine.has_requests:
-        if watcher is not None and step == attach_at:
+        if follower is not None and step == attach_at:
             engine.tracer = Tracer(engine)
         for update in engine.step():
             if update.result is not None:
                 results[update.request_id] = update.result
-        if watcher is not None:
-            watcher.take(engine)
+        if follower is not None:
+            follower.take(engine)
         step += 1
     return results
 
 
-def lying(engine: Engine, chance: float = 0.4) -> Engine:
+def with_wrong_candidates(engine: Engine, chance: float = 0.4) -> Engine:
     engine.runner = FaultyProposer(engine.runner, engine.limits.vocab_size, chance, seed=5)
     return engine
 
@@ -94,103 +94,104 @@ def engine_in(mode: str, **changes: Any) -> Engine:
     return tiny_engine(replace(CONFIG, determinism=mode, **changes))
 
 
-def check_told(watcher: Watcher, results: dict[int, Result]) -> None:
+def check_traces(follower: TraceFollower, results: dict[int, Result]) -> None:
     """For each answer: the traced tokens are the committed ones, and every rejected candidate was traced."""
     for request_id, result in results.items():
         branches = range(request_id, request_id + len(result.choices))
         for branch, choice in zip(branches, result.choices, strict=True):
-            assert watcher.tokens[branch] == result.prompt_token_ids + choice.token_ids
-            assert watcher.ended[branch] == choice.finish_reason
-        assert sum(len(watcher.rolled_back[one]) for one in branches) == result.stats.rolled_back
+            assert follower.tokens[branch] == result.prompt_token_ids + choice.token_ids
+            assert follower.ended[branch] == choice.finish_reason
+        assert sum(len(follower.rolled_back[one]) for one in branches) == result.stats.rolled_back
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
 def test_traced_tokens_are_the_committed_ones(mode: str) -> None:
-    engine, watcher = engine_in(mode), Watcher()
+    engine, follower = engine_in(mode), TraceFollower()
     wanted = ORDINARY if mode == "off" else DETERMINISTIC
-    results = run(engine, (PROMPT, wanted), (PROMPT[:9], ORDINARY), watcher=watcher)
-    check_told(watcher, results)
+    results = run(engine, (PROMPT, wanted), (PROMPT[:9], ORDINARY), follower=follower)
+    check_traces(follower, results)
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify", "off"])
 def test_ngram_candidates_are_traced(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are proposed and judged within one step, so only the verdict is traced."""
-    asked = ((PROMPT, ORDINARY if mode == "off" else DETERMINISTIC), (PROMPT[:9], ORDINARY))
-    truths = tuple(run(engine_in(mode), *asked).values())
-    engine, watcher = engine_in(mode, speculation="ngram"), Watcher()
+    requests = ((PROMPT, ORDINARY if mode == "off" else DETERMINISTIC), (PROMPT[:9], ORDINARY))
+    truths = tuple(run(engine_in(mode), *requests).values())
+    engine, follower = engine_in(mode, speculation="ngram"), TraceFollower()
     inject_ngram_faults(monkeypatch, engine.limits.vocab_size, 0.2, truths=truths)
-    results = run(engine, *asked, watcher=watcher)
-    check_told(watcher, results)
-    assert any(watcher.accepted.values())
+    results = run(engine, *requests, follower=follower)
+    check_traces(follower, results)
+    assert any(follower.accepted.values())
     for result in results.values():
         assert result.stats.looked_up > 0 and result.stats.rolled_back > 0
 
 
 def test_rolled_back_ids_are_exactly_the_rejected_candidates() -> None:
-    engine, watcher = lying(engine_in("verify")), Watcher()
+    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
     results = run(
-        engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher
+        engine, (PROMPT, DETERMINISTIC), (PROMPT[5:], DETERMINISTIC), (PROMPT, ORDINARY), follower=follower
     )
-    check_told(watcher, results)
+    check_traces(follower, results)
     deterministic = [one for one in results.values() if one.determinism != "none"]
     assert all(one.stats.rolled_back > 0 and one.stats.accepted > 0 for one in deterministic)
     for request_id, result in results.items():
         if result.determinism != "none":
-            assert watcher.accepted[request_id] == result.stats.accepted
+            assert follower.accepted[request_id] == result.stats.accepted
         else:
-            assert not watcher.rolled_back[request_id]
+            assert not follower.rolled_back[request_id]
 
 
 @pytest.mark.parametrize("mode", ["auto", "verify"])
 def test_tracing_changes_no_answer(mode: str) -> None:
-    asked = ((PROMPT, replace(DETERMINISTIC, logprobs=2)), (PROMPT[4:], ORDINARY))
-    alone = run(lying(engine_in(mode)), *asked)
-    watched = run(lying(engine_in(mode)), *asked, watcher=Watcher())
-    told = [(one.token_ids, one.logprobs, one.stats) for one in watched.values()]
-    assert told == [(one.token_ids, one.logprobs, one.stats) for one in alone.values()]
+    requests = ((PROMPT, replace(DETERMINISTIC, logprobs=2)), (PROMPT[4:], ORDINARY))
+    alone = run(with_wrong_candidates(engine_in(mode)), *requests)
+    traced = run(with_wrong_candidates(engine_in(mode)), *requests, follower=TraceFollower())
+    assert [(one.token_ids, one.logprobs, one.stats) for one in traced.values()] == [
+        (one.token_ids, one.logprobs, one.stats) for one in alone.values()
+    ]
 
 
 @pytest.mark.parametrize("attach_at", [1, 5, 11])
 def test_first_trace_has_all_live_requests(attach_at: int) -> None:
-    engine, watcher = lying(engine_in("verify")), Watcher()
-    results = run(engine, (PROMPT, DETERMINISTIC), (PROMPT, ORDINARY), watcher=watcher, attach_at=attach_at)
-    first = watcher.traces[0]
-    assert first.is_first and not any(one.is_first for one in watcher.traces[1:])
+    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
+    results = run(engine, (PROMPT, DETERMINISTIC), (PROMPT, ORDINARY), follower=follower, attach_at=attach_at)
+    first = follower.traces[0]
+    assert first.is_first and not any(one.is_first for one in follower.traces[1:])
     assert [one.committed_start for one in first.requests] == [0, 0]
     assert first.requests[0].committed_ids[: len(PROMPT)] == PROMPT
     for request_id, result in results.items():
-        assert watcher.tokens[request_id] == result.prompt_token_ids + result.token_ids
+        assert follower.tokens[request_id] == result.prompt_token_ids + result.token_ids
 
 
 def test_each_choice_has_its_own_trace() -> None:
-    engine, watcher = lying(engine_in("verify")), Watcher()
-    results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), watcher=watcher)
-    check_told(watcher, results)
+    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
+    results = run(engine, (PROMPT, replace(DETERMINISTIC, n=3)), follower=follower)
+    check_traces(follower, results)
     (first,) = results
-    groups = {one.request_id: one.first_id for trace in watcher.traces for one in trace.requests}
+    groups = {one.request_id: one.first_id for trace in follower.traces for one in trace.requests}
     assert groups == {first: first, first + 1: first, first + 2: first}
 
 
 def test_passes_are_traced_as_planned() -> None:
-    engine, watcher = engine_in("verify"), Watcher()
-    run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), watcher=watcher)
-    passes = [one for trace in watcher.traces for one in trace.passes]
+    engine, follower = engine_in("verify"), TraceFollower()
+    run(engine, (PROMPT, DETERMINISTIC), (PROMPT[1:], ORDINARY), follower=follower)
+    passes = [one for trace in follower.traces for one in trace.passes]
     kinds = [one.kind for one in passes]
     assert kinds.count("fast") == engine.counters.num_fast_passes > 0
     assert kinds.count("canonical") == engine.counters.num_canonical_passes > 0
     assert sum(one.num_tokens_padded for one in passes) == engine.counters.num_padded_tokens
     assert all(one.num_tokens == sum(rows for _, _, rows in one.spans) for one in passes)
-    steps = [trace for trace in watcher.traces if trace.passes]
+    steps = [trace for trace in follower.traces if trace.passes]
     assert [trace.step for trace in steps] == list(range(1, engine.counters.num_steps + 1))
     assert all(trace.milliseconds > 0 for trace in steps)
 
 
 def test_certified_passes_are_marked() -> None:
-    engine, watcher = engine_in("auto"), Watcher()
+    engine, follower = engine_in("auto"), TraceFollower()
     if not engine.scheduler.config.one_pass_suffices:
         pytest.skip("nothing is certified on this machine")
-    run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
-    certified = sum(one.certified for trace in watcher.traces for one in trace.passes)
+    run(engine, (PROMPT, DETERMINISTIC), follower=follower)
+    certified = sum(one.certified for trace in follower.traces for one in trace.passes)
     assert certified == engine.counters.num_certified_passes > 0
 
 
@@ -203,15 +204,15 @@ def test_traced_pages_and_lengths_are_the_engine_s() -> None:
         engine.step()
         trace = engine.tracer.take()[-1]
         (seq,) = engine.scheduler.requests
-        (told,) = trace.requests
+        (traced,) = trace.requests
         assert (trace.num_pages_used, trace.num_pages, trace.page_size) == (
             pool.num_held,
             pool.num_pages,
             pool.page_size,
         )
-        assert told.num_pages == len(seq.page_table) == pool.pages_for(seq.tokens.total_len)
-        assert (told.phase, told.prompt_len) == (seq.phase.value, len(PROMPT))
-        assert (told.committed_len, told.canonical_len, told.computed_len) == (
+        assert traced.num_pages == len(seq.page_table) == pool.pages_for(seq.tokens.total_len)
+        assert (traced.phase, traced.prompt_len) == (seq.phase.value, len(PROMPT))
+        assert (traced.committed_len, traced.canonical_len, traced.computed_len) == (
             seq.tokens.committed_len,
             seq.canonical_len,
             seq.computed_len,
@@ -232,33 +233,33 @@ def test_waiting_requests_are_traced_once() -> None:
 
 
 def test_aborted_request_is_traced_at_once() -> None:
-    engine, watcher = engine_in("verify"), Watcher()
+    engine, follower = engine_in("verify"), TraceFollower()
     engine.tracer = Tracer(engine)
     request = engine.prepare(PROMPT, DETERMINISTIC)
     engine.submit(request)
     while not engine.scheduler.requests[0].tokens.num_candidates:
         engine.step()
     (update,) = engine.abort(request.request_id)
-    watcher.take(engine)
+    follower.take(engine)
     assert update.result is not None
-    assert watcher.ended == {request.request_id: "abort"}
-    assert len(watcher.rolled_back[request.request_id]) == update.result.stats.rolled_back > 0
-    assert watcher.traces[-1].num_pages_used == 0
+    assert follower.ended == {request.request_id: "abort"}
+    assert len(follower.rolled_back[request.request_id]) == update.result.stats.rolled_back > 0
+    assert follower.traces[-1].num_pages_used == 0
     assert not engine.abort(request.request_id)
     assert engine.tracer.take() == []
 
 
 def test_preempted_candidates_are_rolled_back() -> None:
-    engine, watcher = engine_in("verify", prefix_cache=False), Watcher()
+    engine, follower = engine_in("verify", prefix_cache=False), TraceFollower()
     engine = engine.restarted(engine.scheduler.config, num_pages=12)
     long = replace(DETERMINISTIC, max_tokens=100)
-    results = run(engine, *[(PROMPT[one:], long) for one in range(4)], watcher=watcher)
+    results = run(engine, *[(PROMPT[one:], long) for one in range(4)], follower=follower)
     assert sum(result.stats.preemptions for result in results.values()) > 0
-    check_told(watcher, results)
+    check_traces(follower, results)
 
 
 def test_requests_of_a_failed_pass_are_traced_as_errors() -> None:
-    engine, watcher = engine_in("verify"), Watcher()
+    engine, follower = engine_in("verify"), TraceFollower()
     runner = engine.runner
 
     class Breaking:
@@ -268,10 +269,10 @@ def test_requests_of_a_failed_pass_are_traced_as_errors() -> None:
             return runner.run(plan)
 
     engine.runner = Breaking()
-    results = run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
+    results = run(engine, (PROMPT, DETERMINISTIC), follower=follower)
     (request_id,) = results
-    assert watcher.ended == {request_id: "error"}
-    assert watcher.traces[-1].step == 4
+    assert follower.ended == {request_id: "error"}
+    assert follower.traces[-1].step == 4
 
 
 def test_failing_tracer_is_detached(
@@ -294,22 +295,22 @@ def test_failing_tracer_is_detached(
 
 def test_restarted_request_is_traced_again() -> None:
     """After a revocation deterministic requests restart from their prompts."""
-    engine, watcher = engine_in("auto"), Watcher()
+    engine, follower = engine_in("auto"), TraceFollower()
     engine.tracer = Tracer(engine)
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
     for _ in range(6):
         engine.step()
-    watcher.take(engine)
+    follower.take(engine)
     (seq,) = engine.scheduler.requests
     assert seq.tokens.num_output > 0
     engine.scheduler._revoke()
     while engine.has_requests:
         engine.step()
-        watcher.take(engine)
-    (request_id,) = watcher.tokens
-    first = next(trace.requests[0] for trace in watcher.traces if trace.step == 7)
+        follower.take(engine)
+    (request_id,) = follower.tokens
+    first = next(trace.requests[0] for trace in follower.traces if trace.step == 7)
     assert first.committed_start == len(PROMPT)
-    assert len(watcher.tokens[request_id]) == len(PROMPT) + DETERMINISTIC.max_tokens
+    assert len(follower.tokens[request_id]) == len(PROMPT) + DETERMINISTIC.max_tokens
 
 
 def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,15 +318,15 @@ def test_long_request_is_traced_by_its_last_tokens(monkeypatch: pytest.MonkeyPat
     engine = engine_in("verify")
     engine.submit(engine.prepare(PROMPT, DETERMINISTIC))
     engine.tracer = Tracer(engine)
-    (told,) = engine.tracer.take()[0].requests
-    assert (told.committed_start, told.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
+    (traced,) = engine.tracer.take()[0].requests
+    assert (traced.committed_start, traced.committed_ids) == (len(PROMPT) - 8, PROMPT[-8:])
 
 
 def test_traces_can_be_encoded() -> None:
-    engine, watcher = lying(engine_in("verify")), Watcher()
-    run(engine, (PROMPT, DETERMINISTIC), watcher=watcher)
+    engine, follower = with_wrong_candidates(engine_in("verify")), TraceFollower()
+    run(engine, (PROMPT, DETERMINISTIC), follower=follower)
     encode: Callable[[Any], bytes] = msgspec.msgpack.encode
-    for trace in watcher.traces:
+    for trace in follower.traces:
         assert msgspec.msgpack.decode(encode(trace), type=StepTrace) == trace
 
 

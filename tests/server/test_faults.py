@@ -89,8 +89,8 @@ def long_request(server: Server, **settings: Any) -> Client:
 
 
 def test_killed_engine_is_restarted(server: Server, faulty: FaultyServer, undisturbed: str) -> None:
-    front = psutil.Process(server.pid)
-    num_descriptors, num_restarts = front.num_fds(), server.metric("holdfast_engine_restarts_total")
+    frontend = psutil.Process(server.pid)
+    num_descriptors, num_restarts = frontend.num_fds(), server.metric("holdfast_engine_restarts_total")
     faulty.set_faults(slow=SLOW)
     streaming = [long_request(server, stream=True).wait_first() for _ in range(2)]
     waiting = [long_request(server, deterministic=True) for _ in range(4)]
@@ -111,8 +111,8 @@ def test_killed_engine_is_restarted(server: Server, faulty: FaultyServer, undist
     wait_until(lambda: server.get("/health").status_code == 200)
     assert server.post("/v1/completions", FIXED).json()["choices"][0]["text"] == undisturbed
     assert server.metric("holdfast_engine_restarts_total") == num_restarts + 2
-    assert all(child.status() != psutil.STATUS_ZOMBIE for child in front.children(recursive=True))
-    wait_until(lambda: front.num_fds() <= num_descriptors)
+    assert all(child.status() != psutil.STATUS_ZOMBIE for child in frontend.children(recursive=True))
+    wait_until(lambda: frontend.num_fds() <= num_descriptors)
 
 
 def engine_of(server: Server) -> int | None:
@@ -199,14 +199,14 @@ def test_disconnects_at_any_moment_leak_nothing(server: Server, undisturbed: str
         ("/v1/score", {"prompt": PROMPT, "completion": PROMPT}),
     ]
 
-    def leave(at: int) -> None:
+    def disconnect(at: int) -> None:
         path, body = kinds[at % len(kinds)]
         connection = open_request(server, body, path)
         threading.Event().wait(0.004 * (at // len(kinds)))
         drop(connection)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(leave, range(60)))
+        list(pool.map(disconnect, range(60)))
     server.wait_idle()
     assert server.post("/v1/completions", FIXED).json()["choices"][0]["text"] == undisturbed
     answer = server.post("/v1/chat/completions", {**chat, "response_format": form})

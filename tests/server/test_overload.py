@@ -52,11 +52,11 @@ def is_healthy(server: Server) -> bool:
 
 def test_ten_thousand_connections_opened_and_dropped(server: Server) -> None:
     """Some send nothing, some half a request, some a whole one; all disconnect abruptly."""
-    front = psutil.Process(server.pid)
-    num_descriptors = front.num_fds()
+    frontend = psutil.Process(server.pid)
+    num_descriptors = frontend.num_fds()
     streaming = stream(server)
     address = httpx.URL(server.url)
-    said = (
+    parts = (
         b"",
         b"POST /v1/comp",
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 90\r\n\r\n{",
@@ -66,14 +66,14 @@ def test_ten_thousand_connections_opened_and_dropped(server: Server) -> None:
         connections = [socket.create_connection((address.host, address.port), PATIENCE) for _ in range(100)]
         for at, connection in enumerate(connections):
             with contextlib.suppress(OSError):  # the server may have closed it
-                connection.sendall(said[at % len(said)])
+                connection.sendall(parts[at % len(parts)])
         for connection in connections:
             drop(connection)
     assert not streaming.is_over
     assert is_healthy(server)
     end_streams(server)
     assert streaming.wait().is_done and not streaming.error
-    wait_until(lambda: front.num_fds() <= num_descriptors)
+    wait_until(lambda: frontend.num_fds() <= num_descriptors)
 
 
 def test_client_that_does_not_read_is_disconnected(server: Server) -> None:

@@ -1,6 +1,6 @@
-"""A real server in processes of its own, for tests: `with serving(model) as server: httpx.get(server.url + "/health")`.
+"""A real server in its own processes: `with serving(model) as server: server.get("/health")`.
 
-Its engine can be one that misbehaves: `engine` is a program that takes the place of the engine process.
+`engine` names a program that replaces the engine process, such as `faulty_engine.py`.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ _READY_SECONDS = 120.0
 
 
 class Server:
-    """A running server. What it wrote is in `lines`."""
+    """A running server. Its output is in `lines`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.lines: list[str] = []
         self._url: str | None = None
-        self._news = threading.Condition()
+        self._updated = threading.Condition()
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), daemon=True)
             for stream in (process.stdout, process.stderr)
@@ -49,7 +49,7 @@ class Server:
 
     @property
     def engine_pid(self) -> int:
-        """The engine process, whichever it is just now."""
+        """The current engine process."""
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
                 if any(part.endswith(("engine_process", "_engine.py")) for part in child.cmdline()[:3]):
@@ -63,15 +63,15 @@ class Server:
     def wait_for(self, pattern: str, seconds: float = _READY_SECONDS, times: int = 1) -> re.Match[str]:
         """The first line that holds the pattern (or the times-th), now or later."""
         until = time.monotonic() + seconds
-        with self._news:
+        with self._updated:
             while True:
                 found = [match for line in self.lines if (match := re.search(pattern, line))]
                 if len(found) >= times:
                     return found[times - 1]
                 left = until - time.monotonic()
                 if left <= 0 or (self.process.poll() is not None and not self._is_reading()):
-                    raise AssertionError(f"{pattern!r} was not said; the server said:\n{self.text}")
-                self._news.wait(min(left, 0.2))
+                    raise AssertionError(f"{pattern!r} did not appear; the server wrote:\n{self.text}")
+                self._updated.wait(min(left, 0.2))
 
     def wait_listening(self) -> None:
         self._url = self.wait_for(r"Listening on (http://\S+?);")[1]
@@ -93,7 +93,7 @@ class Server:
         return code
 
     def close(self) -> None:
-        """Read what it still said; it has ended."""
+        """Read the rest of its output, after it has ended."""
         for reader, stream in zip(self._readers, (self.process.stdout, self.process.stderr), strict=True):
             reader.join(5)
             if stream is not None and not reader.is_alive():
@@ -113,11 +113,11 @@ class Server:
         return sum(values)
 
     def wait_idle(self, seconds: float = 30.0) -> None:
-        """Nothing runs, nothing waits, and no page is held; fails if that does not come."""
+        """Wait until nothing runs or waits and no page is held."""
         names = ("num_requests_running", "num_requests_waiting", "kv_pages_used")
         until = time.monotonic() + seconds
         while any(self.metric(f"holdfast_{name}") for name in names):
-            assert time.monotonic() < until, "the server does not come to rest"
+            assert time.monotonic() < until, "the server does not become idle"
             time.sleep(0.05)
 
     def _is_reading(self) -> bool:
@@ -125,9 +125,9 @@ class Server:
 
     def _read(self, stream: Any) -> None:
         for line in stream:
-            with self._news:
+            with self._updated:
                 self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
+                self._updated.notify_all()
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def serving(
     environment: dict[str, str] | None = None,
     ready: bool = True,
 ) -> Iterator[Server]:
-    """`holdfast serve`, on a free port. engine names a program beside this file."""
+    """`holdfast serve` on a free port. engine names a program in this folder."""
     if engine is None:
         command = [sys.executable, "-m", "holdfast", "serve"]
     else:

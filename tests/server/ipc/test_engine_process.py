@@ -35,7 +35,7 @@ class Process:
         self._link, theirs = socket.socketpair()
         self._link.settimeout(PATIENCE)
         self._decoder = frames.from_engine()
-        self._unheard: list[m.FromEngine] = []
+        self._unread: list[m.FromEngine] = []
         self.code: int | None = None
 
         def serve() -> None:
@@ -44,38 +44,38 @@ class Process:
 
         self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
-        self.say(m.Start(config, "text", "info"))
+        self.send(m.Start(config, "text", "info"))
 
-    def say(self, *messages: m.ToEngine) -> None:
+    def send(self, *messages: m.ToEngine) -> None:
         self._link.sendall(frames.encode(messages))
 
-    def send(self, raw: bytes) -> None:
+    def send_raw(self, raw: bytes) -> None:
         self._link.sendall(raw)
 
-    def hear(self, kind: type[M]) -> M:
+    def receive(self, kind: type[M]) -> M:
         """The next message of this kind; others wait until they are asked for."""
-        for at, known in enumerate(self._unheard):
+        for at, known in enumerate(self._unread):
             if isinstance(known, kind):
-                del self._unheard[at]
+                del self._unread[at]
                 return known
         while not isinstance(message := self._decoder.read(self._link), kind):
-            self._unheard.append(message)
+            self._unread.append(message)
         return message
 
-    def hear_results(self, count: int = 1) -> tuple[list[Delta], dict[int, Result]]:
+    def receive_results(self, count: int = 1) -> tuple[list[Delta], dict[int, Result]]:
         """All deltas and results until so many requests have ended."""
         deltas: list[Delta] = []
         results: dict[int, Result] = {}
         while len(results) < count:
-            for output in self.hear(m.StepOutput).outputs:
+            for output in self.receive(m.StepOutput).outputs:
                 deltas.append(output.delta)
                 if output.result is not None:
                     results[output.request_id] = output.result
         return deltas, results
 
     def status(self) -> Any:
-        self.say(m.GetStatus())
-        return self.hear(m.StatusReport).status
+        self.send(m.GetStatus())
+        return self.receive(m.StatusReport).status
 
     def hang_up(self) -> None:
         self._link.close()
@@ -83,27 +83,27 @@ class Process:
     def end(self) -> int | None:
         """Its exit code, once it has ended."""
         self._thread.join(PATIENCE)
-        assert not self._thread.is_alive(), "it does not end"
+        assert not self._thread.is_alive(), "the process does not end"
         self._link.close()
         return self.code
 
 
 @pytest.fixture(autouse=True)
 def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are set up for a whole process."""
+    """`configure_logging` would change the whole test process."""
     monkeypatch.setattr(engine_process, "configure_logging", lambda *_: None)
 
 
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> "queue.Queue[int]":
-    """With which codes the process would have ended at once. Here, only the thread that asked for it goes no further."""
+    """The codes of calls to `os._exit`, which here only block the calling thread."""
     codes: queue.Queue[int] = queue.Queue()
 
-    def leave(code: int) -> None:
+    def exit_thread(code: int) -> None:
         codes.put(code)
         threading.Event().wait()
 
-    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", exit_thread)
     monkeypatch.setattr(engine_process, "_FLUSH_SECONDS", 0.1)
     return codes
 
@@ -116,9 +116,9 @@ def engine(tiny_llama: Path) -> Engine:
 @pytest.fixture
 def process(engine: Engine) -> Iterator[Process]:
     running = Process(lambda config, show: engine, EngineConfig())
-    running.hear(m.Ready)
+    running.receive(m.Ready)
     yield running
-    running.say(m.Stop())
+    running.send(m.Stop())
     assert running.end() == 0
     assert not engine.has_requests and engine.scheduler.pool.num_held == 0
 
@@ -128,16 +128,16 @@ def submit(number: int, params: SamplingParams = PARAMS, prompt: tuple[int, ...]
 
 
 def test_request_is_accepted_and_answered_in_deltas(process: Process) -> None:
-    process.say(submit(3))
-    accepted = process.hear(m.Accepted)
+    process.send(submit(3))
+    accepted = process.receive(m.Accepted)
     assert (accepted.request_id, accepted.seed) == (3, 1)
-    deltas, results = process.hear_results()
+    deltas, results = process.receive_results()
     assert sum(len(delta.token_ids) for delta in deltas) == 8 and deltas[-1].finish_reason == "length"
     assert (results[3].determinism, results[3].error) == ("certified", None)
 
 
 def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
-    assert process.hear(m.FingerprintReady).digest == engine.fingerprint.digest
+    assert process.receive(m.FingerprintReady).digest == engine.fingerprint.digest
 
 
 @pytest.mark.parametrize(
@@ -151,18 +151,18 @@ def test_fingerprint_is_sent(engine: Engine, process: Process) -> None:
     ],
 )
 def test_invalid_request_is_refused_and_others_go_on(process: Process, wrong: m.Submit, code: str) -> None:
-    process.say(submit(2), wrong, submit(3))
-    refused = process.hear(m.Refused)
+    process.send(submit(2), wrong, submit(3))
+    refused = process.receive(m.Refused)
     assert (refused.request_id, refused.code) == (1, code)
-    _, results = process.hear_results(2)
+    _, results = process.receive_results(2)
     assert results.keys() == {2, 3} and results[2].error is results[3].error is None
 
 
 def test_abort_frees_pages(process: Process) -> None:
-    process.say(submit(1, LONG))
-    process.hear(m.StepOutput)
-    process.say(m.Abort(1))
-    deltas, _ = process.hear_results()
+    process.send(submit(1, LONG))
+    process.receive(m.StepOutput)
+    process.send(m.Abort(1))
+    deltas, _ = process.receive_results()
     assert deltas[-1].finish_reason == "abort"
     status = process.status()
     assert (status.num_running, status.num_waiting, status.num_pages_used) == (0, 0, 0)
@@ -185,10 +185,10 @@ def test_request_aborted_while_prepared_is_never_submitted(
 
     monkeypatch.setattr(engine, "prepare", prepare_slowly)
     monkeypatch.setattr(EngineServer, "_submit", submit_and_signal)
-    process.say(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
+    process.send(submit(1, SamplingParams(max_tokens=400, structured=StructuredOutput(regex="a+"))))
     assert compiling.wait(PATIENCE)
     assert process.status().num_running == 0  # the loop does not wait for it
-    process.say(m.Abort(1))
+    process.send(m.Abort(1))
     process.status()
     go_on.set()
     assert done.wait(PATIENCE)
@@ -197,25 +197,25 @@ def test_request_aborted_while_prepared_is_never_submitted(
 
 
 def test_abort_of_unknown_request_does_nothing(process: Process) -> None:
-    process.say(m.Abort(77), submit(1))
-    assert process.hear_results()[1].keys() == {1}
-    process.say(m.Abort(1))
+    process.send(m.Abort(77), submit(1))
+    assert process.receive_results()[1].keys() == {1}
+    process.send(m.Abort(1))
     assert process.status().num_running == 0
 
 
-@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
+@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.send(m.Stop())])
 def test_process_ends_in_the_middle_of_an_answer(engine: Engine, leave: Callable[[Process], None]) -> None:
     process = Process(lambda config, show: engine, EngineConfig())
-    process.hear(m.Ready)
-    process.say(submit(1, LONG))
-    process.hear(m.StepOutput)
+    process.receive(m.Ready)
+    process.send(submit(1, LONG))
+    process.receive(m.StepOutput)
     leave(process)
     assert process.end() == 0
     for number in list(engine._collectors):
         engine.abort(number)
 
 
-@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.say(m.Stop())])
+@pytest.mark.parametrize("leave", [Process.hang_up, lambda process: process.send(m.Stop())])
 def test_process_ends_while_it_loads(exits: "queue.Queue[int]", leave: Callable[[Process], None]) -> None:
     loading, go_on = threading.Event(), threading.Event()
 
@@ -247,9 +247,9 @@ def test_dead_thread_ends_the_process(
     if fault == "name":
         monkeypatch.setattr(Engine, "fingerprint", property(lambda self: 1 / 0))
     process = Process(lambda config, show: engine, EngineConfig())
-    process.hear(m.Ready)
+    process.receive(m.Ready)
     if fault == "in":
-        process.send(b"\x03\0\0\0bad")
+        process.send_raw(b"\x03\0\0\0bad")
     elif fault == "out":
         servers[0]._send(object())  # type: ignore[arg-type]
     assert exits.get(timeout=PATIENCE) == 1
@@ -268,7 +268,7 @@ def test_startup_failure_is_reported(
         weights = model / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:5000])
     process = Process(build, config)
-    reason = process.hear(m.StartupFailed).reason
+    reason = process.receive(m.StartupFailed).reason
     assert ("model.safetensors" if fault == "weights" else "kv_memory") in reason
     assert process.end() == 2
     exits.get(timeout=PATIENCE)  # its reader sees the end of the connection, too

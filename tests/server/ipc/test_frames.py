@@ -49,11 +49,11 @@ def read_all(data: bytes) -> list[m.ToEngine]:
     return read
 
 
-async def read_all_from(pieces: list[bytes]) -> list[m.ToEngine]:
+async def read_all_async(parts: list[bytes]) -> list[m.ToEngine]:
     """The same with asyncio, as the frontend reads."""
     reader, decoder, read = asyncio.StreamReader(), frames.to_engine(), []
-    for piece in pieces:
-        reader.feed_data(piece)
+    for part in parts:
+        reader.feed_data(part)
     reader.feed_eof()
     try:
         while True:
@@ -70,8 +70,8 @@ def test_messages_round_trip() -> None:
 def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
     data = frames.encode(MESSAGES)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
-    pieces = [data[start:end] for start, end in pairwise(at)]
-    assert asyncio.run(read_all_from(pieces)) == MESSAGES
+    parts = [data[start:end] for start, end in pairwise(at)]
+    assert asyncio.run(read_all_async(parts)) == MESSAGES
 
 
 def test_large_message_round_trips() -> None:
@@ -82,7 +82,7 @@ def test_large_message_round_trips() -> None:
 @pytest.mark.parametrize("length", [1, 3, 4, 7])
 def test_truncated_message_is_a_lost_connection(length: int) -> None:
     assert read_all(frames.encode(MESSAGES[:1])[:length]) == []
-    assert asyncio.run(read_all_from([frames.encode(MESSAGES[:1])[:length]])) == []
+    assert asyncio.run(read_all_async([frames.encode(MESSAGES[:1])[:length]])) == []
 
 
 def test_excessive_length_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
