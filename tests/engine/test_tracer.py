@@ -347,8 +347,9 @@ def test_traces_can_be_encoded() -> None:
 def test_compare_candidates(
     candidates: tuple[int, ...], committed: tuple[int, ...], still: tuple[int, ...], expected: tuple[Any, ...]
 ) -> None:
-    log = TokenLog((1, 2, 3))
-    log.commit(committed)
+    tokens = TokenLog((1, 2, 3))
+    for token_id in committed:
+        tokens.commit(token_id)
     for token_id in still:
-        log.propose(token_id)
-    assert compare_candidates(candidates, 3, log) == expected
+        tokens.propose(token_id)
+    assert compare_candidates(candidates, 3, tokens) == expected
