@@ -17,7 +17,6 @@ from enum import IntEnum
 from holdfast.core.framing import ConnectionLost
 from holdfast.core.results import Delta, RequestOutput, Result, Stats
 from holdfast.engine.status import EngineCounters, EngineStatus
-from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 
 SEED = 7
@@ -64,17 +63,17 @@ def answer(request_id: int) -> list[m.FromEngine]:
 
 
 def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
-    frames_sent = frames.encode(answer(request_id))
+    frames_sent = m.encode(answer(request_id))
     if prompt is Prompt.ANSWER:
         link.sendall(frames_sent)
     elif prompt is Prompt.ANSWER_TWICE:
-        link.sendall(b"".join(frames.encode([one, one]) for one in answer(request_id)))
+        link.sendall(b"".join(m.encode([one, one]) for one in answer(request_id)))
     elif prompt is Prompt.REFUSE:
-        link.sendall(frames.encode([m.Refused(request_id, "context_length_exceeded", "too long")]))
+        link.sendall(m.encode([m.Refused(request_id, "context_length_exceeded", "too long")]))
     elif prompt is Prompt.GARBAGE:
         link.sendall((5).to_bytes(4, "little") + b"\xc1bad\xff")
     elif prompt is Prompt.WRONG_TYPE:
-        link.sendall(frames.encode([["Accepted", "a number", 1]]))
+        link.sendall(m.encode([["Accepted", "a number", 1]]))
     elif prompt is Prompt.TOO_LONG:
         link.sendall(b"\xff\xff\xff\xff" + frames_sent)
         sleep_forever()
@@ -87,7 +86,7 @@ def respond(link: socket.socket, request_id: int, prompt: Prompt) -> None:
     elif prompt is Prompt.DIE:
         os.kill(os.getpid(), signal.SIGKILL)
     elif prompt is Prompt.UNASKED_STATUS:
-        link.sendall(frames.encode([status(0)]))
+        link.sendall(m.encode([status(0)]))
 
 
 def status(num_running: int) -> m.StatusReport:
@@ -105,16 +104,16 @@ class Streams:
 
     def begin(self, request_id: int, prompt: Prompt) -> None:
         self.texts[request_id] = "on " if prompt is Prompt.STREAM else "x" * FLOOD_CHARS
-        self._link.sendall(frames.encode([m.Accepted(request_id, SEED)]))
+        self._link.sendall(m.encode([m.Accepted(request_id, SEED)]))
 
     def send_more(self) -> None:
         ending, self._ending = self._ending, False
         for request_id, text in self.texts.items():
             if ending:
-                self._link.sendall(frames.encode([answer(request_id)[1]]))
+                self._link.sendall(m.encode([answer(request_id)[1]]))
             else:
                 output = RequestOutput(request_id, Delta(text, (5,)))
-                self._link.sendall(frames.encode([m.StepOutput((), (output,))]))
+                self._link.sendall(m.encode([m.StepOutput((), (output,))]))
         if ending:
             self.texts.clear()
 
@@ -128,19 +127,19 @@ def main() -> None:
     settings = json.loads(os.environ.get("HOLDFAST_TEST_ENGINE", "{}"))
     start = sys.argv[1] if len(sys.argv) > 2 else settings.get("start", "ready")
     link = socket.socket(fileno=int(sys.argv[-1]))
-    decoder = frames.to_engine()
+    decoder = m.decoder_to_engine()
     decoder.read(link)
     if start == "dies":
         os._exit(3)
     if start == "loads":
-        link.sendall(frames.encode([m.Progress("Loading", 1, 2)]))
+        link.sendall(m.encode([m.Progress("Loading", 1, 2)]))
         sleep_forever()
     if start == "fails":
-        link.sendall(frames.encode([m.StartupFailed("this cannot be loaded")]))
+        link.sendall(m.encode([m.StartupFailed("this cannot be loaded")]))
         return
     streams = Streams(link)
     fingerprint = [m.FingerprintReady("abc", {"dtype": "none"})] if start != "no_fingerprint" else []
-    link.sendall(frames.encode([READY, *fingerprint]))
+    link.sendall(m.encode([READY, *fingerprint]))
     with contextlib.suppress(ConnectionLost):
         while True:
             wait = _TICK_SECONDS if streams.texts else None
@@ -157,7 +156,7 @@ def main() -> None:
             elif isinstance(message, m.Abort):
                 streams.texts.pop(message.request_id, None)
             elif isinstance(message, m.GetStatus):
-                link.sendall(frames.encode([status(len(streams.texts))]))
+                link.sendall(m.encode([status(len(streams.texts))]))
             elif isinstance(message, m.Stop):
                 return
 

@@ -18,7 +18,7 @@ from holdfast.engine.builder import build
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
-from holdfast.server.ipc import engine_process, frames
+from holdfast.server.ipc import engine_process
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
 
@@ -34,7 +34,7 @@ class Process:
     def __init__(self, make: engine_process.Build, config: EngineConfig) -> None:
         self._link, theirs = socket.socketpair()
         self._link.settimeout(PATIENCE)
-        self._decoder = frames.from_engine()
+        self._decoder = m.decoder_from_engine()
         self._unread: list[m.FromEngine] = []
         self.code: int | None = None
 
@@ -47,7 +47,7 @@ class Process:
         self.send(m.Start(config, "text", "info"))
 
     def send(self, *messages: m.ToEngine) -> None:
-        self._link.sendall(frames.encode(messages))
+        self._link.sendall(m.encode(messages))
 
     def send_raw(self, raw: bytes) -> None:
         self._link.sendall(raw)

@@ -18,7 +18,6 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
-from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.response_stream import ResponseStream
 
@@ -194,10 +193,10 @@ class EngineLink:
 
     def _send(self, message: m.ToEngine) -> None:
         if not self._writer.is_closing():
-            self._writer.write(frames.encode([message]))
+            self._writer.write(m.encode([message]))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        decoder = frames.from_engine()
+        decoder = m.decoder_from_engine()
         try:
             while True:
                 self._handle(await decoder.read_async(reader))

@@ -25,7 +25,6 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
 from holdfast.numerics.settings import pin_threads
-from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
 from holdfast.server.telemetry.logs import configure_logging
@@ -61,7 +60,7 @@ class MessageWriter:
                     batch.append(self._queue.get_nowait())
             is_last = None in batch
             try:
-                self._connection.sendall(frames.encode([one for one in batch if one is not None]))
+                self._connection.sendall(m.encode([one for one in batch if one is not None]))
             except OSError:
                 return  # the frontend is gone; the reader sees it, too
             except BaseException:  # no request could be answered any more
@@ -77,7 +76,7 @@ class MessageReader:
     Until there is a server, any message means: end.
     """
 
-    def __init__(self, connection: socket.socket, decoder: frames.Decoder[m.ToEngine]) -> None:
+    def __init__(self, connection: socket.socket, decoder: m.MessageDecoder[m.ToEngine]) -> None:
         self.server: EngineServer | None = None
         self._connection = connection
         self._decoder = decoder
@@ -104,7 +103,7 @@ def serve(connection: socket.socket, make: Build = build) -> int:
 
     Returns the exit code.
     """
-    decoder = frames.to_engine()
+    decoder = m.decoder_to_engine()
     try:
         start = decoder.read(connection)
     except ConnectionLost:

@@ -6,13 +6,18 @@
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
 outputs follow, the last with its result, inside `StepOutput`s; after `Refused` nothing follows.
-Messages are msgpack, tagged with their type. A message that does not fit its type is a bug.
+Messages are msgpack, tagged with their type, in the frames of `core.framing`. A message that does
+not fit its type is a bug.
 """
 
-from typing import Any
+import socket
+from asyncio import StreamReader
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from holdfast.core.framing import pack_frame, read_frame, read_frame_async
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import EngineStatus
@@ -163,3 +168,35 @@ FromEngine = (
     | Revoked
     | StepTraced
 )
+
+_encoder = msgspec.msgpack.Encoder()
+
+T = TypeVar("T")
+
+
+class MessageDecoder(Generic[T]):
+    """Reads the messages of one direction. Raises `ConnectionLost` at the end of the stream."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
+        self._decoder = decoder
+
+    def read(self, source: socket.socket) -> T:
+        """Wait for the next message on a socket."""
+        return self._decoder.decode(read_frame(source))
+
+    async def read_async(self, source: StreamReader) -> T:
+        """Wait for the next message on an asyncio stream."""
+        return self._decoder.decode(await read_frame_async(source))
+
+
+def decoder_to_engine() -> MessageDecoder[ToEngine]:
+    return MessageDecoder(msgspec.msgpack.Decoder(ToEngine))
+
+
+def decoder_from_engine() -> MessageDecoder[FromEngine]:
+    return MessageDecoder(msgspec.msgpack.Decoder(FromEngine))
+
+
+def encode(messages: Sequence[Any]) -> bytes:
+    """The frames of these messages, one after the other."""
+    return b"".join([pack_frame(_encoder.encode(message)) for message in messages])

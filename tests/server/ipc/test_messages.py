@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from holdfast.core.framing import ConnectionLost, FrameTooLong
 from holdfast.core.results import Delta, RequestOutput, Result, Stats, Thought
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.server.ipc import frames
 from holdfast.server.ipc import messages as m
 
 MESSAGES: list[m.ToEngine] = [
@@ -38,7 +37,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def read_all(data: bytes) -> list[m.ToEngine]:
     """What the engine's side reads from a stream that ends after the data."""
     ours, theirs = socket.socketpair()
-    decoder, read = frames.to_engine(), []
+    decoder, read = m.decoder_to_engine(), []
     with ours, theirs:
         writing = threading.Thread(target=lambda: (theirs.sendall(data), theirs.shutdown(socket.SHUT_WR)))
         writing.start()
@@ -51,7 +50,7 @@ def read_all(data: bytes) -> list[m.ToEngine]:
 
 async def read_all_async(parts: list[bytes]) -> list[m.ToEngine]:
     """The same with asyncio, as the frontend reads."""
-    reader, decoder, read = asyncio.StreamReader(), frames.to_engine(), []
+    reader, decoder, read = asyncio.StreamReader(), m.decoder_to_engine(), []
     for part in parts:
         reader.feed_data(part)
     reader.feed_eof()
@@ -63,12 +62,12 @@ async def read_all_async(parts: list[bytes]) -> list[m.ToEngine]:
 
 
 def test_messages_round_trip() -> None:
-    assert read_all(frames.encode(MESSAGES)) == MESSAGES
+    assert read_all(m.encode(MESSAGES)) == MESSAGES
 
 
 @given(st.lists(st.integers(0, 200), max_size=8))
 def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
-    data = frames.encode(MESSAGES)
+    data = m.encode(MESSAGES)
     at = sorted({0, len(data), *(cut % len(data) for cut in cuts)})
     parts = [data[start:end] for start, end in pairwise(at)]
     assert asyncio.run(read_all_async(parts)) == MESSAGES
@@ -76,13 +75,13 @@ def test_stream_may_be_split_anywhere(cuts: list[int]) -> None:
 
 def test_large_message_round_trips() -> None:
     large = m.Submit(1, tuple(range(200_000)), {})
-    assert read_all(frames.encode([large])) == [large]
+    assert read_all(m.encode([large])) == [large]
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 7])
 def test_truncated_message_is_a_lost_connection(length: int) -> None:
-    assert read_all(frames.encode(MESSAGES[:1])[:length]) == []
-    assert asyncio.run(read_all_async([frames.encode(MESSAGES[:1])[:length]])) == []
+    assert read_all(m.encode(MESSAGES[:1])[:length]) == []
+    assert asyncio.run(read_all_async([m.encode(MESSAGES[:1])[:length]])) == []
 
 
 def test_excessive_length_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -90,7 +89,7 @@ def test_excessive_length_is_an_error(pair: tuple[socket.socket, socket.socket])
     ours, theirs = pair
     theirs.sendall(b"\xff\xff\xff\xff")
     with pytest.raises(FrameTooLong):
-        frames.to_engine().read(ours)
+        m.decoder_to_engine().read(ours)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_invalid_message_is_an_error(pair: tuple[socket.socket, socket.socket], 
     ours, theirs = pair
     theirs.sendall(len(content).to_bytes(4, "little") + content)
     with pytest.raises(msgspec.DecodeError):
-        frames.to_engine().read(ours)
+        m.decoder_to_engine().read(ours)
 
 
 def test_closed_socket_is_a_lost_connection() -> None:
@@ -108,7 +107,7 @@ def test_closed_socket_is_a_lost_connection() -> None:
     theirs.close()
     ours.close()
     with pytest.raises(ConnectionLost):
-        frames.to_engine().read(ours)
+        m.decoder_to_engine().read(ours)
 
 
 def test_step_output_arrives_unchanged(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -117,5 +116,5 @@ def test_step_output_arrives_unchanged(pair: tuple[socket.socket, socket.socket]
     delta = Delta("a", (5,), (TokenLogprob(5, -0.5, ((7, -1.0),)),), 1, "stop", thoughts)
     result = Result((), (), 3, "none", Stats(windows=2), {"format": "x"}, "failed", (None,), "pass_failed")
     sent = m.StepOutput((m.Started(1, 0.5),), (RequestOutput(1, delta, result), RequestOutput(2, Delta())))
-    theirs.sendall(frames.encode([sent]))
-    assert frames.from_engine().read(ours) == sent
+    theirs.sendall(m.encode([sent]))
+    assert m.decoder_from_engine().read(ours) == sent
