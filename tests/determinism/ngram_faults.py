@@ -1,7 +1,9 @@
-"""Fault injection into the n-gram proposer: it proposes the true continuation with random tokens in between.
+"""Fault injection into the n-gram proposer: it proposes the true continuation with random tokens in
+between.
 
-Every request then proposes candidates, so that windows are accepted and rejected in `auto`, too. The faults are inserted
-after the grammar filter: verification must reject candidates that the grammar does not allow.
+Every request then proposes candidates, so that windows are accepted and rejected in `auto`, too.
+The faults are inserted after the grammar filter: verification must reject candidates that the
+grammar does not allow.
 """
 
 import random
@@ -20,7 +22,9 @@ MAX_CANDIDATES = 8
 def inject_ngram_faults(
     patch: pytest.MonkeyPatch, vocab_size: int, chance: float, *, truths: Sequence[Result] = (), seed: int = 0
 ) -> None:
-    """Propose the tokens of `truths` where the request is one of them, else random ones; each is wrong with this chance."""
+    """Propose the tokens of `truths` where the request is one of them, else random ones; each is
+    wrong with this chance.
+    """
     rng = random.Random(seed)
     look_up = RequestState.propose
     known = {
@@ -44,4 +48,4 @@ def inject_ngram_faults(
         seq.stats.looked_up += added
 
     patch.setattr(RequestState, "propose", propose_with_faults)
-    patch.setattr(NgramProposer, "hit_rate", property(lambda lookup: 0.95))
+    patch.setattr(NgramProposer, "hit_rate", property(lambda self: 0.95))

@@ -1,4 +1,6 @@
-"""Checks that every result must pass: its counters, logprobs and structured output, and that features have an effect."""
+"""Checks that every result must pass: its counters, logprobs and structured output, and that
+features have an effect.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Shared by the stress tests. Run as a program, it runs stress tests in its own process and prints digests of the results."""
+"""Shared by the stress tests.
+
+Run as a program, it runs stress tests in its own process and prints digests of the results.
+"""
 
 import hashlib
 import random
@@ -50,7 +53,10 @@ def plain_probe(temperature: float, *, deterministic: bool = True) -> ProbeReque
 
 @cache
 def engine(kernels: KernelBackend, dtype: str) -> Engine:
-    """A tiny model. In fp32 every token has a near tie. Tests restart the engine and never run it directly."""
+    """A tiny model.
+
+    In fp32 every token has a near tie. Tests restart the engine and never run it directly.
+    """
     num_tokens = {} if kernels == "c" else {"max_pass_tokens": 128}  # fewer batch sizes to certify
     config = EngineConfig(kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB", **num_tokens)
     return tiny_engine(config, near_ties=dtype == "fp32")
@@ -80,7 +86,9 @@ def only_result(summary: StressSummary) -> ResultBits:
 
 
 def digests(kernels: KernelBackend, **limits: object) -> list[str]:
-    """One line per probe: its dtype, its number of distinct results, and a digest of the first. limits are engine options."""
+    """One line per probe: its dtype, its number of distinct results, and a digest of the first.
+    limits are engine options.
+    """
     lines = []
     for dtype in ("fp32", "bf16"):
         if limits:

@@ -1,4 +1,6 @@
-"""The default model: every feature and some combinations as concurrent requests, under changing schedules."""
+"""The default model: every feature and some combinations as concurrent requests, under changing
+schedules.
+"""
 
 import random
 from dataclasses import replace

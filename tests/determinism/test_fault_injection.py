@@ -1,5 +1,5 @@
-"""Fault injection for every feature: with many wrong candidates, the answer, its structured output and its logprobs are
-those of a run without faults, and the counters add up.
+"""Fault injection for every feature: with many wrong candidates, the answer, its structured output
+and its logprobs are those of a run without faults, and the counters add up.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,9 @@ GENERATING = [name for name in FEATURES if name != "scores only"]
 def make_load(
     engine: Engine, mode: DeterminismMode, probe: ProbeRequest, others: Sequence[SamplingParams] = ()
 ) -> StressLoad:
-    """The probe alone, or among background requests with its prefix, every second one deterministic."""
+    """The probe alone, or among background requests with its prefix, every second one
+    deterministic.
+    """
     schedule = replace(
         engine.scheduler.config, determinism=mode, speculation="ngram", spot_check_rate=1.0 if others else 0.0
     )
@@ -99,7 +101,9 @@ def test_all_faults_together_do_not_change_combinations(
 def test_penalties_do_not_count_rejected_candidates(
     mode: DeterminismMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy: each token must have the best reported logprob after the penalties of the tokens before it."""
+    """Greedy: each token must have the best reported logprob after the penalties of the tokens
+    before it.
+    """
     one = engine("c", "bf16")
     feature = features("c", "bf16")["greedy"]
     params = replace(

@@ -1,4 +1,6 @@
-"""Every feature, alone and in random combinations, inside random loads with the same features: one result."""
+"""Every feature, alone and in random combinations, inside random loads with the same features: one
+result.
+"""
 
 from collections.abc import Iterator
 

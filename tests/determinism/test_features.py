@@ -1,4 +1,7 @@
-"""Each feature changes the result of its request. Otherwise a stress test of it would prove nothing."""
+"""Each feature changes the result of its request.
+
+Otherwise a stress test of it would prove nothing.
+"""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Rollbacks without fault injection: library kernels disagree on near ties, verification rejects, the result stays."""
+"""Rollbacks without fault injection: library kernels disagree on near ties, verification rejects,
+the result stays.
+"""
 
 from dataclasses import replace
 

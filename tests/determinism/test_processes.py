@@ -1,5 +1,5 @@
-"""Stress tests in new processes: one result with one thread and with another instruction set; the same bits after a
-restart and with other limits.
+"""Stress tests in new processes: one result with one thread and with another instruction set; the
+same bits after a restart and with other limits.
 """
 
 import os
@@ -48,7 +48,9 @@ def test_one_result_per_process(kernels: str, environment: dict[str, str]) -> No
 
 
 def test_restart_and_other_limits_do_not_change_results() -> None:
-    """Fewer requests, fewer pages, smaller chunks, no prefix cache; plain requests and combinations of features."""
+    """Fewer requests, fewer pages, smaller chunks, no prefix cache; plain requests and combinations
+    of features.
+    """
     here = digests("c")
     assert all(line.split()[1] == "1" for line in here)
     assert _run_process("c", "usual", "tight") == [*here, *here]

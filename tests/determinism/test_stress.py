@@ -1,4 +1,6 @@
-"""One deterministic request inside random loads has one result, to the bit; an ordinary one has several."""
+"""One deterministic request inside random loads has one result, to the bit; an ordinary one has
+several.
+"""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
 """A fake OpenAI-compatible server with scripted answers, in its own thread on a free port.
 
-It records the requests it received and the clients that disconnected. Tests switch its faults on and off.
+It records the requests it received and the clients that disconnected. Tests switch its faults on
+and off.
 """
 
 import asyncio

@@ -224,7 +224,7 @@ def test_ratio_needs_the_same_number_of_streams() -> None:
 
 
 def test_sections_and_numbers_are_parsed() -> None:
-    assert parse_sections("needle, speed") == ("speed", "stress")
+    assert parse_sections("stress, speed") == ("speed", "stress")
     assert parse_sections(None) == SECTIONS
     assert parse_sections("needle") == ("stress",)  # the old name
     with pytest.raises(ConfigError, match="no section"):

@@ -41,7 +41,9 @@ def stream_all(server, requests, **options) -> list[StreamResult]:
 
 
 def request_from(*writes: bytes, close: bool = False) -> bytes:
-    """The body that the client reads from a server that sends these bytes, one write after the other."""
+    """The body that the client reads from a server that sends these bytes, one write after the
+    other.
+    """
 
     async def run():
         async def serve(reader, writer):
