@@ -122,12 +122,12 @@ def test_preemption_inside_and_at_end_of_chunk(
 
 def _push_out(engine: Engine, number: int) -> None:
     """Preempt as a page shortage would."""
-    roster = engine.scheduler._queue
-    seq = roster.running[number]
-    roster.free_lane(roster.remove(seq))
+    queue = engine.scheduler._queue
+    seq = queue.running[number]
+    queue.free_index(queue.remove(seq))
     engine.scheduler._spot_checker.forget(seq)
     seq.preempt()
-    roster.enqueue(seq)
+    queue.enqueue(seq)
     engine.check()
 
 
