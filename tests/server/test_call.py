@@ -21,8 +21,14 @@ PARAMS = SamplingParams()
 @asynccontextmanager
 async def calling(start: str = "ready", timeout: float = PATIENCE) -> AsyncIterator[tuple[Call, EngineLink]]:
     async with linked(start) as link:
-        asked = TracedRequest("chat", "model", "id")
-        call = Call("id", link, Metrics().request(False), lambda params: NoTraces().begin({}, asked), timeout)
+        traced = TracedRequest("chat", "model", "id")
+        call = Call(
+            "id",
+            link,
+            metrics=Metrics().request(False),
+            begin_span=lambda params: NoTraces().begin({}, traced),
+            timeout=timeout,
+        )
         try:
             yield call, link
         finally:

@@ -35,6 +35,7 @@ class Call:
         self,
         request_id: str,
         link: EngineLink,
+        *,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,

@@ -27,6 +27,7 @@ class Frontend:
     def __init__(
         self,
         config: ServerConfig,
+        *,
         names: tuple[str, ...],
         prompts: Prompts,
         supervisor: Supervisor,
@@ -82,9 +83,9 @@ class Frontend:
             call = Call(
                 request.state.request_id,
                 link,
-                self.metrics.request(deterministic),
-                lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
-                self.config.request_timeout,
+                metrics=self.metrics.request(deterministic),
+                begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
+                timeout=self.config.request_timeout,
             )
             self._calls.add(call)
             try:

@@ -104,7 +104,13 @@ class Server:
         )
         self.supervisor = Supervisor(engine, callbacks, (config.log_format, config.log_level), command)
         self.frontend = Frontend(
-            config, self.names, self.prompts, self.supervisor, self.metrics, self.traces, self.admission
+            config,
+            names=self.names,
+            prompts=self.prompts,
+            supervisor=self.supervisor,
+            metrics=self.metrics,
+            traces=self.traces,
+            admission=self.admission,
         )
         self.http = _HttpServer(
             uvicorn.Config(
