@@ -326,7 +326,7 @@ def finish(engine: Engine) -> dict[int, Result]:
         for update in engine.step():
             if update.result is not None:
                 results[update.request_id] = update.result
-    assert engine.scheduler.num_in_flight == 0 and engine.scheduler.pool.num_held == 0
+    assert not engine.scheduler._in_flight and engine.scheduler.pool.num_held == 0
     engine.check()
     return results
 

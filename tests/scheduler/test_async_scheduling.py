@@ -167,7 +167,7 @@ def test_failure_ends_only_requests_in_flight() -> None:
     driver.in_flight.clear()
     driver.runner._unread.clear()
     assert {event.request_id for event in events} == set(running)  # type: ignore[union-attr]
-    assert driver.scheduler.num_in_flight == 0
+    assert not driver.scheduler._in_flight
     driver.scheduler.check()
     driver.finish()
     assert driver.answers[waiting] == truth((2, 2), 4)

@@ -155,7 +155,7 @@ def test_preemption_keeps_committed_tokens_and_nothing_else() -> None:
     propose(state, 60, 61)
     state.preempt()
     assert state.phase is Phase.QUEUED
-    assert (state.tokens.output_ids, state.tokens.candidates) == ((50,), ())
+    assert (state.tokens.ids(3, 99), state.tokens.candidates) == ((50,), ())
     assert (state.canonical_len, state.computed_len, len(state.page_table)) == (0, 0, 0)
     assert (state.stats.preemptions, state.stats.rolled_back) == (1, 2)
     assert state.window_cap == FIRST_WINDOW

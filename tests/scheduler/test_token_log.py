@@ -16,7 +16,7 @@ def test_lengths_and_ids() -> None:
     log.propose(9)
     assert (log.prompt_len, log.committed_len, log.total_len) == (2, 3, 5)
     assert (log.num_output, log.num_candidates) == (1, 2)
-    assert (log.output_ids, log.candidates) == ((7,), (8, 9))
+    assert (log.ids(2, 3), log.candidates) == ((7,), (8, 9))
     assert log.ids(1, 4) == (6, 7, 8)
 
 
@@ -50,6 +50,6 @@ def test_token_log_behaves_like_two_lists(prompt: list[int], steps: list[tuple[s
                     log.commit(token_id)
                 committed += ids
         assert log.ids(0, log.total_len) == (*committed, *candidates)
-        assert log.output_ids == tuple(committed[len(prompt) :])
+        assert log.ids(len(prompt), log.committed_len) == tuple(committed[len(prompt) :])
         assert log.candidates == tuple(candidates)
         assert log.num_candidates == len(candidates)

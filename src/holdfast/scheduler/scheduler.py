@@ -102,11 +102,6 @@ class Scheduler:
         return len(self._queue.running)
 
     @property
-    def num_in_flight(self) -> int:
-        """Plans that are not read yet."""
-        return len(self._in_flight)
-
-    @property
     def waiting_ids(self) -> frozenset[int]:
         """The requests that hold no pages: not admitted yet, or preempted."""
         return frozenset(state.request_id for state in self._queue.waiting)

@@ -28,10 +28,6 @@ class TokenLog:
         return self.committed_len - self.prompt_len
 
     @property
-    def output_ids(self) -> tuple[int, ...]:
-        return tuple(self._ids[self.prompt_len : self.committed_len])
-
-    @property
     def candidates(self) -> tuple[int, ...]:
         return tuple(self._ids[self.committed_len :])
 
