@@ -5,7 +5,7 @@
     events = scheduler.update(plan, results)       tokens committed, requests ended, ...
 
 One result takes one trip: `verify` (verification.py) turns a span's samples into an outcome,
-`RequestState.apply` applies it, and the scheduler frees pages, fills the prefix cache and emits
+`RequestState.apply` applies it and frees pages, and the scheduler fills the prefix cache and emits
 events. The lengths of a request during that trip:
 
                           canonical_len

@@ -14,7 +14,7 @@ A result takes one trip through the scheduler:
 
     verify(state, span, samples)   ->  SpanOutcome         a pure function, here
     RequestState.apply(outcome)    ->  what is new         the only place where a result changes a request
-    Scheduler                          frees pages, fills the prefix cache, emits events
+    Scheduler                          fills the prefix cache, emits events
 """
 
 from collections.abc import Sequence

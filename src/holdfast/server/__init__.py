@@ -1,1 +1,1 @@
-"""HTTP as OpenAI clients expect it. One process answers clients, another runs the engine; `channel` is between them."""
+"""HTTP as OpenAI clients expect it. One process answers clients, another runs the engine; `ipc` is between them."""
