@@ -36,6 +36,7 @@ def test_auto_is_unconstrained_or_calls_or_json() -> None:
     assert plan.structured == calls_or_json_grammar(use, HERMES, JSON)
     assert isinstance(plan.parser(b""), AutoToolParser)
     assert plan.explain("the Lark grammar cannot be used: x").startswith("the tools' parameters cannot")
+    assert plan.explain("the prompt is too long") == "the prompt is too long"
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

@@ -49,8 +49,13 @@ def calls_or_json_grammar(
 
 
 def explain_grammar_error(message: str, config: ToolConfig) -> str:
-    """The compiler's error for a grammar of this module, in terms of the client's tools."""
-    cause = message.partition("cannot be used: ")[2] or message
+    """The compiler's error for a grammar of this module, in terms of the client's tools.
+
+    Other errors, for example of a prompt that is too long, are unchanged.
+    """
+    cause = message.partition("cannot be used: ")[2]
+    if not cause:
+        return message
     found = _GRAMMAR_ERROR.fullmatch(cause)
     if found is None:
         return f"the tools' parameters cannot be compiled to a grammar: {cause}"
