@@ -45,7 +45,7 @@ LONG_FILES = (
     "parity/test_smollm2_parity.py",
     "determinism/test_processes.py",
     "bench/gpu/test_gpu_bench.py",
-    "server/test_hostile.py",
+    "server/test_bad_bodies.py",
     "cli/test_bench_serve_command.py",
     "determinism/test_stress.py",
     "server/test_faults.py",

@@ -1,12 +1,13 @@
-"""`EngineConfig` and `LLM`: other names of a setting, and the types a server sends."""
+"""`EngineConfig` and `LLM`: bad settings, other names of a setting, and the types a server sends."""
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.engine.config import EngineConfig
+from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
 
@@ -49,3 +50,48 @@ def test_config_round_trips_through_msgpack() -> None:
         "model", kv_memory="1MiB", spot_check_rate=0.5, prefix_cache=False, chat_template="x"
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"device": "tpu"}, "device"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"determinism": "maybe"}, "determinism"),
+        ({"kernels": "magic"}, "kernels"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_num_seqs": 10**9}, "max_num_seqs"),
+        ({"max_num_seqs": True}, "max_num_seqs"),
+        ({"max_pass_tokens": 0}, "max_pass_tokens"),
+        ({"max_pass_tokens": -1}, "max_pass_tokens"),
+        ({"max_pass_tokens": 10**9}, "max_pass_tokens"),
+        ({"max_model_len": 0}, "max_model_len"),
+        ({"num_threads": 0}, "num_threads"),
+        ({"kv_memory": "lots"}, "kv_memory"),
+        ({"kv_memory": 0}, "kv_memory"),
+        ({"kv_memory": -1}, "kv_memory"),
+        ({"kv_memory": "9" * 40 + "GB"}, "kv_memory"),
+        ({"kv_memory": 1.5}, "kv_memory"),
+        ({"spot_check_rate": 2}, "spot_check_rate"),
+    ],
+    ids=str,
+)
+def test_bad_engine_settings_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**config)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1),
+        ("1", 1),
+        ("2k", 2000),
+        ("2KiB", 2048),
+        ("1.5GB", 1_500_000_000),
+        (" 3 MiB ", 3 << 20),
+        ("7b", 7),
+    ],
+)
+def test_parse_bytes(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size

@@ -1,10 +1,75 @@
-"""The input processor: bad words as tokens."""
+"""The input processor: bad prompts and settings are refused; bad words become tokens."""
+
+import math
+from typing import Any
 
 import pytest
 
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.input_processor import _bad_words
+from holdfast.engine.llm import LLM
+from holdfast.errors import HoldfastError, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import byte_tokenizer
+from support.tiny import VOCAB_SIZE
+
+GOOD = SamplingParams(max_tokens=8, temperature=0)
+
+BAD_PROMPTS: list[tuple[Any, type[HoldfastError], str]] = [
+    ("", InvalidRequest, "empty"),
+    ([], InvalidRequest, "empty"),
+    ([VOCAB_SIZE], InvalidRequest, f"token id {VOCAB_SIZE} is not in the vocabulary of {VOCAB_SIZE}"),
+    ([-1], InvalidRequest, "token id -1"),
+    ([10**5000], InvalidRequest, "a number of 16610 bits is not in the vocabulary"),
+    ([5] * 505, PromptTooLong, "505 tokens and max_tokens is 8, together more than the context of 512"),
+    ("fox " * 100_000, PromptTooLong, "context of 512"),
+    ([1.0], InvalidRequest, "not a token id"),
+    ([True], InvalidRequest, "not a token id"),
+    (["a"], InvalidRequest, "not a token id"),
+    ([None], InvalidRequest, "not a token id"),
+    ([[1, 2]], InvalidRequest, "not a token id"),
+    (5, InvalidRequest, "not int"),
+    (None, InvalidRequest, "not NoneType"),
+    (b"the fox", InvalidRequest, "not bytes"),
+    (bytearray(b"the fox"), InvalidRequest, "not bytearray"),
+    ({"a": 1}, InvalidRequest, "not dict"),
+    ({1, 2}, InvalidRequest, "not set"),
+    (object(), InvalidRequest, "not object"),
+    (math.nan, InvalidRequest, "not float"),
+    ("\ud800", InvalidRequest, "surrogate"),
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kind", "message"),
+    [pytest.param(*case, id=f"{n}-{case[2][:20]}") for n, case in enumerate(BAD_PROMPTS)],
+)
+def test_bad_prompt_is_refused(llm: LLM, prompt: Any, kind: type[HoldfastError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        llm.engine.prepare(prompt, GOOD)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        {"stop_token_ids": [VOCAB_SIZE]},
+        {"bad_token_ids": [VOCAB_SIZE]},
+        {"allowed_token_ids": [VOCAB_SIZE]},
+        {"logit_bias": {VOCAB_SIZE: 1.0}},
+        {"stop_token_ids": [10**6]},
+    ],
+    ids=str,
+)
+def test_settings_outside_the_vocabulary_are_refused(llm: LLM, ids: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"token id \d+ is not in the vocabulary"):
+        llm.engine.prepare("the fox", SamplingParams(**ids))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_tokens": 512}, {"max_tokens": 1 << 24, "min_tokens": 1 << 24}], ids=str
+)
+def test_max_tokens_beyond_the_context_are_refused(llm: LLM, settings: dict[str, int]) -> None:
+    with pytest.raises(PromptTooLong, match="lower max_tokens"):
+        llm.engine.prepare("the fox", SamplingParams(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_text_completion_is_tokenised_alone(llm: LLM) -> None:
     assert llm.score("the quick", " fox") == llm.score(tokenizer.encode("the quick"), ids)
 
 
-@pytest.mark.parametrize("pair", [([], [5]), ([5], []), ("", ""), ([5], "")])
+@pytest.mark.parametrize("pair", [([], [5]), ([5], []), ("", ""), ([5], ""), ("", "x")])
 def test_nothing_to_score_is_refused(llm: LLM, pair: tuple[Any, Any]) -> None:
     with pytest.raises(InvalidRequest):
         llm.score(*pair)

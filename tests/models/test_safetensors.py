@@ -101,6 +101,9 @@ def test_pickle_is_never_opened(folder: Path) -> None:
     (folder / SINGLE).write_bytes(bomb)
     with pytest.raises(BadWeights, match="not a whole safetensors file"):
         open_checkpoint(folder)
+    torch.save({"a": torch.ones(2)}, folder / SINGLE)
+    with pytest.raises(BadWeights, match="not a whole safetensors file"):
+        open_checkpoint(folder)
     (folder / SINGLE).rename(folder / "pytorch_model.bin")
     with pytest.raises(BadWeights, match="never loads one"):
         open_checkpoint(folder)
@@ -152,7 +155,7 @@ def test_missing_shard_and_wrong_index_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["", "nonsense", "[]", "null", "[" * 100000, '{"hidden_size": 1e999}', "\udcff\udcfe"]
+    "config", ["", "{", "nonsense", "[]", "null", "[" * 100000, '{"hidden_size": 1e999}', "\udcff\udcfe"]
 )
 def test_malformed_config_files_are_refused(folder: Path, config: str) -> None:
     (folder / "config.json").write_bytes(config.encode("utf-8", "surrogateescape"))

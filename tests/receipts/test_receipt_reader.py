@@ -126,11 +126,13 @@ WRONG: list[tuple[str, Any, str]] = [
     ("prompt.token_ids", [1, 2, 3.0], "prompt.token_ids[2]: expected `int`, got `float`"),
     ("prompt.token_ids", "123", "prompt.token_ids: expected `array | null`, got `str`"),
     ("settings", None, "settings: expected `object`, got `null`"),
+    ("settings.__class__", "x", "settings contains '__class__', which this version does not know"),
     ("settings.magic", 1, "settings contains 'magic', which this version does not know"),
     ("settings.temperature", "hot", "temperature must be a number"),
     ("settings.temperature", -1, "temperature must be a finite number"),
     ("settings.max_tokens", 1.5, "max_tokens must be a whole number"),
     ("settings.max_tokens", 10**12, "max_tokens must be from"),
+    ("settings.n", 10**9, "n must be from"),
     ("settings.n", 1, "it has 2 choices, but its settings ask for 1"),
     ("settings.deterministic", False, "mode is verified, but its settings do not ask for determinism"),
     ("settings.deterministic", "yes", "deterministic must be true or false"),
@@ -138,8 +140,11 @@ WRONG: list[tuple[str, Any, str]] = [
     ("settings.seed", "-7", "settings.seed must be a number"),
     ("settings.seed", "7", "settings give the seed 7, but 11 was used"),
     ("settings.logit_bias", {"5": 1.0}, "token id of logit_bias"),
+    ("settings.logit_bias", [[5, "x"]], "logit_bias must be a number"),
     ("settings.logit_bias", [[1]], "is no such pair"),
     ("settings.stop", [""], "non-empty string"),
+    ("settings.stop", ["a" * 1_000_000], "a string of stop has 1000000 characters"),
+    ("settings.bad_words", ["a" * 4096] * 1024, "bad_words is too large"),
     ("settings.stop", 3, "stop must be a string or a list"),
     ("settings.structured", "yes", "settings.structured must be an object"),
     ("settings.structured", {}, "needs exactly one of"),
@@ -192,6 +197,19 @@ WRONG: list[tuple[str, Any, str]] = [
 )
 def test_wrong_value_is_refused_with_its_field(path: str, value: Any, reason: str) -> None:
     assert reason in refused(changed(path, value))
+
+
+FOREIGN = (None, -1, 1 << 70, 0.5, "x", [], {}, [[1 << 40]], {"a": {"b": []}}, True)
+
+
+@pytest.mark.parametrize("key", VALID)
+def test_foreign_value_in_any_field_is_refused(key: str) -> None:
+    """Except null for the certificate, and empty counts."""
+    allowed = {"certificate": [None], "counts": [{}]}.get(key, [])
+    for value in (one for one in FOREIGN if one != VALID[key] and one not in allowed):
+        refused(changed(key, value))
+    for value in allowed:
+        read_receipt(changed(key, value))
 
 
 def test_score_logprobs_start_anywhere_and_end_with_the_prompt() -> None:

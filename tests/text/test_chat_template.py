@@ -167,6 +167,19 @@ def test_content_parts_arguments_and_reasoning_are_normalised() -> None:
     assert text == '[a\nb||[]][None|hm|[{"function": {"name": "f", "arguments": {"x": [1]}}}]]'
 
 
+def test_unusual_messages_and_variables_are_rendered() -> None:
+    template = ChatTemplate("{{ messages[0].content }}|{{ (messages[0].tool_calls or []) | length }}")
+    same_id = {"id": "same", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    deep = {"function": {"name": "f", "arguments": "[" * 100_000}}  # not JSON, so it stays text
+    for message, text in (
+        ({"role": "user", "content": []}, "|0"),
+        ({"role": "user", "content": "a", "tool_calls": [same_id, same_id]}, "a|2"),
+        ({"role": "user", "content": "a", "tool_calls": [deep]}, "a|1"),
+    ):
+        assert template.render([message]) == text
+    assert template.render(HELLO, variables={"tokenize": True, "chat_template": "{{ 7 }}"}) == "Hello|0"
+
+
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 DOUBLE = "{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"
 HOSTILE = {
@@ -288,15 +301,35 @@ def test_template_digest_covers_source_and_special_tokens() -> None:
         (None, "must be a list"),
         ([], "is empty"),
         (["hello"], r"messages\[0\] must be an object"),
+        ([5], r"messages\[0\] must be an object"),
+        ([None], r"messages\[0\] must be an object"),
+        ([{}], r"messages\[0\]\.role"),
+        ([{"role": "", "content": "x"}], r"messages\[0\]\.role"),
+        ([{"role": "\ud800", "content": "x"}], "lone surrogate"),
         ([{"content": "x"}], r"messages\[0\]\.role"),
         ([{"role": 3, "content": "x"}], r"messages\[0\]\.role"),
         ([*HELLO, {"role": "user"}], r"messages\[1\]\.content.*not nothing"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content.*not nothing"),
         ([{"role": "user", "content": 7}], r"content.*not int"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "may only contain"),
+        ([{"role": "user", "content": [None]}], "may only contain"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "may only contain"),
+        ([{"role": "user", "content": [{"type": "text", "text": "\ud800"}]}], "lone surrogate"),
+        # Requests made and files read for the client (CVE-2025-6242, CVE-2026-5497, CVE-2026-44222).
+        *(
+            ([{"role": "user", "content": [part]}], "may only contain")
+            for part in (
+                {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}},
+                {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+                {"type": "image_url", "image_url": {"url": "data:video/jpeg;base64," + "a," * 9999}},
+                {"type": "input_audio", "input_audio": {"data": "a", "format": "wav"}},
+                {"type": "file", "file": {"file_id": "../../etc/passwd"}},
+            )
+        ),
         ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
         ([{"role": "user", "content": "x", "more": object()}], "JSON"),
         ([{"role": "user", "content": "x", 3: "x"}], "must be an object"),
         ([{"role": "assistant", "content": None, "tool_calls": "x"}], "tool_calls"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [None]}], "tool_calls"),
     ],
 )
 def test_malformed_messages_are_refused(messages: Any, words: str) -> None:
@@ -306,8 +339,11 @@ def test_malformed_messages_are_refused(messages: Any, words: str) -> None:
 
 def test_invalid_variables_and_tools_are_refused() -> None:
     template = ChatTemplate("x")
-    with pytest.raises(InvalidRequest, match="'messages'"):
-        template.render(HELLO, variables={"messages": []})
+    for name in ("messages", "tools", "documents", "add_generation_prompt", "strftime_now"):
+        with pytest.raises(InvalidRequest, match=f"'{name}'"):
+            template.render(HELLO, variables={name: True})
+    with pytest.raises(InvalidRequest, match="lone surrogate"):
+        template.render(HELLO, variables={"\ud800": "\ud800"})
     with pytest.raises(InvalidRequest, match="JSON"):
         template.render(HELLO, variables={"x": {1, 2}})
     with pytest.raises(InvalidRequest, match="tools"):

@@ -253,13 +253,22 @@ def test_missing_top_level_field_is_reported() -> None:
         (b"{", "not valid JSON"),
         (b'{"anything": 1,}', "not valid JSON"),
         (b'{"anything": 1} x', "not valid JSON"),
+        (b'{"anything": 1}{"anything": 2}', "not valid JSON"),
+        (b'{"anything": 1 /* comment */}', "not valid JSON"),
+        (b'{"anything": "a', "not valid JSON"),
+        (b'{"anything": [' + b"," * 1_000_000 + b"]}", "values"),
         (b"\xef\xbb\xbf{}", "not valid JSON"),
         ('{"anything": 1}'.encode("utf-16"), "not valid UTF-8"),
         (b'{"anything": "\xff"}', "not valid UTF-8, at byte 14"),
         (b'{"anything": "\xed\xa0\x80"}', "not valid UTF-8"),
+        (b'{"anything": "\xc0\xaf"}', "not valid UTF-8"),  # an overlong slash
+        (b"\x80\x04\x95\x0e\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94.", "not valid UTF-8"),  # a pickle
         (b'{"anything": "\\ud800"}', "a lone surrogate at line 1 column 21"),
         (b'{"anything": "\\udc00x"}', "a lone surrogate"),
         (b'{"\\ud800": 1}', "a lone surrogate"),
+        (b'{"prompt": ["a", "\\ud800"]}', "a lone surrogate"),
+        (b'{"bias": {"\\ud800": 1}}', "a lone surrogate"),
+        (b'{"anything": {"a": [{"b": "\\udfff"}]}}', "a lone surrogate"),
         (b'{"\\ud800": 1, "\\ud800": 2}', "Duplicate parameter"),
         (b'{"anything": NaN}', "NaN is not a JSON number"),
         (b'{"temperature": Infinity}', "Infinity is not a JSON number"),
@@ -270,6 +279,7 @@ def test_missing_top_level_field_is_reported() -> None:
         (b'{"anything": "\x00"}', "not valid JSON"),
         (b'{"seed": 1, "seed": 2}', "Duplicate parameter: 'seed'."),
         (b'{"anything": {"a": 1, "\\u0061": 2}}', "Duplicate parameter: 'a'."),
+        (b'{"bias": {"5": 1, "5": 2}}', "Duplicate parameter: '5'."),
         (b"{'seed': 1}", "not valid JSON"),
         (b'{"seed": 01}', "not valid JSON"),
         (b"\x00" * 100, "not valid JSON"),
@@ -302,6 +312,8 @@ def test_nesting_depth_limit_is_exact() -> None:
     assert "nested too deeply" in refusal(nested(MAX_DEPTH)).message
     assert "nested too deeply" in refusal(nested(1_000_000)).message
     assert "nested too deeply" in refusal(b'{"a":' * 1_000_000).message
+    assert "nested too deeply" in refusal(b'{"a":' * 100_000 + b"1" + b"}" * 100_000).message
+    assert "nested too deeply" in refusal(b"[" * 1_000_000).message
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "look-drafts": ({"regex": "(?=a)a"}, "look-around"),
     "word boundary": ({"regex": r"\bfoo"}, "lookarounds"),
     "back-reference": ({"regex": r"(a)\1"}, "backreferences"),
+    "look-behind": ({"regex": "(?<=a)b"}, "look-around"),
+    "unclosed class": ({"regex": "[a-"}, ""),
+    "repetition of nothing": ({"regex": "*"}, ""),
+    "repetition out of order": ({"regex": "a{2,1}"}, ""),
+    "repetition of 10**10": ({"regex": "a{9999999999}"}, ""),
     "backslash": ({"regex": "a\\"}, "lone backslash"),
     "empty": ({"regex": ""}, "empty"),
     "surrogate": ({"regex": "\ud800"}, "surrogate"),
@@ -65,10 +70,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "impossible": ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "minimum"),
     "circle": ({"json_schema": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "nowhere"),
     "no type": ({"json_schema": {"type": "strnig"}}, "strnig"),
+    "type of a number": ({"json_schema": {"type": 7}}, ""),
+    "properties as a list": ({"json_schema": {"type": "object", "properties": []}}, ""),
+    "bad pattern": ({"json_schema": {"type": "string", "pattern": "("}}, ""),
+    "pattern of a number": ({"json_schema": {"type": "string", "pattern": 7}}, ""),
+    "not anything": ({"json_schema": {"not": {}}}, "not"),
+    "empty enum": ({"json_schema": {"enum": []}}, ""),
+    "reference to itself": ({"json_schema": {"$ref": "#"}}, ""),
     "lark": ({"lark": "start: nowhere"}, "nowhere"),
+    "lark nonsense": ({"lark": "%%%"}, ""),
+    "lark without start": ({"lark": 'a: "a"'}, "start"),
+    "lark of itself": ({"lark": "start: start"}, ""),
+    "GBNF": ({"lark": 'root ::= "a"'}, ""),
     "lark circle": ({"lark": "start: a\na: b\nb: a"}, "nowhere"),
     "lark terminal circle": ({"lark": 'start: A\nA: "x" A'}, "circular"),
-    "lark import": ({"lark": "%import .secrets"}, ""),
+    "lark import": ({"lark": "%import .etc.passwd\nstart: passwd"}, ""),
     "lark as JSON": ({"lark": '{"grammars": [{"json_schema": {}}]}'}, ""),
     "token": ({"lark": 'start: "a" <|im_end|>'}, "names tokens"),
     "token id": ({"lark": 'start: "a" <[5]>'}, "names tokens"),
@@ -99,9 +115,12 @@ TOO_MUCH: dict[str, dict[str, Any]] = {
     "complements": {"lark": "start: A\nA: " + " & ".join(f"~/(?s:.*){c}.{{10}}(?s:.*)/" for c in LETTERS)},
 }
 FOR_WORDS = ("counts of counts", "complements", "ambiguous")
-HEAVY: dict[
-    str, dict[str, Any]
-] = {  # legitimate, or at least harmless: they must compile, and every step must be quick
+# Legitimate, or at least harmless: they must compile, and every step must be quick.
+HEAVY: dict[str, dict[str, Any]] = {
+    "minimum length": {"json_schema": {"type": "string", "minLength": 10**9}},
+    "minimum items": {"json_schema": {"type": "array", "minItems": 10**9}},
+    "repeated group": {"regex": "(a+)+b"},
+    "thrice repeated group": {"regex": "((a{1000}){1000}){1000}"},
     "long string": {"json_schema": {"type": "string", "maxLength": 10**9}},
     "long array": {"json_schema": {"type": "array", "maxItems": 10**9, "items": {"type": "integer"}}},
     "big enum": {"json_schema": {"enum": [f"v{index:05}" for index in range(15_000)]}},

@@ -1,4 +1,4 @@
-"""Whoever means harm does not slow the others down: a stream goes on, answers stay the same, and health is told at once."""
+"""Expensive requests do not delay other requests: a stream goes on with the same tokens, and /health responds."""
 
 import json
 import threading
@@ -8,27 +8,27 @@ from typing import Any
 
 import httpx
 
-from support.hostile import COMPLETIONS, Hostile, chat, many, plain, raw, said, tool
+from support.bodies import COMPLETIONS, Body, chat, completion, object_schema, raw, tool, user
 from support.serving import Server
 
-# The dearest of what is refused, and of what is not: bodies, prompts, lists, words, forms, templates.
-DEAR = (
-    plain("prompt", prompt="a" * 8_000_000),
-    plain("ids", prompt=[5] * 500_000),
-    plain("stop", stop="a" * 8_000_000),
-    plain("allowed", prompt=[5], allowed_token_ids=[5] * 65_000),
-    plain("words", bad_words=["a" * 4096] * 1024),
-    plain("long words", bad_words=["a" * 4096] * 4),
-    plain("unknown", **{f"x{one}": 1 for one in range(16_000)}),
-    plain("schema", guided_json=many(2000)),
-    plain("enum", guided_json={"enum": [f"{one}x" for one in range(6_000)]}),
-    plain("regex", guided_regex="|".join(f"a{one}b*" for one in range(5_000))),
-    plain("many answers", n=8, logprobs=20, max_tokens=8),
+# The most expensive bodies, refused or not: prompts, lists, bad words, structured output, templates.
+EXPENSIVE = (
+    completion("prompt", prompt="a" * 8_000_000),
+    completion("ids", prompt=[5] * 500_000),
+    completion("stop", stop="a" * 8_000_000),
+    completion("allowed", prompt=[5], allowed_token_ids=[5] * 65_000),
+    completion("words", bad_words=["a" * 4096] * 1024),
+    completion("long words", bad_words=["a" * 4096] * 4),
+    completion("unknown", **{f"x{one}": 1 for one in range(16_000)}),
+    completion("schema", guided_json=object_schema(2000)),
+    completion("enum", guided_json={"enum": [f"{one}x" for one in range(6_000)]}),
+    completion("regex", guided_regex="|".join(f"a{one}b*" for one in range(5_000))),
+    completion("many answers", n=8, logprobs=20, max_tokens=8),
     chat("tools", tools=[tool(f"f{one}", description="a" * 900) for one in range(128)]),
     chat("variables", chat_template_kwargs={"x": [[1]] * 8_000}),
-    chat("messages", messages=[{"role": "user", "content": ""}] * 2048),
-    said("message", "a" * 8_000_000),
-    said("parts", [{"type": "text", "text": "a"}] * 16_000),
+    chat("messages", messages=[user("")] * 2048),
+    chat("message", messages=[user("a" * 8_000_000)]),
+    chat("parts", messages=[user([{"type": "text", "text": "a"}] * 16_000)]),
     raw("brackets", b"[" * 8_000_000),
     raw("keys", b"{" + b'"a":1,' * 500_000 + b'"b":1}'),
     raw("escapes", b'{"prompt": "' + b"\\u0041" * 1_300_000 + b'"}'),
@@ -48,7 +48,7 @@ STREAM: dict[str, Any] = {
 
 
 class Stream:
-    """A deterministic answer, and when its tokens came."""
+    """A deterministic response, and when its tokens arrived."""
 
     def __init__(self, url: str) -> None:
         self.text = ""
@@ -64,22 +64,22 @@ class Stream:
         return max(later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False))
 
 
-def attack(url: str, one: Hostile) -> int:
+def send(url: str, one: Body) -> int:
     headers = {"content-type": "application/json"}
-    return httpx.post(url + one.path, content=one.body, headers=headers, timeout=60).status_code
+    return httpx.post(url + one.path, content=one.raw, headers=headers, timeout=60).status_code
 
 
-def test_the_dearest_requests_hold_nobody_up(tiny_server: Server) -> None:
+def test_expensive_requests_do_not_delay_others(tiny_server: Server) -> None:
     alone = Stream(tiny_server.url)
     streams: list[Stream] = []
     health: list[float] = []
     is_over = threading.Event()
 
-    def go_on_streaming() -> None:
+    def keep_streaming() -> None:
         while not is_over.is_set():
             streams.append(Stream(tiny_server.url))
 
-    def ask_for_health() -> None:
+    def poll_health() -> None:
         with httpx.Client(base_url=tiny_server.url, timeout=60) as client:
             while not is_over.is_set():
                 began = time.monotonic()
@@ -88,18 +88,18 @@ def test_the_dearest_requests_hold_nobody_up(tiny_server: Server) -> None:
                 is_over.wait(0.01)
 
     with ThreadPoolExecutor(4) as pool:
-        watching = [pool.submit(go_on_streaming), pool.submit(ask_for_health)]
+        observers = [pool.submit(keep_streaming), pool.submit(poll_health)]
         try:
-            statuses = list(pool.map(lambda one: attack(tiny_server.url, one), DEAR))
+            statuses = list(pool.map(lambda one: send(tiny_server.url, one), EXPENSIVE))
         finally:
             is_over.set()
-        for one in watching:
+        for one in observers:
             one.result()
     assert set(statuses) <= {200, 400}
     assert all(one.text == alone.text for one in streams) and alone.text
     gaps = f"alone {alone.longest_gap:.2f} s, then {max(one.longest_gap for one in streams):.2f} s"
     print(f"{len(streams)} streams, longest gap {gaps}; health {max(health):.2f} s of {len(health)}")
-    # Not a measurement: a machine may be busy. But a request that held up everybody held them up for seconds.
+    # The bounds are wide, because the machine may be busy: a request that blocks the others blocks for seconds.
     assert max(one.longest_gap for one in streams) < 3.0 + 10 * alone.longest_gap, gaps
     assert max(health) < 3.0
     tiny_server.wait_idle()

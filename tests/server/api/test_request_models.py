@@ -1,0 +1,163 @@
+"""Request models refuse unknown fields, other types and values out of range, in OpenAI's words; no server runs.
+
+The ranges are those of `SamplingParams`, which has the table of bad values (`core/test_params`).
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import annotated_types
+import pytest
+from pydantic import BaseModel
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.errors import InvalidRequest
+from holdfast.server.api.schema.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    ReplayRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
+from holdfast.server.errors import ApiError
+from holdfast.server.http.json_body import parse_body
+
+Case = tuple[dict[str, Any], str, str]  # fields, param, code
+MESSAGE = {"role": "user", "content": "a"}
+PICKLE = "gASVDgAAAAAAAACMBXBvc2l4lC4="
+
+COMPLETION: list[Case] = [
+    ({"prompt": None}, "prompt", "invalid_type"),
+    ({"prompt": [1.5]}, "prompt[0]", "invalid_type"),
+    ({"prompt": [True]}, "prompt[0]", "invalid_type"),
+    ({"prompt": [-1]}, "prompt[0]", "invalid_value"),
+    ({"prompt": [2**63]}, "prompt[0]", "invalid_value"),
+    ({"prompt": [5, "a"]}, "prompt[1]", "invalid_type"),
+    ({"prompt": ["a", 5]}, "prompt[0]", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"temperature": "0.7"}, "temperature", "invalid_type"),
+    ({"top_k": 0.01}, "top_k", "invalid_type"),  # vLLM #3341
+    ({"n": True}, "n", "invalid_type"),
+    ({"n": 1.5}, "n", "invalid_type"),
+    ({"n": 2**64}, "n", "invalid_value"),
+    ({"n": 10**9}, "n", "invalid_value"),  # CVE-2026-34756
+    ({"best_of": 10**6}, "best_of", "invalid_value"),  # CVE-2024-8939
+    ({"logprobs": -1}, "logprobs", "invalid_value"),
+    ({"logprobs": 21}, "logprobs", "invalid_value"),
+    ({"logprobs": 10**9}, "logprobs", "invalid_value"),
+    ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+    ({"allowed_token_ids": [5] * 500_000}, "allowed_token_ids", "invalid_value"),
+    ({"logit_bias": [1, 2]}, "logit_bias", "invalid_type"),
+    ({"model": "a" * 5_000_000}, "model", "invalid_value"),
+    ({"model": ["tiny"]}, "model", "invalid_type"),
+]
+CHAT: list[Case] = [
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": None}, "messages", "invalid_type"),
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": [None]}, "messages[0]", "invalid_type"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "missing_required_parameter"),
+    ({"messages": [{"role": "a" * 5_000_000, "content": "a"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "", "content": "a"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "invalid_type"),
+    ({"messages": [{"role": "user", "content": [None]}]}, "messages[0].content[0]", "invalid_type"),
+    ({"messages": [{"role": "user", "tool_calls": "f"}]}, "messages[0].tool_calls", "invalid_type"),
+    ({"messages": [{"role": "user", "tool_calls": [None]}]}, "messages[0].tool_calls[0]", "invalid_type"),
+    ({"messages": [{"role": "user", "content": ""}] * 2049}, "messages", "invalid_value"),
+    ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
+    ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
+    ({"tools": "f"}, "tools", "invalid_type"),
+    ({"tools": [None]}, "tools[0]", "invalid_type"),
+]
+# Fields of other servers: programs of the client (CVE-2025-62164: prompt_embeds; CVE-2026-7304:
+# custom_logit_processor; CVE-2025-61620: chat_template), negative lengths of llama.cpp (CVE-2026-21869:
+# n_discard; #3550: n_keep; vLLM #6521).
+UNKNOWN: dict[str, Any] = {
+    **dict.fromkeys(("prompt_embeds", "custom_logit_processor", "logits_processors"), PICKLE),
+    **dict.fromkeys(("lora_path", "grammar", "chat_template"), PICKLE),
+    **dict.fromkeys(("n_predict", "n_keep", "n_discard", "n_probs", "id_slot", "slot_id"), -1),
+}
+
+
+def refusal(fields: dict[str, Any], model: type[BaseModel]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_body(json.dumps(fields).encode(), model)
+    assert caught.value.status == 400 and len(caught.value.message) < 1000
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), COMPLETION, ids=[f"{one:.40}" for one in map(str, COMPLETION)]
+)
+def test_bad_completion_fields_are_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    error = refusal({"prompt": "a", **fields}, CompletionRequest)
+    assert (error.param, error.code) == (param, code)
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), CHAT, ids=[f"{one:.40}" for one in map(str, CHAT)])
+def test_bad_chat_fields_are_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    error = refusal({"messages": [MESSAGE], **fields}, ChatCompletionRequest)
+    assert (error.param, error.code) == (param, code)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_fields_are_refused(name: str) -> None:
+    for model, fields in (
+        (CompletionRequest, {"prompt": "a"}),
+        (ChatCompletionRequest, {"messages": [MESSAGE]}),
+    ):
+        error = refusal({**fields, name: UNKNOWN[name]}, model)
+        assert (error.param, error.code) == (name, "unknown_parameter")
+        assert error.message == f"Unknown parameter: '{name}'."
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "param"),
+    [
+        ({"tokens": None}, DetokenizeRequest, "tokens"),
+        ({"receipt": "x"}, ReplayRequest, "receipt"),
+        ({"prompt": "a"}, ScoreRequest, "completion"),
+        ({"prompt": 7}, TokenizeRequest, "prompt"),
+    ],
+)
+def test_bad_fields_of_other_routes_are_refused(
+    fields: dict[str, Any], model: type[BaseModel], param: str
+) -> None:
+    assert refusal(fields, model).param == param
+
+
+def test_many_unknown_fields_give_one_short_error() -> None:
+    assert refusal({f"x{one}": 1 for one in range(16_000)}, CompletionRequest).message
+
+
+def bounds() -> Iterator[tuple[str, type, str, float]]:
+    """(field, its type, kind of bound, bound) of every setting that `SamplingParams` has, too."""
+    for name, field in GenerationRequest.model_fields.items():
+        kind = int if field.annotation == int | None else float
+        for one in field.metadata:
+            for sign in ("ge", "gt", "le"):
+                if isinstance(one, getattr(annotated_types, sign.capitalize())):
+                    yield name, kind, sign, getattr(one, sign)
+
+
+@pytest.mark.parametrize(("name", "kind", "sign", "bound"), [*bounds()])
+def test_ranges_are_those_of_sampling_params(name: str, kind: type, sign: str, bound: Any) -> None:
+    """Otherwise a value would be valid in Python and refused over HTTP, or get another message."""
+    if kind is int:
+        beyond = bound + (1 if sign == "le" else -1)
+    else:
+        beyond = bound if sign == "gt" else math.nextafter(bound, math.inf if sign == "le" else -math.inf)
+    if sign != "gt":
+        parse_body(json.dumps({"prompt": "a", name: bound}).encode(), CompletionRequest)
+        more = {"max_tokens": bound} if name == "min_tokens" else {}
+        SamplingParams(**{**more, **({"echo": True} if bound == 0 else {}), name: bound})
+    error = refusal({"prompt": "a", name: beyond}, CompletionRequest)
+    assert (error.param, error.code) == (name, "invalid_value")
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: beyond})

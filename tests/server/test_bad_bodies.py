@@ -1,0 +1,171 @@
+"""Bad bodies over HTTP: every kind of refusal is OpenAI's error object, and the next request is served.
+
+Each value is tested where it is refused: JSON in `http/test_json_body`, fields in `api/test_request_models`,
+settings in `core/test_sampling_params`, prompts in `engine/test_input_processor`, grammars in
+`structured/test_bad_grammars`, conversations in `text/test_chat_template`, tools in `tools/test_tool_config`.
+Here is one body of each kind, and everything that only the running server refuses.
+"""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from support.bodies import SCORE, Body, assert_serving, chat, checked_client, completion, error_of, raw, user
+from support.serving import Server
+
+JSON = {"content-type": "application/json"}
+TOO_LONG = "context_length_exceeded"
+MANY_IDS = b'{"prompt": "a", "completion": [%s5]}' % (b"5," * 399_999)
+LONG_TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 600}}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}}
+
+# One body for each layer that refuses it.
+MAPPINGS = (
+    raw("no body", b"", "no body", "invalid_json"),
+    raw("incomplete JSON", b'{"prompt": "a', "JSON", "invalid_json"),
+    raw("invalid UTF-8", b'{"prompt": "a\xff"}', "UTF-8", "invalid_json"),
+    raw("lone surrogate", b'{"prompt": "\\ud800"}', "surrogate", "invalid_json"),
+    raw("NaN", b'{"prompt": "a", "temperature": NaN}', "NaN", "invalid_json"),
+    raw("deep JSON", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested", "invalid_json"),
+    raw("duplicate key", b'{"prompt": "a", "top_k": 0, "top_k": 9}', "Duplicate", "duplicate_parameter", "top_k"),
+    raw("missing field", b"{}", "prompt", "missing_required_parameter", "prompt"),
+    raw("wrong type in a receipt", b'{"receipt": []}', "receipt", "invalid_type", "receipt", path="/v1/replay"),
+    completion("unknown field", "Unknown", "unknown_parameter", "chat_template", chat_template="{{ 7 }}"),
+    completion("wrong type", "boolean", "invalid_type", "n", n=True),
+    completion("out of range", "top_k", "invalid_value", "top_k", top_k=-5),
+    completion("refused by SamplingParams", "min_tokens", "invalid_value", min_tokens=9),
+    completion("refused by StructuredOutput", "choice", "invalid_value", guided_choice=[""]),
+    completion("refused by the grammar compiler", "schema", "invalid_value", guided_json={"type": "nothing"}),
+    completion("refused by the vocabulary", "vocabulary", "invalid_value", prompt=[5, 320]),
+    completion("refused by the context", "context", TOO_LONG, max_tokens=512),
+    completion("empty prompt", "empty", "invalid_value", prompt=""),
+    completion("empty prompt among others", "empty", "invalid_value", prompt=["a", ""]),
+    chat("refused by response_format", "name", "invalid_value", response_format={"type": "json_schema", "json_schema": {}}),
+    chat("refused by the chat template", "parts", "invalid_value", messages=[user([IMAGE])]),
+    chat("reserved template variable", "documents", "invalid_value", chat_template_kwargs={"documents": True}),
+    chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
+    raw("tools of a prompt", b'{"prompt": "a", "tools": [{}]}', "tools", "invalid_value", path="/tokenize"),
+    raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),
+)  # fmt: skip
+# The server's own limits.
+LIMITS = (
+    completion("33 choices", "n must be", "invalid_value", "n", n=33),
+    completion("8192 choices in all", "answers", None, "n", prompt=["a"] * 256, n=32),
+    completion("257 prompts", "257 prompts", "invalid_value", "prompt", prompt=["a"] * 257),
+    completion("best_of", "best_of", "unsupported_value", "best_of", best_of=2),
+    completion("1000 stops", "stop", "invalid_value", "stop", stop=["a"] * 1000),
+    completion("no prompts", "empty", "invalid_value", "prompt", prompt=[]),
+    completion("streamed logprobs of the prompt", "stream", "unsupported_value", "echo", echo=True, logprobs=1, stream=True),
+    completion("bias of a word", "logit_bias", "invalid_value", "logit_bias", logit_bias={"AI": -100}),
+    completion("bias of -1", "logit_bias", "invalid_value", "logit_bias", logit_bias={"-1": 1}),
+    completion("bias of an Arabic 5", "logit_bias", "invalid_value", "logit_bias", logit_bias={"\u0665": 1}),
+    raw("neither prompt nor messages", b"{}", "exactly one of prompt and messages", "invalid_value", path="/tokenize"),
+    raw("id without a text", b'{"tokens": [300]}', "vocabulary", "invalid_value", path="/detokenize"),
+    # Prompts far beyond the context are refused before they are tokenised or sent to the engine
+    # (llama.cpp GHSA-7rxv-5jhh-j6xx, #10380).
+    completion("513 ids", "context", TOO_LONG, prompt=[5] * 513),
+    completion("500,000 ids", "context", TOO_LONG, prompt=[5] * 500_000),
+    completion("5 MB of spaces", "context", TOO_LONG, prompt=" " * 5_000_000),
+    completion("5 MB of one letter", "context", TOO_LONG, prompt="a" * 5_000_000),
+    chat("message of 5 MB", "context", TOO_LONG, messages=[user("a" * 5_000_000)]),
+    chat("tools beyond the context", "the prompt has", TOO_LONG, tools=[LONG_TOOL], tool_choice="required"),
+    chat("template variables of 5 MB", "context", TOO_LONG, chat_template_kwargs={"x": "a" * 5_000_000}),
+    raw("score of 400,000 ids", MANY_IDS, "context", TOO_LONG, path=SCORE),
+)  # fmt: skip
+# Unusual, but valid: the response is JSON, without NaN.
+ACCEPTED = (
+    completion("denormal temperature", status=200, temperature=5e-324, logprobs=5),
+    completion("max_tokens 0 with echo", status=200, max_tokens=0, echo=True, logprobs=1),
+    completion("ids without a text", status=200, prompt=[310, 319], echo=True, logprobs=5, return_token_ids=True),
+    completion("only an id without a text", status=200, allowed_token_ids=[319], logprobs=20, max_tokens=8),
+    completion("bias of 5 and 05", status=200, logit_bias={"5": 1, "05": 2}),
+    completion("surrogate pair", status=200, prompt="\U0001f600"),
+    completion("NUL", status=200, prompt="a\0b", stop="\0"),
+    chat("content without parts", status=200, messages=[user([])]),
+    chat("other template variable", status=200, chat_template_kwargs={"tokenize": True, "chat_template": "{{ 7 }}"}),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(tiny_server: Server) -> Iterator[httpx.Client]:
+    with checked_client(tiny_server) as client:
+        yield client
+
+
+@pytest.mark.parametrize("body", [*MAPPINGS, *LIMITS], ids=str)
+def test_bad_body_is_refused(client: httpx.Client, body: Body) -> None:
+    response = client.post(body.path, content=body.raw, headers=JSON)
+    assert response.status_code == body.status, response.text[:500]
+    error = error_of(response)
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", body.code, body.param)
+    assert body.message.lower() in error["message"].lower()
+    assert_serving(client)
+
+
+@pytest.mark.parametrize("body", ACCEPTED, ids=str)
+def test_unusual_body_is_served(client: httpx.Client, body: Body) -> None:
+    response = client.post(body.path, content=body.raw, headers=JSON)
+    assert response.status_code == body.status, response.text[:500]
+    json.loads(response.text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../../etc/passwd", "/etc/passwd", "tiny/../../x", "file:///etc/passwd", "..\\..\\x"),
+        *("TINY", "tiny ", "tiny\0", ""),
+    ],
+)
+def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
+    response = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "model": name})
+    assert response.status_code == 404, response.text
+    error = error_of(response)
+    assert (error["type"], error["code"]) == ("not_found_error", "model_not_found")
+    assert "does not exist" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/score", "/v1/replay"]
+)
+def test_any_value_in_any_field_gives_a_documented_status(client: httpx.Client, path: str) -> None:
+    document = client.get("/openapi.json").json()
+    name = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    fields = document["components"]["schemas"][name.rpartition("/")[2]]["properties"]
+    for field in fields:
+        for value in (-7, 0.5, "\0", [[[]]], {"": None}, [None], [{}]):
+            response = client.post(path, json={"prompt": "a", "max_tokens": 1, field: value})
+            assert response.status_code in (200, 400, 404)
+            assert response.status_code == 200 or error_of(response)["message"]
+    nothing = client.post(path, json=dict.fromkeys(fields))
+    assert nothing.status_code == 400 and error_of(nothing)
+    assert_serving(client)
+
+
+# Text that a template engine would run (CVE-2025-61620; SGLang and llama.cpp render what clients send, too),
+# or that marks an image.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 7 * 7 }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{# hidden #}{% raw %}",
+        "{{ messages }} {{ raise_exception('x') }}",
+        "${7*7} <%= 7*7 %> #{7*7} %s %n {0}",
+        "\u202e\u0000\u0085\u2028",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+    ],
+)
+def test_template_code_in_a_message_stays_text(client: httpx.Client, text: str) -> None:
+    for role, content, parts in (
+        ("user", text, text),
+        (text, "a", "a"),
+        ("user", text, [{"type": "text", "text": text}]),
+    ):
+        rendered = client.post("/tokenize", json={"messages": [{"role": role, "content": parts}]})
+        assert rendered.status_code == 200, rendered.text
+        tokens = rendered.json()["tokens"]
+        shown = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        assert shown == f"<|im_start|>{role}\n{content}<|im_end|>\n<|im_start|>assistant\n"

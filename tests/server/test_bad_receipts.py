@@ -1,0 +1,88 @@
+"""Untrusted receipts over HTTP: a bad one is refused, and a forged one gives no wrong result."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from support.bodies import checked_client
+from support.serving import Server
+
+
+@pytest.fixture(scope="module")
+def client(tiny_server: Server) -> Iterator[httpx.Client]:
+    with checked_client(tiny_server) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def receipt(client: httpx.Client) -> dict[str, Any]:
+    body = {"prompt": "the quick", "max_tokens": 6, "seed": 5, "deterministic": True, "return_receipt": True}
+    made: dict[str, Any] = client.post("/v1/completions", json=body).json()["holdfast"]["receipt"]
+    return made
+
+
+def replay(client: httpx.Client, receipt: Any, **fields: Any) -> httpx.Response:
+    answer = client.post("/v1/replay", json={"receipt": receipt, **fields})
+    assert answer.status_code in (200, 400) and "Traceback" not in answer.text
+    return answer
+
+
+@pytest.mark.parametrize("value", [None, "x", [[1 << 40]]])
+def test_bad_receipt_is_refused(client: httpx.Client, receipt: dict[str, Any], value: Any) -> None:
+    """The table of bad receipts is in `receipts/test_receipt_reader`."""
+    assert replay(client, receipt).json()["same"]
+    assert replay(client, {**receipt, "choices": value}).status_code == 400
+    without = {key: receipt[key] for key in receipt if key != "choices"}
+    assert replay(client, without).status_code == 400
+
+
+def with_prompt(receipt: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    """With another prompt, and the digest of it."""
+    return {**receipt, "prompt": {"token_ids": ids, "digest": digest_of([*ids])}}
+
+
+def with_fingerprint(receipt: dict[str, Any], parts: Any) -> dict[str, Any]:
+    """With another fingerprint, and the digest of it."""
+    return {**receipt, "fingerprint": {"parts": parts, "digest": Fingerprint(parts).digest}}
+
+
+def test_forged_receipt_with_right_digests_is_refused_or_compared(
+    client: httpx.Client, receipt: dict[str, Any]
+) -> None:
+    """The digests are right, but not the values. The engine refuses what it cannot serve."""
+    settings = receipt["settings"]
+
+    def with_settings(**fields: Any) -> dict[str, Any]:
+        return {**receipt, "settings": {**settings, **fields}}
+
+    refused = (
+        with_prompt(receipt, [10**6]),
+        with_prompt(receipt, [5] * 100_000),
+        with_prompt(receipt, []),
+        with_settings(max_tokens=1 << 24),
+        with_settings(structured={"regex": "("}),
+        with_settings(structured={"lark": "%%%"}),
+        with_settings(allowed_token_ids=[320]),
+        with_settings(n=10**9),
+        with_settings(n=128),
+    )
+    for one in refused:
+        answer = replay(client, one, force=True)
+        assert answer.status_code == 400, json.dumps(one)[:300]
+    for parts in ({}, {"x" * 1000: "y" * 100_000}, {str(one): one for one in range(5000)}, nested(40)):
+        answer = replay(client, with_fingerprint(receipt, parts))
+        assert answer.status_code == 200 and not answer.json()["compared"] and len(answer.content) < 2_000_000
+        assert replay(client, with_fingerprint(receipt, parts), force=True).json()["same"]
+    other = deepcopy(receipt)
+    other["prompt"]["token_ids"] = None
+    assert replay(client, other, prompt_token_ids=[5] * 400_000).status_code == 400
+    assert replay(client, other, prompt_token_ids=[5]).status_code == 400
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth else {}

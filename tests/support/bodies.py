@@ -1,0 +1,111 @@
+"""Request bodies as bytes with the response that the server must give, and checks of error responses.
+
+200 means that the request is unusual but valid. The served model is tiny: 320 token ids, of which 300 have a
+text, and a context of 512.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from support.serving import Server
+
+INTERNALS = (
+    *("Traceback", "Error:", "pydantic", "msgspec", "starlette"),
+    *("holdfast.", "site-packages", " at 0x", "/src/"),
+)
+COMPLETIONS, CHAT, SCORE = "/v1/completions", "/v1/chat/completions", "/v1/score"
+
+
+@dataclass(frozen=True)
+class Body:
+    name: str
+    path: str
+    raw: bytes
+    status: int
+    code: str | None
+    param: str | None
+    message: str  # a part of the message
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def raw(
+    name: str,
+    body: bytes,
+    message: str = "",
+    code: str | None = None,
+    param: str | None = None,
+    *,
+    status: int = 400,
+    path: str = COMPLETIONS,
+) -> Body:
+    return Body(name, path, body, status, code, param, message)
+
+
+def completion(
+    name: str,
+    message: str = "",
+    code: str | None = None,
+    param: str | None = None,
+    *,
+    status: int = 400,
+    **fields: Any,
+) -> Body:
+    body = {"prompt": "hi", "max_tokens": 2, **fields}
+    return raw(name, json.dumps(body).encode(), message, code, param, status=status)
+
+
+def chat(
+    name: str,
+    message: str = "",
+    code: str | None = None,
+    param: str | None = None,
+    *,
+    status: int = 400,
+    **fields: Any,
+) -> Body:
+    body = {"messages": [user("hi")], "max_tokens": 2, **fields}
+    return raw(name, json.dumps(body).encode(), message, code, param, status=status, path=CHAT)
+
+
+def user(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def tool(name: str, description: str | None = None, **schema: Any) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": {"type": "object", **schema}}
+    return {"type": "function", "function": function}
+
+
+def object_schema(num_properties: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{one}": {"type": "string"} for one in range(num_properties)}}
+
+
+@contextmanager
+def checked_client(server: Server) -> Iterator[httpx.Client]:
+    """At the end the engine process must be the same, be idle, and have logged no exception."""
+    engine, num_lines = server.engine_pid, len(server.lines)
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+    server.wait_idle()
+    assert server.engine_pid == engine
+    assert "Traceback" not in "\n".join(server.lines[num_lines:])
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """OpenAI's error object. It must be complete and expose no internals."""
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 1000
+    assert not any(one in error["message"] for one in INTERNALS), error
+    return error
+
+
+def assert_serving(client: httpx.Client) -> None:
+    response = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, timeout=10)
+    assert response.status_code == 200, response.text
