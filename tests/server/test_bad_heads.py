@@ -21,71 +21,28 @@ def client(tiny_server: Server) -> Iterator[httpx.Client]:
 # Routes of other servers that change or expose internals (SGLang's /flush_cache and /update_weights_from_*, vLLM's
 # /sleep and /collective_rpc, llama.cpp's /slots and /props), and paths outside the server's own files.
 UNKNOWN_PATHS = (
-    *(
-        "/flush_cache",
-        "/update_weights_from_tensor",
-        "/update_weights_from_disk",
-        "/release_memory_occupation",
-    ),
-    *(
-        "/start_profile",
-        "/sleep",
-        "/wake_up",
-        "/reset_prefix_cache",
-        "/collective_rpc",
-        "/v1/load_lora_adapter",
-    ),
-    *(
-        "/slots",
-        "/slots/0?action=erase",
-        "/props",
-        "/infill",
-        "/completion",
-        "/get_server_info",
-        "/server_info",
-    ),
-    *("/pause", "/abort_request", "/docs", "/redoc", "/v1", "//", "/v1//models", "/v1/models/"),
-    *(
-        "/../../etc/passwd",
-        "/%2e%2e/%2e%2e/etc/passwd",
-        "/inspector/../../../config.py",
-        "/inspector/%2e%2e%2froutes.py",
-    ),
-    *(
-        "/inspector/..%5c..%5croutes.py",
-        "/inspector/index.html",
-        "/inspector/main.js%00.py",
-        "/inspector/%ff",
-    ),
-    *(
-        "/v1/models/..%2f..%2fetc%2fpasswd",
-        "/v1/models/%2fetc%2fpasswd",
-        "/v1/models/tiny/../../x",
-        "/v1/models/tiny%00",
-    ),
-    *(
-        "/v1/models/%0d%0aset-cookie:x",
-        "/v1/models/%ed%a0%80",
-        "/v1/models/" + "a" * 8000,
-        "/v1/models/%e2%80%ae",
-    ),
-    *(
-        "/v1/completions%20",
-        "/V1/COMPLETIONS",
-        "/v1/completions/",
-        "/health%00",
-        "/\u0000".encode().decode("latin-1"),
-    ),
-)
+    "/flush_cache", "/update_weights_from_tensor", "/update_weights_from_disk",
+    "/release_memory_occupation", "/start_profile", "/sleep", "/wake_up", "/reset_prefix_cache",
+    "/collective_rpc", "/v1/load_lora_adapter", "/slots", "/slots/0?action=erase", "/props",
+    "/infill", "/completion", "/get_server_info", "/server_info", "/pause", "/abort_request",
+    "/docs", "/redoc", "/v1", "//", "/v1//models", "/v1/models/", "/../../etc/passwd",
+    "/%2e%2e/%2e%2e/etc/passwd", "/inspector/../../../config.py", "/inspector/%2e%2e%2froutes.py",
+    "/inspector/..%5c..%5croutes.py", "/inspector/index.html", "/inspector/main.js%00.py",
+    "/inspector/%ff", "/v1/models/..%2f..%2fetc%2fpasswd", "/v1/models/%2fetc%2fpasswd",
+    "/v1/models/tiny/../../x", "/v1/models/tiny%00", "/v1/models/%0d%0aset-cookie:x",
+    "/v1/models/%ed%a0%80", "/v1/models/" + "a" * 8000, "/v1/models/%e2%80%ae",
+    "/v1/completions%20", "/V1/COMPLETIONS", "/v1/completions/", "/health%00",
+    "/\u0000".encode().decode("latin-1"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", UNKNOWN_PATHS, ids=lambda one: one[:40])
 def test_unknown_path_is_refused(tiny_server: Server, path: str) -> None:
     for method in ("GET", "POST"):
-        answer = ask(tiny_server, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1"))
-        assert answer.status_code in ((400, 404) if method == "GET" else (400, 404, 405)), answer.text
-        error_of(answer)
-        assert "set-cookie" not in answer.headers and "root:" not in answer.text
+        response = ask(tiny_server, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode("latin-1"))
+        assert response.status_code in ((400, 404) if method == "GET" else (400, 404, 405)), response.text
+        error_of(response)
+        assert "set-cookie" not in response.headers and "root:" not in response.text
 
 
 def ask(server: Server, raw: bytes) -> httpx.Response:
@@ -134,18 +91,18 @@ BAD_HEADS: dict[str, tuple[bytes, int]] = {
 @pytest.mark.parametrize("name", BAD_HEADS)
 def test_bad_head_is_refused(tiny_server: Server, client: httpx.Client, name: str) -> None:
     raw, status = BAD_HEADS[name]
-    answer = ask(tiny_server, raw)
-    assert answer.status_code == status, answer.text
-    assert error_of(answer)["message"] and "set-cookie" not in answer.headers
+    response = ask(tiny_server, raw)
+    assert response.status_code == status, response.text
+    assert error_of(response)["message"] and "set-cookie" not in response.headers
     assert_serving(client)
 
 
 @pytest.mark.parametrize("given", ["", "a" * 65, "a b", "a;b", "../x", '{"a": 1}', "\u00e9", "a,b"])
 def test_bad_request_id_is_replaced(tiny_server: Server, given: str) -> None:
     body = b'{"prompt": "a", "max_tokens": 1}'
-    answer = ask(tiny_server, post(body, JSON_TYPE, f"X-Request-Id: {given}"))
-    assert answer.status_code == 200 and answer.headers["x-request-id"] != given
-    assert answer.json()["id"] == f"cmpl-{answer.headers['x-request-id']}"
+    response = ask(tiny_server, post(body, JSON_TYPE, f"X-Request-Id: {given}"))
+    assert response.status_code == 200 and response.headers["x-request-id"] != given
+    assert response.json()["id"] == f"cmpl-{response.headers['x-request-id']}"
 
 
 def test_requests_may_share_a_request_id(client: httpx.Client) -> None:
