@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast import LLM, SamplingParams
@@ -43,12 +44,12 @@ def test_receipt_holds_thoughts_and_replay_compares_them(llm: LLM) -> None:
     assert replay(llm, receipt, num_neighbours=2).difference is None
     (chunk, ids), *rest = told
     for others in (rest, [(chunk, (*ids[:-1], ids[-1] - 1)), *rest], [*told, (chunk + 500, ids)]):
-        other = replace(receipt, choices=(replace(choice, thoughts=tuple(others)),))
+        other = replace(receipt, choices=(msgspec.structs.replace(choice, thoughts=tuple(others)),))
         found = compare(other, receipt, str)
         assert found is not None and "thought" in found.what
-    left = replace(choice, thoughts=told[:1], finish_reason="abort")
+    left = msgspec.structs.replace(choice, thoughts=told[:1], finish_reason="abort")
     assert compare(replace(receipt, choices=(left,)), replace(receipt, choices=(left,)), str) is None
-    unaware = replace(receipt, choices=(replace(choice, thoughts=None),))
+    unaware = replace(receipt, choices=(msgspec.structs.replace(choice, thoughts=None),))
     assert compare(unaware, receipt, str) is None
     assert "thoughts" not in unaware.as_dict()["choices"][0]
 
