@@ -26,7 +26,7 @@ test: $(VENV)/.dev browser  ## all tests but the long ones: the gate, with `make
 	$(PYTEST) -m "not long"
 
 test-fast: $(VENV)/.dev  ## the inner loop: scheduler, cache, protocol, worker, models
-	$(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
+	HOLDFAST_TEST_SCALE=0.25 $(PYTEST) -m "not long" tests/core tests/kv_cache tests/scheduler tests/protocol tests/worker tests/models
 
 test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long

@@ -15,6 +15,7 @@ from holdfast.core.step_plan import PassKind, PassResult, StepPlan, TokenLogprob
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
+from support.examples import examples
 
 PAGE_SIZE = 4
 ROWS = 8
@@ -253,7 +254,7 @@ def check_answer(played: Played, client: Client, request: Request) -> None:
         assert played.scores[number] == scores
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(2000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds())
 def test_deterministic_answer_equals_the_reference(world: World) -> None:
     played = play(world)
@@ -269,7 +270,7 @@ def test_deterministic_answer_equals_the_reference(world: World) -> None:
     assert all(check.mismatch is None for check in played.checks)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(worlds(), st.integers(0, 60))
 def test_wrong_certificate_is_revoked_and_answers_are_right_afterwards(world: World, since: int) -> None:
     sizes = tuple(range(1, 65))
@@ -297,7 +298,7 @@ def test_wrong_certificate_is_revoked_and_answers_are_right_afterwards(world: Wo
         assert not any(one.certified or one.kind is PassKind.CHECK for one in later)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds())
 def test_every_canonical_window_commits_and_no_request_is_in_a_pass_twice(world: World) -> None:
     played = play(world)

@@ -1,1 +1,1 @@
-"""Thinking States: a model that writes a short thought behind every chunk it reads, and reads on with its state."""
+"""Thinking States: a model that writes a short thought after every chunk and reads on with its state."""
