@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)

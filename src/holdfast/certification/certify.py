@@ -3,14 +3,16 @@
 `obtain_certificate` is the entry: it loads the certificate of an earlier start, or makes one. The
 reference of a token is the result of the canonical form of an operation in a batch of exactly
 `recipe.rows` tokens. Every other batch size is compared with that, bit by bit, never with itself.
-Probe tokens are planted at the first, a middle and the last place of the batch, among neighbours
-with huge or tiny values (`checks/`).
+
+A certificate is about operations: shape, dtype, device, library and settings. So each operation is
+tried at every batch size with synthetic weights and inputs that show the order of summation
+(`checks/order_probes.py`), and a model of the same shape may use the certificate. The weights of the
+model at hand are tried in addition, at a few sizes.
 
 Rounding hides differences: two sums that differ in fp32 mostly round to the same bf16. So GEMMs are
 compared as fp32 sums where the backend can give them, and operations without weights in fp32 as
-well as in the model's dtype. On a GPU fp32 uses other instructions and says nothing about bf16.
-There the split-K search uses probes that cancel (`gemm/`), and whole passes are compared as they
-run (`checks/passes.py`).
+well as in the model's dtype. On a GPU fp32 uses other instructions and says nothing about bf16;
+there whole passes are compared as they run, too (`checks/passes.py`).
 """
 
 import time
@@ -37,13 +39,16 @@ from holdfast.certification.checks.operations import (
     check_layer,
     check_sampler_op,
     check_token_op,
+    merge_checks,
     sampler_ops,
+    synthetic_layer,
+    synthetic_linears,
     token_ops,
 )
 from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
 from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
 from holdfast.certification.source_digest import own_source_digest
-from holdfast.models.decoder import Decoder
+from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
@@ -53,12 +58,14 @@ from holdfast.scheduler.policy import DeterminismMode
 from holdfast.version import __version__
 from holdfast.worker.device import device_name, device_parts
 from holdfast.worker.kv_store import KVStore
+from holdfast.worker.logits_slices import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
 Progress = Callable[[int, int], None]  # (checks done, in all)
 Check = Callable[[], OperationCheck]
 
 _SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
+_MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
 _LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
 
 
@@ -176,34 +183,71 @@ def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
-    """GEMMs of the first, a middle and the last layer at every size, those of the other layers
-    at a few."""
-    backend = decoder.backend
-    sizes = sizes_to_certify(backend, max_pass_tokens)
-    for product in decoder.linears():
-        case = GemmCase(product.name, product.linear, is_head=product.is_head)
-        if not product.is_head:
-            thorough = product.layer in _sampled_layers(decoder)
-            yield partial(check_gemm, backend, case, sizes if thorough else _few_sizes(backend, sizes))
-        elif backend.recipe.path == "triton":
-            head_sizes = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
-            yield partial(check_head, backend, case, head_sizes)
-            yield partial(check_fast_head, backend, case, head_sizes, sizes)
-        else:
-            small = tuple(size for size in sizes if size <= DENSE_SEATING)
-            yield partial(check_head, backend, case, (*small, 2 * DENSE_SEATING, sizes[-1]))
-
-
-def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
-    """The fused layer against its operations one by one."""
+    """Every shape with synthetic weights at every size. Then the model's own weights: the head as it
+    runs, the layers' at a few sizes."""
     backend = decoder.backend
     sizes = sizes_to_certify(backend, max_pass_tokens)
     few = _few_sizes(backend, sizes)
+    for product in _distinct_shapes(decoder):
+        yield partial(_check_synthetic, backend, product, sizes)
+    for product in decoder.linears():
+        case = GemmCase(product.name, product.linear, is_head=product.is_head)
+        if product.is_head:
+            yield partial(check_head, backend, case, (1, 2))
+        else:
+            yield partial(check_gemm, backend, case, few)
+
+
+def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
+    """One linear layer of each shape, the head apart: it runs in another form."""
+    found = {
+        (one.is_head, one.linear.out_features, one.linear.in_features, one.linear.bias is not None): one
+        for one in decoder.linears()
+    }
+    return list(found.values())
+
+
+def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, ...]) -> OperationCheck:
+    """A GEMM of this shape with weights that show the order of summation."""
+    name = f"synthetic {product.name.rpartition('.')[2]}"
+    check = _check_synthetic_head if product.is_head else check_gemm
+    cases = (
+        GemmCase(name, linear, is_head=product.is_head, is_synthetic=True)
+        for linear in synthetic_linears(backend, product.linear)
+    )
+    return merge_checks([check(backend, case, sizes) for case in cases])
+
+
+def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
+    """On a GPU the head of a certified pass runs in fast form."""
+    if backend.recipe.path != "triton":
+        return check_head(backend, case, tuple(size for size in sizes if size <= _MAX_CPU_HEAD_TOKENS))
+    head_sizes = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
+    checks = check_head(backend, case, head_sizes), check_fast_head(backend, case, head_sizes, sizes)
+    return merge_checks(checks)
+
+
+def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
+    """The fused layer against its operations one by one: with synthetic weights, then the first, a
+    middle and the last layer."""
+    backend = decoder.backend
+    sizes = sizes_to_certify(backend, max_pass_tokens)
+    few = (*_few_sizes(backend, sizes), sizes[-1])
     if backend.recipe.path == "triton":
-        few = tuple(size for size in sizes if size in _LAYER_SIZES)
+        few = (*(size for size in sizes if size in _LAYER_SIZES), sizes[-1])
+    small = tuple(size for size in sizes if size <= DENSE_SEATING)
+    yield partial(
+        _check_synthetic_layer, decoder, shape, (*small, *few) if not is_interpreted(backend) else few
+    )
     for index in _sampled_layers(decoder):
         case = LayerCase(f"layers.{index}", decoder.layers[index], decoder.layer_shape)
-        yield partial(check_layer, backend, case, shape, (*few, sizes[-1]))
+        yield partial(check_layer, backend, case, shape, few)
+
+
+def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int, ...]) -> OperationCheck:
+    weights = synthetic_layer(decoder.backend, decoder.layers[0])
+    case = LayerCase("synthetic layer", weights, decoder.layer_shape)
+    return check_layer(decoder.backend, case, shape, tuple(sorted(set(sizes))))
 
 
 def _weightless_checks(

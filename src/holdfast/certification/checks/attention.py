@@ -1,12 +1,14 @@
 """Check of attention: a token's bits are the same alone, in a window, in a chunk, in any pages."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from holdfast.certification.certificate import OperationCheck
 from holdfast.certification.checks.operations import ModelShape
+from holdfast.certification.checks.order_probes import attention_inputs
 from holdfast.certification.checks.probes import Differences
 from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -27,7 +29,8 @@ def check_attention(
     windows = [None] if model.window is None else [None, min(model.window, _SHORT_WINDOW)]
     differences = Differences()
     for window in windows:
-        _check_window(backend, model, sizes, window, differences)
+        for spikes in (False, True):
+            _check_window(backend, model, sizes, window, differences, spikes=spikes)
     return _result(name, model, sizes, differences)
 
 
@@ -36,8 +39,8 @@ def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> O
     decode tokens. A difference here may occur in a pass of any size: it is reported as size 0."""
     reference_tokens = backend.recipe.rows
     differences = Differences()
-    for window in dict.fromkeys((None, model.window)):
-        bench = _AttentionBench(backend, model, window, model.max_context)
+    for window, spikes in product(dict.fromkeys((None, model.window)), (False, True)):
+        bench = _AttentionBench(backend, model, window, model.max_context, spikes=spikes)
         ends = {
             bench.context,
             bench.context - 77,
@@ -61,9 +64,12 @@ def _check_window(
     sizes: tuple[int, ...],
     window: int | None,
     differences: Differences,
+    *,
+    spikes: bool,
 ) -> None:
     """Add the sizes that differ. 0: the reference differs, or passes of any size may."""
-    bench = _AttentionBench(backend, model, window, min(model.max_context, 9 * model.page_size + 5))
+    context = min(model.max_context, 9 * model.page_size + 5)
+    bench = _AttentionBench(backend, model, window, context, spikes=spikes)
     reference = bench.reference()  # [context, heads * head_dim]
     reference_tokens = backend.recipe.rows
     differences.compare(0, bench.shuffled(), reference)
@@ -86,21 +92,26 @@ def _decode_counts(backend: Backend) -> Sequence[int]:
 
 
 class _AttentionBench:
-    """One probe request in KV pages of its own, once in order and once shuffled."""
+    """One probe request in KV pages of its own, once in order and once shuffled. Its queries, keys
+    and values are normal, or with spikes (`order_probes.attention_inputs`)."""
 
-    def __init__(self, backend: Backend, model: ModelShape, window: int | None, context: int) -> None:
+    def __init__(
+        self, backend: Backend, model: ModelShape, window: int | None, context: int, *, spikes: bool
+    ) -> None:
         self._backend, self._model, self._window = backend, model, window
         self.context = context
         self._device = backend.device
         generator = torch.Generator(self._device).manual_seed(5)
         dtype = getattr(torch, backend.recipe.dtype)
         heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
-
-        def random(length: int, count: int) -> Tensor:
-            return torch.randn(length, count, dim, generator=generator, device=self._device).to(dtype)
-
-        self._q = random(min(context, _MAX_QUERIES), heads)
-        k, v = random(context, kv_heads), random(context, kv_heads)
+        queries = min(context, _MAX_QUERIES)
+        if spikes:
+            self._q, k, v = attention_inputs(context, queries, heads, kv_heads, dim, dtype, self._device)
+        else:
+            self._q, k, v = (
+                torch.randn(shape, generator=generator, device=self._device).to(dtype)
+                for shape in ((queries, heads, dim), (context, kv_heads, dim), (context, kv_heads, dim))
+            )
         num_pages = -(-context // model.page_size)
         in_order = torch.arange(num_pages, device=self._device)
         order = torch.randperm(num_pages, generator=generator, device=self._device)

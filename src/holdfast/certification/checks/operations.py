@@ -1,10 +1,10 @@
 """Checks of single operations: GEMMs, fused layers, token-wise operations, the sampler.
 
 Each check plants probe tokens in batches of every size and compares their bits with the reference:
-the canonical form in a batch of the reference's size.
+the canonical form in a batch of the reference's size. The probes are those of `order_probes`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,15 +12,33 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.certificate import OperationCheck
-from holdfast.certification.checks.probes import NUM_PROBES, Differences, plant, rows_at, seatings
+from holdfast.certification.checks.order_probes import (
+    NUM_GEMM_PROBES,
+    NUM_TOKEN_PROBES,
+    GemmProbes,
+    logits_inputs,
+    norm_inputs,
+    rope_inputs,
+    silu_inputs,
+)
+from holdfast.certification.checks.probes import (
+    Differences,
+    ProbeBatch,
+    all_batches,
+    full_batches,
+    mixed_batches,
+    plant,
+    rows_at,
+)
+from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
-BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
+_MIN_COLUMNS = 256  # of synthetic weights of one shape, in all
 
-_SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours, by seating
+BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
 
 
 @dataclass(frozen=True)
@@ -40,11 +58,12 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class GemmCase:
-    """A GEMM with its real weights."""
+    """A GEMM with weights of the model or synthetic ones."""
 
     name: str
     linear: Linear
     is_head: bool = False
+    is_synthetic: bool = False
 
     @property
     def shape(self) -> str:
@@ -65,7 +84,7 @@ class TokenOp:
     """An operation without learned weights that works on each token alone."""
 
     name: str
-    width: int
+    inputs: Tensor  # [probes, width]
     run: BatchOp
 
 
@@ -75,14 +94,30 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
     linear = case.linear
     runs_rounded = backend.recipe.path == "triton" and not case.is_head
     gemm = backend.linear if runs_rounded else backend.logits
+    reference_tokens = backend.recipe.rows
+    canonical_sizes = {reference_tokens, 2 * reference_tokens}
+    if case.is_synthetic:
+        canonical_sizes.add(max(sizes) // reference_tokens * reference_tokens or reference_tokens)
     return _check(
         backend,
         case.name,
         sizes,
         shape=case.shape,
-        width=linear.in_features,
+        probes=_gemm_inputs(backend, linear.in_features),
         canonical=lambda x: gemm(x, linear, canonical=True),
         fast=lambda x: gemm(x, linear, canonical=False),
+        canonical_sizes=sorted(canonical_sizes),
+        batches=all_batches if case.is_synthetic else full_batches,
+    )
+
+
+def merge_checks(checks: Sequence[OperationCheck]) -> OperationCheck:
+    """Checks of one operation with other weights, as one."""
+    first = checks[0]
+    return replace(
+        first,
+        sizes_differing=tuple(sorted({size for one in checks for size in one.sizes_differing})),
+        num_comparisons=sum(one.num_comparisons for one in checks),
     )
 
 
@@ -94,19 +129,15 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
     def canonical(x: Tensor) -> Tensor:
         return backend.logits(x, linear, canonical=True)
 
-    def again(
-        x: Tensor,
-    ) -> Tensor:  # another function than `canonical`, so that `_check` takes it for a fast form
-        return canonical(x)
-
     found = _check(
         backend,
         case.name,
         sizes,
         shape=case.shape,
-        width=linear.in_features,
+        probes=_gemm_inputs(backend, linear.in_features),
         canonical=canonical,
-        fast=again,
+        fast=canonical,
+        batches=_lean_batches,
     )
     return found if found.agrees else replace(found, sizes_differing=(0, *found.sizes_differing))
 
@@ -140,7 +171,7 @@ def check_layer(
         )
         angles = torch.linspace(0.1, 3.0, model.head_dim // 2, device=device).repeat(count, 1)
         rotations = RopeCosSin(angles.cos(), angles.sin())
-        residual, normed = x.flip(1).contiguous(), x.clone()
+        residual, normed = x.clone(), x.clone()
         parts = (residual, normed, case.weights, case.shape, kv, batch, rotations)
         if fused:
             backend.layer(*parts, canonical=canonical)
@@ -153,25 +184,31 @@ def check_layer(
         case.name,
         sizes,
         shape=f"[{model.hidden}]",
-        width=model.hidden,
+        probes=_gemm_inputs(backend, model.hidden),
         canonical=partial(run, canonical=True, fused=True),
         fast=partial(run, canonical=False, fused=True),
         reference=partial(run, canonical=True, fused=False),
+        canonical_sizes=(backend.recipe.rows, 2 * backend.recipe.rows),
+        batches=full_batches,
     )
 
 
 def check_token_op(
     backend: Backend, op: TokenOp, sizes: tuple[int, ...], *, suffix: str = ""
 ) -> OperationCheck:
-    """Such an operation has one form, which is the canonical one."""
+    """Such an operation has one form, which is the canonical one. Canonical passes have multiples of
+    the reference's size: if one differs, the reference does."""
+    reference_tokens = backend.recipe.rows
     return _check(
         backend,
         op.name + suffix,
-        sizes,
-        shape=f"[{op.width}]",
-        width=op.width,
+        tuple(size for size in sizes if size % reference_tokens),
+        shape=f"[{op.inputs.shape[1]}]",
+        probes=op.inputs.to(backend.device),
         canonical=op.run,
         fast=op.run,
+        canonical_sizes=range(reference_tokens, max(sizes) + 1, reference_tokens),
+        batches=_lean_batches,
     )
 
 
@@ -180,16 +217,14 @@ def check_sampler_op(
 ) -> OperationCheck:
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
-    generator = torch.Generator().manual_seed(3)
-    probes = (torch.randn(NUM_PROBES, vocab, generator=generator) * 4).to(backend.device)
+    probes = logits_inputs(vocab, NUM_GEMM_PROBES).to(backend.device)
     reference_tokens = backend.recipe.rows
-    seats = seatings(reference_tokens)[0]
-    reference = rows_at(operation(plant(probes, reference_tokens, seats, (1.0, 1.0))), seats)
+    expected = _run_batches(operation, probes, full_batches(reference_tokens, len(probes)))
     differences = Differences()
     for size in sizes:
-        seats = seatings(size)[-1]
-        out = operation(plant(probes[: len(seats)], size, seats, _SCALES[0]))
-        differences.compare(size, rows_at(out, seats), reference[: len(seats)])
+        for batch in full_batches(size, len(probes)):
+            found = rows_at(operation(plant(probes, batch)), batch.seats)
+            differences.compare(size, found, rows_at(expected, batch.probes))
     differing = tuple(sorted(differences.labels()))
     return OperationCheck(
         name, f"[{vocab}]", sizes, (0, *differing) if differing else (), differences.num_comparisons
@@ -202,71 +237,102 @@ def _check(
     sizes: Sequence[int],
     *,
     shape: str,
-    width: int,
+    probes: Tensor,
     canonical: BatchOp,
     fast: BatchOp,
+    batches: Callable[[int, int], Sequence[ProbeBatch]],
+    canonical_sizes: Sequence[int] = (),
     reference: BatchOp | None = None,
 ) -> OperationCheck:
     """Compare probes in the fast form of every size with the canonical form of the reference size.
 
-    Size 0 stands for the canonical form itself: its probes at other places, among other neighbours,
-    and in the other sizes of canonical passes, which are multiples of the reference's.
+    Every probe is tried at every size. Size 0 stands for the canonical form itself: its probes at
+    other places, among other neighbours, and in the sizes that canonical passes may have.
     """
-    dtype = getattr(torch, backend.recipe.dtype)
-    reference_tokens = backend.recipe.rows
-    probes = _probes(width, dtype).to(backend.device)
-    seats = seatings(reference_tokens)[0]
-    planted = plant(probes, reference_tokens, seats, (1.0, 1.0))
-    expected = rows_at((reference or canonical)(planted), seats)
-    multiples = range(reference_tokens, max(sizes) + 1, reference_tokens)
-    canonical_sizes = (
-        multiples if canonical is fast else {reference_tokens, 2 * reference_tokens, multiples[-1]}
-    )
+    expected = _run_batches(reference or canonical, probes, full_batches(backend.recipe.rows, len(probes)))
     trials = [(0, size, canonical) for size in canonical_sizes]
     trials += [(size, size, fast) for size in sizes]
     differences = Differences()
     for label, size, operation in trials:
-        for number, seats in enumerate(seatings(size)):
-            out = operation(plant(probes[: len(seats)], size, seats, _SCALES[number]))
-            differences.compare(label, rows_at(out, seats), expected[: len(seats)])
+        for batch in batches(size, len(probes)):
+            found = rows_at(operation(plant(probes, batch)), batch.seats)
+            differences.compare(label, found, rows_at(expected, batch.probes))
     differing = tuple(sorted(differences.labels()))
     return OperationCheck(name, shape, tuple(sizes), differing, differences.num_comparisons)
 
 
-def _probes(width: int, dtype: torch.dtype) -> Tensor:
-    """Ordinary activations, and one whose products nearly cancel."""
-    generator = torch.Generator().manual_seed(width)
-    probes = torch.randn(NUM_PROBES, width, generator=generator)
-    probes[-1, ::2] *= 300.0
-    probes[-1, 1::2] = -probes[-1, ::2][: probes[-1, 1::2].shape[0]] * (1 + 1e-3)
-    return probes.to(dtype)
+def _lean_batches(size: int, num_probes: int) -> list[ProbeBatch]:
+    """For operations whose tokens are computed one by one."""
+    return [*full_batches(size, num_probes), *mixed_batches(size, num_probes)[-1:]]
+
+
+def _run_batches(operation: BatchOp, probes: Tensor, batches: Sequence[ProbeBatch]) -> Tensor:
+    """The result of every probe, in the order of the probes."""
+    found: dict[int, Tensor] = {}
+    for batch in batches:
+        rows = rows_at(operation(plant(probes, batch)), batch.seats)
+        found |= dict(zip(batch.probes, rows, strict=True))
+    return torch.stack([found[probe] for probe in range(len(probes))])
+
+
+def _gemm_inputs(backend: Backend, width: int) -> Tensor:
+    return GemmProbes(width, getattr(torch, backend.recipe.dtype), backend.device).inputs
+
+
+def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
+    """Linear layers of the same shape whose weights show the order of summation: several where one
+    has few columns."""
+    probes = GemmProbes(like.in_features, like.dtype, backend.device)
+    bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
+    for _ in range(max(1, _MIN_COLUMNS // like.out_features)):
+        yield backend.pack(probes.weights(like.out_features), bias)
+
+
+def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
+    """A layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
+    gate_up as they are: there the probes show the order of summation. In fp16 the norm is large:
+    the product of gate and up must not be zero."""
+    dtype, device = like.gate_up.dtype, backend.device
+    zeros = torch.zeros((like.o.out_features, like.o.in_features), dtype=dtype, device=device)
+    return replace(
+        like,
+        qkv=next(synthetic_linears(backend, like.qkv)),
+        o=backend.pack(zeros, None if like.o.bias is None else torch.zeros_like(like.o.bias)),
+        post_norm=torch.full_like(like.post_norm, 128 if dtype is torch.float16 else 1),
+        gate_up=next(synthetic_linears(backend, like.gate_up)),
+        down=next(synthetic_linears(backend, like.down)),
+    )
 
 
 def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
     """Norms, rope and the activation."""
     dtype = getattr(torch, backend.recipe.dtype)
     hidden, heads, dim = model.hidden, model.heads, model.head_dim
+    count = NUM_GEMM_PROBES if is_interpreted(backend) else NUM_TOKEN_PROBES
     generator = torch.Generator().manual_seed(1)
     weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(backend.device)
-    angles = (torch.rand(1, dim // 2, generator=generator) * 6).to(backend.device)
+    angles = torch.rand(dim // 2, generator=generator) * 6
+    rotations = [table.to(backend.device) for table in (angles.cos(), angles.sin())]
 
     def add_norm(x: Tensor) -> Tensor:
-        residual = x.flip(1).contiguous()
-        normed = backend.add_rms_norm(residual, x, weight, 1e-5)
+        residual = x / 2
+        normed = backend.add_rms_norm(residual, x / 2, weight, 1e-5)
         return torch.cat([residual, normed], 1)
 
     def rope(x: Tensor) -> Tensor:
         q = x.view(-1, heads, dim).clone()
-        k = q.flip(2).contiguous()
-        cos, sin = (table.expand(x.shape[0], -1).contiguous() for table in (angles.cos(), angles.sin()))
+        k = q.clone()
+        cos, sin = (table.expand(x.shape[0], -1).contiguous() for table in rotations)
         backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
+    squares = norm_inputs(hidden, count, dtype)
+    rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [
-        TokenOp("rms_norm", hidden, lambda x: backend.rms_norm(x, weight, 1e-5)),
-        TokenOp("add_rms_norm", hidden, add_norm),
-        TokenOp("rope", heads * dim, rope),
-        TokenOp("silu_mul", 2 * model.intermediate, backend.silu_mul),
+        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, 1e-5)),
+        TokenOp("add_rms_norm", squares, add_norm),
+        TokenOp("rope", rotated, rope),
+        TokenOp("silu_mul", silu_inputs(model.intermediate, count, dtype), backend.silu_mul),
     ]
 
 

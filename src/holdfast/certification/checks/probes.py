@@ -1,42 +1,70 @@
 """Probe tokens among neighbours, and the comparison of bits on the device."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-NUM_PROBES = 8
-DENSE_SEATING = 64  # batches of up to so many tokens are tried with several seatings
+NUM_PROBES = 8  # among neighbours
+DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
 
+_SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours
 _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def seatings(num_tokens: int) -> list[list[int]]:
-    """Where the probes are in a batch: at the front, spread, at the end. Small batches hold fewer.
+@dataclass(frozen=True)
+class ProbeBatch:
+    """A batch of `size` tokens: which of them are probes, and which probe each is. The others are
+    neighbours, scaled by the two scales in turn."""
 
-    In large batches they are only spread, from the first token to the last: a library chooses its
-    order of summation by the size of the batch, and the choice shows at every place.
-    """
-    count = min(NUM_PROBES, num_tokens)
-    front = list(range(count))
-    back = list(range(num_tokens - count, num_tokens))
-    spread = [index * (num_tokens - 1) // max(1, count - 1) for index in range(count)]
-    if num_tokens > DENSE_SEATING:
-        return [spread]
-    return [front] if front == back else [front, spread, back]
+    size: int
+    seats: tuple[int, ...]
+    probes: tuple[int, ...]
+    scales: tuple[float, float] = (1.0, 1.0)
 
 
-def plant(probes: Tensor, num_tokens: int, at: list[int], scales: tuple[float, float]) -> Tensor:
-    """A batch of random neighbours, scaled by the two scales in turn, and the probes in it."""
-    batch = _neighbours(_round_up(num_tokens), probes.shape[1], probes.device)[:num_tokens].clone()
-    batch[::2] *= scales[0]
-    batch[1::2] *= scales[1]
-    batch = batch.to(probes.dtype)
-    return batch.index_copy_(0, _index(tuple(at), probes.device), probes)
+def full_batches(size: int, num_probes: int) -> list[ProbeBatch]:
+    """Batches in which every token is a probe: as many as it takes for every probe to occur. Which
+    probe is at which place depends on the size."""
+    seats = tuple(range(size))
+    return [
+        ProbeBatch(size, seats, tuple((start + size + seat) % num_probes for seat in seats))
+        for start in range(0, num_probes, size)
+    ]
 
 
-def rows_at(batch: Tensor, at: list[int]) -> Tensor:
-    return batch.index_select(0, _index(tuple(at), batch.device))
+def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
+    """Batches of a few probes among neighbours a thousand times larger or smaller. The probes are
+    at the front, spread, and at the end; in large batches only spread, from the first token to the
+    last."""
+    count = min(NUM_PROBES, size - 1)
+    if count < 1:
+        return []
+    probes = tuple((size + index) % num_probes for index in range(count))
+    front, back = tuple(range(count)), tuple(range(size - count, size))
+    spread = tuple(index * (size - 1) // max(1, count - 1) for index in range(count))
+    places = [spread] if size > DENSE_SEATING else [front, spread, back]
+    return [ProbeBatch(size, seats, probes, scales) for seats, scales in zip(places, _SCALES, strict=False)]
+
+
+def all_batches(size: int, num_probes: int) -> list[ProbeBatch]:
+    return [*full_batches(size, num_probes), *mixed_batches(size, num_probes)]
+
+
+def plant(probes: Tensor, batch: ProbeBatch) -> Tensor:
+    """The tokens of a batch, [size, width]."""
+    planted = probes.index_select(0, _index(batch.probes, probes.device))
+    if len(batch.seats) == batch.size:
+        return planted
+    neighbours = _neighbours(_round_up(batch.size), probes.shape[1], probes.device)[: batch.size].clone()
+    neighbours[::2] *= batch.scales[0]
+    neighbours[1::2] *= batch.scales[1]
+    return neighbours.to(probes.dtype).index_copy_(0, _index(batch.seats, probes.device), planted)
+
+
+def rows_at(batch: Tensor, at: tuple[int, ...]) -> Tensor:
+    return batch.index_select(0, _index(at, batch.device))
 
 
 @lru_cache(maxsize=8)
@@ -75,10 +103,13 @@ class Differences:
         self.num_comparisons = 0
 
     def compare(self, label: int, found: Tensor, expected: Tensor) -> None:
-        """Every row counts as one comparison."""
+        """Every row counts as one comparison. All NaN are equal: nothing is promised for them."""
         assert found.shape == expected.shape
+        differ = bits_of(found) != bits_of(expected)
+        if found.is_floating_point():
+            differ &= ~(found.isnan() & expected.isnan())
         self._labels.append(label)
-        self._differ.append((bits_of(found) != bits_of(expected)).any())
+        self._differ.append(differ.any())
         self.num_comparisons += len(found)
 
     def labels(self) -> set[int]:

@@ -2,14 +2,12 @@
 
 A library splits K by the batch size M. Where that does not change a bit, the library's own call is
 the recipe (split-K 0). Where it does, K is split in 1, 2, 4 or 8 parts whose fp32 sums are added in
-order. The search runs on the device, with random weights of the shape, before any weights are
+order. The search runs on the device, with synthetic weights of the shape, before any weights are
 loaded. The fewest splits win, never the fastest, so the same machine always makes the same choice.
 The library's own call may also be split along N by time (`split_n`), where the bits stay the same.
 
-Rounding hides differences, so half of the probes cancel exactly: their true product is zero, and
-the result is nothing but the rounding of the order of summation.
-
-    weight  [ A | A permuted ]        probe  [ x | -x permuted alike ]
+The weights and probes are those of the certificate (`checks/order_probes.py`): they show the order
+of summation, which rounding the output would hide.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +15,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from holdfast.certification.checks.probes import NUM_PROBES, bits_of
+from holdfast.certification.checks.order_probes import NUM_GEMM_PROBES, GemmProbes
+from holdfast.certification.checks.probes import bits_of
 from holdfast.certification.gemm.multiply import PLAIN, Multiply
 from holdfast.certification.gemm.recipes import SPLITS, GemmRecipe, GemmShape
 from holdfast.certification.gemm.split_n import find_split_n
 from holdfast.certification.gemm.timing import TIMED_SIZES, time_recipe
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 
-_WEIGHT_STD = 0.02
 _MIN_SPLIT_WIDTH = 16
 
 
@@ -65,7 +63,7 @@ def search_split_k(
 
 
 class _SplitKBench:
-    """Random weights of one shape, probes, and neighbours that are huge and tiny in turn."""
+    """Synthetic weights of one shape, probes, and neighbours that are huge and tiny in turn."""
 
     def __init__(
         self,
@@ -78,22 +76,12 @@ class _SplitKBench:
     ) -> None:
         generator = torch.Generator(device).manual_seed(shape.in_features)
 
-        def random(*size: int, dtype: torch.dtype = dtype) -> Tensor:
+        def random(*size: int) -> Tensor:
             return torch.empty(size, dtype=dtype, device=device).normal_(generator=generator)
 
-        width, half = shape.in_features, shape.in_features // 2
-        order = torch.randperm(half, generator=generator, device=device)
-        self.weight = random(*shape.key).mul_(_WEIGHT_STD)
-        self.weight[:, half : 2 * half] = self.weight[:, :half].index_select(1, order)
-        probes = random(NUM_PROBES, width, dtype=torch.float32)
-        probes[1::2] *= torch.exp2(
-            random(NUM_PROBES // 2, width, dtype=torch.float32) * 2
-        )  # values of very different magnitude
-        probes = probes.to(dtype)
-        cancelling = slice(NUM_PROBES // 2, None)
-        probes[cancelling, half:] = 0
-        probes[cancelling, half : 2 * half] = -probes[cancelling, :half].index_select(1, order)
-        self._probes = probes
+        width = shape.in_features
+        probes = GemmProbes(width, dtype, device)
+        self.weight, self._probes = probes.weights(shape.out_features), probes.inputs
         most = max(*sizes, reference_tokens)
         self._neighbours = random(most, width)
         self._neighbours[::2] *= 1e3
@@ -119,7 +107,7 @@ class _SplitKBench:
         seats = torch.tensor([_pad(one) for _, one, _ in calls], device=device)  # [calls, probes]
         probes = torch.tensor([_pad(one) for _, _, one in calls], device=device)
         differs = torch.zeros(len(sizes), dtype=torch.bool, device=device)
-        digests = torch.zeros(len(sizes), NUM_PROBES, dtype=torch.int64, device=device)
+        digests = torch.zeros(len(sizes), NUM_GEMM_PROBES, dtype=torch.int64, device=device)
         here = torch.tensor(_seatings(self._reference_tokens)[0], device=device)
         reference = self._product(
             self._reference_tokens, here[0], here[1], split_k
@@ -148,12 +136,12 @@ class _SplitKBench:
 def _seatings(size: int) -> list[tuple[list[int], list[int]]]:
     """(rows, probes) of each call: all probes, spread from the first row to the last, in turns
     where they do not fit. Which probe is at which row depends on the size."""
-    turned = [(size + probe) % NUM_PROBES for probe in range(NUM_PROBES)]
-    if size >= NUM_PROBES:
-        return [([seat * (size - 1) // (NUM_PROBES - 1) for seat in range(NUM_PROBES)], turned)]
-    groups = [turned[start : start + size] for start in range(0, NUM_PROBES, size)]
+    turned = [(size + probe) % NUM_GEMM_PROBES for probe in range(NUM_GEMM_PROBES)]
+    if size >= NUM_GEMM_PROBES:
+        return [([seat * (size - 1) // (NUM_GEMM_PROBES - 1) for seat in range(NUM_GEMM_PROBES)], turned)]
+    groups = [turned[start : start + size] for start in range(0, NUM_GEMM_PROBES, size)]
     return [(list(range(len(group))), group) for group in groups]
 
 
 def _pad(seats: list[int]) -> list[int]:
-    return seats + [0] * (NUM_PROBES - len(seats))
+    return seats + [0] * (NUM_GEMM_PROBES - len(seats))

@@ -23,6 +23,7 @@ from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
 
 _REFERENCE_ROWS = 16
+_ALIGNMENT = 64  # of torch's own allocations, in bytes
 
 
 def has_native_gemm(dtype: torch.dtype) -> bool:
@@ -71,6 +72,8 @@ class TorchBackend:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.dtype).to(self.dtype if self._native else torch.float32).contiguous()
+        if data.data_ptr() % _ALIGNMENT:  # inside a mapped file; a library may choose its kernel by it
+            data = data.clone()
         bias32 = None if bias is None else bias.to(torch.float32)
         return Linear(data, bias32, in_features, out_features, self.dtype)
 
