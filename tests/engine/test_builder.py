@@ -142,8 +142,7 @@ torch.cuda.set_device = lambda device: None
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
 plain = settings.apply_numeric_settings(1)
 found = settings.apply_numeric_settings(None, device=torch.device("cuda", 0))
-assert settings.apply_numeric_settings() is plain and plain.cuda == ()
-settings.pin_threads()
+assert settings.apply_numeric_settings() == plain and plain.cuda == ()
 print(json.dumps(found.as_dict()))
 """
 

@@ -1,4 +1,5 @@
-"""Numeric settings apply once per process; other values are refused. Tested in a child process."""
+"""The number of threads is decided once per process; variables are read at every call. Tested in a
+child process."""
 
 import json
 import os
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 
 _CHILD = """
-import ctypes, json, threading, torch
+import ctypes, json, os, threading, torch
 from pathlib import Path
 from holdfast.errors import ConfigError
-from holdfast.numerics.settings import apply_numeric_settings, pin_threads
+from holdfast.numerics.settings import apply_numeric_settings, numeric_settings
+from holdfast.numerics.settings_guard import SettingsGuard
 
 first = apply_numeric_settings(1)
-assert apply_numeric_settings(1) is first and apply_numeric_settings(None) is first
+assert apply_numeric_settings(1) == first and apply_numeric_settings(None) == first
 try:
     apply_numeric_settings(2)
 except ConfigError as error:
@@ -24,18 +26,28 @@ except ConfigError as error:
 maps = Path("/proc/self/maps").read_text().splitlines()
 openmp = ctypes.CDLL(next(line.split()[-1] for line in maps if "gomp" in line))
 num_threads = []
-def look(pin):
-    if pin: pin_threads()
+def look():
     num_threads.append(openmp.omp_get_max_threads())
-for pin in (False, True):
-    thread = threading.Thread(target=look, args=(pin,)); thread.start(); thread.join()
-print(json.dumps([first.as_dict(), torch.get_num_threads(), refused, num_threads]))
+    with SettingsGuard(torch.device("cpu")):
+        num_threads.append(openmp.omp_get_max_threads())
+    num_threads.append(openmp.omp_get_max_threads())
+thread = threading.Thread(target=look); thread.start(); thread.join()
+
+os.environ["MKL_CBWR"] = "AVX2"
+del os.environ["ONEDNN_MAX_CPU_ISA"]
+later = numeric_settings()
+torch.set_float32_matmul_precision("medium")
+torch.set_num_threads(3)
+apply_numeric_settings()
+again = torch.get_float32_matmul_precision(), torch.get_num_threads()
+print(json.dumps([first.as_dict(), later.as_dict(), again, refused, num_threads]))
 """
 
 
 @pytest.fixture(scope="module")
 def child() -> list[Any]:
-    """The settings, torch's threads, the error, and OpenMP's threads in a new and a pinned thread."""
+    """The settings, those after the environment changed, what a second call applies, the error,
+    and OpenMP's threads in a new thread: before, inside and after a guard."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     environment["ONEDNN_MAX_CPU_ISA"] = "DEFAULT"
     done = subprocess.run(
@@ -45,17 +57,28 @@ def child() -> list[Any]:
     return found
 
 
-def test_settings_cannot_change_in_one_process(child: list[Any]) -> None:
-    settings, threads, refused, _ = child
-    assert settings["threads"] == threads == 1
+def test_number_of_threads_cannot_change_in_one_process(child: list[Any]) -> None:
+    settings, _, _, refused, _ = child
+    assert settings["threads"] == 1
     assert settings["matmul_precision"] == "highest"
     assert settings["environment"]["ONEDNN_MAX_CPU_ISA"] == "DEFAULT"
     assert "cannot change to 2" in refused
 
 
-def test_pin_threads_applies_the_settings_to_a_new_thread(child: list[Any]) -> None:
+def test_variables_are_read_at_every_call(child: list[Any]) -> None:
+    environment = child[1]["environment"]
+    assert environment["MKL_CBWR"] == "AVX2"
+    assert environment["ONEDNN_MAX_CPU_ISA"] == "None (at start: DEFAULT)"
+
+
+def test_second_call_applies_the_settings_again(child: list[Any]) -> None:
+    assert child[2] == ["highest", 1]
+
+
+def test_guard_sets_the_threads_of_a_new_thread(child: list[Any]) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("with one core every thread has one OpenMP thread")
-    free, pinned = child[3]
-    assert free > 1  # the default of OpenMP
-    assert pinned == 1
+    before, inside, after = child[4]
+    assert before > 1  # the default of OpenMP
+    assert inside == 1
+    assert after >= 1

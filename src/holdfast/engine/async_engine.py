@@ -18,7 +18,6 @@ from holdfast.engine.engine import Engine
 from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.input_processor import Prompt
 from holdfast.errors import EngineStopped, HoldfastError
-from holdfast.numerics.settings import pin_threads
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +133,6 @@ class AsyncEngine:
             self._handles.pop(request.request_id).put(error)
 
     def _run(self) -> None:
-        pin_threads()
         try:
             self._worker.run()
         except BaseException:

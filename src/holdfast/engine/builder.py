@@ -38,7 +38,8 @@ from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend, uses_triton
-from holdfast.numerics.settings import NumericSettings, apply_numeric_settings
+from holdfast.numerics.settings import NumericSettings, numeric_settings
+from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.scheduler.policy import SchedulerConfig
@@ -95,15 +96,28 @@ def assemble(
     config: EngineConfig, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None = None
 ) -> Engine:
     """Build an engine for an open checkpoint."""
-    model = checkpoint.config
     device = choose_device(config.device, config.kernels)
+    settings = numeric_settings(config.num_threads, device=device)
+    with SettingsGuard(device, own_workers=True):
+        return _assemble(config, checkpoint, tokenizer, device, settings, show)
+
+
+def _assemble(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    settings: NumericSettings,
+    show: ShowProgress | None,
+) -> Engine:
+    model = checkpoint.config
     setup = _Setup(
         config=config,
         model=model,
         thinking=read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None,
         device=device,
         dtype=torch_dtype(config, model.torch_dtype),
-        settings=apply_numeric_settings(config.num_threads, device=device),
+        settings=settings,
         limits=config.batch_limits(device.type),
         max_len=_max_len(config, model),
     )
@@ -177,13 +191,14 @@ def gemm_recipes(
     device = choose_device(config.device, config.kernels)
     if not uses_triton(config.kernels, device):
         return ()
-    settings = apply_numeric_settings(config.num_threads, device=device)
+    settings = numeric_settings(config.num_threads, device=device)
     if config.load_format == "dummy":
         model = _open_dummy(config.model, device).config
     else:
         model = open_checkpoint(locate(config.model).path).config
     dtype = torch_dtype(config, model.torch_dtype)
-    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
+    with SettingsGuard(device):
+        return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:

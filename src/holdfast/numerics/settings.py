@@ -1,27 +1,56 @@
-"""Process-wide numeric settings of torch: applied once, recorded in the fingerprint, never changed.
+"""The numeric settings of an engine, as the fingerprint records them.
 
-A second call with the same values does nothing. A call with other values raises, because tokens
-computed before and after could differ in bits. The settings of a GPU are applied when the first
-engine on one starts.
+The number of threads is decided once per process; a call with another number raises, because tokens
+computed before and after could differ in bits. Environment variables are read at every call.
+`SettingsGuard` makes torch's own settings those recorded here, at every build and every step.
 """
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from holdfast.errors import ConfigError
+from holdfast.numerics.settings_guard import decide_num_threads, leave_applied
 
 # Variables without effect: the number of threads is set here.
-_OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_DECIDING = ("ONEDNN_", "DNNL_", "MKL_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "ATEN_CPU_CAPABILITY")
-_DECIDING_ON_CUDA = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32", "TRITON_")
+_OVERRULED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_DECIDING = (
+    *(
+        "ONEDNN_",
+        "DNNL_",
+        "TORCH_MKLDNN",
+        "MKL_",
+        "OPENBLAS_",
+        "GOTO_",
+        "BLIS_",
+        "VECLIB_",
+        "ACL_",
+        "ARM_COMPUTE",
+    ),
+    *("OMP_", "GOMP_", "KMP_", "LIBOMP_"),
+    *("ATEN_", "GLIBC_TUNABLES", "LD_PRELOAD"),  # glibc has several variants of a logarithm
+)
+_DECIDING_ON_CUDA = (
+    *(
+        "CUBLAS",
+        "NVIDIA_TF32_OVERRIDE",
+        "TORCH_BLAS",
+        "TORCH_ALLOW_TF32",
+        "TORCH_CUBLAS",
+        "PYTORCH_TUNABLEOP",
+    ),
+    *("TRITON_", "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "DISABLE_MMA_V", "PTXAS_OPTIONS", "LLVM_"),
+    *("CUDA_FORCE_", "CUDA_DISABLE_PTX_JIT"),
+)
 # Variables about triton's files and output.
 _DECIDING_NOTHING = (
     *("TRITON_CACHE", "TRITON_HOME", "TRITON_DUMP", "TRITON_OVERRIDE_DIR", "TRITON_KERNEL_DUMP"),
     *("TRITON_PRINT", "TRITON_STORE_BINARY", "TRITON_ALWAYS_COMPILE"),
 )
+# Forbidden on a GPU: reduced precision in the inputs and sums of GEMMs.
 _REDUCED_PRECISION = (
     *("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"),
 )
@@ -53,81 +82,58 @@ class NumericSettings:
         return {**common, "cuda": dict(self.cuda)} if self.cuda else {"threads": self.threads, **common}
 
 
-_applied: NumericSettings | None = None
-_applied_on_cuda: NumericSettings | None = None
-_device = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
-def apply_numeric_settings(
-    num_threads: int | None = None, *, device: torch.device = _device
-) -> NumericSettings:
-    """Set torch's threads (None: torch's default) and fp32 precision, for a GPU also that of its
-    GEMMs."""
-    global _applied, _applied_on_cuda, _device
+def numeric_settings(num_threads: int | None = None, *, device: torch.device = _CPU) -> NumericSettings:
+    """The settings of an engine on this device. num_threads: None is the number decided before, at
+    first torch's default."""
     if num_threads is not None and num_threads < 1:
         raise ConfigError(f"num_threads is {num_threads}; it must be at least 1")
-    if _applied is None:
-        _applied = _apply(num_threads)
-    elif num_threads is not None and num_threads != _applied.threads:
+    decided = decide_num_threads(num_threads)
+    if num_threads is not None and num_threads != decided:
         raise ConfigError(
-            f"the numeric settings are for {_applied.threads} threads and cannot change to "
+            f"the numeric settings are for {decided} threads and cannot change to "
             f"{num_threads} in one process; start a new process, or ask for the same number"
         )
-    if device.type != "cuda":
-        return _applied
-    if _applied_on_cuda is None:
-        _applied_on_cuda = _apply_on_cuda(_applied)
-    _device = device
-    torch.cuda.set_device(device)
-    return _applied_on_cuda
-
-
-def pin_threads() -> None:
-    """Apply the settings to the calling thread.
-
-    OpenMP's number of threads and torch's current GPU are per thread.
-    """
-    if _applied is not None:
-        torch.set_num_threads(_applied.threads)
-    if _device.type == "cuda":
-        torch.cuda.set_device(_device)
-
-
-def _apply(num_threads: int | None) -> NumericSettings:
-    torch.set_num_threads(num_threads if num_threads is not None else torch.get_num_threads())
-    torch.set_flush_denormal(False)
-    torch.set_float32_matmul_precision("highest")
+    variables = dict(_variables(_DECIDING, but=_OVERRULED))
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        variables |= _variables(_DECIDING_ON_CUDA, but=_DECIDING_NOTHING)
     return NumericSettings(
-        threads=torch.get_num_threads(),
-        matmul_precision=torch.get_float32_matmul_precision(),
+        threads=decided,
+        matmul_precision="highest",
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        environment=_variables(_DECIDING, but=_OVERRULED),
+        environment=tuple(sorted(variables.items())),
+        cuda=tuple((name, False) for name in _REDUCED_PRECISION) if on_cuda else (),
     )
 
 
-def _apply_on_cuda(settings: NumericSettings) -> NumericSettings:
-    """Forbid reduced precision in the inputs and sums of GEMMs. Works without a GPU as well."""
-    matmul = torch.backends.cuda.matmul
-    for name in _REDUCED_PRECISION:
-        setattr(matmul, name, False)
-    variables = {*settings.environment, *_variables(_DECIDING_ON_CUDA, but=_DECIDING_NOTHING)}
-    return replace(
-        settings,
-        environment=tuple(sorted(variables)),
-        cuda=tuple((name, _as_bool(getattr(matmul, name))) for name in _REDUCED_PRECISION),
-    )
-
-
-def _as_bool(value: object) -> bool:
-    """Newer versions of torch return a pair for some settings: reduced precision, and whether
-    split-K may use it."""
-    return any(value) if isinstance(value, tuple) else bool(value)
+def apply_numeric_settings(num_threads: int | None = None, *, device: torch.device = _CPU) -> NumericSettings:
+    """Decide the settings and leave torch with them, for code that runs outside a guard."""
+    settings = numeric_settings(num_threads, device=device)
+    leave_applied(device)
+    return settings
 
 
 def _variables(beginnings: tuple[str, ...], *, but: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """A library reads a variable when it is loaded. So the value at the start of the process is
+    given too, if it was another one."""
     left_out = tuple(but)
-    return tuple(
-        (name, value)
-        for name, value in sorted(os.environ.items())
-        if name.startswith(beginnings) and not name.startswith(left_out)
-    )
+    at_start, now = _environment_at_start(), dict(os.environ)
+    found = []
+    for name in sorted({*at_start, *now}):
+        if name.startswith(beginnings) and not name.startswith(left_out):
+            first, last = at_start.get(name, now.get(name)), now.get(name)
+            found.append((name, str(last) if first == last else f"{last} (at start: {first})"))
+    return tuple(found)
+
+
+def _environment_at_start() -> dict[str, str]:
+    """The environment this process was started with. Empty where the system does not tell."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in entries if entry)
+    return {name: value for name, _, value in pairs}

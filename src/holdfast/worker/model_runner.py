@@ -24,6 +24,7 @@ from holdfast.core.step_plan import (
 )
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
+from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.greedy_head import GreedyHeadGraph, GreedyTokens
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
@@ -64,6 +65,7 @@ class ModelRunner:
         # A certified pass may need logits for any number of tokens. The certificate of the Triton
         # backend covers all numbers; the other backends always compute the head in canonical form.
         self._certified_head = backend.recipe.path == "triton"
+        self._own_workers = backend.recipe.path == "torch"
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
         tall_tile_tokens = backend.tile_tokens(1 << 20, self._group) or 1
@@ -85,8 +87,8 @@ class ModelRunner:
 
         Once this returns or raises, the plan's grammars are not used any more.
         """
-        copies = HostCopies(self._device)
-        with torch.inference_mode(), self._stream.entered():
+        with self._settings(), torch.inference_mode(), self._stream.entered():
+            copies = HostCopies(self._device)
             started = [self._start_pass(pass_, copies) for pass_ in plan.passes]
             copies.finish()
 
@@ -95,6 +97,9 @@ class ModelRunner:
             return [each() for each in started]
 
         return read
+
+    def _settings(self) -> SettingsGuard:
+        return SettingsGuard(self._device, own_workers=self._own_workers)
 
     def capture(
         self,

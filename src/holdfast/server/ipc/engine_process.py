@@ -24,7 +24,6 @@ from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, ModelError
-from holdfast.numerics.settings import pin_threads
 from holdfast.server.ipc import messages as m
 from holdfast.server.ipc.engine_server import EngineServer
 from holdfast.server.telemetry.logs import configure_logging
@@ -125,7 +124,6 @@ def serve(connection: socket.socket, make: Build = build) -> int:
     writer.send(_ready(start.config, engine))
     gc.collect()
     gc.freeze()  # the engine lives as long as the process: the collector need not visit it again
-    pin_threads()
     try:
         server.worker.run()
     finally:

@@ -1,0 +1,213 @@
+"""Inside a guard every setting is ours; after it the caller has its own again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from holdfast.errors import ConfigError
+from holdfast.numerics import settings_guard
+from holdfast.numerics.settings import numeric_settings
+from holdfast.numerics.settings_guard import Setting, SettingsGuard, Watch
+
+CPU = torch.device("cpu")
+CUDA = torch.backends.cuda.matmul
+
+
+def _fp32(backend: str, operation: str) -> Any:
+    return torch._C._get_fp32_precision_getter(backend, operation)  # type: ignore[attr-defined]
+
+
+def _state() -> dict[str, Any]:
+    """Everything a guard may change in this thread and this process, but the modes."""
+    return {
+        "threads": torch.get_num_threads(),
+        "mkldnn.matmul": _fp32("mkldnn", "matmul"),
+        "cuda.matmul": _fp32("cuda", "matmul"),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "mkldnn deterministic": torch.backends.mkldnn.deterministic,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "fp16 sums": torch._C._get_cpu_allow_fp16_reduced_precision_reduction(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+    }
+
+
+def _effective(state: dict[str, Any]) -> dict[str, Any]:
+    """The state less what has no effect inside a guard."""
+    return {name: value for name, value in state.items() if name not in ("device", "warn only")}
+
+
+@pytest.fixture
+def ours() -> Iterator[dict[str, Any]]:
+    """The state inside a guard. Undoes whatever a test has set."""
+    numeric_settings()
+    torch.set_float32_matmul_precision("highest")
+    with SettingsGuard(CPU):
+        inside = _state()
+    threads = torch.get_num_threads()
+    yield inside
+    torch.set_num_threads(threads)
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+    torch.backends.mkldnn.deterministic = False  # type: ignore[assignment]
+    torch.use_deterministic_algorithms(False)
+    torch._C._set_cpu_allow_fp16_reduced_precision_reduction(False)
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    assert _state() == {**inside, "threads": threads}
+
+
+def _set_matmul_fp32(backend: str) -> None:
+    torch._C._set_fp32_precision_setter(backend, "matmul", "tf32")  # type: ignore[attr-defined]
+
+
+HOSTILE: dict[str, Callable[[], Any]] = {
+    "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "matmul precision medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "matmul precision high": lambda: torch.set_float32_matmul_precision("high"),
+    "fp32 precision of cuda": lambda: _set_matmul_fp32("cuda"),
+    "fp32 precision of mkldnn": lambda: _set_matmul_fp32("mkldnn"),
+    "mkldnn off": lambda: torch._C._set_mkldnn_enabled(False),
+    "mkldnn deterministic": lambda: torch._C._set_mkldnn_deterministic(True),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "fp16 sums": lambda: torch._C._set_cpu_allow_fp16_reduced_precision_reduction(True),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_setting_is_ours_inside_and_the_callers_after(name: str, ours: dict[str, Any]) -> None:
+    HOSTILE[name]()
+    theirs = _state()
+    assert theirs != ours
+    with SettingsGuard(CPU):
+        inside = _state()
+        assert torch.zeros(2).sum().item() == 0.0  # not on the meta device
+    assert _effective(inside) == _effective(ours)
+    assert _state() == theirs
+    with pytest.raises(ZeroDivisionError), SettingsGuard(CPU):
+        _ = 1 / 0
+    assert _state() == theirs
+
+
+def test_all_settings_at_once_and_nested_guards(ours: dict[str, Any]) -> None:
+    for change in HOSTILE.values():
+        change()
+    theirs = _state()
+    with SettingsGuard(CPU), SettingsGuard(CPU):
+        assert _effective(_state()) == _effective(ours)
+    assert _state() == theirs
+
+
+def test_inherited_precision_stays_inherited(ours: dict[str, Any]) -> None:
+    torch._C._set_fp32_precision_setter("mkldnn", "matmul", "none")  # type: ignore[attr-defined]
+    torch._C._set_fp32_precision_setter("cuda", "matmul", "none")  # type: ignore[attr-defined]
+    torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    assert _fp32("cuda", "matmul") == "tf32"
+    with SettingsGuard(CPU):
+        assert _fp32("cuda", "matmul") in ("none", "ieee")
+    assert _fp32("cuda", "matmul") == "tf32"
+    torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+    assert _fp32("cuda", "matmul") == "none"
+
+
+def test_autocast_is_off_inside(ours: dict[str, Any]) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        with SettingsGuard(CPU):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+            assert _state() == ours
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_modes_are_off_inside(ours: dict[str, Any]) -> None:
+    with torch.device("meta"), FakeTensorMode():
+        with SettingsGuard(CPU):
+            assert torch.full((2,), 3.0).tolist() == [3.0, 3.0]
+        assert torch.zeros(2).device.type == "meta"
+        assert type(torch.zeros(2)).__name__ == "FakeTensor"
+
+
+def test_last_of_two_threads_restores(ours: dict[str, Any]) -> None:
+    """A guard that ends first must not restore the caller's precision under the other one."""
+    torch.set_float32_matmul_precision("medium")
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with SettingsGuard(CPU):
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    entered.wait(60)
+    with SettingsGuard(CPU):
+        assert torch.get_float32_matmul_precision() == "highest"
+        leave.set()
+        thread.join()
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def _in_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_change_by_another_thread_is_refused_by_name(ours: dict[str, Any]) -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"set_float32_matmul_precision .high. was changed by another thread"
+        ),
+        SettingsGuard(CPU),
+    ):
+        _in_thread(lambda: torch.set_float32_matmul_precision("high"))
+    assert torch.get_float32_matmul_precision() == "high"  # the other thread's value stays
+    with SettingsGuard(CPU):
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_change_is_refused_also_if_a_third_guard_has_corrected_it(ours: dict[str, Any]) -> None:
+    def change_and_enter() -> None:
+        torch.set_default_dtype(torch.float64)
+        with SettingsGuard(CPU):
+            pass
+
+    with pytest.raises(ConfigError, match="set_default_dtype"), SettingsGuard(CPU):
+        _in_thread(change_and_enter)
+    assert torch.get_default_dtype() == torch.float64
+    with SettingsGuard(CPU):
+        pass
+
+
+def test_setting_that_cannot_be_set_is_refused_by_name() -> None:
+    value = ["theirs"]
+    watch = Watch([Setting("the colour", lambda: value[0], None, "ours", ("ours",))])
+    with pytest.raises(ConfigError, match=r"the colour is theirs, .* it must be ours"):
+        watch.enter()
+    value[0] = "ours"
+    assert watch.exit(watch.enter()) is None
+
+
+def test_gpu_settings_are_watched_without_a_gpu() -> None:
+    watch = Watch(settings_guard._cuda_settings())
+    reduced, accumulation = "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation"
+    before = getattr(CUDA, reduced), getattr(CUDA, accumulation)
+    try:
+        setattr(CUDA, reduced, True)
+        setattr(CUDA, accumulation, True)
+        changes = watch.enter()
+        assert not getattr(CUDA, reduced) and not getattr(CUDA, accumulation)
+        assert watch.exit(changes) is None
+        assert getattr(CUDA, reduced) and getattr(CUDA, accumulation)
+    finally:
+        setattr(CUDA, reduced, before[0])
+        setattr(CUDA, accumulation, before[1])
