@@ -144,6 +144,7 @@ static void amx_linear(void *y, const void *x, int64_t stride, const void *packe
     const int64_t panel_parts = max64(1, threads / row_parts);
 #pragma omp parallel num_threads(threads)
     {
+        DEFAULT_FP;
 #pragma omp for schedule(static)
         for (int64_t m = 0; m < Mp; m++) {
             const int64_t num_copied = m < M ? K : 0;

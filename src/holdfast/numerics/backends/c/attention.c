@@ -343,10 +343,14 @@ void run_attention(void *out, const void *q, int64_t q_stride, const void *keys,
     const int64_t count = list_tiles(&a, rows_per_tile, group, NULL);
     Tile *tiles = scratch(&buffer, &capacity, (size_t)count * sizeof(Tile));
     list_tiles(&a, rows_per_tile, group, tiles);
-#pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) {
-        static __thread void *work;
-        static __thread size_t work_capacity;
-        attend_tile(&a, &tiles[count - 1 - i], scratch(&work, &work_capacity, sizeof(TileState))); /* the last tiles of a span take longest, so they start first */
+#pragma omp parallel num_threads((int)threads)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t i = 0; i < count; i++) {
+            static __thread void *work;
+            static __thread size_t work_capacity;
+            attend_tile(&a, &tiles[count - 1 - i], scratch(&work, &work_capacity, sizeof(TileState))); /* the last tiles of a span take longest, so they start first */
+        }
     }
 }

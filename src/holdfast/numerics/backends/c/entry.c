@@ -12,30 +12,22 @@ INLINE double as_double(int64_t word) {
 }
 #define D(i) as_double(a[i])
 
-API void holdfast_pack(const int64_t *a) { run_pack(P(0), P(1), a[2], a[3], a[4], a[5], a[6]); }
-API void holdfast_linear(const int64_t *a) {
-    run_linear(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9], a[10]);
-}
-API void holdfast_rms_norm(const int64_t *a) {
-    run_rms_norm(P(0), P(1), a[2], P(3), a[4], a[5], a[6], D(7), a[8], a[9]);
-}
-API void holdfast_add_rms_norm(const int64_t *a) {
-    run_add_rms_norm(P(0), P(1), P(2), P(3), a[4], a[5], D(6), a[7], a[8]);
-}
-API void holdfast_rope(const int64_t *a) {
-    run_rope(P(0), a[1], a[2], P(3), a[4], a[5], P(6), P(7), a[8], a[9], a[10], a[11]);
-}
-API void holdfast_silu_mul(const int64_t *a) { run_silu_mul(P(0), P(1), a[2], a[3], a[4], a[5]); }
-API void holdfast_store_kv(const int64_t *a) {
-    run_store_kv(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9], a[10], a[11], a[12]);
-}
-API void holdfast_attention(const int64_t *a) {
-    run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8], a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]);
-}
-API void holdfast_layer(const int64_t *a) { run_layer((const LayerArguments *)a); }
-API void holdfast_noise(const int64_t *a) { run_noise(P(0), a[1], a[2], a[3]); }
-API void holdfast_sample(const int64_t *a) {
-    run_sample(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]);
-}
-API void holdfast_logsumexp(const int64_t *a) { run_logsumexp(P(0), P(1), a[2], a[3], a[4]); }
-API void holdfast_topk(const int64_t *a) { run_topk(P(0), P(1), P(2), a[3], a[4], a[5], a[6]); }
+#define ENTRY(name, call)                      \
+    API void holdfast_##name(const int64_t *a) { \
+        DEFAULT_FP;                            \
+        call;                                  \
+    }
+
+ENTRY(pack, run_pack(P(0), P(1), a[2], a[3], a[4], a[5], a[6]))
+ENTRY(linear, run_linear(P(0), P(1), a[2], P(3), P(4), a[5], a[6], a[7], a[8], a[9], a[10]))
+ENTRY(rms_norm, run_rms_norm(P(0), P(1), a[2], P(3), a[4], a[5], a[6], D(7), a[8], a[9]))
+ENTRY(add_rms_norm, run_add_rms_norm(P(0), P(1), P(2), P(3), a[4], a[5], D(6), a[7], a[8]))
+ENTRY(rope, run_rope(P(0), a[1], a[2], P(3), a[4], a[5], P(6), P(7), a[8], a[9], a[10], a[11]))
+ENTRY(silu_mul, run_silu_mul(P(0), P(1), a[2], a[3], a[4], a[5]))
+ENTRY(store_kv, run_store_kv(P(0), P(1), P(2), a[3], P(4), a[5], P(6), a[7], a[8], a[9], a[10], a[11], a[12]))
+ENTRY(attention, run_attention(P(0), P(1), a[2], P(3), P(4), P(5), P(6), P(7), a[8], a[9], a[10], a[11], a[12], a[13], a[14], D(15), a[16], a[17], a[18]))
+ENTRY(layer, run_layer((const LayerArguments *)a))
+ENTRY(noise, run_noise(P(0), a[1], a[2], a[3]))
+ENTRY(sample, run_sample(P(0), P(1), a[2], a[3], P(4), P(5), P(6), P(7), P(8), P(9), a[10]))
+ENTRY(logsumexp, run_logsumexp(P(0), P(1), a[2], a[3], a[4]))
+ENTRY(topk, run_topk(P(0), P(1), P(2), a[3], a[4], a[5], a[6]))

@@ -240,11 +240,15 @@ INLINE void widen_row(float *out, const void *in, int64_t K, int64_t Kp, const i
 }
 
 static void widen_x(float *out, const void *x, int64_t stride, int64_t M, int64_t K, int64_t Kp, int dt, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (M * K > 65536)
-    for (int64_t m = 0; m < M; m++) {
-        if (dt == F32) widen_row(out + m * Kp, at(x, m * stride, F32), K, Kp, F32);
-        else if (dt == BF16) widen_row(out + m * Kp, at(x, m * stride, BF16), K, Kp, BF16);
-        else widen_row(out + m * Kp, at(x, m * stride, F16), K, Kp, F16);
+#pragma omp parallel num_threads(threads) if (M * K > 65536)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t m = 0; m < M; m++) {
+            if (dt == F32) widen_row(out + m * Kp, at(x, m * stride, F32), K, Kp, F32);
+            else if (dt == BF16) widen_row(out + m * Kp, at(x, m * stride, BF16), K, Kp, BF16);
+            else widen_row(out + m * Kp, at(x, m * stride, F16), K, Kp, F16);
+        }
     }
 }
 
@@ -272,6 +276,7 @@ void run_linear(void *y, const void *x, int64_t stride, const void *packed, cons
     const int64_t panel_parts = max64(1, threads / row_parts);
 #pragma omp parallel num_threads((int)threads) if (M * N * K > 16384)
     {
+        DEFAULT_FP;
         /* the team may be smaller than requested */
         for (int64_t t = omp_get_thread_num(); t < row_parts * panel_parts; t += omp_get_num_threads()) {
             const int64_t i = t % panel_parts, j = t / panel_parts;

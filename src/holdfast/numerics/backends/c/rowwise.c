@@ -31,13 +31,17 @@ INLINE void norm_row(void *out, const void *x, const void *weight, int64_t D, fl
 /* x [rows, heads, D], rows `row_stride` elements apart; out contiguous. */
 void run_rms_norm(void *out, const void *x, int64_t row_stride, const void *weight, int64_t rows, int64_t heads,
                   int64_t D, double eps, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * heads * D > MIN_PARALLEL)
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = 0; h < heads; h++) {
+#pragma omp parallel num_threads((int)threads) if (rows * heads * D > MIN_PARALLEL)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t h = 0; h < heads; h++) {
 #define CALL(d_) norm_row(at_mut(out, (r * heads + h) * D, d_), at(x, r * row_stride + h * D, d_), weight, D, (float)eps, d_)
-            BY_DTYPE(dt, CALL);
+                BY_DTYPE(dt, CALL);
 #undef CALL
-        }
+            }
+    }
 }
 
 INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) {
@@ -49,15 +53,19 @@ INLINE void add_row(void *residual, const void *delta, int64_t D, const int dt) 
 
 void run_add_rms_norm(void *out, void *residual, const void *delta, const void *weight, int64_t rows, int64_t D,
                       double eps, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * D > MIN_PARALLEL)
-    for (int64_t r = 0; r < rows; r++) {
+#pragma omp parallel num_threads((int)threads) if (rows * D > MIN_PARALLEL)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_)                                                             \
-    do {                                                                     \
-        add_row(at_mut(residual, r * D, d_), at(delta, r * D, d_), D, d_);   \
-        norm_row(at_mut(out, r * D, d_), at(residual, r * D, d_), weight, D, (float)eps, d_); \
-    } while (0)
-        BY_DTYPE(dt, CALL);
+        do {                                                                     \
+            add_row(at_mut(residual, r * D, d_), at(delta, r * D, d_), D, d_);   \
+            norm_row(at_mut(out, r * D, d_), at(residual, r * D, d_), weight, D, (float)eps, d_); \
+        } while (0)
+            BY_DTYPE(dt, CALL);
 #undef CALL
+        }
     }
 }
 
@@ -74,15 +82,19 @@ INLINE void rope_head(void *x, const float *cos, const float *sin, int64_t half,
 void run_rope(void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride, int64_t k_heads,
               const float *cos, const float *sin, int64_t rows, int64_t D, int64_t dt, int64_t threads) {
     const int64_t half = D / 2;
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * (q_heads + k_heads) * D > MIN_PARALLEL)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *c = cos + r * half, *s = sin + r * half;
+#pragma omp parallel num_threads((int)threads) if (rows * (q_heads + k_heads) * D > MIN_PARALLEL)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) {
+            const float *c = cos + r * half, *s = sin + r * half;
 #define Q(d_) rope_head(at_mut(q, r * q_stride + h * D, d_), c, s, half, d_)
 #define K(d_) rope_head(at_mut(k, r * k_stride + h * D, d_), c, s, half, d_)
-        for (int64_t h = 0; h < q_heads; h++) BY_DTYPE(dt, Q);
-        for (int64_t h = 0; h < k_heads; h++) BY_DTYPE(dt, K);
+            for (int64_t h = 0; h < q_heads; h++) BY_DTYPE(dt, Q);
+            for (int64_t h = 0; h < k_heads; h++) BY_DTYPE(dt, K);
 #undef Q
 #undef K
+        }
     }
 }
 
@@ -110,11 +122,15 @@ INLINE void silu_row(void *out, const void *gate_up, int64_t width, const int dt
 }
 
 void run_silu_mul(void *out, const void *gate_up, int64_t rows, int64_t width, int64_t dt, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows * width > MIN_PARALLEL / 4)
-    for (int64_t r = 0; r < rows; r++) {
+#pragma omp parallel num_threads((int)threads) if (rows * width > MIN_PARALLEL / 4)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) {
 #define CALL(d_) silu_row(at_mut(out, r * width, d_), at(gate_up, r * 2 * width, d_), width, d_)
-        BY_DTYPE(dt, CALL);
+            BY_DTYPE(dt, CALL);
 #undef CALL
+        }
     }
 }
 

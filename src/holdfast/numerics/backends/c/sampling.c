@@ -221,11 +221,15 @@ static float *row_scratch(int64_t n) {
 void run_sample(int64_t *out, const float *logits, int64_t rows, int64_t n, const float *temperature,
                 const int32_t *top_k, const float *top_p, const float *min_p, const int64_t *seeds,
                 const int64_t *positions, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(dynamic, 1) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        float *z = row_scratch(n);
-        const SamplingParams c = {temperature[r], top_p[r], min_p[r], top_k[r], noise_key((uint64_t)seeds[r], (uint64_t)positions[r])};
-        out[r] = sample_row(logits + r * n, n, &c, z, z + n, (int32_t *)(z + 2 * n));
+#pragma omp parallel num_threads((int)threads) if (rows > 1)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t r = 0; r < rows; r++) {
+            float *z = row_scratch(n);
+            const SamplingParams c = {temperature[r], top_p[r], min_p[r], top_k[r], noise_key((uint64_t)seeds[r], (uint64_t)positions[r])};
+            out[r] = sample_row(logits + r * n, n, &c, z, z + n, (int32_t *)(z + 2 * n));
+        }
     }
 }
 
@@ -250,8 +254,12 @@ static float logsumexp_row(const float *x, int64_t n) {
 }
 
 void run_logsumexp(float *out, const float *logits, int64_t rows, int64_t n, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) out[r] = logsumexp_row(logits + r * n, n);
+#pragma omp parallel num_threads((int)threads) if (rows > 1)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) out[r] = logsumexp_row(logits + r * n, n);
+    }
 }
 
 /* The k largest of a row, in order of value, then of lower id. */
@@ -271,6 +279,10 @@ static void topk_row(const float *x, int64_t n, int64_t k, float *values, int64_
 }
 
 void run_topk(float *values, int64_t *ids, const float *logits, int64_t rows, int64_t n, int64_t k, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) topk_row(logits + r * n, n, k, values + r * k, ids + r * k);
+#pragma omp parallel num_threads((int)threads) if (rows > 1)
+    {
+        DEFAULT_FP;
+#pragma omp for schedule(static) nowait
+        for (int64_t r = 0; r < rows; r++) topk_row(logits + r * n, n, k, values + r * k, ids + r * k);
+    }
 }

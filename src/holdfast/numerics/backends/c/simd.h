@@ -261,6 +261,37 @@ INLINE vf log_v(vf x) {
     return fma_v(ef, splat(0.693359375f), m + y);
 }
 
+/* ---- floating-point environment ----
+ *
+ * Rounding mode and flushing of subnormal numbers belong to a thread, and a worker inherits them
+ * from the thread that created it. So every thread of a parallel region that computes starts with
+ * DEFAULT_FP: round to nearest, no flushing, until the end of its block. */
+#if VL == 4
+typedef uint64_t FpState; /* FPCR; the default is 0 */
+INLINE FpState fp_state(void) {
+    FpState state;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(state)::"memory");
+    return state;
+}
+INLINE void set_fp_state(FpState state) { __asm__ volatile("msr fpcr, %0" ::"r"(state) : "memory"); }
+INLINE FpState changed_bits(FpState state) { return state; }
+#else
+typedef unsigned FpState; /* MXCSR: flush to zero, rounding, denormals are zero */
+INLINE FpState fp_state(void) { return _mm_getcsr(); }
+INLINE void set_fp_state(FpState state) { _mm_setcsr(state); }
+INLINE FpState changed_bits(FpState state) { return state & 0xe040u; }
+#endif
+
+INLINE FpState enter_default_fp(void) {
+    const FpState state = fp_state();
+    if (__builtin_expect(changed_bits(state) != 0, 0)) set_fp_state(state & ~changed_bits(state));
+    return state;
+}
+INLINE void restore_fp(const FpState *state) {
+    if (__builtin_expect(changed_bits(*state) != 0, 0)) set_fp_state(*state);
+}
+#define DEFAULT_FP const FpState saved_fp __attribute__((cleanup(restore_fp))) = enter_default_fp()
+
 /* A scratch buffer that grows and is reused, one per calling thread and call site. */
 INLINE void *scratch(void **slot, size_t *have, size_t need) {
     if (*have < need) {
