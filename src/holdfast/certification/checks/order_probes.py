@@ -163,7 +163,7 @@ def logits_inputs(vocab: int, count: int) -> Tensor:
     rows = 4 * torch.randn((count, vocab), generator=generator)
     spiked = rows[count // 2 :]
     depth = torch.tensor([16.7, 36.8]).repeat(len(spiked))[: len(spiked), None]  # log(2^24), log(2^53)
-    spiked.copy_(torch.rand(spiked.shape, generator=generator) * 0.3 - depth)
+    spiked.copy_(-depth - 0.3 * torch.rand(spiked.shape, generator=generator))
     places = torch.randint(vocab, (len(spiked),), generator=generator)
     spiked[torch.arange(len(spiked)), places] = 0.0
     return rows
