@@ -35,7 +35,9 @@ def test_receipts_of_several_prompts_are_one_a_line(holdfast, model, file):
         ]
         for prompt in ("dog", "fox")
     ]
-    assert [json.loads(line)["prompt"] for line in lines] == [answer["prompt"] for answer in answers]
+    assert [json.loads(line)["prompt"]["token_ids"] for line in lines] == [
+        answer["prompt"]["token_ids"] for answer in answers
+    ]
     assert all(holdfast("replay", "-", stdin=line).exit_code == 0 for line in lines)
 
 

@@ -12,7 +12,7 @@ from holdfast import LLM, SamplingParams
 from holdfast.errors import ModelNotFound
 from holdfast.models.locate import locate
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.receipt import digest_logprobs
+from holdfast.receipts.receipt import digest_logprobs, redact
 from support import receipts
 from support.tiny import tiny_model
 
@@ -39,7 +39,10 @@ def write(tmp_path):
 def test_same_result_exits_with_0(holdfast, made, write):
     result = holdfast("replay", write(made))
     assert result.exit_code == 0, result.stderr
-    assert result.stdout == "The same, bit for bit: 8 tokens and the bits of 8 logprobs (certified).\n"
+    assert result.stdout == (
+        "The receipt: seal intact, not signed.\n"
+        "The same, bit for bit: 8 tokens and the bits of 8 logprobs (certified).\n"
+    )
     assert result.stderr == ""
 
 
@@ -65,6 +68,8 @@ def test_replay_result_as_json(holdfast, made, write):
         "mode": "certified",
         "fingerprint_differences": [],
         "difference": None,
+        "seal": "intact",
+        "signature": "absent",
     }
 
 
@@ -73,13 +78,49 @@ def tampered(made, position):
     choice = receipt["choices"][0]
     choice["token_ids"][position] = 300 if choice["token_ids"][position] != 300 else 301
     choice["logprobs"]["digest"] = digest_logprobs(choice["token_ids"], choice["logprobs"]["bits"])
-    return receipt
+    return receipts.resealed(receipt)
+
+
+def test_broken_seal_is_refused_before_anything_runs(holdfast, made, write):
+    for field, value in (("counts", {**made["counts"], "windows": 99}), ("certificate", None)):
+        result = holdfast("replay", write({**made, field: value}), "--force")
+        assert result.exit_code == 2
+        assert "its seal is broken: something was changed after it was made" in result.stderr
+        assert result.stdout == ""
+
+
+def test_replay_says_what_it_checked(holdfast, model, made, write, tmp_path):
+    key, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    public.write_text(holdfast("receipt", "keygen", key).stdout)
+    params = SamplingParams(max_tokens=4, deterministic=True, ignore_eos=True)
+    signed = receipts.ask(LLM(model, receipt_key=str(key)), "the dog", params)
+    for receipt, options, said in (
+        (signed, (), "seal intact, signature not checked"),
+        (signed, ("--public-key", public), "seal intact, signature valid"),
+        (receipts.as_format_1(made), (), "unsealed (format 1)"),
+    ):
+        result = holdfast("replay", write(receipt), *options)
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.startswith(f"The receipt: {said}.\nThe same, bit for bit: ")
+    outcome = json.loads(holdfast("replay", write(signed), "--public-key", public, "--json").stdout)
+    assert (outcome["same"], outcome["seal"], outcome["signature"]) == (True, "intact", "valid")
+    for receipt, said in (
+        (made, "it is not signed"),
+        (receipts.as_format_1(made), "it is not signed"),
+        (
+            receipts.resealed(signed, counts={}),
+            "its signature is wrong: the key's owner did not sign this seal",
+        ),
+    ):
+        result = holdfast("replay", write(receipt), "--public-key", public)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert said in result.stderr
 
 
 def test_different_answer_exits_with_1_and_names_the_position(holdfast, made, write):
     result = holdfast("replay", write(tampered(made, 5)))
     assert result.exit_code == 1
-    assert result.stdout.startswith("Different: choice 0, position 5: expected token 300 ")
+    assert result.stdout.splitlines()[1].startswith("Different: choice 0, position 5: expected token 300 ")
     outcome = json.loads(holdfast("replay", write(tampered(made, 5)), "--json").stdout)
     assert (outcome["same"], outcome["difference"]["position"]) == (False, 5)
 
@@ -88,7 +129,7 @@ def test_fingerprint_differences_are_listed_and_nothing_runs(holdfast, made, wri
     other = tiny_model(tmp_path / "other", seed=8)
     result = holdfast("replay", write(made), "--model", other)
     assert result.exit_code == 1
-    lines = result.stdout.splitlines()
+    lines = result.stdout.splitlines()[1:]
     assert lines[0] == "The fingerprints differ, so the bits may differ:"
     assert lines[1].startswith("  weights: ")
     assert lines[1].endswith("... in the receipt")
@@ -103,7 +144,9 @@ def test_force_compares_despite_another_fingerprint(holdfast, made, write, tmp_p
     assert "Different: choice 0, position " in result.stdout
     stranger = copy.deepcopy(made)
     stranger["fingerprint"]["parts"]["libraries"]["torch"] = "1.0"
-    stranger["fingerprint"] = Fingerprint(stranger["fingerprint"]["parts"]).as_dict()
+    stranger = receipts.resealed(
+        stranger, fingerprint=Fingerprint(stranger["fingerprint"]["parts"]).as_dict()
+    )
     result = holdfast("replay", write(stranger), "--force")
     assert result.exit_code == 0
     assert "  libraries.torch: " in result.stdout
@@ -132,9 +175,13 @@ def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, cha
     prompt = llm.chat_tokens([{"role": "user", "content": "the dog"}]) if chat else "the dog"
     params = SamplingParams(max_tokens=4, deterministic=True)
     receipt = receipts.ask(llm, prompt, params)
-    ids = receipt["prompt"]["token_ids"]
-    receipt["prompt"]["token_ids"] = None
-    file = write(receipt)
+    ids, salt = receipt["prompt"]["token_ids"], receipt["prompt"]["salt"]
+    file = write(redact(receipt))
+    assert holdfast("replay", file, "--prompt", "the dog", "--prompt-salt", salt).exit_code == 0
+    result = holdfast("replay", file, "--prompt", "the dog")
+    assert result.exit_code == 2
+    assert "does not contain the salt of its prompt" in result.stderr
+    file = write(redact(receipt, keep_salt=True))
     assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
     assert holdfast("replay", file, "--prompt-ids", ",".join(map(str, ids))).exit_code == 0
     for arguments, said in (
@@ -154,7 +201,7 @@ def test_prompt_can_be_given_if_the_receipt_has_none(holdfast, model, write, cha
     [
         ("{", "not valid JSON"),
         ("{}", "not an object with a format"),
-        ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/1"),
+        ('{"format": "holdfast-receipt/9"}', "this version reads holdfast-receipt/2"),
     ],
 )
 def test_bad_receipt_is_one_line_and_exit_code_2(holdfast, tmp_path, content, said):
@@ -174,7 +221,7 @@ def test_missing_receipt_file(holdfast, tmp_path):
 
 
 def test_missing_model_of_a_receipt(holdfast, made, write):
-    receipt = {**made, "engine": {**made["engine"], "model": "/no/such/folder"}}
+    receipt = receipts.resealed(made, engine={**made["engine"], "model": "/no/such/folder"})
     result = holdfast("replay", write(receipt))
     assert result.exit_code == 2
     assert "/no/such/folder" in result.stderr

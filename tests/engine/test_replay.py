@@ -1,6 +1,5 @@
 """Replay: a repeated answer is equal, and the first difference is located."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,16 @@ from holdfast.core.step_plan import StepPlan
 from holdfast.engine.llm import LLM
 from holdfast.engine.replay import compare, replay, require_prompt
 from holdfast.errors import DeterminismRefused, EngineStopped, InvalidRequest, PromptTooLong
-from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import parse_receipt
-from holdfast.receipts.receipt import LogprobBits, PromptLogprobBits, Receipt, digest_logprobs, logprob_bits
-from support.receipts import ask, receipt_of
+from holdfast.receipts.receipt import (
+    LogprobBits,
+    PromptLogprobBits,
+    Receipt,
+    digest_logprobs,
+    logprob_bits,
+    redact,
+)
+from support.receipts import as_format_1, ask, prompt_of, receipt_of, resealed
 
 PROMPT = "the quick brown fox"
 
@@ -62,7 +67,7 @@ def test_replay_uses_the_reported_seed(auto_llm: LLM) -> None:
     made = ask(auto_llm, PROMPT, settings(temperature=1.5))
     assert made["settings"]["seed"] is None
     assert replay(auto_llm, parse_receipt(made)).same
-    other = replay(auto_llm, parse_receipt({**made, "seed": str(int(made["seed"]) ^ 1)}))
+    other = replay(auto_llm, parse_receipt(resealed(made, seed=str(int(made["seed"]) ^ 1))))
     assert other.difference is not None
     assert "expected token" in other.difference.what
 
@@ -73,7 +78,7 @@ def test_changed_token_is_located(auto_llm: LLM) -> None:
     right = choice["token_ids"][7]
     choice["token_ids"][7] = wrong = 65 if right != 65 else 66
     choice["logprobs"]["digest"] = digest_logprobs(choice["token_ids"], choice["logprobs"]["bits"])
-    difference = replay(auto_llm, parse_receipt(made)).difference
+    difference = replay(auto_llm, parse_receipt(resealed(made))).difference
     assert difference is not None
     assert (difference.choice, difference.position) == (0, 7)
     decode = auto_llm.engine.tokenizer.token_bytes
@@ -102,9 +107,25 @@ def test_omitted_prompt_must_be_given(auto_llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="is not the receipt's"):
         replay(auto_llm, receipt, [*ids, 5])
     assert replay(auto_llm, receipt, ids).same
+    redacted = parse_receipt(redact(made))
+    with pytest.raises(InvalidRequest, match="does not contain the salt of its prompt"):
+        replay(auto_llm, redacted, ids)
+    with pytest.raises(InvalidRequest, match="is not the receipt's"):
+        replay(auto_llm, redacted, ids, prompt_salt="0" * 32)
+    assert replay(auto_llm, redacted, ids, prompt_salt=made["prompt"]["salt"]).same
     assert require_prompt(parse_receipt(made), ids) == ids
     with pytest.raises(InvalidRequest, match="is not the receipt's"):
         require_prompt(parse_receipt(made), [])
+
+
+def test_receipt_of_format_1_is_replayed(auto_llm: LLM) -> None:
+    made = ask(auto_llm, PROMPT, settings(logprobs=2))
+    old = as_format_1(made)
+    assert replay(auto_llm, parse_receipt(old)).same
+    hidden = parse_receipt({**old, "prompt": {**old["prompt"], "token_ids": None}})
+    assert replay(auto_llm, hidden, made["prompt"]["token_ids"]).same
+    with pytest.raises(InvalidRequest, match="is not the receipt's"):
+        replay(auto_llm, hidden, [1])
 
 
 def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM, tiny_llama: Path) -> None:
@@ -112,11 +133,10 @@ def test_request_the_engine_cannot_serve_is_refused(auto_llm: LLM, tiny_llama: P
     off = LLM(str(tiny_llama), dtype="fp32", determinism="off", max_pass_tokens=64)
     with pytest.raises(DeterminismRefused):
         replay(off, parse_receipt(made))
-    foreign = copy.deepcopy(made)
-    foreign["prompt"] = {"token_ids": [100_000], "digest": digest_of([100_000])}
+    foreign = resealed(made, prompt=prompt_of([100_000]))
     with pytest.raises(InvalidRequest, match="not in the vocabulary"):
         replay(auto_llm, parse_receipt(foreign))
-    long = {**made, "settings": {**made["settings"], "max_tokens": 10_000}}
+    long = resealed(made, settings={**made["settings"], "max_tokens": 10_000})
     with pytest.raises(PromptTooLong):
         replay(auto_llm, parse_receipt(long))
 
@@ -213,7 +233,7 @@ def test_no_difference(expected: Receipt, got: Receipt) -> None:
 
 def difference_of(llm: LLM, receipt: dict[str, Any]) -> str:
     """The difference a replay of this receipt finds."""
-    found = replay(llm, parse_receipt(receipt)).difference
+    found = replay(llm, parse_receipt(resealed(receipt))).difference
     assert found is not None
     return found.what
 
@@ -229,7 +249,7 @@ def aborted_after(made: dict[str, Any], params: SamplingParams, num_tokens: int,
         else logprob_bits(result.logprobs[:num_tokens]).digest
     )
     choice = {"token_ids": ids, "finish_reason": "abort", "logprobs": {"bits": bits, "digest": digest}}
-    return {**made, "choices": [choice]}
+    return resealed(made, choices=[choice])
 
 
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
@@ -267,7 +287,7 @@ def test_prompt_logprobs_are_compared_to_the_last_bit(auto_llm: LLM) -> None:
     ids = made["prompt"]["token_ids"]
 
     def difference(changed: dict[str, Any] | None) -> str:
-        found = replay(auto_llm, parse_receipt({**hidden, "prompt_logprobs": changed}), ids).difference
+        found = replay(auto_llm, parse_receipt(resealed(hidden, prompt_logprobs=changed)), ids).difference
         assert found is not None
         return found.what
 
@@ -298,7 +318,7 @@ def test_changed_score_is_found(auto_llm: LLM) -> None:
         ({**scores, "first": 9999}, "expected some logprobs of the prompt's tokens, got none"),
         (None, "expected no logprobs of the prompt's tokens, got some"),
     ):
-        found = replay(auto_llm, parse_receipt({**hidden, "prompt_logprobs": changed}), ids).difference
+        found = replay(auto_llm, parse_receipt(resealed(hidden, prompt_logprobs=changed)), ids).difference
         assert found is not None
         assert what in found.what
 
@@ -311,7 +331,7 @@ def test_replay_of_an_aborted_score(auto_llm: LLM) -> None:
     first, bits = made["prompt_logprobs"]["first"], made["prompt_logprobs"]["bits"][:2]
     digest = digest_logprobs(made["prompt"]["token_ids"][first : first + 2], bits)
     for part in ({"first": first, "bits": bits, "digest": digest}, None):
-        again = replay(auto_llm, parse_receipt({**aborted, "prompt_logprobs": part}))
+        again = replay(auto_llm, parse_receipt(resealed(aborted, prompt_logprobs=part)))
         assert again.same, again.difference
 
 
@@ -322,7 +342,7 @@ def test_replay_of_a_request_aborted_in_its_prompt(auto_llm: LLM) -> None:
     kept = logprob_bits([one for one in result.prompt_logprobs or () if one is not None][:2])
     part = {"first": 1, "bits": list(kept.bits), "digest": kept.digest}
     for scores in (made["prompt_logprobs"], part, None):
-        again = replay(auto_llm, parse_receipt({**made, "prompt_logprobs": scores}))
+        again = replay(auto_llm, parse_receipt(resealed(made, prompt_logprobs=scores)))
         assert again.same, again.difference
     wrong = {**part, "digest": "0" * 64}
     assert "the top logprobs differ" in difference_of(auto_llm, {**made, "prompt_logprobs": wrong})

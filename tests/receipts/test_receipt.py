@@ -22,8 +22,15 @@ from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint, digest_of
 from holdfast.receipts.reader import parse_receipt, read_receipt
-from holdfast.receipts.receipt import FORMAT, logprob_bits, make_receipt, without_prompt
-from support.receipts import PARTS, ask, receipt_of
+from holdfast.receipts.receipt import (
+    FORMAT,
+    logprob_bits,
+    make_receipt,
+    redact,
+    seal_receipt,
+    without_prompt,
+)
+from support.receipts import MACHINE, PARTS, ask, receipt_of, resealed
 
 SCHEMA = json.loads(Path(__file__).parents[2].joinpath("docs", "receipt.schema.json").read_text())
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -86,7 +93,8 @@ def test_receipt_content(llm: LLM) -> None:
 def test_modes_give_equal_receipts_except_mode_and_counts(auto_llm: LLM, verify_llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, seed=3, deterministic=True, ignore_eos=True, logprobs=3)
     one, other = (ask(llm, PROMPT, params) for llm in (auto_llm, verify_llm))
-    assert {key for key in one if one[key] != other[key]} == {"mode", "counts"}
+    assert {key for key in one if one[key] != other[key]} == {"mode", "counts", "prompt", "seal"}
+    assert one["prompt"]["token_ids"] == other["prompt"]["token_ids"]
 
 
 def test_generated_seed_is_in_the_receipt(auto_llm: LLM) -> None:
@@ -106,15 +114,25 @@ def test_engine_without_certificate(tiny_llama: Path) -> None:
 
 def test_prompt_can_be_left_out() -> None:
     whole = valid(receipt_of(SamplingParams()))
-    short = valid(without_prompt(whole))
-    assert short == {**whole, "prompt": {"token_ids": None, "digest": whole["prompt"]["digest"]}}
-    assert short["prompt"]["digest"] == hashlib.sha256(b"[1,2,3]").hexdigest()
+    short, redacted = valid(without_prompt(whole)), valid(redact(whole))
+    assert short == {**whole, "prompt": {**whole["prompt"], "token_ids": None}}
+    assert redacted == {**whole, "prompt": {**whole["prompt"], "token_ids": None, "salt": None}}
+    covered = f'{{"salt":"{whole["prompt"]["salt"]}","token_ids":[1,2,3]}}'
+    assert redacted["prompt"]["digest"] == hashlib.sha256(covered.encode()).hexdigest()
+    assert whole["prompt"]["token_ids"] == [1, 2, 3]
+
+
+def test_two_receipts_of_one_prompt_have_two_digests() -> None:
+    one, other = (receipt_of(SamplingParams())["prompt"] for _ in range(2))
+    assert one["salt"] != other["salt"]
+    assert one["digest"] != other["digest"]
 
 
 def made(params: SamplingParams, choice: Choice, given_ids: Sequence[int]) -> dict[str, Any]:
     result = Result((1,), (choice,), seed=0, determinism="none", stats=Stats())
     logprobs = [TokenLogprob(id_, -1.0) for id_ in given_ids]
-    return make_receipt(PARTS, None, None, Request(1, (1,), params, 0), result, [logprobs]).as_dict()
+    request = Request(1, (1,), params, 0)
+    return seal_receipt(make_receipt(PARTS, None, None, request, result, [logprobs], MACHINE))
 
 
 @pytest.mark.parametrize("given_ids", [[], [4], [5], [4, 6], [4, 5, 5]])
@@ -243,8 +261,8 @@ def test_rewritten_numbers_keep_the_digest() -> None:
 
     params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0})
     receipt = receipt_of(params)
-    receipt["fingerprint"]["parts"]["config"]["rope_theta"] = 10000.0
-    receipt["fingerprint"] = Fingerprint(receipt["fingerprint"]["parts"]).as_dict()
+    receipt["fingerprint"]["parts"]["config"].update(rope_theta=10000.0, rms_norm_eps=1e-05)
+    receipt = resealed(receipt, fingerprint=Fingerprint(receipt["fingerprint"]["parts"]).as_dict())
     again = parse_receipt(rewrite(receipt))
     assert again.params == params
     assert again.fingerprint.digest == receipt["fingerprint"]["digest"]

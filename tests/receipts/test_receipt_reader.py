@@ -16,7 +16,7 @@ from holdfast.errors import InvalidRequest
 from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import MAX_BYTES, read_receipt
 from holdfast.receipts.receipt import digest_logprobs
-from support.receipts import receipt_of
+from support.receipts import prompt_of, receipt_of, resealed
 
 VALID = receipt_of(SamplingParams(deterministic=True, n=2, prompt_logprobs=0), (4, 5), (6, 7), scored=1)
 
@@ -29,6 +29,8 @@ def changed(path: str, value: Any) -> str:
     for step in names:
         at = at[int(step)] if isinstance(at, list) else at[step]
     at[int(last) if isinstance(at, list) else last] = value
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # a change that has no seal
+        receipt = receipt if path in ("seal", "prompt") else resealed(receipt)
     return json.dumps(receipt)
 
 
@@ -52,7 +54,7 @@ def test_receipt_inside_a_response_is_read() -> None:
 
 
 def test_line_selects_one_of_several_receipts(tmp_path: Path) -> None:
-    other = {**VALID, "seed": "12"}
+    other = resealed(VALID, seed="12")
     text = f"{json.dumps(VALID)}\n{json.dumps(other)}\n"
     file = tmp_path / "receipts.jsonl"
     file.write_text(text)
@@ -77,9 +79,11 @@ def test_malformed_text_is_refused(text: str | bytes) -> None:
     refused(text)
 
 
-@pytest.mark.parametrize("format_", ["holdfast-receipt/2", "", None, 1, ["holdfast-receipt/1"], {}])
+@pytest.mark.parametrize("format_", ["holdfast-receipt/3", "", None, 1, ["holdfast-receipt/1"], {}])
 def test_other_format_is_refused(format_: Any) -> None:
-    assert "this version reads holdfast-receipt/1" in refused(changed("format", format_))
+    assert "this version reads holdfast-receipt/2 and holdfast-receipt/1" in refused(
+        changed("format", format_)
+    )
 
 
 @pytest.mark.parametrize(("old", "new"), [("compiled", "c"), ("library", "torch")])
@@ -92,7 +96,7 @@ def test_missing_and_unknown_fields_are_refused(key: str) -> None:
     assert f"missing required field `{key}`" in refused(
         json.dumps({name: VALID[name] for name in VALID if name != key})
     )
-    assert "unknown field `signature`" in refused(json.dumps({**VALID, "signature": "trust me"}))
+    assert "unknown field `oath`" in refused(json.dumps({**VALID, "oath": "trust me"}))
 
 
 WRONG: list[tuple[str, Any, str]] = [
@@ -125,6 +129,21 @@ WRONG: list[tuple[str, Any, str]] = [
     ("prompt.token_ids", [1, 2, "3"], "prompt.token_ids[2]: expected `int`, got `str`"),
     ("prompt.token_ids", [1, 2, 3.0], "prompt.token_ids[2]: expected `int`, got `float`"),
     ("prompt.token_ids", "123", "prompt.token_ids: expected `array | null`, got `str`"),
+    ("prompt.salt", "0" * 32, "prompt's digest is not that of its token ids"),
+    ("prompt.salt", None, "the prompt has token ids, but no salt"),
+    ("prompt.salt", "0" * 31, "prompt.salt: expected 32 hexadecimal digits, not '000"),
+    ("machine", None, "machine: expected `object`, got `null`"),
+    ("machine.host", "here", "machine: object contains unknown field `host`"),
+    ("machine.cpu", "x" * 300, "machine.cpu: expected `str` of length <= 256, not 'xxx"),
+    ("machine.kernels", "none", "machine.kernels: expected 64 hexadecimal digits, not 'none'"),
+    ("signer", {"algorithm": "rsa", "key_id": "0" * 64}, "signer.algorithm: invalid enum value 'rsa'"),
+    ("signer", {"algorithm": "ed25519", "key_id": "0" * 64}, "it must have a signer and a signature, or neither"),
+    ("signature", "A" * 86 + "==", "it must have a signer and a signature, or neither"),
+    ("signature", "A" * 85 + "B==", "signature: expected `str` matching regex"),
+    ("signature", "", "signature: expected `str` matching regex"),
+    ("seal", "0" * 64, "its seal is broken: something was changed after it was made"),
+    ("seal", None, "seal: expected `str`, got `null`"),
+    ("fingerprint.parts.x", (1 << 53) + 1, "the fingerprint has no digest: it has a number that is no double"),
     ("settings", None, "settings: expected `object`, got `null`"),
     ("settings.__class__", "x", "settings contains '__class__', which this version does not know"),
     ("settings.magic", 1, "settings contains 'magic', which this version does not know"),
@@ -134,6 +153,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("settings.max_tokens", 10**12, "max_tokens must be from"),
     ("settings.n", 10**9, "n must be from"),
     ("settings.n", 1, "it has 2 choices, but its settings ask for 1"),
+    ("settings.n", 3, "it has 2 choices, but its settings ask for 3"),
     ("settings.deterministic", False, "mode is verified, but its settings do not ask for determinism"),
     ("settings.deterministic", "yes", "deterministic must be true or false"),
     ("settings.seed", 7, "settings.seed must be a number"),
@@ -230,15 +250,15 @@ def test_abort_in_prefill_may_lack_prompt_logprobs() -> None:
     bits = VALID["prompt_logprobs"]["bits"][:1]
     part = {"first": 1, "bits": bits, "digest": digest_logprobs([2], bits)}
     for scores in (None, part, VALID["prompt_logprobs"]):
-        read_receipt(json.dumps({**VALID, "choices": [left, left], "prompt_logprobs": scores}))
-    read_receipt(json.dumps({**VALID, "mode": "none", "choices": [left, left]}))
+        read_receipt(json.dumps(resealed(VALID, choices=[left, left], prompt_logprobs=scores)))
+    read_receipt(json.dumps(resealed(VALID, mode="none", choices=[left, left])))
     assert "it lacks prompt_logprobs" in refused(
         json.dumps({**VALID, "choices": [VALID["choices"][0], left], "prompt_logprobs": None})
     )
 
 
 def test_one_token_prompt_has_no_prompt_logprobs() -> None:
-    one = {**VALID, "prompt": {"token_ids": [1], "digest": digest_of([1])}, "prompt_logprobs": None}
+    one = resealed(VALID, prompt=prompt_of([1]), prompt_logprobs=None)
     assert read_receipt(json.dumps(one)).prompt_logprobs is None
 
 
@@ -246,7 +266,7 @@ def test_missing_setting_has_its_default() -> None:
     settings = {
         name: value for name, value in VALID["settings"].items() if name not in ("echo", "structured")
     }
-    assert read_receipt(json.dumps({**VALID, "settings": settings})).params.echo is False
+    assert read_receipt(json.dumps(resealed(VALID, settings=settings))).params.echo is False
 
 
 def test_too_large_receipt_is_refused() -> None:

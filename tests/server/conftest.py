@@ -5,13 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.receipts.signing import SigningKey
 from support.serving import Server, serving
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_llama: Path) -> Iterator[Server]:
+def receipt_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The private key that signs the tiny server's receipts."""
+    path = tmp_path_factory.mktemp("keys") / "key.pem"
+    SigningKey.generate().write(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_llama: Path, receipt_key: Path) -> Iterator[Server]:
     """A tiny random model; nothing of what it says makes sense, and all of it is fast."""
-    with serving(tiny_llama, "--max-num-seqs", "16", "--served-model-name", "tiny") as server:
+    with serving(
+        tiny_llama, "--max-num-seqs", "16", "--served-model-name", "tiny", "--receipt-key", str(receipt_key)
+    ) as server:
         yield server
 
 

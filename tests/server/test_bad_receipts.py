@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.fingerprint import Fingerprint
 from support.bodies import checked_client
+from support.receipts import prompt_of, unsigned
 from support.serving import Server
 
 
@@ -43,12 +44,12 @@ def test_bad_receipt_is_refused(client: httpx.Client, receipt: dict[str, Any], v
 
 def with_prompt(receipt: dict[str, Any], ids: list[int]) -> dict[str, Any]:
     """With another prompt, and the digest of it."""
-    return {**receipt, "prompt": {"token_ids": ids, "digest": digest_of([*ids])}}
+    return unsigned(receipt, prompt=prompt_of(ids))
 
 
 def with_fingerprint(receipt: dict[str, Any], parts: Any) -> dict[str, Any]:
     """With another fingerprint, and the digest of it."""
-    return {**receipt, "fingerprint": {"parts": parts, "digest": Fingerprint(parts).digest}}
+    return unsigned(receipt, fingerprint={"parts": parts, "digest": Fingerprint(parts).digest})
 
 
 def test_forged_receipt_with_right_digests_is_refused_or_compared(
@@ -58,7 +59,7 @@ def test_forged_receipt_with_right_digests_is_refused_or_compared(
     settings = receipt["settings"]
 
     def with_settings(**fields: Any) -> dict[str, Any]:
-        return {**receipt, "settings": {**settings, **fields}}
+        return unsigned(receipt, settings={**settings, **fields})
 
     refused = (
         with_prompt(receipt, [10**6]),

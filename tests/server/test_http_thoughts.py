@@ -161,6 +161,11 @@ def test_forced_thought_replaces_the_models_own(thinker: Server) -> None:
     assert chat.json()["holdfast"]["thoughts"][0]["token_ids"] == [9]
 
 
+def test_server_without_a_key_has_no_public_key(thinker: Server) -> None:
+    answer = thinker.get("/v1/receipt_key")
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "no_receipt_key"
+
+
 def test_receipt_with_a_forced_thought_replays(thinker: Server) -> None:
     made = complete(thinker, forced_thoughts={"0": [70]}, return_receipt=True)
     replayed = thinker.post("/v1/replay", {"receipt": made["holdfast"]["receipt"]}).json()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.receipts import unsigned
 from support.serving import Server
 
 PROMPT = "the quick brown fox"
@@ -62,13 +63,17 @@ def test_receipt_replays(tiny_server: Server, extra: dict[str, Any]) -> None:
     outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
     assert outcome["same"] and outcome["compared"] and outcome["promised"], outcome
     assert outcome["num_tokens"] == made["usage"]["completion_tokens"]
+    assert (outcome["seal"], outcome["signature"]) == ("intact", "valid")
     wrong = json.loads(json.dumps(receipt))
     wrong["choices"][0]["token_ids"][3] += 1
     answer = tiny_server.post("/v1/replay", {"receipt": wrong})
+    assert answer.status_code == 400
     if "logprobs" in extra:  # their digest covers more than the receipt contains; the replay recomputes it
+        assert "its seal is broken" in answer.json()["error"]["message"]
+        answer = tiny_server.post("/v1/replay", {"receipt": unsigned(wrong)})
         assert answer.json()["same"] is False and answer.json()["difference"]["position"] == 3
     else:
-        assert answer.status_code == 400 and "digest" in answer.json()["error"]["message"]
+        assert "digest" in answer.json()["error"]["message"]
 
 
 def test_receipt_with_another_fingerprint_requires_force(tiny_server: Server) -> None:
@@ -77,7 +82,7 @@ def test_receipt_with_another_fingerprint_requires_force(tiny_server: Server) ->
     receipt["fingerprint"]["parts"]["settings"]["threads"] = 77
     from holdfast.receipts.fingerprint import Fingerprint
 
-    receipt["fingerprint"]["digest"] = Fingerprint(receipt["fingerprint"]["parts"]).digest
+    receipt = unsigned(receipt, fingerprint=Fingerprint(receipt["fingerprint"]["parts"]).as_dict())
     outcome = tiny_server.post("/v1/replay", {"receipt": receipt}).json()
     assert not outcome["compared"] and not outcome["same"]
     assert any("threads" in line for line in outcome["fingerprint_differences"])
@@ -92,6 +97,10 @@ def test_receipt_without_prompt_requires_it(tiny_server: Server) -> None:
     receipt["prompt"]["token_ids"] = None
     assert tiny_server.post("/v1/replay", {"receipt": receipt}).status_code == 400
     assert tiny_server.post("/v1/replay", {"receipt": receipt, "prompt_token_ids": ids}).json()["same"]
+    salt, receipt["prompt"]["salt"] = receipt["prompt"]["salt"], None
+    assert tiny_server.post("/v1/replay", {"receipt": receipt, "prompt_token_ids": ids}).status_code == 400
+    whole = {"receipt": receipt, "prompt_token_ids": ids, "prompt_salt": salt}
+    assert tiny_server.post("/v1/replay", whole).json()["same"]
 
 
 def test_tokenize_equals_the_chat_prompt(tiny_server: Server) -> None:

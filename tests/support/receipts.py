@@ -1,5 +1,6 @@
 """Receipts for tests. As a program it prints one of the default model."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.engine.llm import LLM
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.receipt import make_receipt
+from holdfast.receipts.machine import describe_machine
+from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of, seal_receipt
+from holdfast.receipts.signing import SigningKey
 
 PARTS = Fingerprint(
     {
@@ -30,10 +33,14 @@ PARTS = Fingerprint(
         "libraries": {"holdfast": "0"},
     }
 )
+MACHINE = describe_machine("cpu", "abacus", "abacus", ())
 
 
 def receipt_of(
-    params: SamplingParams, *choices: tuple[int, ...], scored: int | None = None
+    params: SamplingParams,
+    *choices: tuple[int, ...],
+    scored: int | None = None,
+    key: SigningKey | None = None,
 ) -> dict[str, Any]:
     """A receipt without an engine. `scored`: the first token of [1, 2, 3] with a logprob."""
     answers = tuple(Choice("", ids, "length") for ids in choices or ((4, 5),))
@@ -45,7 +52,41 @@ def receipt_of(
     result = Result((1, 2, 3), answers, seed=seed, determinism=mode, stats=Stats(), prompt_logprobs=scores)
     request = Request(1, result.prompt_token_ids, params, result.seed, score_from=scored)
     logprobs = [[TokenLogprob(id_, -id_ / 3) for id_ in one.token_ids] for one in answers]
-    return make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs).as_dict()
+    return seal_receipt(make_receipt(PARTS, "a" * 64, "some/model", request, result, logprobs, MACHINE), key)
+
+
+def resealed(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """With these fields changed and a seal made anew, as a forger without the key can."""
+    changed = {**receipt, **changes}
+    return {**changed, "seal": seal_of(changed)}
+
+
+def unsigned(receipt: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The same without a signer and a signature."""
+    return resealed(receipt, signer=None, signature=None, **changes)
+
+
+def prompt_of(ids: Sequence[int], salt: str = "5" * 32) -> dict[str, Any]:
+    """The receipt's entry of a prompt."""
+    return {"digest": digest_prompt(ids, salt), "salt": salt, "token_ids": list(ids)}
+
+
+def as_format_1(receipt: dict[str, Any]) -> dict[str, Any]:
+    """The same receipt as the format before would hold it."""
+    dropped = ("machine", "signer", "seal", "signature")
+    old = {name: value for name, value in receipt.items() if name not in dropped}
+    ids = receipt["prompt"]["token_ids"]
+    parts = receipt["fingerprint"]["parts"]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return {
+        **old,
+        "format": "holdfast-receipt/1",
+        "prompt": {
+            "token_ids": ids,
+            "digest": hashlib.sha256(json.dumps(ids).replace(" ", "").encode()).hexdigest(),
+        },
+        "fingerprint": {"parts": parts, "digest": hashlib.sha256(text.encode()).hexdigest()},
+    }
 
 
 def ask(llm: LLM, prompt: str | Sequence[int], params: SamplingParams) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from holdfast.cli.commands.chat import chat
 from holdfast.cli.commands.doctor import doctor
 from holdfast.cli.commands.eval import evaluate
 from holdfast.cli.commands.generate import generate
+from holdfast.cli.commands.receipt import receipt
 from holdfast.cli.commands.replay import replay
 from holdfast.cli.commands.score import score
 from holdfast.cli.commands.serve import CONTEXT, serve
@@ -51,6 +52,7 @@ app.command()(score)
 app.command()(certify)
 app.command()(replay)
 app.command()(doctor)
+app.add_typer(receipt, name="receipt")
 app.add_typer(bench, name="bench")
 app.add_typer(train, name="train")
 app.add_typer(evaluate, name="eval")

@@ -41,7 +41,9 @@ from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
+from holdfast.receipts.machine import describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
+from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
@@ -49,7 +51,7 @@ from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.blocks import load_blocks
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.thinking.weights import thinking_parts
-from holdfast.worker.device import choose_device, device_parts, free_memory
+from holdfast.worker.device import choose_device, cpu_name, device_name, device_parts, free_memory
 from holdfast.worker.kv_store import KVStore, num_pages_in, page_bytes
 from holdfast.worker.model_runner import ModelRunner
 from holdfast.worker.thought_runner import ThoughtRunner
@@ -110,6 +112,7 @@ def _assemble(
     settings: NumericSettings,
     show: ShowProgress | None,
 ) -> Engine:
+    key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
     model = checkpoint.config
     setup = _Setup(
         config=config,
@@ -160,6 +163,8 @@ def _assemble(
         max_len=setup.max_len,
         progress=_stage(show, "Certifying"),
     )
+    kernels = () if certificate is None else certificate.kernels
+    machine = describe_machine(device.type, device_name(device), cpu_name(), kernels)
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
         schedule = replace(schedule, certified_sizes=sizes)
@@ -177,7 +182,7 @@ def _assemble(
         ),
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint, config.model),
+        ReceiptFactory(fingerprint, config.model, machine, key),
     )
 
 

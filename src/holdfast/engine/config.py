@@ -113,6 +113,12 @@ class EngineConfig:
         unset="the model's own",
         file_chars=MAX_TEMPLATE_CHARS,
     )
+    receipt_key: str | None = _option(
+        None,
+        "A file with the Ed25519 private key that signs receipts, as holdfast receipt keygen writes it.",
+        metavar="FILE",
+        unset="receipts are sealed, not signed",
+    )
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
@@ -120,6 +126,10 @@ class EngineConfig:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
         check_choices(self)
+        if self.receipt_key is not None and not isinstance(self.receipt_key, str | os.PathLike):
+            raise ConfigError(
+                f"receipt_key must be the path of a file, not {type(self.receipt_key).__name__}"
+            )
         rate = 0.0 if self.spot_check_rate is None else self.spot_check_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")

@@ -16,7 +16,6 @@ from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import ThoughtIds
 from holdfast.errors import EngineStopped, InvalidRequest
-from holdfast.receipts.fingerprint import digest_of
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
     LogprobBits,
@@ -64,10 +63,18 @@ class ReplayResult:
 
 
 def replay(
-    llm: "LLM", receipt: Receipt, prompt_ids: Sequence[int] | None = None, *, num_neighbours: int = 0
+    llm: "LLM",
+    receipt: Receipt,
+    prompt_ids: Sequence[int] | None = None,
+    *,
+    prompt_salt: str | None = None,
+    num_neighbours: int = 0,
 ) -> ReplayResult:
-    """Repeat the request, alone or in a batch with random ordinary requests, and compare."""
-    prompt = require_prompt(receipt, prompt_ids)
+    """Repeat the request, alone or in a batch with random ordinary requests, and compare.
+
+    A redacted receipt needs its prompt, and its salt if that was removed, too.
+    """
+    prompt = require_prompt(receipt, prompt_ids, prompt_salt)
     params = replace(receipt.params, seed=receipt.seed)
     longest = max(len(choice.token_ids) for choice in receipt.choices)
     neighbours = [_neighbour(random.Random(seed), llm, longest) for seed in range(num_neighbours)]
@@ -97,12 +104,19 @@ def compare_result(receipt: Receipt, result: Result, text: TokenText) -> ReplayR
     )
 
 
-def require_prompt(receipt: Receipt, prompt_ids: Sequence[int] | None) -> list[int]:
+def require_prompt(
+    receipt: Receipt, prompt_ids: Sequence[int] | None, prompt_salt: str | None = None
+) -> list[int]:
     """The prompt to replay: the receipt's, or the given one if its digest is the receipt's."""
     if prompt_ids is None and receipt.prompt_ids is None:
         raise InvalidRequest("the receipt does not contain its prompt; give the prompt to replay the request")
     ids = list(receipt.prompt_ids or () if prompt_ids is None else prompt_ids)
-    if digest_of([*ids]) != receipt.prompt_digest:
+    salt = receipt.prompt_salt if prompt_salt is None else prompt_salt
+    if receipt.machine is not None and salt is None:
+        raise InvalidRequest(
+            "the receipt does not contain the salt of its prompt; give prompt_salt, the salt in the whole receipt"
+        )
+    if not receipt.is_of_prompt(ids, salt):
         raise InvalidRequest("the given prompt is not the receipt's: its digest differs")
     return ids
 

@@ -5,16 +5,14 @@ It consists of named parts (`engine_fingerprint` collects them), so two fingerpr
 part by part.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.sampling_params import show
-
-JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
+from holdfast.receipts.canonical_json import JsonValue as JsonValue
+from holdfast.receipts.canonical_json import digest_of as digest_of
 
 _DIGEST_DIGITS = 12
 _ABSENT: Any = object()
@@ -28,7 +26,7 @@ class Fingerprint:
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest_of(_plain(self.parts)))
+        object.__setattr__(self, "digest", digest_of(self.parts))
 
     def as_dict(self) -> dict[str, JsonValue]:
         """A copy, for JSON."""
@@ -48,12 +46,6 @@ class Fingerprint:
         ]
 
 
-def digest_of(value: JsonValue) -> str:
-    """SHA-256 over canonical JSON: sorted keys, no spaces, ASCII."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def _plain(value: JsonValue) -> JsonValue:
     """A copy with integral floats as integers: tools that rewrite JSON turn 1.0 into 1."""
     if isinstance(value, Mapping):
@@ -71,7 +63,7 @@ def _differing(
         one, other = mine.get(name, _ABSENT), theirs.get(name, _ABSENT)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differing(one, other, f"{at}{_shown(name)}.")
-        elif one is _ABSENT or other is _ABSENT or digest_of(_plain(one)) != digest_of(_plain(other)):
+        elif one is _ABSENT or other is _ABSENT or digest_of(one) != digest_of(other):
             yield f"{at}{_shown(name)}", one, other
 
 

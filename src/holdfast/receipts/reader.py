@@ -3,15 +3,20 @@
 The size is bounded before the text is parsed, the depth before it is walked. msgspec checks the
 shape: types, ranges, patterns, missing and unknown fields. What the receipt says of itself
 (digests, numbers of tokens, settings) must be true; those checks relate fields to one another, so
-they are code. The text itself goes through `json`: msgspec's own decoder keeps the last of two
-equal keys, and a receipt that two readers could read differently must be refused.
+they are code. The seal comes last: the other checks name the field that is wrong. The text itself
+goes through `json`: msgspec's own decoder keeps the last of two equal keys, and a receipt that two
+readers could read differently must be refused.
+
+Format 1 is read as well. It has no seal, and its digests are over another canonical JSON: ASCII,
+with numbers as Python writes them.
 """
 
+import hashlib
 import json
 import math
 import re
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
@@ -24,9 +29,12 @@ from holdfast.core.sampling_params import MAX_SEED, MAX_TOKEN_ID, SamplingParams
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.numerics.recipe import DEPRECATED_KERNELS, KERNEL_BACKENDS
-from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.receipts.canonical_json import digest_of_lists
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.machine import Machine
 from holdfast.receipts.receipt import (
     FORMAT,
+    FORMAT_1,
     Bits,
     Digest,
     EngineHints,
@@ -34,10 +42,15 @@ from holdfast.receipts.receipt import (
     PromptLogprobBits,
     Receipt,
     ReceiptChoice,
+    Salt,
+    Signature,
+    Signer,
     TokenId,
     digest_logprobs,
+    digest_prompt,
     is_aborted_in_prefill,
     is_score,
+    seal_of,
 )
 
 MAX_BYTES = 32 << 20
@@ -55,9 +68,13 @@ class _FingerprintJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: dict[str, Any]
 
 
-class _PromptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _PromptJson1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
     token_ids: tuple[TokenId, ...] | None
+
+
+class _PromptJson(_PromptJson1, frozen=True, forbid_unknown_fields=True):
+    salt: Salt | None
 
 
 class _PromptLogprobsJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,20 +83,30 @@ class _PromptLogprobsJson(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     digest: Digest
 
 
-class _ReceiptJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A receipt as it is written."""
+class _ReceiptJson1(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A receipt of format 1 as it is written."""
 
     format: str
     mode: Determinism
     fingerprint: _FingerprintJson
     certificate: Digest | None
     engine: EngineHints
-    prompt: _PromptJson
+    prompt: _PromptJson1
     settings: dict[str, Any]
     seed: Annotated[str, Meta(pattern=r"\A[0-9]{1,20}\Z")]
     choices: Annotated[tuple[ReceiptChoice, ...], Meta(min_length=1)]
     prompt_logprobs: _PromptLogprobsJson | None
     counts: Annotated[dict[str, Annotated[int, Meta(ge=0, le=1 << 53)]], Meta(max_length=64)]
+
+
+class _ReceiptJson(_ReceiptJson1, frozen=True, forbid_unknown_fields=True):
+    """A receipt as it is written."""
+
+    prompt: _PromptJson
+    machine: Machine
+    signer: Signer | None
+    seal: Digest
+    signature: Signature | None
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
@@ -88,6 +115,11 @@ def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt
 
     With a receipt on each line, `line` selects one, counted from 1.
     """
+    return parse_receipt(read_content(source, line))
+
+
+def read_content(source: Path | str | bytes, line: int | None = None) -> object:
+    """The same as parsed JSON, not yet checked."""
     raw = _read_file(source) if isinstance(source, Path) else source
     if isinstance(raw, str):
         raw = raw.encode(errors="surrogatepass")
@@ -107,49 +139,81 @@ def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt
         hint = "; if it has a receipt on each line, say which line" if several else ""
         _refuse(f"it is not valid JSON: {error}{hint}")
     if isinstance(content, dict) and "format" not in content and isinstance(content.get("receipt"), dict):
-        content = content["receipt"]
-    return parse_receipt(content)
+        return content["receipt"]
+    return content
 
 
-def read_stdin(line: int | None = None) -> Receipt:
-    return read_receipt(sys.stdin.buffer.read(MAX_BYTES + 1), line)
+def read_stdin() -> bytes:
+    """What `read_receipt` takes, from stdin."""
+    return sys.stdin.buffer.read(MAX_BYTES + 1)
 
 
 def parse_receipt(content: object) -> Receipt:
     """A receipt out of parsed JSON."""
-    if not isinstance(content, dict) or "format" not in content:
-        _refuse(f"it is not an object with a format; expected {FORMAT}")
-    if content["format"] != FORMAT:
-        _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT}")
-    given = _convert(content)
+    format_ = require_format(content)
+    assert isinstance(content, dict)
+    given = _convert(content, _ReceiptJson if format_ == FORMAT else _ReceiptJson1)
     _check_prompt(given.prompt)
     params, seed = _params(given.settings), _seed(given.seed)
     if params.seed not in (None, seed):
         _refuse(f"its settings give the seed {params.seed}, but {seed} was used")
-    if len(given.choices) > params.n:
+    if len(given.choices) != params.n:
         _refuse(f"it has {len(given.choices)} choices, but its settings ask for {params.n}")
     for choice in given.choices:
         _check_choice(choice, params)
     if any("thoughts" in one and one["thoughts"] is None for one in content["choices"]):
         _refuse("the thoughts of a choice must be a list where they are given")
     _check_mode(given.mode, params, given.choices)
-    return Receipt(
+    fingerprint = _fingerprint(given.fingerprint, format_)
+    engine = _engine_hints(given.engine)
+    scores = _prompt_logprobs(
+        given.prompt_logprobs,
+        given.prompt.token_ids,
+        params,
+        is_aborted=is_aborted_in_prefill(given.choices),
+    )
+    receipt = Receipt(
         mode=given.mode,
-        fingerprint=_fingerprint(given.fingerprint),
+        fingerprint=fingerprint,
         certificate=given.certificate,
-        engine=_engine_hints(given.engine),
+        engine=engine,
         prompt_ids=given.prompt.token_ids,
         prompt_digest=given.prompt.digest,
         params=params,
         seed=seed,
         choices=given.choices,
-        prompt_logprobs=_prompt_logprobs(
-            given.prompt_logprobs,
-            given.prompt.token_ids,
-            params,
-            is_aborted=is_aborted_in_prefill(given.choices),
-        ),
+        prompt_logprobs=scores,
         counts=given.counts,
+    )
+    return _sealed(receipt, given, content) if isinstance(given, _ReceiptJson) else receipt
+
+
+def require_format(content: object) -> str:
+    """The format of parsed JSON. Refuses what is no receipt, and formats it does not know."""
+    if not isinstance(content, dict) or "format" not in content:
+        _refuse(f"it is not an object with a format; expected {FORMAT}")
+    if content["format"] not in (FORMAT, FORMAT_1):
+        _refuse(f"its format is {show(content['format'])}; this version reads {FORMAT} and {FORMAT_1}")
+    return str(content["format"])
+
+
+def _sealed(receipt: Receipt, given: _ReceiptJson, content: dict[str, Any]) -> Receipt:
+    """With the fields of format 2, once the seal is found to be that of the content."""
+    try:
+        seal = seal_of(content)
+    except ValueError as error:
+        _refuse(str(error))
+    if seal != given.seal:
+        _refuse("its seal is broken: something was changed after it was made")
+    if (given.signer is None) != (given.signature is None):
+        _refuse("it must have a signer and a signature, or neither")
+    return replace(
+        receipt,
+        prompt_salt=given.prompt.salt,
+        machine=given.machine,
+        signer=given.signer,
+        seal=given.seal,
+        signature=given.signature,
     )
 
 
@@ -192,9 +256,9 @@ def _check_depth(value: object, depth: int) -> None:
             _check_depth(one, depth - 1)
 
 
-def _convert(content: dict[str, Any]) -> _ReceiptJson:
+def _convert(content: dict[str, Any], kind: type[_ReceiptJson1]) -> _ReceiptJson1:
     try:
-        return msgspec.convert(content, _ReceiptJson)
+        return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         _refuse(_explain(str(error), content))
 
@@ -225,11 +289,21 @@ def _seed(text: str) -> int:
     return seed
 
 
-def _fingerprint(given: _FingerprintJson) -> Fingerprint:
-    fingerprint = Fingerprint(given.parts)
-    if fingerprint.digest != given.digest:
+def _fingerprint(given: _FingerprintJson, format_: str) -> Fingerprint:
+    try:
+        fingerprint = Fingerprint(given.parts)
+    except ValueError as error:  # a number that no double represents
+        _refuse(f"the fingerprint has no digest: {error}")
+    digest = fingerprint.digest if format_ == FORMAT else _digest_1(fingerprint.plain_parts())
+    if digest != given.digest:
         _refuse("the fingerprint's digest is not that of its parts")
     return fingerprint
+
+
+def _digest_1(parts: dict[str, Any]) -> str:
+    """The digest of a fingerprint's parts in format 1."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _engine_hints(given: EngineHints) -> EngineHints:
@@ -239,8 +313,16 @@ def _engine_hints(given: EngineHints) -> EngineHints:
     return msgspec.structs.replace(given, kernels=DEPRECATED_KERNELS.get(given.kernels, given.kernels))
 
 
-def _check_prompt(prompt: _PromptJson) -> None:
-    if prompt.token_ids is not None and digest_of(list(prompt.token_ids)) != prompt.digest:
+def _check_prompt(prompt: _PromptJson1) -> None:
+    if prompt.token_ids is None:
+        return
+    if not isinstance(prompt, _PromptJson):
+        digest = digest_of_lists(prompt.token_ids)
+    elif prompt.salt is not None:
+        digest = digest_prompt(prompt.token_ids, prompt.salt)
+    else:
+        _refuse("the prompt has token ids, but no salt")
+    if digest != prompt.digest:
         _refuse("the prompt's digest is not that of its token ids")
 
 

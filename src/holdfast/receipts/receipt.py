@@ -2,14 +2,18 @@
 as plain JSON.
 
 It contains the request, the fingerprint of the engine that answered it, and every bit that a replay
-must reproduce. It contains no time and no machine name, so the same answer has the same receipt
-everywhere (except for `counts`, which depend on the load). It is not a signature: the file can be
-changed, and a replay is what detects that.
+must reproduce. It contains no time and no host name: a machine's clock proves nothing.
+
+The *seal* is a digest over all fields; the prompt's tokens are covered through their own digest, so
+they can be left out. An engine with a key signs the seal. A prompt's digest has a random salt, so
+it does not give a short prompt away. Therefore two receipts of one answer differ: in the salt, the
+prompt's digest, the seal and its signature, and in `counts`, which depend on the load.
 """
 
+import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
@@ -19,15 +23,22 @@ from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.receipts.fingerprint import Fingerprint, JsonValue, digest_of
+from holdfast.receipts.canonical_json import JsonValue, digest_of, digest_of_lists
+from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.receipts.machine import Machine
+from holdfast.receipts.signing import SigningKey
 
 if TYPE_CHECKING:
     from holdfast.receipts.engine_fingerprint import FingerprintTask
 
-FORMAT = "holdfast-receipt/1"
+FORMAT = "holdfast-receipt/2"
+FORMAT_1 = "holdfast-receipt/1"  # without salt, machine, signer, seal and signature
+_SALT_BYTES = 16
 
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Bits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}\Z")]
+Salt = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Signature = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9+/]{85}[AQgw]==\Z")]  # the base64 of 64 bytes
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 DtypeName = Literal["bfloat16", "float16", "float32"]
 
@@ -63,6 +74,13 @@ class EngineHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_threads: Annotated[int, Meta(ge=1, le=1024)]
 
 
+class Signer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who signs the seal. Sealed itself, so a signature cannot be removed unnoticed."""
+
+    algorithm: Literal["ed25519"]
+    key_id: Digest
+
+
 @dataclass(frozen=True)
 class PromptLogprobBits:
     """Logprobs of the prompt's own tokens, from position `first` on."""
@@ -76,7 +94,10 @@ class PromptLogprobBits:
 
 @dataclass(frozen=True)
 class Receipt:
-    """A consistent receipt: its digests are those of its content. `prompt_ids` may be left out."""
+    """A consistent receipt: its digests are those of its content.
+
+    `prompt_ids` and `prompt_salt` may be left out. The last five are None in format 1.
+    """
 
     mode: Determinism
     fingerprint: Fingerprint
@@ -89,30 +110,92 @@ class Receipt:
     choices: tuple[ReceiptChoice, ...]
     prompt_logprobs: PromptLogprobBits | None
     counts: Mapping[str, int]
+    prompt_salt: str | None = None
+    machine: Machine | None = None
+    signer: Signer | None = None
+    seal: str | None = None
+    signature: str | None = None
+
+    @property
+    def format(self) -> str:
+        return FORMAT_1 if self.machine is None else FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        ids = self.prompt_ids
-        return {
-            "format": FORMAT,
+        ids = None if self.prompt_ids is None else list(self.prompt_ids)
+        content = {
+            "format": self.format,
             "mode": self.mode,
             "fingerprint": self.fingerprint.as_dict(),
             "certificate": self.certificate,
             "engine": _plain(self.engine),
-            "prompt": {"digest": self.prompt_digest, "token_ids": None if ids is None else list(ids)},
+            "prompt": {"digest": self.prompt_digest, "salt": self.prompt_salt, "token_ids": ids},
             "settings": params_to_json(self.params),
             "seed": str(self.seed),
             "choices": _plain(self.choices),
             "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),
             "counts": dict(self.counts),
         }
+        if self.machine is None:
+            return {**content, "prompt": {"digest": self.prompt_digest, "token_ids": ids}}
+        return {
+            **content,
+            "machine": _plain(self.machine),
+            "signer": _plain(self.signer),
+            "seal": self.seal,
+            "signature": self.signature,
+        }
+
+    def is_of_prompt(self, ids: Sequence[int], salt: str | None) -> bool:
+        """Whether this is the prompt that the receipt has the digest of. Format 1 has no salt."""
+        if self.machine is None:
+            return digest_of_lists(list(ids)) == self.prompt_digest
+        return salt is not None and digest_prompt(ids, salt) == self.prompt_digest
+
+
+def digest_prompt(ids: Sequence[int], salt: str) -> str:
+    """Over the salt and the token ids. The salt hides them: without it, guesses could be tried."""
+    return digest_of({"salt": salt, "token_ids": list(ids)})
+
+
+def seal_of(content: Mapping[str, Any]) -> str:
+    """The digest over all fields but the seal, its signature, and the prompt's ids and salt, which
+    the prompt's own digest covers. Raises ValueError for a number that no double represents."""
+    covered = {name: value for name, value in content.items() if name not in ("seal", "signature")}
+    covered["prompt"] = {"digest": content["prompt"]["digest"]}
+    return digest_of(covered)
+
+
+def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, Any]:
+    """The same receipt without the prompt's tokens. The seal and the signature stay valid.
+
+    A replay then needs the prompt and its salt. With the salt left in, it needs the prompt only,
+    but guesses of the prompt can be tried against the digest.
+    """
+    prompt = {**receipt["prompt"], "token_ids": None}
+    if not keep_salt and "salt" in prompt:
+        prompt["salt"] = None
+    return {**receipt, "prompt": prompt}
+
+
+def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """The same receipt with only the prompt's digest and salt: a replay then needs the prompt."""
+    return redact(receipt, keep_salt=True)
 
 
 class ReceiptFactory:
-    """Makes the receipts of one engine."""
+    """Makes the receipts of one engine. With a key it signs them."""
 
-    def __init__(self, fingerprinter: "FingerprintTask", model: str | None) -> None:
+    def __init__(
+        self,
+        fingerprinter: "FingerprintTask",
+        model: str | None,
+        machine: Machine,
+        key: SigningKey | None = None,
+    ) -> None:
         self._fingerprinter = fingerprinter
         self._model = model
+        self._machine = machine
+        self.key = key
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -129,8 +212,18 @@ class ReceiptFactory:
         """The receipt of a result; None for a result that ended in an error."""
         if result.error is not None:
             return None
-        made = make_receipt(self.fingerprint, certificate, self._model, request, result, logprobs)
-        return made.as_dict()
+        made = make_receipt(
+            self.fingerprint, certificate, self._model, request, result, logprobs, self._machine
+        )
+        return seal_receipt(made, self.key)
+
+
+def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
+    """The receipt as JSON with its seal, signed if there is a key."""
+    content = replace(receipt, signer=None if key is None else Signer("ed25519", key.key_id)).as_dict()
+    content["seal"] = seal = seal_of(content)
+    content["signature"] = None if key is None else key.sign(seal)
+    return content
 
 
 def make_receipt(
@@ -140,18 +233,20 @@ def make_receipt(
     request: Request,
     result: Result,
     logprobs: Sequence[Sequence[TokenLogprob]],
+    machine: Machine,
 ) -> Receipt:
-    """`certificate` is its digest, `model` the name the user gave, `logprobs` those of each choice,
-    asked for or not."""
+    """A receipt without its seal. `certificate` is its digest, `model` the name the user gave,
+    `logprobs` those of each choice, asked for or not."""
     choices = zip(result.choices, logprobs, strict=True)
     scored = [one for one in result.prompt_logprobs or () if one is not None]
+    salt = os.urandom(_SALT_BYTES).hex()
     return Receipt(
         mode=result.determinism,
         fingerprint=fingerprint,
         certificate=certificate,
         engine=engine_hints(fingerprint, model),
         prompt_ids=result.prompt_token_ids,
-        prompt_digest=digest_of(list(result.prompt_token_ids)),
+        prompt_digest=digest_prompt(result.prompt_token_ids, salt),
         params=request.params,
         seed=result.seed,
         choices=tuple(
@@ -160,12 +255,9 @@ def make_receipt(
         ),
         prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
         counts=asdict(result.stats),
+        prompt_salt=salt,
+        machine=machine,
     )
-
-
-def without_prompt(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The same receipt with only the prompt's digest: a replay then needs the prompt."""
-    return {**receipt, "prompt": {**receipt["prompt"], "token_ids": None}}
 
 
 def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
@@ -187,12 +279,12 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
         whole.append(
             [one.token_id, chosen, [[id_, each] for (id_, _), each in zip(one.top, best, strict=True)]]
         )
-    return LogprobBits(tuple(bits), digest_of(whole))
+    return LogprobBits(tuple(bits), digest_of_lists(whole))
 
 
 def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
     """The digest of logprobs without top logprobs."""
-    return digest_of([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
+    return digest_of_lists([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
 
 
 def is_score(params: SamplingParams) -> bool:

@@ -29,6 +29,7 @@ def test_document_contains_every_route(document: dict[str, Any]) -> None:
             ("/v1/models", "get"),
             ("/v1/models/{name}", "get"),
             ("/v1/certificate", "get"),
+            ("/v1/receipt_key", "get"),
         ),
     }
 

@@ -29,6 +29,7 @@ _PACKAGES = (
     "rich",
     "huggingface-hub",
     "httpx",
+    "cryptography",
 )
 _MARKS = {"good": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]missing[/]", "plain": ""}
 
@@ -93,7 +94,7 @@ def _package(name: str) -> Callable[[], Diagnostic]:
         try:
             return Diagnostic(name, metadata.version(name), "good")
         except metadata.PackageNotFoundError:
-            needed = name not in ("huggingface-hub", "httpx")
+            needed = name not in ("huggingface-hub", "httpx", "cryptography")
             return Diagnostic(name, "not installed", "bad" if needed else "note")
 
     return check

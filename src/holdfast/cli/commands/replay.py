@@ -20,6 +20,7 @@ from holdfast.errors import InvalidRequest
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
     from holdfast.engine.replay import ReplayResult
+    from holdfast.receipts.check import ReceiptCheck
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
@@ -60,16 +61,32 @@ def replay(
         str | None,
         typer.Option(help="The same as token ids, separated by commas.", show_default=False),
     ] = None,
+    prompt_salt: Annotated[
+        str | None,
+        typer.Option(
+            help="The prompt's salt, if the receipt has only its digest: that of the whole receipt.",
+            show_default=False,
+        ),
+    ] = None,
+    public_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check the signature with the public key in this PEM file.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
     """Replay a receipt: compare fingerprints, repeat the request, compare tokens and logprob bits.
 
+    The seal is checked first, and with --public-key the signature: if one is wrong, nothing runs.
     dtype, threads and kernels are those of the receipt unless they are given.
-    Exits with 0 if everything is the same, with 1 if not.
+    Exits with 0 if everything is the same, with 1 if not, with 2 if nothing could be compared.
     """
 
-    read = _read(receipt, line)
+    read, checked = _read(receipt, line, public_key)
     recorded = {name: getattr(read.engine, name) for name in ("dtype", "num_threads", "kernels")}
     recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
     config = replace(engine, model=read.engine.model if model is None else model, **recorded)
@@ -77,23 +94,38 @@ def replay(
     differences = llm.engine.fingerprint.differences(read.fingerprint)
     replayed = None
     if force or not differences:
-        replayed = _run(llm, read, prompt, prompt_ids, load)
+        replayed = _run(llm, read, prompt, prompt_ids, prompt_salt, load)
     if json_output:
-        typer.echo(json.dumps(_as_json(read, differences, replayed), ensure_ascii=False))
+        result = {
+            **_as_json(read, differences, replayed),
+            "seal": checked.seal,
+            "signature": checked.signature,
+        }
+        typer.echo(json.dumps(result, ensure_ascii=False))
     else:
+        typer.echo(f"The receipt: {checked.describe()}.")
         _show(read, differences, replayed, load)
     if replayed is None or not replayed.same:
         raise typer.Exit(1)
 
 
-def _read(source: str, line: int | None) -> "Receipt":
+def _read(source: str, line: int | None, public_key: Path | None) -> tuple["Receipt", "ReceiptCheck"]:
+    from holdfast.receipts.check import check_signature
     from holdfast.receipts.reader import read_receipt, read_stdin
+    from holdfast.receipts.signing import PublicKey
 
-    return read_stdin(line) if source == "-" else read_receipt(Path(source), line)
+    key = None if public_key is None else PublicKey.read(public_key)
+    receipt = read_receipt(read_stdin() if source == "-" else Path(source), line)
+    return receipt, check_signature(receipt, key)
 
 
 def _run(
-    llm: "LLM", receipt: "Receipt", prompt: str | None, prompt_ids: str | None, load: int
+    llm: "LLM",
+    receipt: "Receipt",
+    prompt: str | None,
+    prompt_ids: str | None,
+    prompt_salt: str | None,
+    load: int,
 ) -> "ReplayResult":
     from holdfast.engine.replay import replay as replay_receipt
 
@@ -103,16 +135,15 @@ def _run(
     if prompt_ids is not None:
         ids = parse_ids(prompt_ids, "--prompt-ids")
     elif prompt is not None:
-        ids = _tokenize(llm, prompt, receipt.prompt_digest)
-    return replay_receipt(llm, receipt, ids, num_neighbours=load)
+        ids = _tokenize(llm, prompt, receipt, prompt_salt)
+    return replay_receipt(llm, receipt, ids, prompt_salt=prompt_salt, num_neighbours=load)
 
 
-def _tokenize(llm: "LLM", prompt: str, digest: str) -> list[int]:
+def _tokenize(llm: "LLM", prompt: str, receipt: "Receipt", salt: str | None) -> list[int]:
     """The prompt as raw text or as one chat message: whichever has the receipt's digest."""
-    from holdfast.receipts.fingerprint import digest_of
-
     raw = llm.engine.tokenizer.encode(prompt)
-    if digest_of([*raw]) != digest and llm.engine.tokenizer.chat_template is not None:
+    is_raw = receipt.is_of_prompt(raw, receipt.prompt_salt if salt is None else salt)
+    if not is_raw and llm.engine.tokenizer.chat_template is not None:
         return llm.chat_tokens([{"role": "user", "content": prompt}])
     return raw
 

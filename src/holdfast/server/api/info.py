@@ -1,4 +1,5 @@
-"""GET routes about the server: health, version, models, certificate, metrics."""
+"""GET routes about the server: health, version, models, certificate, receipt key,
+metrics."""
 
 import asyncio
 from typing import Any
@@ -8,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from holdfast.errors import EngineStopped
+from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.schema.openapi import GET_ERRORS, NEEDS_NO_KEY, responses
 from holdfast.server.api.schema.responses import (
     CertificateResponse,
     HealthResponse,
     ModelInfo,
     ModelList,
+    ReceiptKeyResponse,
     VersionResponse,
 )
 from holdfast.server.errors import ApiError
@@ -75,6 +78,24 @@ def info_routes(frontend: Frontend) -> APIRouter:
                 "fingerprint": {"digest": named.digest, "parts": named.parts},
                 "certificate": link.ready.certificate if link.revocation is None else None,
                 "revocation": link.revocation,
+            }
+        )
+
+    @router.get("/v1/receipt_key", responses=responses(ReceiptKeyResponse, (*GET_ERRORS, 404, 503)))
+    async def receipt_key() -> Response:
+        """The public key of the key that signs this server's receipts."""
+        ready = frontend.supervisor.link.ready
+        assert ready is not None
+        if ready.receipt_key is None:
+            message = "this server's receipts are not signed; start it with --receipt-key"
+            raise ApiError(404, message, code="no_receipt_key")
+        key = PublicKey.parse(ready.receipt_key.encode())
+        return JSONResponse(
+            {
+                "object": "holdfast.receipt_key",
+                "algorithm": "ed25519",
+                "key_id": key.key_id,
+                "public_key": key.pem,
             }
         )
 

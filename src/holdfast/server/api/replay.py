@@ -10,9 +10,11 @@ from starlette.responses import Response
 from holdfast.core.results import Choice, Delta, Result
 from holdfast.engine.replay import ReplayResult, compare_result, require_prompt
 from holdfast.errors import HoldfastError
+from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
+from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.response_fields import usage
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ReplayRequest
@@ -37,7 +39,9 @@ def replay_routes(frontend: Frontend) -> APIRouter:
         """Replay a receipt. If the fingerprints differ, the request is run only with `force`."""
         body = await read_body(request, ReplayRequest)
         try:
-            receipt, prompt_ids = await frontend.prompts.run_in_thread(lambda: _parse(body))
+            ready = frontend.supervisor.link.ready
+            own_key = None if ready is None else ready.receipt_key
+            receipt, checked, prompt_ids = await frontend.prompts.run_in_thread(lambda: _parse(body, own_key))
             frontend.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
             raise to_api_error(error) from None
@@ -48,7 +52,7 @@ def replay_routes(frontend: Frontend) -> APIRouter:
             raise ApiError(400, message, param="receipt")
         fingerprint = await frontend.fingerprint()
         differences = Fingerprint(fingerprint.parts).differences(receipt.fingerprint, here="here")
-        response = _not_compared(receipt, differences)
+        response = _not_compared(receipt, checked, differences)
         if differences and not body.force:
             return JSONResponse(response)
         params = replace(receipt.params, seed=receipt.seed)
@@ -67,9 +71,13 @@ def replay_routes(frontend: Frontend) -> APIRouter:
     return router
 
 
-def _parse(body: ReplayRequest) -> tuple[Receipt, list[int]]:
+def _parse(body: ReplayRequest, own_key: str | None) -> tuple[Receipt, ReceiptCheck, list[int]]:
+    """The signature is checked if it names our own key: no other key is known here."""
     receipt = parse_receipt(body.receipt)
-    return receipt, require_prompt(receipt, body.prompt_token_ids)
+    own = None if own_key is None else PublicKey.parse(own_key.encode())
+    is_own = own is not None and receipt.signer is not None and receipt.signer.key_id == own.key_id
+    checked = check_signature(receipt, own if is_own else None)
+    return receipt, checked, require_prompt(receipt, body.prompt_token_ids, body.prompt_salt)
 
 
 async def _run(call: Call, num_choices: int) -> Result:
@@ -94,13 +102,15 @@ def _choice(deltas: list[Delta]) -> Choice:
     )
 
 
-def _not_compared(receipt: Receipt, differences: list[str]) -> dict[str, Any]:
+def _not_compared(receipt: Receipt, checked: ReceiptCheck, differences: list[str]) -> dict[str, Any]:
     """The response if nothing was compared."""
     return {
         "object": "holdfast.replay",
         "same": False,
         "compared": False,
         "promised": receipt.mode != "none",
+        "seal": checked.seal,
+        "signature": checked.signature,
         "fingerprint_differences": differences,
         "difference": None,
         "mode": None,

@@ -153,6 +153,7 @@ def _ready(config: EngineConfig, engine: Engine) -> m.Ready:
         determinism=config.determinism,
         refusal=engine.limits.refusal,
         certificate=None if engine.certificate is None else engine.certificate.as_dict(),
+        receipt_key=None if engine.receipts.key is None else engine.receipts.key.public_key.pem,
         chunk=engine.scheduler.config.chunk_len,
     )
 

@@ -95,6 +95,7 @@ class Ready(Message, frozen=True):
     determinism: str
     refusal: str | None  # why deterministic requests are refused
     certificate: dict[str, Any] | None
+    receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
     chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
 
 

@@ -191,6 +191,9 @@ class ReplayRequest(RequestModel):
 
     receipt: dict[str, Any]
     prompt_token_ids: TokenIds | None = Field(None, description="Required if the receipt omits its prompt.")
+    prompt_salt: str | None = Field(
+        None, max_length=64, description="Required if the receipt omits the salt."
+    )
     force: bool | None = Field(None, description="Compare even if the fingerprints differ.")
 
 

@@ -186,6 +186,10 @@ class ReplayResponse(ResponseModel):
     same: bool
     compared: bool = Field(description="False if the fingerprints differ and `force` was not set.")
     promised: bool = Field(description="Whether the receipt is of a deterministic request.")
+    seal: Literal["intact", "absent"] = Field(description="absent: a receipt of format 1.")
+    signature: Literal["valid", "not checked", "absent"] = Field(
+        description="A signature is checked if it names this server's own key."
+    )
     fingerprint_differences: list[str]
     difference: ReplayDifference | None
     mode: Mode | None
@@ -219,6 +223,13 @@ class ModelList(ResponseModel):
 class FingerprintInfo(ResponseModel):
     digest: str
     parts: dict[str, Any]
+
+
+class ReceiptKeyResponse(ResponseModel):
+    object: Literal["holdfast.receipt_key"]
+    algorithm: Literal["ed25519"]
+    key_id: str = Field(description="SHA-256 of the 32 bytes of the public key.")
+    public_key: str = Field(description="The public key in PEM.")
 
 
 class CertificateResponse(ResponseModel):

@@ -1,0 +1,91 @@
+"""What can be said of a receipt without running its model: whether its seal is intact, and whether
+a public key's owner signed it.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.errors import InvalidRequest
+from holdfast.receipts.reader import parse_receipt, require_format
+from holdfast.receipts.receipt import FORMAT_1, Receipt, seal_of
+from holdfast.receipts.signing import PublicKey
+
+SealState = Literal["intact", "broken", "absent"]
+SignatureState = Literal["valid", "invalid", "other key", "not checked", "absent"]
+
+_NOT_VALID: dict[SignatureState, str] = {
+    "absent": "it is not signed",
+    "invalid": "its signature is wrong: the key's owner did not sign this seal",
+    "other key": "it is signed with another key",
+}
+
+
+@dataclass(frozen=True)
+class ReceiptCheck:
+    """The states of a receipt's seal and signature. problem: the first thing that is wrong."""
+
+    format: str
+    seal: SealState
+    signature: SignatureState
+    key_id: str | None
+    problem: str | None = None
+
+    def describe(self) -> str:
+        """In a few words: "seal intact, signature valid"."""
+        if self.seal == "absent":
+            return "unsealed (format 1)"
+        signature = {"absent": "not signed", "other key": "signed with another key"}
+        return f"seal {self.seal}, {signature.get(self.signature, f'signature {self.signature}')}"
+
+
+def check_signature(receipt: Receipt, key: PublicKey | None) -> ReceiptCheck:
+    """The states of a receipt that was read, so its seal is intact. With a key, refuses one that its
+    owner did not sign."""
+    key_id = None if receipt.signer is None else receipt.signer.key_id
+    state = _signature_state(key_id, receipt.seal, receipt.signature, key)
+    if key is not None and state in _NOT_VALID:
+        raise InvalidRequest(f"the receipt cannot be used: {_NOT_VALID[state]}")
+    return ReceiptCheck(receipt.format, "absent" if receipt.seal is None else "intact", state, key_id)
+
+
+def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
+    """The same of parsed JSON, and what is wrong with it. Refuses only another format."""
+    format_ = require_format(content)
+    assert isinstance(content, dict)
+    seal = "absent" if format_ == FORMAT_1 else _seal_state(content)
+    problem = None
+    try:
+        parse_receipt(content)
+    except InvalidRequest as error:
+        problem = str(error)
+    key_id = _key_id(content)
+    state = _signature_state(key_id, content.get("seal"), content.get("signature"), key)
+    if problem is None and key is not None and state in _NOT_VALID:
+        problem = _NOT_VALID[state]
+    return ReceiptCheck(format_, seal, state, key_id, problem)
+
+
+def _seal_state(content: dict[str, Any]) -> SealState:
+    try:
+        return "intact" if content.get("seal") == seal_of(content) else "broken"
+    except (KeyError, TypeError, AttributeError, ValueError):  # no prompt, or no number: nothing to digest
+        return "broken"
+
+
+def _key_id(content: dict[str, Any]) -> str | None:
+    signer = content.get("signer")
+    key_id = signer.get("key_id") if isinstance(signer, dict) else None
+    return key_id if isinstance(key_id, str) and re.fullmatch("[0-9a-f]{64}", key_id) else None
+
+
+def _signature_state(
+    key_id: str | None, seal: object, signature: object, key: PublicKey | None
+) -> SignatureState:
+    if not isinstance(seal, str) or not isinstance(signature, str):
+        return "absent"
+    if key is None:
+        return "not checked"
+    if key_id != key.key_id:
+        return "other key"
+    return "valid" if key.verifies(seal, signature) else "invalid"
