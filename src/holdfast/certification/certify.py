@@ -66,6 +66,7 @@ Check = Callable[[], OperationCheck]
 
 _SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
+_ODD_SIZES = (9, 15, 17, 31, 33, 63)
 _LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
 
 
@@ -183,18 +184,18 @@ def _split_n(decoder: Decoder) -> dict[str, list[list[int]]]:
 
 
 def _gemm_checks(decoder: Decoder, max_pass_tokens: int) -> Iterator[Check]:
-    """Every shape with synthetic weights at every size. Then the model's own weights: the head as it
-    runs, the layers' at a few sizes."""
+    """Every shape with synthetic weights at every size. Then the model's own weights at a few sizes:
+    those of the first, a middle and the last layer, and the head."""
     backend = decoder.backend
     sizes = sizes_to_certify(backend, max_pass_tokens)
-    few = _few_sizes(backend, sizes)
+    few, sampled = _few_sizes(backend, sizes), _sampled_layers(decoder)
     for product in _distinct_shapes(decoder):
         yield partial(_check_synthetic, backend, product, sizes)
     for product in decoder.linears():
         case = GemmCase(product.name, product.linear, is_head=product.is_head)
         if product.is_head:
             yield partial(check_head, backend, case, (1, 2))
-        else:
+        elif product.layer in sampled:
             yield partial(check_gemm, backend, case, few)
 
 
@@ -283,7 +284,7 @@ def _sampled_sizes(backend: Backend, sizes: tuple[int, ...]) -> tuple[int, ...]:
         return small
     if backend.recipe.path == "triton":
         return tuple(size for size in _SAMPLED_SIZES if size <= sizes[-1])
-    return (*range(1, 33), *small[-4:])
+    return tuple(sorted({*small, *_ODD_SIZES}))
 
 
 def _model_shape(decoder: Decoder, max_len: int) -> ModelShape:

@@ -137,7 +137,7 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
         probes=_gemm_inputs(backend, linear.in_features),
         canonical=canonical,
         fast=canonical,
-        batches=_lean_batches,
+        batches=full_batches,
     )
     return found if found.agrees else replace(found, sizes_differing=(0, *found.sizes_differing))
 
