@@ -47,9 +47,9 @@ from holdfast.certification.checks.operations import (
 )
 from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
 from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
-from holdfast.certification.source_digest import own_source_digest
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
+from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
@@ -155,7 +155,7 @@ def certificate_subject(
         "torch": str(torch.__version__),
         "device": device_name(device),
         **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
-        "source": own_source_digest(),  # the checks themselves, among others
+        "code": code_versions(("model", "sampling", "certification")),  # that of the kernels: in the recipe
         "settings": settings.as_dict(),
         "recipe": decoder.backend.recipe.as_dict(),
         "cuts": _split_n(decoder),
