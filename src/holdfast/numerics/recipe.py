@@ -41,13 +41,6 @@ class Recipe:
     products: str = ""
 
     @property
-    def name(self) -> str:
-        """For example "c-neon/1" or "triton-cuda/1"."""
-        return (
-            f"{self.path}-{self.variant.removeprefix(self.path).lstrip('-')}".rstrip("-") + f"/{self.version}"
-        )
-
-    @property
     def depends_on_device(self) -> bool:
         """Whether a library chooses the order of sums by the device. In C kernels the sources and
         the variant fix it: the compiler may not contract or reassociate, whatever the CPU."""

@@ -40,7 +40,7 @@ def _write(value: object, add: Callable[[str], None]) -> None:
         add(_constant(value.value))
     elif isinstance(value, ast.AST):
         add(f"({type(value).__name__}")
-        for field in _fields(type(value)):
+        for field in _sorted(value._fields):
             child = getattr(value, field, None)
             if isinstance(child, list):
                 child = _joined(child) if isinstance(value, ast.JoinedStr) else _with_effect(child)
@@ -59,8 +59,8 @@ def _write(value: object, add: Callable[[str], None]) -> None:
 
 
 @cache
-def _fields(node: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in node._fields if name not in _LEFT_OUT))
+def _sorted(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in fields if name not in _LEFT_OUT))
 
 
 def _with_effect(nodes: list[ast.AST]) -> list[ast.AST]:
