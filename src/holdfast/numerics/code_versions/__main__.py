@@ -38,14 +38,14 @@ def main(arguments: list[str] | None = None, package: Path | None = None) -> int
     for name in options.bump:
         now[name] = Recorded(now[name].version + 1, now[name].digest)
     differ = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    writes = options.record or bool(options.bump)
+    if writes:
+        bumped = {name: now[name] for name in options.bump}
+        write_recorded(package, now if options.record else {**before, **bumped})
     for name, one in now.items():
-        shown = one.version if name not in differ else modified_version(one.version, one.digest)
-        print(f"{name:16} {shown!s:40} {COMPONENTS[name].covers}")
-    if options.record or options.bump:
-        kept = now if options.record else {**before, **{name: now[name] for name in options.bump}}
-        write_recorded(package, kept)
-        return 0
-    return 1 if differ else 0
+        shown = modified_version(one.version, one.digest) if name in differ else str(one.version)
+        print(f"{name:16} {shown:40} {COMPONENTS[name].covers}")
+    return 1 if differ and not writes else 0
 
 
 def installed_versions(package: Path, recorded: dict[str, Recorded]) -> dict[str, Recorded]:
