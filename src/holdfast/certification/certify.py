@@ -213,8 +213,8 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
     name = f"synthetic {product.name.rpartition('.')[2]}"
     check = _check_synthetic_head if product.is_head else check_gemm
     cases = (
-        GemmCase(name, linear, is_head=product.is_head, is_synthetic=True)
-        for linear in synthetic_linears(backend, product.linear)
+        GemmCase(name, linear, is_head=product.is_head, is_thorough=number == 0)
+        for number, linear in enumerate(synthetic_linears(backend, product.linear))
     )
     return merge_checks([check(backend, case, sizes) for case in cases])
 
@@ -263,8 +263,8 @@ def _weightless_checks(
         yield partial(check_attention, one, shape, sizes, name="attention" + suffix)
     if backend.device.type == "cuda":
         yield partial(check_long_attention, backend, shape, name="attention, longest context")
-    for name, operation in sampler_ops(backend):
-        yield partial(check_sampler_op, backend, name, operation, shape.vocab, _sampled_sizes(backend, sizes))
+    for sampler_op in sampler_ops(backend, shape.vocab):
+        yield partial(check_sampler_op, backend, sampler_op, _sampled_sizes(backend, sizes))
 
 
 def _sampled_layers(decoder: Decoder) -> list[int]:
