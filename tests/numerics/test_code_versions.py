@@ -213,15 +213,29 @@ def test_new_file_in_a_guarded_folder_modifies_its_component(copied: Path) -> No
     assert str(version_now("text")).startswith("1+")
 
 
-def test_version_is_the_same_from_an_archive(
-    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "holdfast.zip"
-    with zipfile.ZipFile(file, "w") as archive:
+def versions_in_another_process(path: Path) -> dict[str, int | str]:
+    """The versions that the package at this path, a folder or an archive, computes of itself."""
+    program = (
+        f"import json, sys; sys.path.insert(0, {str(path)!r})\n"
+        "from holdfast.numerics.code_versions import components, versions\n"
+        f"assert versions.__file__.startswith({str(path)!r})\n"
+        "print(json.dumps(versions.code_versions(components.COMPONENTS)))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return dict(json.loads(done.stdout))
+
+
+def test_versions_are_the_same_at_any_path_and_from_an_archive(copied: Path, tmp_path: Path) -> None:
+    with (copied / "text" / "tokenizer.py").open("a") as file:
+        file.write("x = 1\n")
+    archive = tmp_path / "holdfast.zip"
+    with zipfile.ZipFile(archive, "w") as writer:
         for path in copied.rglob("*"):
-            archive.write(path, path.relative_to(copied.parent))
-    monkeypatch.setattr(versions.resources, "files", lambda name: zipfile.Path(file, "holdfast/"))
-    assert {version_now(name) for name in COMPONENTS} == {1}
+            writer.write(path, path.relative_to(copied.parent))
+    found = versions_in_another_process(copied.parent)
+    assert found == versions_in_another_process(archive) == {name: version_now(name) for name in COMPONENTS}
+    assert [name for name, version in found.items() if version != 1] == ["text"]
 
 
 def test_compiled_files_have_a_digest_of_their_code(copied: Path) -> None:

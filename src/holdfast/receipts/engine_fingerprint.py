@@ -47,7 +47,7 @@ from holdfast.text.tokenizer import Tokenizer
 _EXCLUDED_FIELDS = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
 
 _CODE = ("model", "sampling", "text")  # that of the backend is in the recipe
-# Chunks of the rope tables in their digest: angles of every size, and few enough to take 10 ms.
+# Chunks of the rope tables in their digest: angles of every size, 15 ms of one core.
 _ROPE_STARTS = (0, *(ROPE_CHUNK << doubled for doubled in range(10)))
 
 _MAX_THREADS = 4

@@ -81,7 +81,7 @@ def _canonical(path: str, content: bytes) -> bytes:
 
 
 def cached_digest(package: Traversable, files: Mapping[str, bytes]) -> str:
-    """`digest_files`, from disk if these files were digested before: parsing takes 0.1 s for each
+    """`digest_files`, from disk if these files were digested before: 0.25 s of parsing for each
     10,000 lines."""
     key = hashlib.sha256(package.joinpath(_CANONICAL).read_bytes())
     for path in sorted(files):
