@@ -104,8 +104,8 @@ def digest_rope_tables(config: DecoderConfig) -> str:
 
 
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
-    """Versions of the libraries that decide prompts, logits and tokens. Only the torch backend uses
-    numpy (its logarithms), only the triton backend triton."""
+    """Versions of the libraries that decide prompts, logits and tokens. Only the torch backend
+    computes with numpy, only the triton backend with triton."""
     of_backend = {"torch": ("numpy",), "triton": ("triton",)}
     names = ("tokenizers", "jinja2", "llguidance", *of_backend.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
