@@ -19,6 +19,7 @@ from functools import lru_cache
 JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
 _MAX_EXACT = 1 << 53  # every smaller integer is a double
+_LITERALS = {None: "null", True: "true", False: "false"}
 _PLAIN = frozenset({str, bool, type(None)})
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
@@ -43,15 +44,15 @@ def canonical_json(value: JsonValue) -> str:
     """The one text of a value. Raises ValueError for a number that no double represents."""
     if isinstance(value, str):
         return _encode(value)
+    if value is None or value is True or value is False:
+        return _LITERALS[value]
+    if isinstance(value, int | float):
+        return _number(value)
     if isinstance(value, Mapping):
         return join_object({name: canonical_json(one) for name, one in value.items()})
-    if isinstance(value, list | tuple):
-        if _is_flat(value):
-            return _encode(value)
-        return "[" + ",".join([canonical_json(one) for one in value]) + "]"
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _number(value)
-    return _encode(value)
+    if value and _is_flat(value):
+        return _encode(value)
+    return "[" + ",".join([canonical_json(one) for one in value]) + "]"
 
 
 def join_object(texts: Mapping[str, str]) -> str:
