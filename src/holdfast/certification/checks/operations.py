@@ -39,7 +39,7 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_la
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
-_NUM_NOISE_PROBES = 8
+_NUM_NOISE_PROBES, _NUM_TOP_P_PROBES = 8, 32
 _POSITION, _TEMPERATURE = 11, 0.8
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
@@ -393,7 +393,7 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
         SamplerOp("greedy", logits, lambda x: stacked(backend.sample_greedy(x), columns=False)),
         SamplerOp("sample", logits, sample),
         SamplerOp("sample, ties", ties, sample_ties),
-        SamplerOp("sample, top-p", top_p_inputs(vocab, NUM_TOKEN_PROBES), sample_top_p),
+        SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
         SamplerOp("logsumexp", logits, backend.logsumexp),
         SamplerOp("top", logits, lambda x: stacked(backend.topk(x, 5), columns=True)),
     ]
