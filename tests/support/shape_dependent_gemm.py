@@ -4,6 +4,9 @@ A BLAS library chooses its order of summation by the shape and by the CPU, so eq
 shapes on one CPU prove nothing. With these products two shapes give different bits on every
 machine. A test of bits that passes with them shows that our code calls the same shape, or that its
 sums are exact.
+
+Some libraries choose by torch's settings as well, by the fp32 precision and the number of threads.
+With `by_settings` these products do so, too.
 """
 
 from functools import cache
@@ -23,18 +26,33 @@ def _order(shape: tuple[int, ...], num_terms: int) -> list[int]:
     return order
 
 
+_PRECISIONS = ("highest", "high", "medium")
+_by_settings = False
+
+
+def _settings() -> tuple[int, ...]:
+    """The settings that a library may choose by."""
+    if not _by_settings:
+        return ()
+    return (1 + _PRECISIONS.index(torch.get_float32_matmul_precision()), torch.get_num_threads())
+
+
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """[..., M, K] x [..., K, N] -> fp32 [..., M, N].
 
-    Elementwise, so that no row depends on its place in the product.
+    numpy adds along K one after the other, because K is not the last axis. So no row depends on its
+    place in the product.
     """
     a, b = a.to(torch.float32), b.to(torch.float32)
     num_rows, width, num_columns = a.shape[-2], a.shape[-1], b.shape[-1]
     is_single = a.dim() == 3 and a.shape[0] == 1  # libraries compute a batch of one by another kernel
-    total = torch.zeros((*a.shape[:-1], num_columns))
-    for k in _order((num_rows, width, num_columns, is_single), width):
-        total += a[..., :, k, None] * b[..., k, None, :]
-    return total
+    order = _order((num_rows, width, num_columns, is_single, *_settings()), width)
+    left, right = a[..., order].numpy(), b[..., order, :].numpy()
+    total = np.zeros((*a.shape[:-1], num_columns), np.float32)
+    with np.errstate(all="ignore"):
+        for row in range(num_rows):  # [..., K, N], small enough for a cache
+            total[..., row, :] = np.add.reduce(left[..., row, :, None] * right, axis=-2)
+    return torch.from_numpy(total)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -51,8 +69,9 @@ def _bmm(a: Tensor, b: Tensor, *, out_dtype: torch.dtype | None = None) -> Tenso
     return _multiply(a, b).to(out_dtype or a.dtype)
 
 
-def use_shape_dependent_gemm(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_shape_dependent_gemm(monkeypatch: pytest.MonkeyPatch, *, by_settings: bool = False) -> None:
     """For torch, on the CPU."""
+    monkeypatch.setitem(globals(), "_by_settings", by_settings)
     monkeypatch.setattr(F, "linear", _linear)
     monkeypatch.setattr(torch, "mm", _mm)
     monkeypatch.setattr(torch, "bmm", _bmm)

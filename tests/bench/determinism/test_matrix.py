@@ -88,11 +88,11 @@ def test_cells_without_a_compiler_are_skipped(monkeypatch) -> None:
         raise ConfigError("there is no compiler")
 
     monkeypatch.setattr(matrix, "tiny_engine", refuse)
-    found = list(matrix._run_tiny("c", "fp32", None, QUIET))
+    found = list(matrix.run_tiny("c", "fp32", None, QUIET))
     assert [one.status for one in found] == ["skipped"]
     assert "there is no compiler" in shown(*found)[1]
     with pytest.raises(ConfigError):
-        list(matrix._run_tiny("torch", "fp32", None, QUIET))
+        list(matrix.run_tiny("torch", "fp32", None, QUIET))
 
 
 def test_structured_cells_are_skipped_where_unsupported(monkeypatch) -> None:
@@ -108,7 +108,7 @@ def test_structured_cells_are_skipped_where_unsupported(monkeypatch) -> None:
     monkeypatch.setattr(matrix, "tiny_engine", small_engine)
     monkeypatch.setattr(matrix, "find_features", few)
     monkeypatch.setattr(matrix, "NUM_COMBINATIONS", 0)
-    found = list(matrix._run_tiny("torch", "bf16", None, QUIET))
+    found = list(matrix.run_tiny("torch", "bf16", None, QUIET))
     assert [(one.cell.feature, one.status) for one in found] == [
         ("greedy", "passed"),
         ("regex", "skipped"),

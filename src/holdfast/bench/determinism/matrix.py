@@ -74,22 +74,40 @@ class CellResult:
 
 @dataclass(frozen=True)
 class StressSettings:
-    """The number of random loads of each cell, their seed, and where progress is reported."""
+    """The number of random loads of each cell, their seed, and where progress is reported.
+
+    first_run is the number of the first load: two parts of a long run differ in it.
+    """
 
     num_runs: int
     seed: int
     log: Callable[[str], None]
+    first_run: int = 0
 
 
 def run_matrix(
-    engine: Engine, name: str, num_threads: int | None, settings: StressSettings
+    engine: Engine,
+    name: str,
+    num_threads: int | None,
+    settings: StressSettings,
+    model_runs: int | None = None,
 ) -> Iterator[CellResult]:
-    """All cells of the given model, then those of the built-in tiny models."""
+    """All cells of the given model, then those of the built-in tiny models.
+
+    model_runs is the number of runs of the given model's cells, if it is another one.
+    """
+    num_runs = settings.num_runs if model_runs is None else model_runs
+    if num_runs:
+        yield from run_model(engine, name, replace(settings, num_runs=num_runs))
+    for tiny_kernels, tiny_dtype in TINY:
+        yield from run_tiny(tiny_kernels, tiny_dtype, num_threads, settings)
+
+
+def run_model(engine: Engine, name: str, settings: StressSettings) -> Iterator[CellResult]:
+    """All cells of the given model."""
     kernels, dtype = _recipe(engine)
     cell = MatrixCell("", name, kernels, dtype)
     yield from EngineMatrix(engine, cell, _LARGE_MODEL_SCALE, settings).run()
-    for tiny_kernels, tiny_dtype in TINY:
-        yield from _run_tiny(tiny_kernels, tiny_dtype, num_threads, settings)
 
 
 def judge(cell: MatrixCell, summary: StressSummary) -> tuple[CellStatus, str]:
@@ -178,6 +196,7 @@ class EngineMatrix:
                 cell.modes,
                 num_runs if cell.guarantee else max(num_runs, MIN_RUNS_OFF),
                 seed=1000 * self._settings.seed + number,
+                first_run=self._settings.first_run,
                 scale=self._scale,
                 others=self._others,
             )
@@ -194,7 +213,7 @@ class EngineMatrix:
         return True
 
 
-def _run_tiny(
+def run_tiny(
     kernels: KernelBackend, dtype: str, num_threads: int | None, settings: StressSettings
 ) -> Iterator[CellResult]:
     """Random weights; in fp32 every token has a near tie.

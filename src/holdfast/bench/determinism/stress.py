@@ -81,8 +81,20 @@ class StressSummary:
         self.num_runs += 1
         self.num_checks += run.counters.num_spot_checks
         self.num_revocations += run.counters.num_revocations
+        self._add_stats(run.result.stats)
+
+    def merge(self, other: "StressSummary") -> None:
+        """Add the runs of another part of the same test."""
+        for bits, count in other.results.items():
+            self.results[bits] = self.results.get(bits, 0) + count
+        self.num_runs += other.num_runs
+        self.num_checks += other.num_checks
+        self.num_revocations += other.num_revocations
+        self._add_stats(other.stats)
+
+    def _add_stats(self, stats: Stats) -> None:
         for one in fields(Stats):
-            setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(run.result.stats, one.name))
+            setattr(self.stats, one.name, getattr(self.stats, one.name) + getattr(stats, one.name))
 
 
 def result_bits(result: Result) -> ResultBits:
@@ -187,10 +199,11 @@ def stress_test(
     seed: int = 0,
     scale: LoadScale | None = None,
     others: Sequence[SamplingParams] = (),
+    first_run: int = 0,
 ) -> StressSummary:
     """Run the probe num_runs times, each time in a new random load, with the modes in turn."""
     summary = StressSummary({}, Stats())
-    for number in range(num_runs):
+    for number in range(first_run, first_run + num_runs):
         rng = random.Random(seed * 1_000_003 + number)
         mode = modes[number % len(modes)]
         load = draw_load(rng, engine, probe, mode, scale or LoadScale(), others)

@@ -118,22 +118,55 @@ def structured(
 def determinism(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=1, help="Random loads around the request, in each cell.")] = 4,
+    model_runs: Annotated[
+        int | None, typer.Option(min=0, help="Random loads in each cell of MODEL; default as --runs.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random loads.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes. Each has its own engines.")] = 1,
+    adversary: Annotated[
+        bool,
+        typer.Option(
+            "--adversary",
+            help="Attack the promise instead: hostile models, settings, environments, threads, schedules.",
+        ),
+    ] = False,
     engine: EngineConfig = o.ENGINE,
+    save: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
 ) -> None:
     """Determinism stress test: every feature inside random loads, on this model and on tiny ones.
 
     Exits with 1 unless every cell with the guarantee has one answer and some cell without it has
-    several.
+    several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint.
     """
+    from holdfast.bench.determinism.adversary.campaign import CampaignScale, run_campaign
+    from holdfast.bench.determinism.adversary.table import show_campaign
     from holdfast.bench.determinism.matrix import StressSettings, run_matrix
     from holdfast.bench.determinism.matrix_table import show_matrix
+    from holdfast.bench.determinism.stress_jobs import make_report, plan_jobs, run_jobs
+    from holdfast.bench.report import write_report
     from holdfast.models.locate import locate
 
-    llm = o.open_llm(replace(engine, model=model))
+    require_folder(save)
+    if jobs > 1 and engine.num_threads is None:
+        engine = replace(engine, num_threads=1)
+    config = replace(engine, model=model)
+    if adversary:
+        scale = CampaignScale(num_loads=2 * runs, num_jobs=jobs, num_threads=engine.num_threads)
+        attacked = run_campaign(o.open_llm(config).engine, locate(model).name, scale, note)
+        is_good = show_campaign(attacked)
+        if save is not None:
+            write_report(attacked, save)
+        raise typer.Exit(0 if is_good else 1)
     settings = StressSettings(runs, seed, note)
-    results = list(run_matrix(llm.engine, locate(model).name, engine.num_threads, settings))
-    raise typer.Exit(0 if show_matrix(results) else 1)
+    if jobs == 1:
+        llm = o.open_llm(config)
+        results = list(run_matrix(llm.engine, locate(model).name, engine.num_threads, settings, model_runs))
+    else:
+        results = run_jobs(plan_jobs(config, settings, model_runs), jobs, note)
+    is_good = show_matrix(results)
+    if save is not None:
+        write_report(make_report(results, seed), save)
+    raise typer.Exit(0 if is_good else 1)
 
 
 bench.command()(gpu)

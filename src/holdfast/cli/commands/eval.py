@@ -27,7 +27,7 @@ def start() -> None:
 
 
 @evaluate.command()
-@grouped(without=("prefix_cache", "load_format", "chat_template", "receipt_key"))
+@grouped(without=("prefix_cache", "load_format", "chat_template"))
 def thinking(
     models: Annotated[
         list[str],

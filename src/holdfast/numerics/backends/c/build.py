@@ -31,9 +31,10 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Built:
-    """A built shared library and its compiler."""
+    """A built shared library, the digest of its inputs and the compiler."""
 
     path: Path
+    digest: str
     compiler: str
 
 
@@ -45,10 +46,11 @@ def build() -> Built:
     compiler = _find_compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
-    cached = _cache_dir() / f"{_cache_key(flags, version)}.so"
+    digest = _digest(flags, version)
+    cached = _cache_dir() / f"{digest}.so"
     if not cached.exists():
         cached = _compile(compiler, flags, cached)
-    return Built(cached, version)
+    return Built(cached, digest, version)
 
 
 def _is_arm() -> bool:
@@ -87,9 +89,7 @@ def cpu_flags() -> str:
     return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in names}))
 
 
-def _cache_key(flags: tuple[str, ...], version: str) -> str:
-    """Of everything the machine code depends on, raw. It is not part of the recipe: most of it
-    decides no bit."""
+def _digest(flags: tuple[str, ...], version: str) -> str:
     parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
     parts += [(_SOURCE_DIR / name).read_text() for name in (*_UNITS, *_HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""Attacks on the promise: hostile models, settings, environments, threads and schedules."""

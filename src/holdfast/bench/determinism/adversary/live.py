@@ -1,0 +1,112 @@
+"""Attacks on an engine that is already open, such as one with a large model or on a GPU.
+
+Settings that a trainer makes around its own work, and torch work of its own between our steps. Each
+question is asked before, under the setting, and after it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+
+import torch
+
+from holdfast.bench.determinism.adversary.evidence import Evidence
+from holdfast.bench.determinism.adversary.questions import QUESTIONS, ask, backend_of
+from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting
+from holdfast.bench.determinism.stress import result_bits, submit
+from holdfast.engine.engine import Engine
+
+
+@contextmanager
+def _cuda_autocast() -> Iterator[None]:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        yield
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+@contextmanager
+def _reduced_precision() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_bf16_reduced_precision_reduction
+    matmul.allow_bf16_reduced_precision_reduction = True
+    try:
+        yield
+    finally:
+        matmul.allow_bf16_reduced_precision_reduction = before
+
+
+@contextmanager
+def _other_stream() -> Iterator[None]:
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        yield
+
+
+CUDA_SETTINGS: tuple[HostileSetting, ...] = (
+    HostileSetting("CUDA autocast", _cuda_autocast, lambda: torch.is_autocast_enabled("cuda")),
+    HostileSetting("TF32", _tf32, lambda: torch.backends.cuda.matmul.allow_tf32),
+    HostileSetting(
+        "reduced-precision reductions",
+        _reduced_precision,
+        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+    ),
+    HostileSetting("another stream", _other_stream, lambda: torch.cuda.current_stream().cuda_stream),
+)
+
+
+def live_settings(device: torch.device) -> tuple[HostileSetting, ...]:
+    return (*SETTINGS, *CUDA_SETTINGS) if device.type == "cuda" else SETTINGS
+
+
+def attack_live_engine(engine: Engine, name: str, num_rounds: int) -> list[Callable[[], Evidence]]:
+    """One attack for each setting, and one with the caller's own work between steps."""
+    device = backend_of(engine).device
+    return [
+        *(partial(attack_live_setting, engine, name, setting) for setting in live_settings(device)),
+        partial(attack_own_work, engine, name, num_rounds, device),
+    ]
+
+
+def attack_live_setting(engine: Engine, name: str, setting: HostileSetting) -> Evidence:
+    evidence = Evidence(f"live: {setting.name}", name)
+    ask(engine, evidence)
+    with setting.use():
+        before = setting.read()
+        ask(engine, evidence)
+        after = setting.read()
+    if after != before:
+        evidence.fail(f"the caller's {setting.name} was {before} and is {after}")
+    ask(engine, evidence)
+    return evidence
+
+
+def attack_own_work(engine: Engine, name: str, num_rounds: int, device: torch.device) -> Evidence:
+    """The caller multiplies, draws random numbers and trains between our steps."""
+    evidence = Evidence("own work between steps", name)
+    ask(engine, evidence)
+    x = torch.randn(33, 65, device=device, requires_grad=True)
+    contexts: Sequence[Callable[[], AbstractContextManager[None]]] = [
+        one.use for one in live_settings(device)
+    ]
+    for number in range(num_rounds):
+        for question, probe in QUESTIONS.items():
+            with evidence.refusing():
+                request_id = submit(engine, probe.prompt, probe.params)
+                while engine.has_work:
+                    for update in engine.step():
+                        if update.request_id == request_id and update.result is not None:
+                            bits = result_bits(update.result)
+                            evidence.add(engine.fingerprint.digest, question, bits)
+                    with contexts[number % len(contexts)](), torch.device(device):
+                        torch.autograd.backward((x @ x.T).sum())
+                        torch.manual_seed(number)
+    return evidence

@@ -1,0 +1,85 @@
+"""Hostile threads: an engine built in one thread and driven from others, in other floating-point
+environments; many submitters at once.
+"""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from holdfast.bench.determinism.adversary.evidence import Evidence
+from holdfast.bench.determinism.adversary.models import Target, fresh_certificates, subnormal
+from holdfast.bench.determinism.adversary.questions import QUESTIONS, Questions, ask
+from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting, in_thread
+from holdfast.bench.determinism.stress import result_bits
+from holdfast.engine.async_engine import AsyncEngine
+from holdfast.engine.engine import Engine
+
+_OF_A_THREAD = ("flushed denormals", "rounding mode", "autocast", "number of threads")
+
+
+def thread_settings() -> list[HostileSetting]:
+    """The settings that each thread has for itself."""
+    return [setting for setting in SETTINGS if setting.name in _OF_A_THREAD]
+
+
+def attack_built_elsewhere(
+    target: Target, setting: HostileSetting, questions: Questions = QUESTIONS
+) -> Evidence:
+    """The setting is made in this thread, an engine is built in another one, and this one asks."""
+    evidence = Evidence(f"built in another thread: {setting.name}", target.name)
+    with fresh_certificates():
+        weights = target.weights(subnormal)
+        ask(target.open(weights), evidence, questions)
+        built: list[Engine] = []
+        with setting.use(), evidence.refusing():
+            in_thread(lambda: built.append(target.open(weights)))
+            ask(built[0], evidence, questions)
+            in_thread(lambda: ask(built[0], evidence, questions))
+    return evidence
+
+
+def attack_turns(target: Target, num_rounds: int) -> Evidence:
+    """One engine, driven by new threads in turn, each with another setting of its own."""
+    evidence = Evidence("threads in turn", target.name)
+    with fresh_certificates():
+        engine = target.open(target.weights(subnormal))
+        ask(engine, evidence)
+        for _ in range(num_rounds):
+            for setting in thread_settings():
+                in_thread(_asking_under(setting, engine, evidence))
+    return evidence
+
+
+def _asking_under(setting: HostileSetting, engine: Engine, evidence: Evidence) -> Callable[[], None]:
+    def work() -> None:
+        with setting.use():
+            ask(engine, evidence)
+
+    return work
+
+
+def attack_submitters(target: Target, num_requests: int, num_threads: int = 8) -> Evidence:
+    """Many threads submit to one `AsyncEngine`, cancel some of their requests, and wait."""
+    evidence = Evidence("many submitters", target.name)
+    names = list(QUESTIONS)
+    with fresh_certificates():
+        engine = target.open()
+        ask(engine, evidence)
+        fingerprint = engine.fingerprint.digest
+        with AsyncEngine(engine) as running, ThreadPoolExecutor(num_threads) as pool:
+
+            def request(number: int) -> None:
+                rng = random.Random(number)
+                name = names[number % len(names)]
+                handle = running.submit(QUESTIONS[name].prompt, QUESTIONS[name].params)
+                if rng.random() < 0.25:
+                    handle.cancel()
+                    handle.wait()
+                    return
+                with evidence.refusing():
+                    evidence.add(fingerprint, name, result_bits(handle.wait()))
+
+            list(pool.map(request, range(num_requests)))
+        if engine.revocation is not None:
+            evidence.fail(f"a certified pass was not canonical: {engine.revocation}")
+    return evidence

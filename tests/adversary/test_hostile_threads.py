@@ -1,0 +1,43 @@
+"""Engines that are built in one thread and driven from others; many submitters."""
+
+import pytest
+
+from holdfast.bench.determinism.adversary.models import Target
+from holdfast.bench.determinism.adversary.settings import HostileSetting
+from holdfast.bench.determinism.adversary.threads import (
+    attack_built_elsewhere,
+    attack_submitters,
+    attack_turns,
+    thread_settings,
+)
+from holdfast.numerics.recipe import KernelBackend
+from support.adversary_targets import FEW, assert_held, small_target
+
+FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_engine_built_in_another_thread(kernels: KernelBackend) -> None:
+    """Subnormal numbers are flushed in the thread that asks, not in the one that builds."""
+    setting = next(one for one in thread_settings() if one.name == "flushed denormals")
+    assert_held(attack_built_elsewhere(small_target(kernels, num_hidden_layers=1), setting, FEW))
+
+
+@pytest.mark.long
+@FALLBACK
+@pytest.mark.parametrize("setting", thread_settings(), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_engine_built_in_another_thread_long(kernels: KernelBackend, setting: HostileSetting) -> None:
+    assert_held(attack_built_elsewhere(Target(kernels, "bf16"), setting))
+
+
+@pytest.mark.long
+@FALLBACK
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_threads_in_turn(kernels: KernelBackend) -> None:
+    assert_held(attack_turns(small_target(kernels), 1))
+
+
+@pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
+def test_many_submitters(kernels: KernelBackend) -> None:
+    assert_held(attack_submitters(small_target(kernels), 30))
