@@ -12,6 +12,8 @@ from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
 from holdfast.bench.gpu.engines import open_plain_engine
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.engine import Engine
+from holdfast.receipts.canonical_json import digest_of
+from holdfast.receipts.reader import parse_receipt
 from holdfast.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
@@ -49,6 +51,17 @@ def test_certificate_covers_passes_of_all_sizes(engine: Engine) -> None:
     assert engine.limits.refusal is None
     if HAS_GPU:
         assert engine.scheduler.config.one_pass_suffices
+
+
+def test_receipt_names_device_driver_and_kernels(tiny: Engine) -> None:
+    receipt = answers(tiny, [(prompt(20), GREEDY)])[0].receipt
+    assert receipt is not None and parse_receipt(receipt).seal is not None
+    machine = receipt["machine"]
+    assert tiny.certificate is not None
+    kernels = list(tiny.certificate.kernels)
+    assert machine["kernels"] == (digest_of(kernels) if kernels else None)
+    assert machine["device"] == receipt["fingerprint"]["parts"]["device"]["name"]
+    assert (machine["driver"] is not None) == HAS_GPU
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -64,7 +64,7 @@ def test_failed_build_reports_the_compiler_output(
 def test_build_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None) -> None:
     monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
     first = build()
-    assert first.path == tmp_path / "kernels" / f"{first.digest}.so"
+    assert first.path.parent == tmp_path / "kernels"
     made = first.path.stat().st_mtime_ns
     assert build() == first
     assert first.path.stat().st_mtime_ns == made
@@ -80,6 +80,29 @@ def test_unwritable_cache_falls_back_to_a_temporary_folder(
     built = build()
     assert built.path.exists()
     assert tmp_path not in built.path.parents
+
+
+def test_cache_key_covers_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_small_unit: None
+) -> None:
+    monkeypatch.setenv("HOLDFAST_CACHE_DIR", str(tmp_path))
+    here = build()
+    monkeypatch.setattr(build_module, "cpu_flags", lambda: "another CPU")
+    there = build()
+    assert there.path != here.path and there.compiler == here.compiler
+
+
+def test_c_recipe_names_variant_version_and_compiler_and_not_the_cpu() -> None:
+    recipe = open_backend(torch.float32, kernels="c", num_threads=1).recipe
+    names = {"path", "rows", "k_slices", "kv_block", "query_tile", "dtype", "variant", "version", "compiler"}
+    assert set(recipe.as_dict()) == names and not recipe.depends_on_device
+    assert recipe.variant in ("neon", "avx2", "avx512")
+    assert recipe.compiler == kernels.load_kernels().built.compiler
+
+
+def test_recipes_of_libraries_depend_on_the_device() -> None:
+    recipe = open_backend(torch.float32, kernels="torch", num_threads=1).recipe
+    assert recipe.depends_on_device and "compiler" not in recipe.as_dict()
 
 
 def test_recipe_is_json_and_independent_of_threads() -> None:

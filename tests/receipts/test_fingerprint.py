@@ -20,9 +20,18 @@ from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
+from holdfast.numerics import rope as numerics_rope
+from holdfast.numerics.code_versions.versions import code_version, code_versions
 from holdfast.numerics.select_backend import open_backend
-from holdfast.receipts.engine_fingerprint import FingerprintTask, config_parts, digest_weights, library_parts
+from holdfast.receipts.engine_fingerprint import (
+    FingerprintTask,
+    config_parts,
+    digest_rope_tables,
+    digest_weights,
+    library_parts,
+)
 from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 
 
@@ -215,7 +224,41 @@ def test_kernel_differences_are_listed_by_field(folder: Path) -> None:
     names = different_parts(c, torch_)
     assert "recipe.path" in names
     assert "libraries.numpy" in names  # only the torch backend uses numpy
-    assert {name.split(".")[0] for name in names} == {"recipe", "libraries"}
+    assert {name.split(".")[0] for name in names} == {"recipe", "libraries", "device"}
+
+
+def test_device_is_left_out_where_the_recipe_alone_decides(folder: Path) -> None:
+    c, torch_ = (fingerprint(folder, kernels=path).parts["device"] for path in ("c", "torch"))
+    assert c == {"kind": "cpu"}
+    assert torch_ == device_parts(torch.device("cpu"))
+
+
+def test_rope_tables_are_a_part(folder: Path) -> None:
+    config = open_checkpoint(folder).config
+    digest = digest_rope_tables(config)
+    assert digest == digest_rope_tables(dataclasses.replace(config, max_position_embeddings=9))
+    assert digest != digest_rope_tables(dataclasses.replace(config, rope_theta=config.rope_theta + 1))
+
+
+def test_another_sine_changes_the_rope_tables(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another CPU's may: one bit of one entry, at the end of a long context."""
+    config = open_checkpoint(folder).config
+    before = digest_rope_tables(config)
+
+    def rope_chunk(inv_freq: torch.Tensor, scaling: float, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = numerics_rope.rope_chunk(inv_freq, scaling, start)
+        if start == 65536:
+            sin.view(torch.int32)[-1, -1] ^= 1
+        return cos, sin
+
+    monkeypatch.setattr("holdfast.receipts.engine_fingerprint.rope_chunk", rope_chunk)
+    assert digest_rope_tables(config) != before
+
+
+def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
+    recipe = open_backend(torch.float32, num_threads=1).recipe
+    assert plain.parts["code"] == code_versions(("model", "sampling", "text"))
+    assert plain.parts["recipe"]["version"] == code_version(f"kernels/{recipe.path}")  # type: ignore[index,call-overload]
 
 
 PROGRAM = """
@@ -300,8 +343,6 @@ def test_library_versions_depend_on_the_backend() -> None:
     recipe = open_backend(torch.float32, num_threads=1, kernels="torch").recipe
     assert set(library_parts(recipe)) == {
         *(
-            "holdfast",
-            "holdfast_source",
             "torch",
             "torch_build",
             "libc",

@@ -5,7 +5,6 @@ import contextlib
 import copy
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,17 @@ from holdfast.receipts.check import check_content, check_signature
 from holdfast.receipts.reader import parse_receipt, read_receipt
 from holdfast.receipts.receipt import digest_logprobs, redact, seal_of
 from holdfast.receipts.signing import PublicKey, SigningKey
-from support.receipts import as_format_1, prompt_of, receipt_of, resealed
+from support.receipts import (
+    FieldPath,
+    as_format_1,
+    at,
+    edits,
+    leaves,
+    other_value,
+    prompt_of,
+    receipt_of,
+    resealed,
+)
 
 KEY, OTHER_KEY = SigningKey.generate(), SigningKey.generate()
 PARAMS = SamplingParams(
@@ -32,62 +41,9 @@ PARAMS = SamplingParams(
 )
 SIGNED = receipt_of(PARAMS, (4, 5), (6, 7), key=KEY)
 UNSIGNED = receipt_of(PARAMS, (4, 5), (6, 7))
-Path_ = tuple[str | int, ...]
 
 
-def leaves(value: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Paths of everything that is no object or list with something in it."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = False
-    for key, one in inner:
-        found = True
-        yield from leaves(one, (*path, key))
-    if not found:
-        yield path
-
-
-def branches(value: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """Paths of all objects and lists."""
-    if isinstance(value, dict | list):
-        yield path
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from branches(one, (*path, key))
-
-
-def at(value: Any, path: Path_) -> Any:
-    for step in path:
-        value = value[step]
-    return value
-
-
-def other_value(value: Any) -> Any:
-    """A value of the same kind that a careless edit or a forger might put there."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int | float):
-        return value + 1
-    if isinstance(value, str):
-        return value[:-1] + ("1" if value[-1:] != "1" else "2")
-    return {None: "0" * 64}.get(value) if value is None else [0]
-
-
-def edits(receipt: dict[str, Any]) -> Iterator[tuple[Path_, dict[str, Any]]]:
-    """Every leaf changed, every leaf removed, and something added to every object and list."""
-    for path in leaves(receipt):
-        changed = copy.deepcopy(receipt)
-        at(changed, path[:-1])[path[-1]] = other_value(at(receipt, path))
-        yield path, changed
-        removed = copy.deepcopy(receipt)
-        del at(removed, path[:-1])[path[-1]]
-        yield path, removed
-    for path in branches(receipt):
-        grown = copy.deepcopy(receipt)
-        where = at(grown, path)
-        where.update(extra=0) if isinstance(where, dict) else where.append(0)
-        yield path, grown
-
-
-def is_sealed(path: Path_) -> bool:
+def is_sealed(path: FieldPath) -> bool:
     return path[:1] not in (("seal",), ("signature",))
 
 

@@ -1,8 +1,9 @@
 """Receipts for tests. As a program it prints one of the default model."""
 
+import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holdfast.core.request import Request
@@ -14,6 +15,8 @@ from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import describe_machine
 from holdfast.receipts.receipt import digest_prompt, make_receipt, seal_of, seal_receipt
 from holdfast.receipts.signing import SigningKey
+
+FieldPath = tuple[str | int, ...]
 
 PARTS = Fingerprint(
     {
@@ -87,6 +90,58 @@ def as_format_1(receipt: dict[str, Any]) -> dict[str, Any]:
         },
         "fingerprint": {"parts": parts, "digest": hashlib.sha256(text.encode()).hexdigest()},
     }
+
+
+def leaves(value: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    """Paths of everything that is no object or list with something in it."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    found = False
+    for key, one in inner:
+        found = True
+        yield from leaves(one, (*path, key))
+    if not found:
+        yield path
+
+
+def branches(value: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
+    """Paths of all objects and lists."""
+    if isinstance(value, dict | list):
+        yield path
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from branches(one, (*path, key))
+
+
+def at(value: Any, path: FieldPath) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def other_value(value: Any) -> Any:
+    """A value of the same kind that a careless edit or a forger might put there."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value[:-1] + ("1" if value[-1:] != "1" else "2")
+    return {None: "0" * 64}.get(value) if value is None else [0]
+
+
+def edits(receipt: dict[str, Any]) -> Iterator[tuple[FieldPath, dict[str, Any]]]:
+    """Every leaf changed, every leaf removed, and something added to every object and list."""
+    for path in leaves(receipt):
+        changed = copy.deepcopy(receipt)
+        at(changed, path[:-1])[path[-1]] = other_value(at(receipt, path))
+        yield path, changed
+        removed = copy.deepcopy(receipt)
+        del at(removed, path[:-1])[path[-1]]
+        yield path, removed
+    for path in branches(receipt):
+        grown = copy.deepcopy(receipt)
+        where = at(grown, path)
+        where.update(extra=0) if isinstance(where, dict) else where.append(0)
+        yield path, grown
 
 
 def ask(llm: LLM, prompt: str | Sequence[int], params: SamplingParams) -> dict[str, Any]:

@@ -4,5 +4,4 @@ certificate      what a certificate is, and how it is kept on disk
 certify          makes one: `obtain_certificate`
 checks/          the comparisons with the reference: operations, attention, whole passes
 gemm/            before weights are loaded: split-K and split-N of a GPU's GEMMs
-source_digest    a hash of the source files that decide bits
 """

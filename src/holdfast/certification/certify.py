@@ -45,11 +45,12 @@ from holdfast.certification.checks.operations import (
     synthetic_linears,
     token_ops,
 )
+from holdfast.certification.checks.order_probes import MIN_COLUMNS
 from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
 from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
-from holdfast.certification.source_digest import own_source_digest
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
+from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
@@ -66,7 +67,7 @@ Check = Callable[[], OperationCheck]
 
 _SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
-_ODD_SIZES = (9, 15, 17, 31, 33, 63)
+_ODD_SIZES = (17, 31, 33, 63)
 _LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
 
 
@@ -155,7 +156,7 @@ def certificate_subject(
         "torch": str(torch.__version__),
         "device": device_name(device),
         **({"device_parts": parts} if device.type == "cuda" else {"instructions": parts["instructions"]}),
-        "source": own_source_digest(),  # the checks themselves, among others
+        "code": code_versions(("model", "sampling", "certification")),  # that of the kernels: in the recipe
         "settings": settings.as_dict(),
         "recipe": decoder.backend.recipe.as_dict(),
         "cuts": _split_n(decoder),
@@ -209,14 +210,19 @@ def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
 
 
 def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, ...]) -> OperationCheck:
-    """A GEMM of this shape with weights that show the order of summation."""
+    """A GEMM of this shape with weights that show the order of summation. The second weight of a wide
+    GEMM has the kinds of columns swapped; it is for an odd column at the end, and small sizes do."""
     name = f"synthetic {product.name.rpartition('.')[2]}"
     check = _check_synthetic_head if product.is_head else check_gemm
     cases = (
-        GemmCase(name, linear, is_head=product.is_head, is_synthetic=True)
-        for linear in synthetic_linears(backend, product.linear)
+        GemmCase(name, linear, is_head=product.is_head, is_thorough=number == 0)
+        for number, linear in enumerate(synthetic_linears(backend, product.linear))
     )
-    return merge_checks([check(backend, case, sizes) for case in cases])
+    is_wide = product.linear.out_features >= MIN_COLUMNS
+    small = tuple(size for size in sizes if size <= DENSE_SEATING)
+    return merge_checks(
+        [check(backend, case, sizes if case.is_thorough or not is_wide else small) for case in cases]
+    )
 
 
 def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
@@ -263,8 +269,8 @@ def _weightless_checks(
         yield partial(check_attention, one, shape, sizes, name="attention" + suffix)
     if backend.device.type == "cuda":
         yield partial(check_long_attention, backend, shape, name="attention, longest context")
-    for name, operation in sampler_ops(backend):
-        yield partial(check_sampler_op, backend, name, operation, shape.vocab, _sampled_sizes(backend, sizes))
+    for sampler_op in sampler_ops(backend, shape.vocab):
+        yield partial(check_sampler_op, backend, sampler_op, _sampled_sizes(backend, sizes))
 
 
 def _sampled_layers(decoder: Decoder) -> list[int]:

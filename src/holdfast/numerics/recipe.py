@@ -1,7 +1,10 @@
 """The recipe: everything in a backend that decides the bits of a canonical pass.
 
 It is part of the fingerprint, so it holds nothing that does not decide bits: no number of threads,
-no cache directory.
+no cache directory, no digest of raw sources. `path` and `variant` name it, `version` says which
+version of its code computes. Two machines with equal recipes compute equal bits, if the recipe is
+one of C kernels. torch and cuBLAS choose their kernels by the device, so theirs hold on one kind of
+device only (`depends_on_device`).
 """
 
 import hashlib
@@ -32,13 +35,20 @@ class Recipe:
     # C: "neon", "avx2", "avx512" or "amx-bf16". torch: "torch" or "torch-fp32", if it multiplies in
     # fp32. Triton: "cuda" or "interpreter".
     variant: str
-    source: str = ""  # digest of the backend's sources; for C also of flags, compiler and CPU
+    version: int | str  # of the backend's code; with a digest if the code was modified
+    compiler: str = ""  # C: the compiler that built the kernels
     # Triton: "NxK/S ...", the split-K factor of each GEMM; 0: the library's own GEMM.
     products: str = ""
 
+    @property
+    def depends_on_device(self) -> bool:
+        """Whether a library chooses the order of sums by the device. In C kernels the sources and
+        the variant fix it: the compiler may not contract or reassociate, whatever the CPU."""
+        return self.path != "c"
+
     def as_dict(self) -> dict[str, str | int]:
-        """All fields, without an empty `products`."""
-        return {name: value for name, value in asdict(self).items() if name != "products" or value}
+        """All fields except empty texts."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
     def digest(self) -> str:
         text = json.dumps(self.as_dict(), sort_keys=True, separators=(",", ":"))

@@ -11,43 +11,63 @@ answer and consists mostly of lists of token ids and strings: those go through `
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
 _MAX_EXACT = 1 << 53  # every smaller integer is a double
+_LITERALS = {None: "null", True: "true", False: "false"}
 _PLAIN = frozenset({str, bool, type(None)})
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def digest_of(value: JsonValue) -> str:
     """SHA-256 over canonical JSON, in hexadecimal digits."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+    return digest_text(canonical_json(value))
 
 
 def digest_of_lists(value: Sequence[JsonValue]) -> str:
     """`digest_of` for nested lists of strings and token ids, of which `json` writes the canonical
     text."""
-    return hashlib.sha256(_encode(value).encode()).hexdigest()
+    return digest_text(_encode(value))
+
+
+def digest_text(text: str) -> str:
+    """SHA-256 over a text that is canonical JSON already."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def canonical_json(value: JsonValue) -> str:
     """The one text of a value. Raises ValueError for a number that no double represents."""
-    if isinstance(value, Mapping):
-        names = list(value)
-        if not all(name.isascii() for name in names):
-            names.sort(key=lambda name: name.encode("utf-16-be", "surrogatepass"))
-        else:
-            names.sort()
-        return "{" + ",".join([f"{_encode(name)}:{canonical_json(value[name])}" for name in names]) + "}"
-    if isinstance(value, list | tuple):
-        if _is_flat(value):
-            return _encode(value)
-        return "[" + ",".join([canonical_json(one) for one in value]) + "]"
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, str):
+        return _encode(value)
+    if value is None or value is True or value is False:
+        return _LITERALS[value]
+    if isinstance(value, int | float):
         return _number(value)
-    return _encode(value)
+    if isinstance(value, Mapping):
+        return join_object({name: canonical_json(one) for name, one in value.items()})
+    if value and _is_flat(value):
+        return _encode(value)
+    return "[" + ",".join([canonical_json(one) for one in value]) + "]"
+
+
+def join_object(texts: Mapping[str, str]) -> str:
+    """The canonical text of an object, of the canonical texts of its values."""
+    key = None if all(map(str.isascii, texts)) else _utf16
+    return "{" + ",".join([f"{_name(name)}:{texts[name]}" for name in sorted(texts, key=key)]) + "}"
+
+
+@lru_cache(4096)
+def _name(name: str) -> str:
+    return _encode(name)
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be", "surrogatepass")
 
 
 def _is_flat(values: Sequence[JsonValue]) -> bool:
@@ -74,10 +94,10 @@ def _number(value: int | float) -> str:
 def _write_double(value: float) -> str:
     """ECMAScript's Number::toString. Python and ECMAScript agree on the digits (the shortest that
     read back the same), but not on where the exponent begins."""
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise ValueError("it has a number that is not finite")
-    if value == 0:
-        return "0"
+    if value.is_integer() and abs(value) <= _MAX_EXACT:
+        return str(int(value))
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
     assert isinstance(exponent, int)
     text, minus = "".join(map(str, digits)), "-" if sign else ""

@@ -1,8 +1,16 @@
 """Computes an engine's fingerprint: everything that decides bits.
 
+Our own code is named by versions (`numerics/code_versions`), that of the backend in the recipe. A
+comment or another release changes nothing.
+
 Left out, because no bit depends on it: the certificate, the determinism mode, the sizes of passes,
 pages and batches, and the maximum context length (an entry of a rope table depends on its position
-only).
+only). With C kernels also the device: the recipe names the variant and the compiler, and the rest
+of the CPU decides no bit.
+
+The rope tables are data, as the weights are, but torch computes them, with sines and cosines that
+it chooses by the host's CPU. So they have a digest of their own. All other torch operations outside
+the backends copy, round, or compute one correctly rounded result, which no CPU changes.
 
 The weights are hashed in threads of their own, while they are loaded (`FingerprintTask`). Hashing
 releases Python's lock and runs at a lower priority than the engine's threads. Only a caller of
@@ -23,19 +31,24 @@ from importlib import metadata
 
 import torch
 
-from holdfast.certification.source_digest import own_source_digest
 from holdfast.models.checkpoint import Checkpoint
 from holdfast.models.config import DecoderConfig
+from holdfast.models.rope import rope_frequencies
+from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.recipe import Recipe
+from holdfast.numerics.rope import ROPE_CHUNK, rope_chunk
 from holdfast.numerics.settings import NumericSettings
 from holdfast.receipts.fingerprint import Fingerprint, JsonValue
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
-from holdfast.version import __version__
 
 # Fields of a configuration that decide no bit: a name, a limit, what the tokenizer adds to a
 # prompt, and the default of the dtype. The stop ids are listed together with the tokenizer's.
 _EXCLUDED_FIELDS = ("family", "max_position_embeddings", "bos_token_id", "torch_dtype", "eos_token_ids")
+
+_CODE = ("model", "sampling", "text")  # that of the backend is in the recipe
+# Chunks of the rope tables in their digest: angles of every size, 15 ms of one core.
+_ROPE_STARTS = (0, *(ROPE_CHUNK << doubled for doubled in range(10)))
 
 _MAX_THREADS = 4
 _NICENESS = 10
@@ -58,7 +71,9 @@ def engine_parts(
         "chat_template": ChatTemplate.of(tokenizer).digest() if tokenizer.chat_templates else None,
         "dtype": recipe.dtype,
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
-        "device": dict(device),
+        "rope_tables": digest_rope_tables(config),
+        "code": code_versions((*_CODE, *(() if thinking is None else ("thinking",)))),
+        "device": dict(device) if recipe.depends_on_device else {"kind": device["kind"]},
         "settings": settings.deciding(),
         "libraries": library_parts(recipe),
     }
@@ -78,15 +93,23 @@ def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, J
     }
 
 
+def digest_rope_tables(config: DecoderConfig) -> str:
+    """SHA-256 over the cosines and sines of some positions, whatever the model's limit."""
+    inv_freq, attention_scaling = rope_frequencies(config)
+    digest = hashlib.sha256()
+    for start in _ROPE_STARTS:
+        tables = torch.stack(rope_chunk(inv_freq, attention_scaling, start))  # fp32 [2, 128, D / 2]
+        digest.update(tables.numpy().tobytes())
+    return digest.hexdigest()
+
+
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
-    """Versions of the code that decides prompts, logits and tokens, and a digest of our own. Only
-    the torch backend uses numpy (its logarithms), only the triton backend triton."""
+    """Versions of the libraries that decide prompts, logits and tokens. Only the torch backend
+    computes with numpy, only the triton backend with triton."""
     of_backend = {"torch": ("numpy",), "triton": ("triton",)}
     names = ("tokenizers", "jinja2", "llguidance", *of_backend.get(recipe.path, ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
-        "holdfast": __version__,
-        "holdfast_source": own_source_digest(),
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256("\n".join(build).encode()).hexdigest(),
         "libc": _libc_version(),  # its log() computes every logprob

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.core.sampling_params import show
 from holdfast.receipts.canonical_json import JsonValue as JsonValue
+from holdfast.receipts.canonical_json import canonical_json, digest_text, join_object
 from holdfast.receipts.canonical_json import digest_of as digest_of
 
 _DIGEST_DIGITS = 12
@@ -24,9 +25,12 @@ class Fingerprint:
 
     parts: Mapping[str, JsonValue]
     digest: str = field(init=False)
+    canonical: str = field(init=False, repr=False, compare=False)  # canonical JSON of digest and parts
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", digest_of(self.parts))
+        parts = canonical_json(self.parts)
+        object.__setattr__(self, "digest", digest_text(parts))
+        object.__setattr__(self, "canonical", join_object({"digest": f'"{self.digest}"', "parts": parts}))
 
     def as_dict(self) -> dict[str, JsonValue]:
         """A copy, for JSON."""

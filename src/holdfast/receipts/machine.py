@@ -56,9 +56,8 @@ def describe_machine(kind: str, device: str, cpu: str, kernels: Sequence[str]) -
 def driver_version() -> str | None:
     """The version of the NVIDIA driver: of the kernel module, else as its library reports it."""
     try:
-        found = _DRIVER.search(Path("/proc/driver/nvidia/version").read_text())
-        if found is not None:
-            return found[0]
+        if version := _driver_in(Path("/proc/driver/nvidia/version").read_text()):
+            return version
     except OSError:
         pass
     try:
@@ -69,3 +68,8 @@ def driver_version() -> str | None:
     except (OSError, AttributeError):
         pass
     return None
+
+
+def _driver_in(text: str) -> str | None:
+    found = _DRIVER.search(text)
+    return None if found is None else found[0]

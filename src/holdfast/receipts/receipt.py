@@ -23,7 +23,14 @@ from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
-from holdfast.receipts.canonical_json import JsonValue, digest_of, digest_of_lists
+from holdfast.receipts.canonical_json import (
+    JsonValue,
+    canonical_json,
+    digest_of,
+    digest_of_lists,
+    digest_text,
+    join_object,
+)
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.machine import Machine
 from holdfast.receipts.signing import SigningKey
@@ -157,12 +164,18 @@ def digest_prompt(ids: Sequence[int], salt: str) -> str:
     return digest_of({"salt": salt, "token_ids": list(ids)})
 
 
-def seal_of(content: Mapping[str, Any]) -> str:
+def seal_of(content: Mapping[str, Any], fingerprint: str | None = None) -> str:
     """The digest over all fields but the seal, its signature, and the prompt's ids and salt, which
-    the prompt's own digest covers. Raises ValueError for a number that no double represents."""
-    covered = {name: value for name, value in content.items() if name not in ("seal", "signature")}
-    covered["prompt"] = {"digest": content["prompt"]["digest"]}
-    return digest_of(covered)
+    the prompt's own digest covers. Raises ValueError for a number that no double represents.
+
+    fingerprint is the canonical JSON of that field, where it is known: an engine has only one.
+    """
+    texts = {} if fingerprint is None else {"fingerprint": fingerprint}
+    texts["prompt"] = canonical_json({"digest": content["prompt"]["digest"]})
+    for name, value in content.items():
+        if name not in ("seal", "signature") and name not in texts:
+            texts[name] = canonical_json(value)
+    return digest_text(join_object(texts))
 
 
 def redact(receipt: Mapping[str, Any], *, keep_salt: bool = False) -> dict[str, Any]:
@@ -221,7 +234,7 @@ class ReceiptFactory:
 def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
     """The receipt as JSON with its seal, signed if there is a key."""
     content = replace(receipt, signer=None if key is None else Signer("ed25519", key.key_id)).as_dict()
-    content["seal"] = seal = seal_of(content)
+    content["seal"] = seal = seal_of(content, receipt.fingerprint.canonical)
     content["signature"] = None if key is None else key.sign(seal)
     return content
 
@@ -273,6 +286,8 @@ def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     """The digest is over [[id, bits, [[id, bits] of the top logprobs ...]] ...]."""
     bits = _hex([one.logprob for one in logprobs])
+    if not any(one.top for one in logprobs):
+        return LogprobBits(tuple(bits), digest_logprobs([one.token_id for one in logprobs], bits))
     whole: list[JsonValue] = []
     for one, chosen in zip(logprobs, bits, strict=True):
         best = _hex([value for _, value in one.top]) if one.top else []
@@ -284,7 +299,8 @@ def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
 
 def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
     """The digest of logprobs without top logprobs."""
-    return digest_of_lists([[id_, each, []] for id_, each in zip(token_ids, bits, strict=True)])
+    entries = [f'[{id_},"{each}",[]]' for id_, each in zip(token_ids, bits, strict=True)]
+    return digest_text(f"[{','.join(entries)}]")
 
 
 def is_score(params: SamplingParams) -> bool:

@@ -91,12 +91,7 @@ class SigningKey:
     def read(cls, path: Path) -> "SigningKey":
         """The key in a PEM file, as `openssl genpkey -algorithm ed25519` writes it. Raises
         `ConfigError` for any other, and for a file that other users can read."""
-        raw = _read(path, "receipt key")
-        if os.name == "posix" and path.stat().st_mode & stat.S_IRWXO:
-            raise ConfigError(
-                f"the receipt key {path} is open to other users of this machine; close it with: chmod 600 {path}"
-            )
-        return cls.parse(raw, str(path))
+        return cls.parse(_read(path, "receipt key", private=True), str(path))
 
     @classmethod
     def parse(cls, pem: bytes, name: str) -> "SigningKey":
@@ -151,15 +146,20 @@ def _message(seal: str) -> bytes:
     return SIGNATURE_DOMAIN + seal.encode()
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path, what: str, *, private: bool = False) -> bytes:
     try:
         if not path.is_file():
             raise ConfigError(f"there is no {what} {path}")
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
             raw = file.read(_MAX_KEY_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"the {what} {path} cannot be read: {why}") from error
+    if private and os.name == "posix" and mode & stat.S_IRWXO:
+        raise ConfigError(
+            f"the {what} {path} is open to other users of this machine; close it with: chmod 600 {path}"
+        )
     if len(raw) > _MAX_KEY_BYTES:
         raise ConfigError(f"the {what} {path} is larger than {_MAX_KEY_BYTES} bytes")
     return raw

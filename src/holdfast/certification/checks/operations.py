@@ -13,13 +13,16 @@ from torch import Tensor
 
 from holdfast.certification.certificate import OperationCheck
 from holdfast.certification.checks.order_probes import (
+    MIN_COLUMNS,
     NUM_GEMM_PROBES,
     NUM_TOKEN_PROBES,
     GemmProbes,
     logits_inputs,
+    noise_inputs,
     norm_inputs,
     rope_inputs,
     silu_inputs,
+    top_p_inputs,
 )
 from holdfast.certification.checks.probes import (
     Differences,
@@ -36,7 +39,8 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_la
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
-_MIN_COLUMNS = 256  # of synthetic weights of one shape, in all
+_NUM_NOISE_PROBES, _NUM_TOP_P_PROBES = 8, 32
+_POSITION, _TEMPERATURE = 11, 0.8
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
 
@@ -63,7 +67,7 @@ class GemmCase:
     name: str
     linear: Linear
     is_head: bool = False
-    is_synthetic: bool = False
+    is_thorough: bool = False  # also among neighbours of other magnitudes, and in large canonical passes
 
     @property
     def shape(self) -> str:
@@ -88,6 +92,15 @@ class TokenOp:
     run: BatchOp
 
 
+@dataclass(frozen=True)
+class SamplerOp:
+    """An operation of the sampler, on logits."""
+
+    name: str
+    inputs: Tensor  # [probes, vocab]
+    run: BatchOp
+
+
 def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
     """The GEMM as it runs. On a GPU a GEMM whose output the library rounds is another kernel
     than one with fp32 output."""
@@ -96,7 +109,7 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
     gemm = backend.linear if runs_rounded else backend.logits
     reference_tokens = backend.recipe.rows
     canonical_sizes = {reference_tokens, 2 * reference_tokens}
-    if case.is_synthetic:
+    if case.is_thorough:
         canonical_sizes.add(max(sizes) // reference_tokens * reference_tokens or reference_tokens)
     return _check(
         backend,
@@ -107,7 +120,7 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
         canonical=lambda x: gemm(x, linear, canonical=True),
         fast=lambda x: gemm(x, linear, canonical=False),
         canonical_sizes=sorted(canonical_sizes),
-        batches=all_batches if case.is_synthetic else full_batches,
+        batches=all_batches if case.is_thorough else full_batches,
     )
 
 
@@ -212,22 +225,20 @@ def check_token_op(
     )
 
 
-def check_sampler_op(
-    backend: Backend, name: str, operation: BatchOp, vocab: int, sizes: tuple[int, ...]
-) -> OperationCheck:
+def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) -> OperationCheck:
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
-    probes = logits_inputs(vocab, NUM_GEMM_PROBES).to(backend.device)
-    reference_tokens = backend.recipe.rows
-    expected = _run_batches(operation, probes, full_batches(reference_tokens, len(probes)))
+    probes = op.inputs.to(backend.device)
+    expected = _run_batches(op.run, probes, full_batches(backend.recipe.rows, len(probes)))
     differences = Differences()
     for size in sizes:
         for batch in full_batches(size, len(probes)):
-            found = rows_at(operation(plant(probes, batch)), batch.seats)
+            found = op.run(plant(probes, batch))
             differences.compare(size, found, rows_at(expected, batch.probes))
     differing = tuple(sorted(differences.labels()))
+    shape = f"[{probes.shape[1]}]"
     return OperationCheck(
-        name, f"[{vocab}]", sizes, (0, *differing) if differing else (), differences.num_comparisons
+        op.name, shape, sizes, (0, *differing) if differing else (), differences.num_comparisons
     )
 
 
@@ -280,11 +291,11 @@ def _gemm_inputs(backend: Backend, width: int) -> Tensor:
 
 
 def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
-    """Linear layers of the same shape whose weights show the order of summation: several where one
-    has few columns."""
+    """Linear layers of the same shape whose weights show the order of summation: two, more where they
+    have few columns."""
     probes = GemmProbes(like.in_features, like.dtype, backend.device)
     bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
-    for _ in range(max(1, _MIN_COLUMNS // like.out_features)):
+    for _ in range(max(2, MIN_COLUMNS // like.out_features)):
         yield backend.pack(probes.weights(like.out_features), bias)
 
 
@@ -336,31 +347,53 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
     ]
 
 
-def sampler_ops(backend: Backend) -> list[tuple[str, BatchOp]]:
-    """The sampler's operations, with settings that use all of its features."""
+def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
+    """The sampler's operations. Settings of a token are functions of its logits, so that they do not
+    depend on its place in the batch."""
+    logits, seeds = logits_inputs(vocab), list(range(_NUM_NOISE_PROBES))
+    ties = noise_inputs(vocab, seeds, _POSITION, _TEMPERATURE)
+    firsts = ties[:, 0].to(backend.device)
 
-    def full(n: int, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.full((n,), value, dtype=dtype, device=backend.device)
+    def full(x: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full((len(x),), value, dtype=dtype, device=x.device)
 
-    def batch(n: int) -> SamplingBatch:
+    def batch(x: Tensor, **settings: Tensor) -> SamplingBatch:
         return SamplingBatch(
-            temperature=full(n, 0.8),
-            top_k=full(n, 40, torch.int32),
-            top_p=full(n, 0.95),
-            min_p=full(n, 0.01),
-            seeds=full(n, 7, torch.int64),
-            positions=full(n, 11, torch.int64),
+            **{
+                "temperature": full(x, _TEMPERATURE),
+                "top_k": full(x, 0, torch.int32),
+                "top_p": full(x, 1.0),
+                "min_p": full(x, 0.0),
+                "seeds": full(x, 7, torch.int64),
+                "positions": full(x, _POSITION, torch.int64),
+                **settings,
+            }
         )
 
-    def argmax(x: Tensor) -> Tensor:
-        n = x.shape[0]
-        zeros, ones, ints = full(n, 0), full(n, 1), full(n, 0, torch.int64)
-        return backend.sample(x, SamplingBatch(zeros, ints.int(), ones, zeros, ints, ints))
+    def sample(x: Tensor) -> Tensor:
+        settings = {"top_k": full(x, 40, torch.int32), "top_p": full(x, 0.95), "min_p": full(x, 0.01)}
+        return backend.sample(x, batch(x, **settings))
+
+    def sample_ties(x: Tensor) -> Tensor:
+        return backend.sample(x, batch(x, seeds=(x[:, :1] == firsts).long().argmax(1)))
+
+    def sample_top_p(x: Tensor) -> Tensor:
+        """top_p is the probability of the likeliest token, to the last bit."""
+        gap = x.amax(1)
+        top_p = (1 / (1 + torch.exp(-gap.double()))).float()
+        settings = {"temperature": full(x, 1.0), "top_p": top_p, "seeds": (gap * 2**20).long()}
+        return backend.sample(x, batch(x, **settings))
+
+    def stacked(parts: tuple[Tensor, Tensor], columns: bool) -> Tensor:
+        doubles = [part.double() for part in parts]
+        return torch.cat(doubles, 1) if columns else torch.stack(doubles, 1)
 
     return [
-        ("argmax", argmax),
-        ("greedy", lambda x: torch.stack([part.double() for part in backend.sample_greedy(x)], 1)),
-        ("sample", lambda x: backend.sample(x, batch(x.shape[0]))),
-        ("logsumexp", backend.logsumexp),
-        ("top", lambda x: torch.cat([part.double() for part in backend.topk(x, 5)], 1)),
+        SamplerOp("argmax", logits, lambda x: backend.sample(x, batch(x, temperature=full(x, 0.0)))),
+        SamplerOp("greedy", logits, lambda x: stacked(backend.sample_greedy(x), columns=False)),
+        SamplerOp("sample", logits, sample),
+        SamplerOp("sample, ties", ties, sample_ties),
+        SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
+        SamplerOp("logsumexp", logits, backend.logsumexp),
+        SamplerOp("top", logits, lambda x: stacked(backend.topk(x, 5), columns=True)),
     ]

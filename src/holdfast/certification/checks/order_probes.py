@@ -3,28 +3,36 @@
 Two orders of one sum differ by rounding errors, and rounding the result to 16 bits hides most of
 those. Two constructions make the rounding errors the whole result:
 
-    cancelling   weight [ A | A permuted ]       input [ x | -x permuted alike ]
-    spikes       weight +S at i, -S at j, and elsewhere dust of about one ulp of S      input equal at i and j
+    cancelling   weight [ A | A permuted ]                    input [ x | -x permuted alike ]
+    spikes       weight +S at i, -S at j, elsewhere dust      input equal at i and j
 
 A cancelling sum is zero in exact arithmetic, so its result consists of the rounding errors of all
-partial sums. In a sum with spikes the partial sums between i and j round the dust to whole ulps of
-S, so the result depends on which dust is added between the spikes, and in which groups. i and j are
-random and differ from column to column: any two orders of summation differ between some i and j.
+partial sums. Dust is about one ulp of S in fp32. Between the spikes the partial sums round it to
+whole ulps, so the result depends on which dust is added there, and in which groups. The places of
+the spikes differ from column to column and cover all of K, so that two neighbours that change
+places are noticed in some column as well.
 
-GEMMs have both kinds of columns in turn, so that every block of columns has both. The weights are
-made from the shape alone: what holds for them is a property of shape, dtype, device and library,
-not of a model's weights.
+The two kinds of columns alternate, and change places in the next weight of the same shape. The
+weights are made from the shape alone: what holds for them is a property of shape, dtype, device and
+library, not of a model's weights.
 """
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.numerics.backends.torch.sampling import noise
+
 NUM_GEMM_PROBES = 8
 NUM_TOKEN_PROBES = 64
+NUM_LOGITS_PROBES = 12
 _ULP = 2.0**-23  # of fp32, relative to a power of two
 _CANCELLING_STD = 0.02
+_TINY = 2.0**-66  # the product of two such numbers is subnormal in fp32
+MIN_COLUMNS = 256  # of all weights of one shape
 _MAX_GROUPS = 16
 
 
@@ -34,54 +42,69 @@ def _spike(dtype: torch.dtype) -> float:
 
 
 class GemmProbes:
-    """Weights [N, K] and inputs [NUM_GEMM_PROBES, K] for one K. The first half of the inputs cancels
-    in the even columns, the second half is equal at the spikes of the odd columns.
-    """
+    """Weights [N, K] and inputs [NUM_GEMM_PROBES, K] for one K. The first half of the inputs cancels,
+    the second half is equal at the spikes. The first input and the first of each 16 cancelling
+    columns are tiny: their products are subnormal."""
 
     def __init__(self, in_features: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = in_features, dtype, device
         self._generator = torch.Generator(device).manual_seed(in_features)
         self._order = self._permutation(in_features // 2)  # of a cancelling half
-        # Groups of places; the inputs with spikes have one value for each group, and spikes i and j
-        # are in one group.
+        # Groups of places. Inputs of the second half have one value for each group, and the spikes
+        # of a pair are in one group.
         self._num_groups = max(1, min(_MAX_GROUPS, in_features // 4))
+        self._group_len = in_features // self._num_groups
         self._grouped = self._permutation(in_features)[: self._group_len * self._num_groups].view(
             self._num_groups, self._group_len
         )
+        self._tiny = 1.0 if dtype is torch.float16 else _TINY
+        self._num_draws = self._num_pairs = 0
         self.inputs = torch.cat((self._cancelling_inputs(), self._grouped_inputs())).to(dtype)
 
-    @property
-    def _group_len(self) -> int:
-        return self._width // self._num_groups
-
     def weights(self, out_features: int) -> Tensor:
-        """[N, K] in the dtype: even columns cancel, odd columns have spikes."""
-        width, half = self._width, self._width // 2
-        weight = torch.empty((out_features, width), dtype=self._dtype, device=self._device)
+        """Weights [N, K] in the dtype, others at each call."""
+        first = self._num_draws % 2
+        self._num_draws += 1
+        weight = torch.empty((out_features, self._width), dtype=self._dtype, device=self._device)
         weight.normal_(generator=self._generator)
-        even, odd = weight[::2], weight[1::2]
-        even *= _CANCELLING_STD
-        even[:, half : 2 * half] = even[:, :half].index_select(1, self._order)
-        spike = _spike(self._dtype)
-        odd *= 1.5 * spike * _ULP
-        if self._group_len > 1 and len(odd):
-            rows = torch.arange(len(odd), device=self._device)
-            first, second = self._spikes(len(odd))
-            odd[rows, first] = spike
-            odd[rows, second] = -spike
+        self._cancel(weight[first::2])
+        self._add_spikes(weight[1 - first :: 2])
         return weight
 
-    def _spikes(self, count: int) -> tuple[Tensor, Tensor]:
-        """Two different places of one group, for each of `count` columns."""
-        group = self._integers(self._num_groups, count)
-        first = self._integers(self._group_len, count)
-        second = (first + 1 + self._integers(self._group_len - 1, count)) % self._group_len
-        return self._grouped[group, first], self._grouped[group, second]
+    def _cancel(self, columns: Tensor) -> None:
+        half = self._width // 2
+        columns *= _CANCELLING_STD
+        columns[::16] *= self._tiny
+        columns[:, half : 2 * half] = columns[:, :half].index_select(1, self._order)
+
+    def _add_spikes(self, columns: Tensor) -> None:
+        """As many pairs of spikes in each column as it takes to cover K in a few weights."""
+        count, spike = len(columns), _spike(self._dtype)
+        columns *= 1.5 * spike * _ULP
+        num_pairs = self._num_groups * (self._group_len // 2)  # that have no place in common
+        if not num_pairs or not count:
+            return
+        per_column = max(1, min(num_pairs // 4, -(-num_pairs // max(count, MIN_COLUMNS // 2))))
+        number = torch.arange(count * per_column, device=self._device) + self._num_pairs
+        self._num_pairs += count * per_column
+        rows = torch.arange(count, device=self._device).repeat_interleave(per_column)
+        first, second = self._pairs(number)
+        columns[rows, first] = spike
+        columns[rows, second] = -spike
+
+    def _pairs(self, number: Tensor) -> tuple[Tensor, Tensor]:
+        """The places of these pairs. A place of the first half of a group is paired with one of the
+        second half; when all pairs were given, with the next one."""
+        half = self._group_len // 2
+        group, number = number % self._num_groups, number // self._num_groups
+        place, turn = number % half, number // half
+        return self._grouped[group, place], self._grouped[group, half + (place + turn) % half]
 
     def _cancelling_inputs(self) -> Tensor:
         count, half = NUM_GEMM_PROBES // 2, self._width // 2
         x = self._normal(count, self._width)
         x[1::2] *= torch.exp2(2 * self._normal(count // 2, self._width))  # very different magnitudes
+        x[0] *= self._tiny
         x = x.to(self._dtype).to(torch.float32)
         x[:, half:] = 0
         x[:, half : 2 * half] = -x[:, :half].index_select(1, self._order)
@@ -155,18 +178,36 @@ def silu_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((gates, ups), 1).to(dtype)
 
 
-def logits_inputs(vocab: int, count: int) -> Tensor:
-    """Rows of logits, fp32 [count, vocab]. A half are normal; the others have one large logit, and
-    elsewhere logits whose exponentials are just below half an ulp of its exponential, in fp32 or in
-    fp64."""
+def logits_inputs(vocab: int) -> Tensor:
+    """Rows of logits, fp32 [NUM_LOGITS_PROBES, vocab], by turns: normal; nearly equal; one large, and
+    elsewhere logits whose exponentials are just below half an ulp of its exponential, in fp32 and
+    in fp64."""
     generator = torch.Generator().manual_seed(vocab)
-    rows = 4 * torch.randn((count, vocab), generator=generator)
-    spiked = rows[count // 2 :]
-    depth = torch.tensor([16.7, 36.8]).repeat(len(spiked))[: len(spiked), None]  # log(2^24), log(2^53)
-    spiked.copy_(-depth - 0.3 * torch.rand(spiked.shape, generator=generator))
-    places = torch.randint(vocab, (len(spiked),), generator=generator)
-    spiked[torch.arange(len(spiked)), places] = 0.0
+    rows = torch.randn((NUM_LOGITS_PROBES, vocab), generator=generator)
+    rows[::4] *= 4
+    rows[1::4] *= 0.01
+    for start, depth in ((2, 16.7), (3, 36.8)):  # log(2^24), log(2^53)
+        spiked = rows[start::4]
+        spiked.copy_(-depth - 0.3 * torch.rand(spiked.shape, generator=generator))
+        spiked[torch.arange(len(spiked)), torch.randint(vocab, (len(spiked),), generator=generator)] = 0.0
     return rows
+
+
+def noise_inputs(vocab: int, seeds: Sequence[int], position: int, temperature: float) -> Tensor:
+    """Rows of logits, fp32 [seeds, vocab], that the noise of their seeds makes equal: the sampled
+    token depends on the last bit of noise and logits."""
+    ids = np.arange(vocab)
+    noises = np.stack([noise(seed, position, ids) for seed in seeds])
+    return torch.from_numpy(-noises * np.float32(temperature))
+
+
+def top_p_inputs(vocab: int, count: int) -> Tensor:
+    """Rows of logits, fp32 [count, vocab], with two likely tokens at random places."""
+    generator = torch.Generator().manual_seed(vocab)
+    rows = torch.full((count, vocab), -1e4)
+    places = torch.stack([torch.randperm(vocab, generator=generator)[:2] for _ in range(count)])
+    gaps = torch.rand(count, generator=generator) * 2
+    return rows.scatter(1, places, torch.stack((gaps, torch.zeros(count)), 1))
 
 
 def attention_inputs(

@@ -9,10 +9,10 @@ import torch
 from holdfast.certification.gemm.multiply import Multiply, library_multiply
 from holdfast.certification.gemm.recipes import GemmRecipe, GemmShape, load_recipes, save_recipes
 from holdfast.certification.gemm.split_k import search_split_k
-from holdfast.certification.source_digest import own_source_digest
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, gpu_batch_sizes
+from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.settings import NumericSettings
 from holdfast.version import __version__
 from holdfast.worker.device import device_parts
@@ -43,7 +43,7 @@ def choose_recipes(
         device=device,
         subject={
             "holdfast": __version__,
-            "source": own_source_digest(),
+            "code": code_versions(("kernels/triton", "certification")),
             "torch": str(torch.__version__),
             "device": device_parts(device),
             "settings": settings.deciding(),

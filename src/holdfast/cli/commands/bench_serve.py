@@ -110,7 +110,7 @@ _LOAD = LoadOptions()
 _SERVER = TargetOptions()
 
 
-@grouped(without=("chat_template",))
+@grouped(without=("chat_template", "receipt_key"))
 def serve(
     context: typer.Context,
     model: o.ModelArgument = None,

@@ -26,7 +26,7 @@ _TRIES = 3  # for --fresh: another process may store its certificate in between
 @grouped(
     without=(
         *("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate"),
-        "chat_template",
+        *("chat_template", "receipt_key"),
     )
 )
 def certify(

@@ -29,7 +29,7 @@ class Conversation(Protocol):
     def reset(self) -> None: ...
 
 
-@grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache"))
+@grouped(without=("n", "logprobs", "prompt_logprobs", "echo", "max_num_seqs", "prefix_cache", "receipt_key"))
 def chat(
     context: typer.Context,
     model: o.ModelArgument = None,

@@ -27,7 +27,7 @@ def start() -> None:
 
 
 @evaluate.command()
-@grouped(without=("prefix_cache", "load_format", "chat_template"))
+@grouped(without=("prefix_cache", "load_format", "chat_template", "receipt_key"))
 def thinking(
     models: Annotated[
         list[str],

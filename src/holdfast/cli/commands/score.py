@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
 
 
-@grouped()
+@grouped(without=("receipt_key",))
 def score(
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt as raw text; or use --prompt-ids.", show_default=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from holdfast.numerics.backends.c.kernels import CKernels
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
+from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.ops import Linear
@@ -40,7 +41,8 @@ class CBackend:
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
             variant="amx-bf16" if kernels.has_amx and dtype == torch.bfloat16 else kernels.variant,
-            source=kernels.built.digest,
+            version=code_version("kernels/c"),
+            compiler=kernels.built.compiler,
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:

@@ -31,10 +31,9 @@ _FLAGS = (
 
 @dataclass(frozen=True)
 class Built:
-    """A built shared library, the digest of its inputs and the compiler."""
+    """A built shared library and its compiler."""
 
     path: Path
-    digest: str
     compiler: str
 
 
@@ -46,11 +45,10 @@ def build() -> Built:
     compiler = _find_compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
-    digest = _digest(flags, version)
-    cached = _cache_dir() / f"{digest}.so"
+    cached = _cache_dir() / f"{_cache_key(flags, version)}.so"
     if not cached.exists():
         cached = _compile(compiler, flags, cached)
-    return Built(cached, digest, version)
+    return Built(cached, version)
 
 
 def _is_arm() -> bool:
@@ -89,7 +87,9 @@ def cpu_flags() -> str:
     return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in names}))
 
 
-def _digest(flags: tuple[str, ...], version: str) -> str:
+def _cache_key(flags: tuple[str, ...], version: str) -> str:
+    """Of everything the machine code depends on, raw. It is not part of the recipe: most of it
+    decides no bit."""
     parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
     parts += [(_SOURCE_DIR / name).read_text() for name in (*_UNITS, *_HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -5,10 +5,6 @@ Here the batch does change bits: torch's GEMM chooses its order of summation by 
 so the GEMM always has the same shape. Attention has one form for fast and canonical passes.
 """
 
-import hashlib
-from functools import lru_cache
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +12,7 @@ from torch import Tensor
 from holdfast.numerics.backends.cpu_pages import CPU_PAGE_SIZE, new_cpu_layer
 from holdfast.numerics.backends.torch import sampling
 from holdfast.numerics.backends.torch.attention import KV_BLOCK, QUERY_TILE, attention
+from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
 from holdfast.numerics.ops import Linear
@@ -36,13 +33,6 @@ def has_native_gemm(dtype: torch.dtype) -> bool:
     return bool(can.get("avx512_fp16") or can.get("amx_fp16"))
 
 
-@lru_cache(maxsize=1)
-def _source_digest() -> str:
-    """Digest of this backend's sources: another order of operations is another recipe."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
-
-
 class TorchBackend:
     """Implements `Backend` with torch operations."""
 
@@ -60,7 +50,7 @@ class TorchBackend:
             query_tile=QUERY_TILE,
             dtype=str(dtype).removeprefix("torch."),
             variant="torch" if self._native else "torch-fp32",
-            source=_source_digest(),
+            version=code_version("kernels/torch"),
         )
 
     def new_kv_layer(self, num_pages: int, kv_heads: int, head_dim: int) -> KVLayer:

@@ -1,9 +1,9 @@
 """Sampling without C kernels: numpy, one row at a time, by the rule of `numerics/sampling.py`.
 
-Each row is computed alone, because a numpy reduction over [1, V] and one over [2, V] may differ in
-bits. The Gumbel noise is the function of (seed, position, token id) that `backends/c/sampling.c`
-defines. Its logarithms are numpy's, so its last bit may differ from that of the C kernels; the two
-backends are different recipes.
+Of numpy only operations are used whose result IEEE 754 defines, and sums in the order of the ids
+(`cumsum`). numpy's own logarithm, exponential and sum depend on the instructions of the CPU. The
+Gumbel noise is the function of (seed, position, token id) that `backends/c/sampling.c` defines, bit
+for bit. Probabilities are fp64 here and fp32 there, so the two backends are different recipes.
 """
 
 import numpy as np
@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.numerics.backends.torch.elementary import Floats, exp_fp64, log_fp32, log_fp64
 from holdfast.numerics.sampling import SamplingBatch
 
-Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _STREAM = 0xD1B54A32D192ED03
 _MASK = (1 << 64) - 1
+_MIN_NOISE, _MAX_NOISE = np.float32(-2.9), np.float32(22.9)  # of the largest w and the smallest, 2^-33
+_LN_2 = np.float32(0.6931472)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -28,16 +30,47 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def noise(seed: int, position: int, ids: Ids) -> Floats:
-    """Gumbel noise of token ids: a function of seed, position and id only."""
+def _hash(seed: int, position: int, ids: Ids) -> NDArray[np.uint64]:
+    """32 random bits for each id, a function of seed, position and id only."""
     halves = np.array([(seed + _GOLDEN) & _MASK, (position * _GOLDEN + _STREAM) & _MASK], dtype=np.uint64)
     mixed = _mix(halves)
     key = _mix(mixed[:1] ^ mixed[1:])
-    h = _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
-    w = ((h >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
+    return _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)) >> np.uint64(32)
+
+
+def _gumbel(hashes: NDArray[np.uint64]) -> Floats:
+    """-log(-log(1 - w)) for w uniform in (0, 1)."""
+    w = (hashes.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     w = np.minimum(w, np.float32(1.0 - 2.0**-24))
-    gumbel: Floats = -np.log(-np.log1p(-w))
+    one = np.float32(1.0)
+    y = one - w
+    is_one = y == one
+    # log(1 - w): w / (1 - y) corrects the rounding error of y = 1 - w
+    divisor = np.where(is_one, one, one - y)
+    e = np.where(is_one, w, (np.float32(0.0) - log_fp32(y)) * (w / divisor))
+    gumbel: Floats = np.float32(0.0) - log_fp32(e)
     return gumbel
+
+
+def noise(seed: int, position: int, ids: Ids) -> Floats:
+    """Gumbel noise of token ids: a function of seed, position and id only."""
+    return _gumbel(_hash(seed, position, ids))
+
+
+def _argmax_noisy(z: Floats, kept: Ids, best_id: int, key: tuple[int, int]) -> int:
+    """The id of the largest z + noise, ties to the lowest; best_id has the largest z.
+
+    Noise with n leading zeros in its 32 bits is less than (n + 1) ln 2 and, for n > 0, at least
+    n ln 2 - 0.33. These bounds exclude most ids before a logarithm is computed.
+    """
+    ids = kept[z[kept] + _MAX_NOISE >= z[best_id] + _MIN_NOISE]
+    hashes = _hash(*key, ids)
+    num_zeros = (32 - np.frexp(hashes.astype(np.float64))[1]).astype(np.float32)
+    least = z[ids] + np.where(num_zeros > 0, num_zeros * _LN_2 - np.float32(0.34), _MIN_NOISE)
+    most = z[ids] + (num_zeros * _LN_2 + np.float32(0.695))
+    close = most >= least.max()
+    ids = ids[close]
+    return int(ids[np.argmax(z[ids] + _gumbel(hashes[close]))])
 
 
 def _sort(z: Floats, ids: Ids) -> Ids:
@@ -60,7 +93,7 @@ def _top_p(z: Floats, p: NDArray[np.float64], kept: Ids, top_p: float) -> Ids:
 
     Tries the 256 best, then 8 times as many.
     """
-    needed = top_p * p[kept].sum()
+    needed = top_p * np.cumsum(p[kept])[-1]
     count = 256
     while True:
         if count < len(kept):
@@ -88,12 +121,11 @@ def _sample_row(
     kept = np.sort(_top_k(z, top_k)) if 0 < top_k < len(z) else np.arange(len(z))
     kept = kept[z[kept] > -np.inf]
     if top_p < 1.0 or min_p > 0.0:
-        with np.errstate(under="ignore"):
-            p = np.exp((z - z[best_id]).astype(np.float64))
+        p = exp_fp64((z - z[best_id]).astype(np.float64))
         if top_p < 1.0:
             kept = np.sort(_top_p(z, p, kept, top_p))
         kept = kept[p[kept] >= min_p]
-    return int(kept[np.argmax(z[kept] + noise(*key, kept))])
+    return _argmax_noisy(z, kept, best_id, key)
 
 
 def argmax(logits: Tensor) -> Tensor:
@@ -127,7 +159,8 @@ def _logsumexp_row(logits: Floats) -> float:
     largest = row.max()
     if not np.isfinite(largest):
         return float(largest)
-    return float(largest + np.log(np.exp((row - largest).astype(np.float64)).sum()))
+    total = np.cumsum(exp_fp64((row - largest).astype(np.float64)))[-1]
+    return float(largest) + log_fp64(float(total))
 
 
 def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:

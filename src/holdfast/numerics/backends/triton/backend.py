@@ -10,10 +10,7 @@ A GEMM has one of three forms. All other operations have one form.
 The kernel after a GEMM adds its partial sums, so a layer is four GEMMs and five or six kernels.
 """
 
-import hashlib
 from collections.abc import Mapping
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -28,6 +25,7 @@ from holdfast.numerics.backends.triton import (
     sampling,
     small_m_gemm,
 )
+from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.ops import Linear
@@ -35,13 +33,6 @@ from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
 
 _REFERENCE_ROWS = 256
-
-
-@lru_cache(maxsize=1)
-def _source_digest() -> str:
-    """Digest of this backend's sources: another order of operations is another recipe."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:32]
 
 
 class TritonBackend:
@@ -73,7 +64,7 @@ class TritonBackend:
             query_tile=0,
             dtype=str(dtype).removeprefix("torch."),
             variant="cuda" if device.type == "cuda" else "interpreter",
-            source=_source_digest(),
+            version=code_version("kernels/triton"),
             products=" ".join(f"{n}x{k}/{s}" for (n, k), s in sorted(self._split_k.items())),
         )
 
