@@ -259,6 +259,8 @@ def test_certificate_is_made_once_and_loaded_again(
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checks": 3})),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "subject": {}})),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "refusal": 5})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "sizes": [1, 2, 3]})),
+        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "kernels": ["gemm"]})),
         lambda path: path.write_text("[" * 100_000),
     ],
 )  # fmt: skip

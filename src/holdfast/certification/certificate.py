@@ -76,7 +76,8 @@ def load_certificate(key: str) -> Certificate | None:
 def save_certificate(certificate: Certificate) -> None:
     """Keep it for the next start. If writing fails, the next start certifies again."""
     try:
-        write_atomic(_path(certificate.key), json.dumps(certificate.as_dict(), indent=1))
+        content = {**certificate.as_dict(), "digest": certificate.digest}
+        write_atomic(_path(certificate.key), json.dumps(content, indent=1))
     except OSError as error:
         _log.warning("the certificate could not be kept: %s", error)
 
@@ -112,7 +113,7 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         raise ValueError("kernels have the wrong type")
     if certificate_key(subject) != key:
         raise ValueError("the key is not the hash of the subject")
-    return Certificate(
+    found = Certificate(
         key=key,
         subject=subject,
         sizes=tuple(int(size) for size in sizes),
@@ -130,3 +131,6 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         seconds=float(seconds),
         kernels=tuple(str(kernel) for kernel in kernels),
     )
+    if content["digest"] != found.digest:  # finds accidents: whoever can write the file can write a digest
+        raise ValueError("the digest is not that of the content")
+    return found
