@@ -17,6 +17,7 @@ from holdfast.certification.checks.order_probes import (
     NUM_GEMM_PROBES,
     NUM_TOKEN_PROBES,
     GemmProbes,
+    few_logits_inputs,
     logits_inputs,
     noise_inputs,
     norm_inputs,
@@ -39,8 +40,8 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_la
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
-_NUM_NOISE_PROBES, _NUM_TOP_P_PROBES = 8, 32
-_POSITION, _TEMPERATURE = 11, 0.8
+_NUM_TOP_P_PROBES, _NUM_FEW_PROBES = 32, 20
+_POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
 
@@ -350,9 +351,10 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
 def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
     """The sampler's operations. Settings of a token are functions of its logits, so that they do not
     depend on its place in the batch."""
-    logits, seeds = logits_inputs(vocab), list(range(_NUM_NOISE_PROBES))
-    ties = noise_inputs(vocab, seeds, _POSITION, _TEMPERATURE)
-    firsts = ties[:, 0].to(backend.device)
+    logits = logits_inputs(vocab)
+    sums = torch.cat((logits, few_logits_inputs(vocab, _NUM_FEW_PROBES)))
+    ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
+    firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
 
     def full(x: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full((len(x),), value, dtype=dtype, device=x.device)
@@ -360,7 +362,7 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
     def batch(x: Tensor, **settings: Tensor) -> SamplingBatch:
         return SamplingBatch(
             **{
-                "temperature": full(x, _TEMPERATURE),
+                "temperature": full(x, 0.8),
                 "top_k": full(x, 0, torch.int32),
                 "top_p": full(x, 1.0),
                 "min_p": full(x, 0.0),
@@ -375,7 +377,8 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
         return backend.sample(x, batch(x, **settings))
 
     def sample_ties(x: Tensor) -> Tensor:
-        return backend.sample(x, batch(x, seeds=(x[:, :1] == firsts).long().argmax(1)))
+        seeds = (x[:, :1] == firsts).long().argmax(1)
+        return backend.sample(x, batch(x, seeds=seeds, temperature=temperatures[seeds]))
 
     def sample_top_p(x: Tensor) -> Tensor:
         """top_p is the probability of the likeliest token, to the last bit."""
@@ -390,10 +393,10 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
 
     return [
         SamplerOp("argmax", logits, lambda x: backend.sample(x, batch(x, temperature=full(x, 0.0)))),
-        SamplerOp("greedy", logits, lambda x: stacked(backend.sample_greedy(x), columns=False)),
+        SamplerOp("greedy", sums, lambda x: stacked(backend.sample_greedy(x), columns=False)),
         SamplerOp("sample", logits, sample),
         SamplerOp("sample, ties", ties, sample_ties),
         SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
-        SamplerOp("logsumexp", logits, backend.logsumexp),
+        SamplerOp("logsumexp", sums, backend.logsumexp),
         SamplerOp("top", logits, lambda x: stacked(backend.topk(x, 5), columns=True)),
     ]

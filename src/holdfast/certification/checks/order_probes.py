@@ -193,12 +193,23 @@ def logits_inputs(vocab: int) -> Tensor:
     return rows
 
 
-def noise_inputs(vocab: int, seeds: Sequence[int], position: int, temperature: float) -> Tensor:
+def few_logits_inputs(vocab: int, count: int) -> Tensor:
+    """Rows of logits, fp32 [count, vocab], of which two to eight count: the result depends on the last
+    bit of each exponential."""
+    generator = torch.Generator().manual_seed(vocab)
+    rows = torch.full((count, vocab), -1e4)
+    for number, row in enumerate(rows):
+        places = torch.randperm(vocab, generator=generator)[: 2 + number % 7]
+        row[places] = 5 * torch.rand(len(places), generator=generator)
+    return rows
+
+
+def noise_inputs(vocab: int, seeds: Sequence[int], position: int, temperatures: Sequence[float]) -> Tensor:
     """Rows of logits, fp32 [seeds, vocab], that the noise of their seeds makes equal: the sampled
     token depends on the last bit of noise and logits."""
     ids = np.arange(vocab)
     noises = np.stack([noise(seed, position, ids) for seed in seeds])
-    return torch.from_numpy(-noises * np.float32(temperature))
+    return torch.from_numpy(-noises * np.array(temperatures, np.float32)[:, None])
 
 
 def top_p_inputs(vocab: int, count: int) -> Tensor:
