@@ -58,11 +58,16 @@ def canonical_json(value: JsonValue) -> str:
 def join_object(texts: Mapping[str, str]) -> str:
     """The canonical text of an object, of the canonical texts of its values."""
     key = None if all(map(str.isascii, texts)) else _utf16
-    return "{" + ",".join([f"{_name(name)}:{texts[name]}" for name in sorted(texts, key=key)]) + "}"
+    names = sorted(texts, key=key)
+    return "{" + ",".join([f"{_name(one)}:{texts[one]}" for one in names]) + "}"
 
 
-@lru_cache(4096)
 def _name(name: str) -> str:
+    return _short_name(name) if len(name) <= 64 else _encode(name)
+
+
+@lru_cache(4096)  # receipts have the same names again and again; a stranger's long ones are not kept
+def _short_name(name: str) -> str:
     return _encode(name)
 
 
