@@ -23,14 +23,17 @@ from holdfast.models.rope import FactorsRope, LinearRope, YarnRope
 from holdfast.numerics import rope as numerics_rope
 from holdfast.numerics.code_versions.versions import code_version, code_versions
 from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings import apply_numeric_settings
 from holdfast.receipts.engine_fingerprint import (
     FingerprintTask,
     config_parts,
     digest_rope_tables,
     digest_weights,
+    engine_parts,
     library_parts,
 )
 from holdfast.receipts.fingerprint import Fingerprint
+from holdfast.text.tokenizer import byte_tokenizer
 from holdfast.worker.device import device_parts
 from support.tiny import CHAT_TEMPLATE, tiny_gguf, tiny_model
 
@@ -259,6 +262,14 @@ def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
     recipe = open_backend(torch.float32, num_threads=1).recipe
     assert plain.parts["code"] == code_versions(("model", "sampling", "text"))
     assert plain.parts["recipe"]["version"] == code_version(f"kernels/{recipe.path}")  # type: ignore[index,call-overload]
+
+
+def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
+    config, recipe = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1).recipe
+    given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"})
+    plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
+    assert thinking == {**plain, "thinking": code_version("thinking")}  # type: ignore[dict-item]
+    assert "thinking" not in plain  # type: ignore[operator]
 
 
 PROGRAM = """

@@ -1,0 +1,102 @@
+"""Why the fingerprint of C kernels can leave the CPU out: what torch still computes there has one
+correctly rounded result. Only the rope tables do not, and they have a digest.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.llm import LLM
+from holdfast.models.checkpoint import open_checkpoint
+from holdfast.models.decoder import load_decoder
+from holdfast.numerics.recipe import KernelBackend
+from holdfast.numerics.select_backend import open_backend
+from support.tiny import tiny_gguf, tiny_model
+
+# Operations that copy, or round one exact result.
+EXACT = {
+    *("_to_copy", "alias", "arange", "as_strided", "cat", "clone", "copy_", "detach", "empty", "expand"),
+    *("empty_strided", "fill_", "full", "gather", "index", "index_copy_", "index_put_", "index_select"),
+    *("lift_fresh", "masked_fill_", "new_empty", "ones", "permute", "repeat", "reshape", "resolve_conj"),
+    *("resolve_neg", "select", "slice", "split", "stack", "t", "to", "transpose", "unbind", "unsqueeze"),
+    *("_unsafe_view", "view", "where", "zero_", "zeros"),
+    *("abs", "add", "add_", "clamp", "div", "maximum", "minimum", "mul", "mul_", "neg", "sub", "sub_"),
+}
+FEATURES = SamplingParams(
+    max_tokens=6,
+    temperature=0.8,
+    seed=1,
+    top_p=0.9,
+    top_k=20,
+    min_p=0.01,
+    presence_penalty=0.5,
+    frequency_penalty=0.2,
+    repetition_penalty=1.2,
+    logit_bias={3: 1.5},
+    logprobs=3,
+    prompt_logprobs=2,
+    ignore_eos=True,
+)
+
+
+class FloatOperations(TorchDispatchMode):
+    """Collects the names of all torch operations of this thread that return floating-point numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.is_floating_point():
+                self.names.add(str(func.overloadpacket).removeprefix("aten."))  # type: ignore[attr-defined]
+        return result
+
+
+@pytest.fixture(autouse=True)
+def modes_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine computes outside of its caller's modes. Not here."""
+    monkeypatch.setattr("holdfast.numerics.settings_guard._disable_current_modes", contextlib.nullcontext)
+
+
+def of_answers(model: Path, kernels: KernelBackend, dtype: str) -> set[str]:
+    llm = LLM(str(model), kernels=kernels, dtype=dtype, max_pass_tokens=64, determinism="off")
+    with FloatOperations() as found:
+        llm.generate([[1, 2, 3, 4], [5, 6, 7]], [FEATURES, SamplingParams(max_tokens=6)])
+    assert {"mul", "sub", "gather"} <= found.names, "the mode sees what runs"
+    return found.names
+
+
+def of_loading(model: Path, dtype: torch.dtype) -> set[str]:
+    backend = open_backend(dtype, kernels="c", num_threads=1)
+    with FloatOperations() as found:
+        load_decoder(open_checkpoint(model), backend, dtype, 64)
+    return found.names
+
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "folder, bf16": lambda path: tiny_model(path, num_hidden_layers=1),
+    "gguf, fp32": lambda path: tiny_gguf(path.with_suffix(".gguf"), quant="Q8_0", num_hidden_layers=1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_torch_computes_only_exact_operations_with_c_kernels(name: str, tmp_path: Path) -> None:
+    model, dtype = MODELS[name](tmp_path / "model"), name[-4:]
+    assert not of_answers(model, "c", dtype) - EXACT
+    loading = of_loading(model, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    assert loading - EXACT == {"pow", "cos", "sin", "reciprocal"}, "those of the rope tables"
+
+
+def test_torch_backend_is_not_exact(tmp_path: Path) -> None:
+    assert of_answers(MODELS["folder, bf16"](tmp_path / "model"), "torch", "fp32") - EXACT
