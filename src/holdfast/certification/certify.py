@@ -78,14 +78,18 @@ def obtain_certificate(
     *,
     determinism: DeterminismMode,
     settings: NumericSettings,
+    canary: str,
     max_pass_tokens: int,
     max_len: int,
     progress: Progress | None = None,
 ) -> Certificate | None:
-    """The certificate of this engine, from disk or made now. With determinism off there is none."""
+    """The certificate of this engine, from disk or made now. With determinism off there is none.
+
+    canary: the digest of the operations in fast form (`canary.py`).
+    """
     if determinism == "off":
         return None
-    subject = certificate_subject(decoder, settings, max_pass_tokens, max_len)
+    subject = {**certificate_subject(decoder, settings, max_pass_tokens, max_len), "canary": canary}
     known = load_certificate(certificate_key(subject))
     if known is not None:
         return known

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from holdfast.certification.canary import run_canary
 from holdfast.certification.certificate import Certificate
 from holdfast.certification.certify import obtain_certificate
 from holdfast.certification.gemm.choose import choose_recipes
@@ -126,6 +127,7 @@ def _assemble(
     )
     thinking = setup.thinking
     backend = _open_backend(setup, show)
+    canary = run_canary(backend, model)  # before anything fills the device's memory
     if thinking is not None:
         _require_chunks_in_pages(thinking, backend.page_size)
     schedule = _schedule(setup, backend)
@@ -141,6 +143,7 @@ def _assemble(
             backend.recipe,
             setup.settings,
             device_parts(device),
+            canary.reference,
             None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
         ),
     )
@@ -159,6 +162,7 @@ def _assemble(
         store,
         determinism=config.determinism,
         settings=setup.settings,
+        canary=canary.fast,
         max_pass_tokens=setup.limits.max_pass_tokens,
         max_len=setup.max_len,
         progress=_stage(show, "Certifying"),

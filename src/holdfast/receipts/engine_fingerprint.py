@@ -61,6 +61,7 @@ def engine_parts(
     recipe: Recipe,
     settings: NumericSettings,
     device: Mapping[str, JsonValue],
+    canary: Mapping[str, str],
     thinking: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
     """Every part except the decoder's weights. A thinking model has one more."""
@@ -75,6 +76,7 @@ def engine_parts(
         "code": code_versions((*_CODE, *(() if thinking is None else ("thinking",)))),
         "device": dict(device) if recipe.depends_on_device else {"kind": device["kind"]},
         "settings": settings.deciding(),
+        "canary": dict(canary),
         "libraries": library_parts(recipe),
     }
 
@@ -104,10 +106,9 @@ def digest_rope_tables(config: DecoderConfig) -> str:
 
 
 def library_parts(recipe: Recipe) -> dict[str, JsonValue]:
-    """Versions of the libraries that decide prompts, logits and tokens. Only the torch backend
-    computes with numpy, only the triton backend with triton."""
-    of_backend = {"torch": ("numpy",), "triton": ("triton",)}
-    names = ("tokenizers", "jinja2", "llguidance", *of_backend.get(recipe.path, ()))
+    """Versions of the libraries that decide prompts, logits and tokens. numpy is not one of them:
+    only operations of it are used whose result IEEE 754 defines."""
+    names = ("tokenizers", "jinja2", "llguidance", *(("triton",) if recipe.path == "triton" else ()))
     build = [line for line in torch.__config__.show().splitlines() if "CPU capability" not in line]
     return {
         "torch": str(torch.__version__),

@@ -1,0 +1,237 @@
+"""The canary: every operation of the backend once on fixed inputs, and a digest of the bits it gives.
+
+The fingerprint names libraries, versions and settings. A library may behave differently for a reason
+that no list names: a variable it read when it was loaded, another file under the same version, an
+instruction set it chose. So every build runs the operations in their reference form and puts the
+digests into the fingerprint, by operation. A second digest, over other batch sizes in fast form,
+belongs to the certificate's subject.
+
+Inputs are made by integer hashing, so that they are equal on every machine: random signs, mantissas
+and scales of 2^-4 to 2^3, in which the order of a sum shows.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.models.config import DecoderConfig
+from holdfast.models.shapes import gemm_shapes
+from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.forward_batch import ForwardBatch
+from holdfast.numerics.ops import Backend, Linear
+from holdfast.numerics.sampling import SamplingBatch
+from holdfast.worker.spot_check import logits_checksums
+
+_PERIOD = 262139  # different inputs; a prime, so that the rows of a weight differ
+_MAX_CPU_WEIGHT = 1 << 23  # elements; a larger weight is tried with fewer columns
+_STRIDE = 20011  # values between the starts of two parts
+_NUM_SAMPLED = 8
+_SHORT_WINDOW = 40  # shorter than the context of the attention
+_FAST_SIZES = (1, 5)  # and twice the reference
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Digests in hexadecimal: of each operation in reference form, and of all in fast form."""
+
+    reference: Mapping[str, str]
+    fast: str
+
+
+def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
+    """Needs no weights of the model. Takes about 0.1 s for a small model."""
+    with torch.inference_mode():
+        bench = _Bench(backend, model)
+        reference = {name: _digest(out) for name, out in bench.reference()}
+        fast = {name: _digest(out) for name, out in bench.fast()}
+        del bench
+        if backend.device.type == "cuda":
+            torch.cuda.empty_cache()
+    all_fast = hashlib.sha256("\n".join(f"{name} {digest}" for name, digest in fast.items()).encode())
+    return Canary(reference, all_fast.hexdigest())
+
+
+@lru_cache(maxsize=1)
+def _values() -> NDArray[np.float32]:
+    """_PERIOD numbers, by splitmix64 of their index."""
+    z = np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    sign, mantissa = z >> np.uint64(63), (z >> np.uint64(8)) & np.uint64(0x7FFFFF)
+    exponent = np.uint64(123) + ((z >> np.uint64(40)) & np.uint64(7))
+    bits = sign << np.uint64(31) | exponent << np.uint64(23) | mantissa
+    values: NDArray[np.float32] = bits.astype(np.uint32).view(np.float32)
+    return values
+
+
+def _digest(out: Tensor) -> str:
+    """SHA-256 over a checksum of each row that depends on every bit of it."""
+    rows = out.reshape(out.shape[0], -1)
+    if rows.dtype != torch.int64:
+        rows = rows.to(torch.float32)  # exact
+    checksums = logits_checksums(rows.contiguous().view(torch.float32))
+    return hashlib.sha256(checksums.cpu().numpy().tobytes()).hexdigest()
+
+
+class _Bench:
+    """The operations of one backend, for one model's shapes."""
+
+    def __init__(self, backend: Backend, model: DecoderConfig) -> None:
+        self._backend, self._model = backend, model
+        self._dtype = getattr(torch, backend.recipe.dtype)
+        self._is_interpreted = is_interpreted(backend)
+        self._num_rows = 1 if self._is_interpreted else backend.recipe.rows
+        self._num_logits = min(model.vocab_size, 64) if self._is_interpreted else model.vocab_size
+        self._num_sampled = 1 if self._is_interpreted else _NUM_SAMPLED
+        values = torch.from_numpy(np.concatenate((_values(), _values()))).to(backend.device)
+        self._values = {dtype: values.to(dtype) for dtype in (torch.float32, self._dtype)}
+        self._shapes = {(n, k): (name, bias) for name, n, k, bias in reversed(gemm_shapes(model))}
+        largest = max(n * k for n, k in map(self._cut, self._shapes))
+        self._buffer = self._take(largest, self._dtype)  # for every weight
+
+    def reference(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, result) of every operation, in canonical form where there are two."""
+        for (n, k), (name, has_bias) in reversed(self._shapes.items()):
+            linear = self._linear(n, k, has_bias)
+            yield f"{name} {n}x{k}", self._gemm(linear, self._num_rows, name == "head", canonical=True)
+        yield "subnormal numbers", self._subnormal()
+        yield "rms_norm", self._rms_norm()
+        yield "add_rms_norm", self._add_rms_norm()
+        yield "rope", self._rope()
+        yield "silu_mul", self._silu_mul()
+        if not self._is_interpreted:  # it takes seconds for one token
+            yield "attention", self._attention(self._num_rows, None)
+            if any(window is not None for window in self._model.layer_windows):
+                yield "attention, window", self._attention(self._num_rows, _SHORT_WINDOW)
+        yield "sample", self._sample()
+        logits = self._logits()
+        ids, logprobs = self._backend.sample_greedy(logits)
+        yield "greedy", torch.stack([ids.double(), logprobs.double()], 1).view(torch.int64)
+        yield "logsumexp", self._backend.logsumexp(logits)[:, None]
+        values, ids = self._backend.topk(logits, 5)
+        yield "topk", torch.cat([values.double(), ids.double()], 1).view(torch.int64)
+
+    def fast(self) -> Iterator[tuple[str, Tensor]]:
+        """GEMMs in fast form, and a decode token. CPU backends compute the head in canonical form
+        only."""
+        sizes = _FAST_SIZES if self._is_interpreted else (*_FAST_SIZES, 2 * self._num_rows)
+        for (n, k), (name, has_bias) in reversed(self._shapes.items()):
+            is_head = name == "head"
+            if is_head and self._backend.recipe.path != "triton":
+                continue
+            linear = self._linear(n, k, has_bias)
+            for size in sizes:
+                yield f"{name} {n}x{k} {size}", self._gemm(linear, size, is_head, canonical=False)
+        if not self._is_interpreted:
+            yield "decode", self._attention(1, None)
+
+    def _take(self, count: int, dtype: torch.dtype, part: int = 0) -> Tensor:
+        """`count` of the fixed values in memory of their own, different ones for each part."""
+        twice = self._values[dtype]
+        start = part * _STRIDE
+        if start + count <= len(twice):
+            return twice[start : start + count].clone()
+        return twice[start : start + _PERIOD].repeat(-(-count // _PERIOD))[:count]
+
+    def _rows(self, num_rows: int, *shape: int, part: int = 1) -> Tensor:
+        count = num_rows * int(np.prod(shape))
+        return self._take(count, self._dtype, part).view(num_rows, *shape)
+
+    def _logits(self) -> Tensor:
+        """fp32 [num_sampled, vocab]."""
+        count = self._num_sampled * self._num_logits
+        return self._take(count, torch.float32, 2).view(self._num_sampled, -1)
+
+    def _cut(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """On a GPU the library chooses its kernel by the shape, and fills the memory in no time."""
+        n, k = shape
+        if self._backend.device.type == "cuda" or n * k <= _MAX_CPU_WEIGHT:
+            return shape
+        return max(1, _MAX_CPU_WEIGHT // k // 64 * 64), k
+
+    def _linear(self, n: int, k: int, has_bias: bool) -> Linear:
+        n, k = self._cut((n, k))
+        bias = self._take(n, torch.float32, 3) if has_bias else None
+        return self._backend.pack(self._buffer[: n * k].view(n, k), bias)
+
+    def _gemm(self, linear: Linear, num_rows: int, is_head: bool, *, canonical: bool) -> Tensor:
+        """As it runs: on a GPU a GEMM that is rounded by the library is another kernel."""
+        backend = self._backend
+        gemm = backend.linear if backend.recipe.path == "triton" and not is_head else backend.logits
+        return gemm(self._rows(num_rows, linear.in_features), linear, canonical=canonical)
+
+    def _subnormal(self) -> Tensor:
+        """A GEMM whose products and sums are subnormal in fp32."""
+        (_, width), _ = next(iter(self._shapes.items()))
+        tiny = 2.0 ** (-12 if self._dtype == torch.float16 else -70)
+        linear = self._backend.pack(self._buffer[: 64 * width].view(64, width) * tiny)
+        x = self._rows(self._num_rows, width) * tiny
+        return self._backend.logits(x, linear, canonical=True)
+
+    def _norm_weight(self) -> Tensor:
+        return self._take(self._model.hidden_size, self._dtype, 4)
+
+    def _rms_norm(self) -> Tensor:
+        model, rows = self._model, self._num_rows
+        plain = self._backend.rms_norm(self._rows(rows, model.hidden_size), self._norm_weight(), 1e-5)
+        heads = self._rows(rows, model.num_kv_heads, model.head_dim)
+        of_heads = self._backend.rms_norm(heads, self._take(model.head_dim, self._dtype, 5), 1e-5)
+        return torch.cat([plain, of_heads.flatten(1)], 1)
+
+    def _add_rms_norm(self) -> Tensor:
+        hidden = self._model.hidden_size
+        residual = self._rows(self._num_rows, hidden, part=6)
+        normed = self._backend.add_rms_norm(
+            residual, self._rows(self._num_rows, hidden), self._norm_weight(), 1e-5
+        )
+        return torch.cat([residual, normed], 1)
+
+    def _rope(self) -> Tensor:
+        """cos and sin are fixed values here; the model's tables have a digest of their own."""
+        model, rows = self._model, self._num_rows
+        q = self._rows(rows, model.num_heads, model.head_dim)
+        k = self._rows(rows, model.num_kv_heads, model.head_dim, part=7)
+        cos, sin = self._take(rows * model.head_dim, torch.float32, 8).view(2, rows, -1)
+        self._backend.rope(q, k, cos, sin)
+        return torch.cat([q.flatten(1), k.flatten(1)], 1)
+
+    def _silu_mul(self) -> Tensor:
+        return self._backend.silu_mul(self._rows(self._num_rows, 2 * self._model.intermediate_size))
+
+    def _attention(self, num_tokens: int, window: int | None) -> Tensor:
+        """The last tokens of one request of two and a half KV blocks or more."""
+        backend, model, device = self._backend, self._model, self._backend.device
+        context = max(num_tokens, 5 * backend.recipe.kv_block // 2)
+        num_pages = -(-context // backend.page_size)
+        layer = backend.new_kv_layer(num_pages, model.num_kv_heads, model.head_dim)
+        slots = torch.arange(context, device=device)
+        kv_shape = model.num_kv_heads, model.head_dim
+        keys, values = (self._rows(context, *kv_shape, part=part) for part in (9, 10))
+        backend.store_kv(keys, values, layer, slots)
+        batch = ForwardBatch(
+            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            positions=slots[context - num_tokens :].contiguous(),
+            slots=slots[context - num_tokens :].contiguous(),
+            span_starts=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+            page_table=torch.arange(num_pages, dtype=torch.int32, device=device)[None],
+        )
+        q = self._rows(num_tokens, model.num_heads, model.head_dim, part=11)
+        return backend.attention(q, layer, batch, scale=model.head_dim**-0.5, window=window)
+
+    def _sample(self) -> Tensor:
+        n, device = self._num_sampled, self._backend.device
+
+        def full(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.full((n,), value, dtype=dtype, device=device)
+
+        numbers = torch.arange(n, device=device)
+        top_k = torch.where(numbers % 4 == 1, 40, 0).to(torch.int32)
+        batch = SamplingBatch(full(0.8), top_k, full(0.95), full(0.001), numbers, numbers + 100)
+        return self._backend.sample(self._logits(), batch)[:, None]
