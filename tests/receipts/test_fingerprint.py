@@ -361,7 +361,6 @@ def test_library_versions_depend_on_the_backend() -> None:
             "llguidance",
         )
     }
-    assert library_parts(recipe)["numpy"] == np.__version__
 
 
 def test_integral_floats_equal_integers() -> None:
