@@ -239,9 +239,10 @@ def test_versions_are_the_same_at_any_path_and_from_an_archive(copied: Path, tmp
 
 
 def test_compiled_files_have_a_digest_of_their_code(copied: Path) -> None:
-    command = [sys.executable, "-m", "compileall", "-q", "-b", str(copied / "text"), str(copied / "worker")]
+    folders = [copied / name for name in ("text", "worker", "numerics/code_versions")]
+    command = [sys.executable, "-m", "compileall", "-q", "-b", *map(str, folders)]
     subprocess.run(command, check=True, timeout=300)
-    for path in [*(copied / "text").glob("*.py"), copied / "worker" / "sampler.py"]:
+    for path in [*folders[0].glob("*.py"), *folders[2].glob("*.py"), copied / "worker" / "sampler.py"]:
         path.unlink()
     found = {version_now(name) for name in ("text", "sampling")}
     assert len(found) == 2 and all(str(one).startswith("1+") and len(str(one)) == 34 for one in found)

@@ -82,14 +82,15 @@ def component_files(package: Traversable, component: str) -> dict[str, bytes] | 
     listed = COMPONENTS[component]
     found: dict[str, bytes] = {}
     for path in listed.paths:
-        files = dict(_files_at(package, path))
+        files = dict(files_at(package, path))
         if not files:
             return None
         found |= files
     return {path: found[path] for path in sorted(found) if path not in listed.without}
 
 
-def _files_at(package: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+def files_at(package: Traversable, path: str) -> Iterator[tuple[str, bytes]]:
+    """The path and content of one file, or of all files in and below a folder."""
     if path.endswith("/"):
         yield from _walk(package.joinpath(path.rstrip("/")), path)
     elif (file := package.joinpath(path)).is_file():

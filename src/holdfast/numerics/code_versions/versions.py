@@ -20,7 +20,7 @@ from importlib.resources.abc import Traversable
 
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 from holdfast.numerics.code_versions.canonical_source import canonical_c, canonical_python
-from holdfast.numerics.code_versions.components import component_files
+from holdfast.numerics.code_versions.components import component_files, files_at
 
 RECORDED = "numerics/code_versions/recorded.json"
 _CANONICAL = "numerics/code_versions/canonical_source.py"
@@ -83,9 +83,9 @@ def _canonical(path: str, content: bytes) -> bytes:
 def cached_digest(package: Traversable, files: Mapping[str, bytes]) -> str:
     """`digest_files`, from disk if these files were digested before: 0.25 s of parsing for each
     10,000 lines."""
-    key = hashlib.sha256(package.joinpath(_CANONICAL).read_bytes())
-    for path in sorted(files):
-        key.update(json.dumps([path, len(files[path])]).encode() + files[path])
+    key = hashlib.sha256()
+    for path, content in (*files_at(package, _CANONICAL), *sorted(files.items())):
+        key.update(json.dumps([path, len(content)]).encode() + content)
     kept = cache_dir() / "code" / f"{key.hexdigest()}.txt"
     with contextlib.suppress(OSError, ValueError):
         text = kept.read_text()
