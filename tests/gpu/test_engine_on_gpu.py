@@ -9,11 +9,12 @@ from engines import HAS_GPU, answers, eager, open_engine, outcome, prompt, sched
 from holdfast import SamplingParams
 from holdfast.bench.determinism.stress import stress_test
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
-from holdfast.bench.gpu.engines import open_plain_engine
+from holdfast.bench.gpu.engines import default_device, open_plain_engine
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.engine import Engine
 from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.reader import parse_receipt
+from holdfast.worker.device import device_name
 from holdfast.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
@@ -60,7 +61,7 @@ def test_receipt_names_device_driver_and_kernels(tiny: Engine) -> None:
     assert tiny.certificate is not None
     kernels = list(tiny.certificate.kernels)
     assert machine["kernels"] == (digest_of(kernels) if kernels else None)
-    assert machine["device"] == receipt["fingerprint"]["parts"]["device"]["name"]
+    assert machine["device"] == device_name(default_device())
     assert (machine["driver"] is not None) == HAS_GPU
 
 
