@@ -53,7 +53,7 @@ def test_check_names_what_is_wrong_and_exits_with_1(holdfast, signed, public):
     other = receipt_of(PARAMS, key=SigningKey.generate())
     for receipt, options, lines in (
         ({**signed, "seed": "12"}, (), ("seal       broken", "its seal is broken")),
-        ({**signed, "counts": {}}, ("--public-key", public), ("seal       broken", "signature  valid")),
+        ({**signed, "counts": {}}, ("--public-key", public), ("seal       broken", "signature  invalid")),
         (
             resealed(signed, counts={}),
             ("--public-key", public),

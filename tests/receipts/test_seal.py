@@ -163,6 +163,18 @@ def check(content: dict[str, Any]) -> Any:
     return checked
 
 
+def test_receipt_that_an_earlier_version_wrote_is_read() -> None:
+    file = Path(__file__).with_name("receipt-1.json")
+    read = read_receipt(file)
+    assert check_signature(read, None).describe() == "unsealed (format 1)"
+    assert [len(one.token_ids) for one in read.choices] == [6, 6]
+    written = json.loads(file.read_text())
+    assert {**read.as_dict(), "fingerprint": written["fingerprint"]} == written
+    written["fingerprint"]["parts"]["config"]["rms_norm_eps"] = 2e-06
+    with pytest.raises(InvalidRequest, match="fingerprint's digest is not that of its parts"):
+        parse_receipt(written)
+
+
 def test_format_1_is_read() -> None:
     old = as_format_1(UNSIGNED)
     read = parse_receipt(old)

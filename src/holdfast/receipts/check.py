@@ -53,24 +53,28 @@ def check_content(content: object, key: PublicKey | None) -> ReceiptCheck:
     """The same of parsed JSON, and what is wrong with it. Refuses only another format."""
     format_ = require_format(content)
     assert isinstance(content, dict)
-    seal = "absent" if format_ == FORMAT_1 else _seal_state(content)
+    actual = _actual_seal(content)
+    seal: SealState = "intact" if actual and content.get("seal") == actual else "broken"
+    if format_ == FORMAT_1:
+        seal = "absent"
     problem = None
     try:
         parse_receipt(content)
     except InvalidRequest as error:
         problem = str(error)
     key_id = _key_id(content)
-    state = _signature_state(key_id, content.get("seal"), content.get("signature"), key)
+    state = _signature_state(key_id, actual, content.get("signature"), key)
     if problem is None and key is not None and state in _NOT_VALID:
         problem = _NOT_VALID[state]
     return ReceiptCheck(format_, seal, state, key_id, problem)
 
 
-def _seal_state(content: dict[str, Any]) -> SealState:
+def _actual_seal(content: dict[str, Any]) -> str:
+    """The seal that this content would have; an empty text where it can have none."""
     try:
-        return "intact" if content.get("seal") == seal_of(content) else "broken"
-    except (KeyError, TypeError, AttributeError, ValueError):  # no prompt, or no number: nothing to digest
-        return "broken"
+        return seal_of(content)
+    except (KeyError, TypeError, ValueError):  # no digest of a prompt, or a number that is no double
+        return ""
 
 
 def _key_id(content: dict[str, Any]) -> str | None:
