@@ -226,13 +226,16 @@ def test_kernel_differences_are_listed_by_field(folder: Path) -> None:
     c, torch_ = (fingerprint(folder, kernels=path) for path in ("c", "torch"))
     names = different_parts(c, torch_)
     assert "recipe.path" in names
-    assert {name.split(".")[0] for name in names} == {"recipe", "canary", "device"}
+    assert {name.split(".")[0] for name in names} == {"recipe", "canary", "device", "settings"}
 
 
 def test_device_is_left_out_where_the_recipe_alone_decides(folder: Path) -> None:
-    c, torch_ = (fingerprint(folder, kernels=path).parts["device"] for path in ("c", "torch"))
-    assert c == {"kind": "cpu"}
-    assert torch_ == device_parts(torch.device("cpu"))
+    c, torch_ = (fingerprint(folder, kernels=path).parts for path in ("c", "torch"))
+    assert c["device"] == {"kind": "cpu"}
+    assert torch_["device"] == device_parts(torch.device("cpu"))
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert torch_["settings"] == {**c["settings"], "cpu_capability": capability}  # type: ignore[dict-item]
+    assert "cpu_capability" not in c["settings"]  # type: ignore[operator]
 
 
 def test_rope_tables_are_a_part(folder: Path) -> None:
@@ -265,7 +268,7 @@ def test_own_code_is_named_by_versions(plain: Fingerprint) -> None:
 
 def test_thinking_code_is_a_part_of_thinking_models_only(folder: Path) -> None:
     config, recipe = open_checkpoint(folder).config, open_backend(torch.float32, num_threads=1).recipe
-    given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"})
+    given = (config, [0], byte_tokenizer(), recipe, apply_numeric_settings(), {"kind": "cpu"}, {})
     plain, thinking = engine_parts(*given)["code"], engine_parts(*given, thinking={})["code"]
     assert thinking == {**plain, "thinking": code_version("thinking")}  # type: ignore[dict-item]
     assert "thinking" not in plain  # type: ignore[operator]

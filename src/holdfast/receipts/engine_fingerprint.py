@@ -74,11 +74,22 @@ def engine_parts(
         "recipe": {name: value for name, value in recipe.as_dict().items() if name != "dtype"},
         "rope_tables": digest_rope_tables(config),
         "code": code_versions((*_CODE, *(() if thinking is None else ("thinking",)))),
-        "device": dict(device) if recipe.depends_on_device else {"kind": device["kind"]},
-        "settings": settings.deciding(),
+        **_machine_parts(recipe, device, settings),
         "canary": dict(canary),
         "libraries": library_parts(recipe),
     }
+
+
+def _machine_parts(
+    recipe: Recipe, device: Mapping[str, JsonValue], settings: NumericSettings
+) -> dict[str, JsonValue]:
+    """Device and settings. Where no library chooses its arithmetic by the device, only its kind
+    counts, and not the instructions that torch uses (`cpu_capability`)."""
+    deciding = settings.deciding()
+    if recipe.depends_on_device:
+        return {"device": dict(device), "settings": deciding}
+    without = {name: value for name, value in deciding.items() if name != "cpu_capability"}
+    return {"device": {"kind": device["kind"]}, "settings": without}
 
 
 def config_parts(config: DecoderConfig, eos_ids: Collection[int]) -> dict[str, JsonValue]:
