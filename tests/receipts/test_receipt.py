@@ -30,6 +30,7 @@ from holdfast.receipts.receipt import (
     seal_receipt,
     without_prompt,
 )
+from holdfast.receipts.signing import SigningKey
 from support.receipts import MACHINE, PARTS, ask, receipt_of, resealed
 
 SCHEMA = json.loads(Path(__file__).parents[2].joinpath("docs", "receipt.schema.json").read_text())
@@ -120,6 +121,12 @@ def test_prompt_can_be_left_out() -> None:
     covered = f'{{"salt":"{whole["prompt"]["salt"]}","token_ids":[1,2,3]}}'
     assert redacted["prompt"]["digest"] == hashlib.sha256(covered.encode()).hexdigest()
     assert whole["prompt"]["token_ids"] == [1, 2, 3]
+
+
+def test_signed_receipt_matches_the_schema() -> None:
+    key = SigningKey.generate()
+    receipt = valid(receipt_of(SamplingParams(), key=key))
+    assert receipt["signer"] == {"algorithm": "ed25519", "key_id": key.key_id}
 
 
 def test_two_receipts_of_one_prompt_have_two_digests() -> None:

@@ -82,7 +82,7 @@ def generate(
         bool,
         typer.Option(
             "--no-prompt-in-receipt",
-            help="Write only the prompt's digest to receipts; replay then needs the prompt.",
+            help="Leave the prompt's tokens out of receipts, keep their digest; replay then needs the prompt.",
         ),
     ] = False,
     sampling: SamplingOptions = _SAMPLING,
