@@ -21,7 +21,6 @@ def _changed(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *rest, **named: function(x, *rest, **named) * 1.01
 
 
-@pytest.mark.xfail(strict=True, reason="the torch backend's noise is computed with numpy's logarithm")
 def test_functions_of_numpy_reach_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """NPY_DISABLE_CPU_FEATURES changes the last bits of numpy's logarithm and exponential."""
     evidence = Evidence("numpy", "torch")
