@@ -59,7 +59,9 @@ def test_gguf_types(tmp_path: Path, kernels: KernelBackend, quant: str) -> None:
     path = tiny_gguf(tmp_path / "model.gguf", "llama", quant)
     evidence = Evidence(quant, kernels)
     for dtype in ("bf16", "fp32"):
-        llm = LLM(str(path), dtype=dtype, kernels=kernels, max_num_seqs=8, max_pass_tokens=64, kv_memory="8MiB")
+        llm = LLM(
+            str(path), dtype=dtype, kernels=kernels, max_num_seqs=8, max_pass_tokens=64, kv_memory="8MiB"
+        )
         ask_in_loads(llm.engine, evidence, 2)
     assert_held(evidence)
     assert evidence.result().fingerprints == 2  # one for each dtype

@@ -35,7 +35,8 @@ class _WrongFastPasses:
     def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
         self._backend.layer(residual, x, *rest, canonical=canonical)
         if not canonical:
-            residual[:, 3] *= 1.01
+            residual[:, 3] *= 1.2
+            x[:, 3] *= 1.2
 
 
 def _plant(engine: Engine) -> None:
@@ -44,7 +45,7 @@ def _plant(engine: Engine) -> None:
 
 
 def _open(determinism: str, spot_check_rate: float) -> Engine:
-    target = small_target("c", num_hidden_layers=1)
+    target = small_target("c")
     return target.open(determinism=determinism, spot_check_rate=spot_check_rate)
 
 
@@ -63,7 +64,9 @@ def test_verify_sends_no_wrong_answer(truths: dict[str, Any]) -> None:
             evidence.add(engine.fingerprint.digest, name, bits)
         _plant(engine)
         ask(engine, evidence)
+        results = answer(engine, list(QUESTIONS.values()))
     assert_held(evidence)
+    assert sum(result.stats.rolled_back for result in results) > 0  # the fault was there
 
 
 def test_auto_revokes_and_later_answers_are_right(truths: dict[str, Any]) -> None:
@@ -92,7 +95,7 @@ def _says_so(result: Result) -> bool:
 
 EDITS = {
     "token": lambda receipt: receipt["choices"][0]["token_ids"].__setitem__(0, 5),
-    "passes": lambda receipt: receipt["stats"].update(canonical_passes=99),
+    "count": lambda receipt: receipt["counts"].update(canonical_passes=99),
     "certificate": lambda receipt: receipt.update(certificate="0" * 64),
     "engine": lambda receipt: receipt["engine"].update(holdfast="9.9.9"),
 }

@@ -6,7 +6,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from holdfast.bench.determinism import features, matrix, stress
+from holdfast.bench.determinism import features, matrix, stress, stress_jobs
+from holdfast.bench.determinism.adversary import campaign
+from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.speed import cpu
 from holdfast.bench.tiny import tiny_engine
 from holdfast.cli.options import engine as o
@@ -80,6 +82,42 @@ def test_several_answers_with_the_guarantee_exit_with_1(holdfast, model, monkeyp
     result = holdfast("bench", "determinism", model)
     assert result.exit_code == 1
     assert "must be one" in result.stdout
+
+
+def test_stress_jobs_in_processes_are_counted_together(holdfast, model, monkeypatch, tmp_path):
+    parts = [[cell_of(summary(2))], [cell_of(summary(3))]]
+    monkeypatch.setattr(stress_jobs, "TINY", ())
+    monkeypatch.setattr(
+        stress_jobs, "run_jobs", lambda jobs, count, log: stress_jobs.merge_parts(parts[: len(jobs)])
+    )
+    result = holdfast(
+        "bench", "determinism", model, "--model-runs", "2", "--jobs", "2", "--save", tmp_path / "a.json"
+    )
+    assert result.exit_code == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert (report["runs"], report["is_good"]) == (5, True)
+    assert [(cell["feature"], cell["distinct"]) for cell in report["cells"]] == [("greedy", 1)]
+
+
+def cell_of(found):
+    cell = matrix.MatrixCell("greedy", "a model", "c", "fp32")
+    return matrix.CellResult(cell, found, *matrix.judge(cell, found))
+
+
+@pytest.mark.parametrize(("distinct", "code"), [(1, 0), (2, 1)])
+def test_adversary_exits_with_1_if_the_promise_is_broken(
+    holdfast, model, monkeypatch, tmp_path, distinct, code
+):
+    found = Evidence("near ties", "c fp32")
+    for number in range(2):
+        found.add("one fingerprint", "greedy", f"bits {number % distinct}")
+    monkeypatch.setattr(campaign, "_attacks", lambda *given: [("near ties", lambda: found)])
+    result = holdfast("bench", "determinism", model, "--adversary", "--save", tmp_path / "a.json")
+    assert result.exit_code == code, result.stdout + result.stderr
+    (attack,) = json.loads((tmp_path / "a.json").read_text())["attacks"]
+    assert (attack["runs"], attack["distinct"], attack["fingerprints"]) == (2, distinct, 1)
+    assert attack["verdict"] == ("held" if code == 0 else "broken")
+    assert attack["verdict"] in result.stdout
 
 
 def test_speed_and_ratios_are_shown(holdfast, model, report):

@@ -44,12 +44,16 @@ class GpuSettings:
     breakdown_streams: tuple[int, ...] = (1, 32, 256)
     breakdown_steps: int = 24
     stress_model: str | None = None
-    stress_shape: str = "qwen2.5-1.5b"
+    stress_shape: str = "qwen2.5-1.5b"  # several are separated by commas
     stress_runs: int = 300
     stress_tokens: int = 64
     sizes: tuple[int, ...] = (*range(1, 513), 1024, 2048, 4096)
     section_seconds: float = 240.0
     kernels: str = "auto"
+
+    @property
+    def stress_shapes(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.stress_shape.split(",") if name.strip())
 
     @property
     def max_streams(self) -> int:

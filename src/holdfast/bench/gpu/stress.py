@@ -66,7 +66,7 @@ def _tokens(bits: ResultBits) -> tuple[tuple[int, ...], ...]:
 
 
 def run_stress(settings: GpuSettings, context: SectionContext) -> StressSection:
-    """Test real weights where they are given, then random weights of a shape whose plain products
+    """Test real weights where they are given, then random weights of shapes whose plain products
     differ.
     """
     found = StressSection()
@@ -93,12 +93,12 @@ def _models(
         yield Path(settings.stress_model).stem, _open_real(settings.stress_model, settings, context)
     else:
         found.notes.append("no real weights were given, so only random ones were tested")
-    shape = settings.stress_shape
-    num_positions, max_len = (4096, 1024) if shape == TINY else (_POSITIONS, _MAX_LEN)
-    pair = open_engine_pair(
-        shape, settings.dtype, settings.kernels, 64, num_positions, max_len, context.log_stage
-    )
-    yield f"{shape}, random", pair
+    for shape in settings.stress_shapes:
+        num_positions, max_len = (4096, 1024) if shape == TINY else (_POSITIONS, _MAX_LEN)
+        pair = open_engine_pair(
+            shape, settings.dtype, settings.kernels, 64, num_positions, max_len, context.log_stage
+        )
+        yield f"{shape}, random", pair
 
 
 def _open_real(model: str, settings: GpuSettings, context: SectionContext) -> EnginePair:

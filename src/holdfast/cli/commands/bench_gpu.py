@@ -37,7 +37,8 @@ def gpu(
         str | None, typer.Option(help="Real weights for the stress test: a .gguf file or a folder.")
     ] = None,
     stress_shape: Annotated[
-        str | None, typer.Option(help="Shape of the random weights for the stress test.")
+        str | None,
+        typer.Option(help="Shapes of the random weights for the stress test, separated by commas."),
     ] = None,
     stress_runs: Annotated[
         int | None, typer.Option(min=2, help="Random loads of the stress test, in each mode.")

@@ -107,6 +107,8 @@ def attack_own_work(engine: Engine, name: str, num_rounds: int, device: torch.de
                             bits = result_bits(update.result)
                             evidence.add(engine.fingerprint.digest, question, bits)
                     with contexts[number % len(contexts)](), torch.device(device):
-                        torch.autograd.backward((x @ x.T).sum())
+                        total = (x @ x.T).sum()
+                        if total.requires_grad:
+                            torch.autograd.backward(total)
                         torch.manual_seed(number)
     return evidence
