@@ -18,7 +18,7 @@ bits computed inside may be wrong.
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -324,6 +324,16 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def without_modes() -> ExitStack:
+    """Disable the modes on torch's stacks, for code that reads results outside a guard."""
+    modes = ExitStack()
+    if _C._len_torch_function_stack():
+        modes.enter_context(_C.DisableTorchFunction())
+    if _C._len_torch_dispatch_stack():
+        modes.enter_context(_disable_current_modes())
+    return modes
+
+
 class SettingsGuard:
     """Enter it in the thread that computes. Guards may be nested.
 
@@ -364,10 +374,8 @@ class SettingsGuard:
     def _enter_thread(self) -> None:
         if _is_any_autocast_enabled():
             self._disable_autocast()
-        if _C._len_torch_function_stack():
-            self._enter(_C.DisableTorchFunction())
-        if _C._len_torch_dispatch_stack():
-            self._enter(_disable_current_modes())
+        if _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
+            self._undo.append(without_modes().close)
         num_threads = _process.num_threads
         if num_threads is not None:
             found = torch.get_num_threads()
@@ -385,10 +393,6 @@ class SettingsGuard:
             if torch.is_autocast_enabled(kind):
                 torch.set_autocast_enabled(kind, False)
                 self._undo.append(partial(torch.set_autocast_enabled, kind, True))
-
-    def _enter(self, context: AbstractContextManager[object]) -> None:
-        context.__enter__()
-        self._undo.append(lambda: context.__exit__(None, None, None))
 
     def _set_workers(self) -> None:
         """The OpenMP workers of this thread, which inherited the environment of their creator."""

@@ -24,7 +24,7 @@ from holdfast.core.step_plan import (
 )
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
-from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.settings_guard import SettingsGuard, without_modes
 from holdfast.worker.cuda_graphs import CudaGraphs, CudaRecorder, Progress
 from holdfast.worker.greedy_head import GreedyHeadGraph, GreedyTokens
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
@@ -93,8 +93,9 @@ class ModelRunner:
             copies.finish()
 
         def read() -> list[PassResult]:
-            copies.wait()
-            return [each() for each in started]
+            with without_modes():
+                copies.wait()
+                return [each() for each in started]
 
         return read
 
