@@ -31,7 +31,8 @@ NUM_TOKEN_PROBES = 64
 NUM_LOGITS_PROBES = 12
 _ULP = 2.0**-23  # of fp32, relative to a power of two
 _CANCELLING_STD = 0.02
-_TINY = 2.0**-66  # the product of two such numbers is subnormal in fp32
+# Of inputs and of columns: bf16 products lose one to three bits, because they are subnormal in fp32.
+_TINY_INPUT, _TINY_COLUMN = 2.0**-66, 2.0**-63
 MIN_COLUMNS = 256  # of all weights of one shape
 _MAX_GROUPS = 16
 
@@ -43,8 +44,8 @@ def _spike(dtype: torch.dtype) -> float:
 
 class GemmProbes:
     """Weights [N, K] and inputs [NUM_GEMM_PROBES, K] for one K. The first half of the inputs cancels,
-    the second half is equal at the spikes. The first input and the first of each 16 cancelling
-    columns are tiny: their products are subnormal."""
+    the second half is equal at the spikes. Every second cancelling input and column is
+    tiny: their products are subnormal."""
 
     def __init__(self, in_features: int, dtype: torch.dtype, device: torch.device) -> None:
         self._width, self._dtype, self._device = in_features, dtype, device
@@ -57,7 +58,8 @@ class GemmProbes:
         self._grouped = self._permutation(in_features)[: self._group_len * self._num_groups].view(
             self._num_groups, self._group_len
         )
-        self._tiny = 1.0 if dtype is torch.float16 else _TINY
+        is_wide = dtype is not torch.float16
+        self._tiny_input, self._tiny_column = (_TINY_INPUT, _TINY_COLUMN) if is_wide else (1.0, 1.0)
         self._num_draws = self._num_pairs = 0
         self.inputs = torch.cat((self._cancelling_inputs(), self._grouped_inputs())).to(dtype)
 
@@ -74,7 +76,7 @@ class GemmProbes:
     def _cancel(self, columns: Tensor) -> None:
         half = self._width // 2
         columns *= _CANCELLING_STD
-        columns[::16] *= self._tiny
+        columns[::2] *= self._tiny_column
         columns[:, half : 2 * half] = columns[:, :half].index_select(1, self._order)
 
     def _add_spikes(self, columns: Tensor) -> None:
@@ -104,7 +106,7 @@ class GemmProbes:
         count, half = NUM_GEMM_PROBES // 2, self._width // 2
         x = self._normal(count, self._width)
         x[1::2] *= torch.exp2(2 * self._normal(count // 2, self._width))  # very different magnitudes
-        x[0] *= self._tiny
+        x[::2] *= self._tiny_input
         x = x.to(self._dtype).to(torch.float32)
         x[:, half:] = 0
         x[:, half : 2 * half] = -x[:, :half].index_select(1, self._order)
