@@ -74,6 +74,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "matmul precision high": lambda: torch.set_float32_matmul_precision("high"),
     "fp32 precision of cuda": lambda: _set_matmul_fp32("cuda"),
     "fp32 precision of mkldnn": lambda: _set_matmul_fp32("mkldnn"),
+    "allow_tf32": lambda: torch._C._set_cublas_allow_tf32(True),
     "mkldnn off": lambda: torch._C._set_mkldnn_enabled(False),
     "mkldnn deterministic": lambda: torch._C._set_mkldnn_deterministic(True),
     "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),

@@ -61,7 +61,7 @@ class DummyCheckpoint:
             return torch.ones(shape, dtype=dtype, device=device)
         generator = torch.Generator(device).manual_seed(self._seed ^ zlib.crc32(name.encode()))
         if device.type == "cpu":
-            tensor = torch.randn(shape, generator=generator) * self._deviation
+            tensor = torch.randn(shape, generator=generator, dtype=torch.float32) * self._deviation
         else:
             tensor = torch.empty(shape, dtype=dtype, device=device)
             tensor.normal_(0.0, self._deviation, generator=generator)

@@ -171,7 +171,8 @@ class Watch:
         self._in_order = [*_MATMUL_PRECISION, *parents, *watched] if parents else watched
         self._lock = threading.Lock()
         self._num_entered = 0
-        self._saved: dict[Setting, Any] = {}  # the caller's values, in the order they were replaced
+        self._before: dict[Setting, Any] = {}  # the caller's values, if one of them was replaced
+        self._replaced: list[Setting] = []  # in this order
         self._changes: list[str] = []  # made by other threads while a guard was entered
 
     def enter(self) -> int:
@@ -201,7 +202,7 @@ class Watch:
                 self._changes.append(f"{differing.name} ({_shown(differing)})")
                 for setting in self._watched:  # the other thread's value stays
                     if not _is_ours(setting):
-                        self._saved.pop(setting, None)
+                        self._before.pop(setting, None)
             changed = self._changes[-1] if len(self._changes) > num_changes else None
             self._num_entered -= 1
             if not self._num_entered:
@@ -214,7 +215,7 @@ class Watch:
         with self._lock:
             self._correct()
             if not self._num_entered:
-                self._saved.clear()
+                self._before, self._replaced = {}, []
 
     def _first_difference(self) -> Setting | None:
         try:
@@ -228,7 +229,9 @@ class Watch:
         return next((setting for setting in self._watched if not _is_ours(setting)), None)
 
     def _correct(self) -> None:
-        """One after the other: a value that was inherited from another setting is not saved."""
+        """One after the other: a value that was inherited from another setting is not replaced."""
+        found = {setting: _read(setting) for setting in self._in_order}
+        self._before = {**found, **self._before}
         unreadable = []
         for setting in self._in_order:
             value = _read(setting)
@@ -236,17 +239,21 @@ class Watch:
                 unreadable.append(setting)
             elif value not in setting.allowed:
                 _write(setting, value)
-                self._saved.pop(setting, None)
-                self._saved[setting] = value
+                self._before[setting] = found[setting]
+                self._replaced.append(setting)
         for setting in unreadable:  # readable once the others agree, unless it differs itself
             if not _is_ours(setting):
                 _write(setting, _CONTRADICTORY)
 
     def _restore(self) -> None:
-        for setting, value in reversed(self._saved.items()):
-            if setting.write is not None:
+        """In reverse order; then what that has changed besides: one function of torch writes two
+        settings."""
+        before, replaced = self._before, self._replaced
+        self._before, self._replaced = {}, []
+        for setting in [*reversed(replaced), *(setting for setting in before if replaced)]:
+            value = before.get(setting, _UNREADABLE)
+            if value is not _UNREADABLE and setting.write is not None and _read(setting) != value:
                 setting.write(value)
-        self._saved.clear()
 
 
 def _read(setting: Setting) -> Any:
