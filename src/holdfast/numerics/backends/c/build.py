@@ -37,17 +37,17 @@ class Built:
     compiler: str
 
 
-def build() -> Built:
-    """The library for this machine, from the cache or newly built.
+def build(sources: Path = _SOURCE_DIR) -> Built:
+    """The library for this machine, from the cache or newly built from this folder.
 
     Raises ConfigError if it cannot be built.
     """
     compiler = _find_compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
     flags = (*_FLAGS, "-mcpu=native" if _is_arm() else "-march=native")
-    cached = _cache_dir() / f"{_cache_key(flags, version)}.so"
+    cached = _cache_dir() / f"{_cache_key(sources, flags, version)}.so"
     if not cached.exists():
-        cached = _compile(compiler, flags, cached)
+        cached = _compile(sources, compiler, flags, cached)
     return Built(cached, version)
 
 
@@ -87,11 +87,11 @@ def cpu_flags() -> str:
     return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in names}))
 
 
-def _cache_key(flags: tuple[str, ...], version: str) -> str:
+def _cache_key(sources: Path, flags: tuple[str, ...], version: str) -> str:
     """Of everything the machine code depends on, raw. It is not part of the recipe: most of it
     decides no bit."""
     parts = [" ".join(flags), version, platform.machine(), cpu_flags()]
-    parts += [(_SOURCE_DIR / name).read_text() for name in (*_UNITS, *_HEADERS)]
+    parts += [(sources / name).read_text() for name in (*_UNITS, *_HEADERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -99,12 +99,12 @@ def _cache_dir() -> Path:
     return cache_dir() / "kernels"
 
 
-def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
+def _compile(sources: Path, compiler: str, flags: tuple[str, ...], target: Path) -> Path:
     """Compile in a temporary folder, then move the library to `target` if that can be written."""
     work = Path(tempfile.mkdtemp(prefix="holdfast-"))
     built = work / "kernels.so"
     try:
-        _compile_units(compiler, flags, built)
+        _compile_units(sources, compiler, flags, built)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -119,11 +119,11 @@ def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> Path:
     return target
 
 
-def _compile_units(compiler: str, flags: tuple[str, ...], built: Path) -> None:
+def _compile_units(sources: Path, compiler: str, flags: tuple[str, ...], built: Path) -> None:
     """Compile all units in parallel processes, then link."""
     objects = [built.with_name(f"{name}.o") for name in _UNITS]
     commands = [
-        [compiler, *flags, "-c", str(_SOURCE_DIR / name), "-o", str(out)]
+        [compiler, *flags, "-c", str(sources / name), "-o", str(out)]
         for name, out in zip(_UNITS, objects, strict=True)
     ]
     running = [

@@ -76,7 +76,11 @@ def _bind(function: Any, signature: str) -> Callable[..., None]:
 @functools.lru_cache(maxsize=1)
 def load_kernels() -> CKernels:
     """Build and load the kernels. Raises ConfigError with the reason if that fails."""
-    built = build()
+    return bind_kernels(build())
+
+
+def bind_kernels(built: Built) -> CKernels:
+    """Load a built library."""
     try:
         library = ctypes.CDLL(str(built.path))
     except OSError as error:

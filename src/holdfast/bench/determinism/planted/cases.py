@@ -1,0 +1,215 @@
+"""What is planted, by backend: each case is an operation of one shape and dtype with one change."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.bench.determinism.planted.c_mutations import C_MUTATIONS
+from holdfast.bench.determinism.planted.mutants import Mutation, SourceMutants
+from holdfast.bench.determinism.planted.orders import BIAS_FIRST, HALVES, ORDERS, Order, ReorderedGemm
+from holdfast.bench.determinism.planted.search import (
+    AttentionShape,
+    RealWeights,
+    Search,
+    search_attention,
+    search_gemm,
+    search_logsumexp,
+    search_sample,
+    search_token_op,
+)
+from holdfast.bench.determinism.planted.switched import Scope, SwitchedBackend
+from holdfast.bench.determinism.planted.torch_mutations import TORCH_MUTATIONS
+from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.checks.attention import check_attention
+from holdfast.certification.checks.operations import (
+    GemmCase,
+    ModelShape,
+    check_gemm,
+    check_head,
+    check_sampler_op,
+    check_token_op,
+    sampler_ops,
+    token_ops,
+)
+from holdfast.numerics.ops import Backend
+
+Check = Callable[[Any, tuple[int, ...]], OperationCheck]  # (backend, sizes)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An operation of a backend: how the certification checks it, and how inputs are searched."""
+
+    operation: str
+    shape: str
+    base: Backend
+    check: Check
+    search: Search
+    canonical: bool = False  # the certification checks the canonical form at every size
+
+
+@dataclass(frozen=True)
+class Case:
+    """A planted change. Without a mutant it is the control: nothing is changed."""
+
+    target: Target
+    planted: str
+    mutant: Any
+    scope: Scope
+
+    def backend(self) -> SwitchedBackend:
+        return SwitchedBackend(self.target.base, self.mutant, self.target.operation, self.scope)
+
+
+@dataclass(frozen=True)
+class GemmTarget:
+    outputs: int
+    width: int
+    has_bias: bool = False
+    is_head: bool = False
+
+
+NEVER = Scope(lambda size: False)
+
+
+def everywhere(target: Target) -> Scope:
+    """All sizes but those of canonical passes."""
+    rows = target.base.recipe.rows
+    return Scope(lambda size: size % rows != 0, canonical=target.canonical)
+
+
+def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Target:
+    generator = torch.Generator().manual_seed(gemm.width + gemm.outputs)
+    weight = torch.randn(gemm.outputs, gemm.width, generator=generator) * 0.05
+    bias = torch.randn(gemm.outputs, generator=generator) if gemm.has_bias else None
+
+    def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
+        on_device = None if bias is None else bias.to(base.device)
+        packed = backend.pack(weight.to(base.device), on_device)
+        case = GemmCase("planted", packed, is_head=gemm.is_head)
+        return (check_head if gemm.is_head else check_gemm)(backend, case, sizes)
+
+    runs_rounded = base.recipe.path == "triton" and not gemm.is_head
+    search = search_gemm(
+        gemm.outputs, gemm.width, gemm.has_bias, real, "linear" if runs_rounded else "logits"
+    )
+    bias_text = " + bias" if gemm.has_bias else " (head)" if gemm.is_head else ""
+    return Target("linear", f"{gemm.outputs} x {gemm.width}{bias_text}", base, check, search, gemm.is_head)
+
+
+def gemm_cases(target: Target, orders: Sequence[Order]) -> Iterator[Case]:
+    yield Case(target, "nothing", None, NEVER)
+    for order in orders:
+        yield Case(target, order.name, ReorderedGemm(target.base, order), everywhere(target))
+
+
+def scoped_cases(target: Target, outputs: int) -> Iterator[Case]:
+    """One order in parts of the result: some columns, some rows, some sizes."""
+    rows = target.base.recipe.rows
+
+    def case(name: str, scope: Scope) -> Case:
+        return Case(target, f"{HALVES.name}, {name}", ReorderedGemm(target.base, HALVES), scope)
+
+    def odd(size: int) -> bool:
+        return size % rows != 0
+
+    yield case("one size only (7)", Scope(lambda size: size == 7))
+    yield case("odd sizes only", Scope(lambda size: size % 2 == 1))
+    yield case("sizes above the reference only", Scope(lambda size: size > rows and odd(size)))
+    yield case("first row only", Scope(odd, rows=(0, 1)))
+    yield case("last row only", Scope(odd, rows=(-1, None)))
+    yield case("row 12 only", Scope(odd, rows=(12, 13)))
+    yield case("row 30 only", Scope(odd, rows=(30, 31)))
+    if outputs > 1:
+        yield case("last column only", Scope(odd, columns=(-1, None)))
+        yield case("first column only", Scope(odd, columns=(0, 1)))
+        yield case("one column in the middle", Scope(odd, columns=(outputs // 2, outputs // 2 + 1)))
+    if outputs > 16:
+        last = outputs % 16 or 16
+        yield case("last tile of N", Scope(odd, columns=(-last, None)))
+        yield case("one block of 16 columns", Scope(odd, columns=(16, 32)))
+
+
+def token_target(base: Backend, operation: str, model: ModelShape) -> Target:
+    def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
+        (op,) = [one for one in token_ops(backend, model) if one.name == operation]
+        return check_token_op(backend, op, sizes)
+
+    widths = {"rope": model.heads * model.head_dim, "silu_mul": 2 * model.intermediate}
+    width = widths.get(operation, model.hidden)
+    return Target(operation, f"[{width}]", base, check, search_token_op(operation, width, model.head_dim))
+
+
+def attention_target(base: Backend, model: ModelShape) -> Target:
+    def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
+        return check_attention(backend, model, sizes, name="attention")
+
+    shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.max_context, 40)
+    text = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
+    return Target("attention", text, base, check, search_attention(shape))
+
+
+def sampler_target(base: Backend, operation: str, vocab: int) -> Target:
+    def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
+        return check_sampler_op(backend, operation, dict(sampler_ops(backend))[operation], vocab, sizes)
+
+    searches = {"logsumexp": search_logsumexp, "sample": search_sample}
+    return Target(operation, f"[{vocab}]", base, check, searches[operation](vocab))
+
+
+TOKEN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul")
+SAMPLER_OPS = ("logsumexp", "sample")
+
+
+def target_of(base: Backend, operation: str, model: ModelShape) -> Target:
+    if operation in TOKEN_OPS:
+        return token_target(base, operation, model)
+    if operation in SAMPLER_OPS:
+        return sampler_target(base, operation, model.vocab)
+    return attention_target(base, model)
+
+
+def mutation_cases(
+    base: Backend,
+    mutations: Sequence[Mutation],
+    open_mutant: Callable[[Mutation], Any],
+    model: ModelShape,
+    gemms: Sequence[Target],
+) -> Iterator[Case]:
+    """Every mutation for every operation it changes, and the control of each operation."""
+    operations = [*TOKEN_OPS, "attention", *SAMPLER_OPS]
+    for operation in operations:
+        target = target_of(base, operation, model)
+        yield Case(target, "nothing", None, NEVER)
+        for mutation in mutations:
+            if operation in mutation.operations:
+                yield Case(target, mutation.name, open_mutant(mutation), everywhere(target))
+    for target in gemms:
+        for mutation in mutations:
+            if "linear" in mutation.operations:
+                yield Case(target, f"source: {mutation.name}", open_mutant(mutation), everywhere(target))
+
+
+FEW_ORDERS = tuple(
+    order
+    for order in ORDERS
+    if order.name
+    in ("K in two halves", "8 lanes", "two middle leaves swapped", "tail apart", "fp64 accumulation", "reversed")
+)
+
+
+def cpu_model(dtype: str) -> ModelShape:
+    """Sizes that are no multiples of a vector or a block, where the operation allows it."""
+    return ModelShape(
+        hidden=587 if dtype == "float32" else 576,
+        heads=4,
+        kv_heads=2,
+        head_dim=24,
+        intermediate=200,
+        vocab=5003,
+        page_size=16,
+        max_context=149,
+        window=64,
+    )
