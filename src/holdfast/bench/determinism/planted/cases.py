@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from holdfast.bench.determinism.planted.c_mutations import C_MUTATIONS
-from holdfast.bench.determinism.planted.mutants import Mutation, SourceMutants
-from holdfast.bench.determinism.planted.orders import BIAS_FIRST, HALVES, ORDERS, Order, ReorderedGemm
+from holdfast.bench.determinism.planted.mutants import Mutation
+from holdfast.bench.determinism.planted.orders import HALVES, ORDERS, Order, ReorderedGemm
 from holdfast.bench.determinism.planted.search import (
     AttentionShape,
     RealWeights,
@@ -20,7 +19,6 @@ from holdfast.bench.determinism.planted.search import (
     search_token_op,
 )
 from holdfast.bench.determinism.planted.switched import Scope, SwitchedBackend
-from holdfast.bench.determinism.planted.torch_mutations import TORCH_MUTATIONS
 from holdfast.certification.certificate import OperationCheck
 from holdfast.certification.checks.attention import check_attention
 from holdfast.certification.checks.operations import (
@@ -52,15 +50,27 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """A planted change. Without a mutant it is the control: nothing is changed."""
+    """A planted change. Without a mutant it is the control: nothing is changed.
+
+    twin: the same change in fp32. On a CPU all arithmetic is fp32, and the certification checks
+    operations without weights in fp32 too.
+    """
 
     target: Target
     planted: str
     mutant: Any
     scope: Scope
+    twin: "Case | None" = None
 
     def backend(self) -> SwitchedBackend:
         return SwitchedBackend(self.target.base, self.mutant, self.target.operation, self.scope)
+
+    def reported_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes that the certification's check reports. 0 is the reference."""
+        reported = set(self.target.check(self.backend(), sizes).sizes_differing)
+        if self.twin is not None:
+            reported |= set(self.twin.reported_sizes(sizes))
+        return tuple(sorted(reported))
 
 
 @dataclass(frozen=True)
@@ -172,24 +182,36 @@ def target_of(base: Backend, operation: str, model: ModelShape) -> Target:
 
 
 def mutation_cases(
-    base: Backend,
+    bases: Sequence[Backend],
     mutations: Sequence[Mutation],
-    open_mutant: Callable[[Mutation], Any],
+    open_mutant: Callable[[Mutation, Backend], Any],
     model: ModelShape,
-    gemms: Sequence[Target],
 ) -> Iterator[Case]:
-    """Every mutation for every operation it changes, and the control of each operation."""
-    operations = [*TOKEN_OPS, "attention", *SAMPLER_OPS]
-    for operation in operations:
-        target = target_of(base, operation, model)
-        yield Case(target, "nothing", None, NEVER)
-        for mutation in mutations:
-            if operation in mutation.operations:
-                yield Case(target, mutation.name, open_mutant(mutation), everywhere(target))
-    for target in gemms:
+    """Every mutation for every operation it changes, and the control of each operation.
+
+    bases: the backend and, if it has another dtype, the same one in fp32.
+    """
+    for operation in (*TOKEN_OPS, "attention", *SAMPLER_OPS):
+        found = [one for one in mutations if operation in one.operations]
+        for mutation in (None, *found):
+            case: Case | None = None
+            for base in reversed(bases if operation not in SAMPLER_OPS else bases[:1]):
+                target = target_of(base, operation, model)
+                mutant = None if mutation is None else open_mutant(mutation, base)
+                name, scope = ("nothing", NEVER) if mutation is None else (mutation.name, everywhere(target))
+                case = Case(target, name, mutant, scope, case)
+            assert case is not None
+            yield case
+
+
+def gemm_mutation_cases(
+    targets: Sequence[Target], mutations: Sequence[Mutation], open_mutant: Callable[[Mutation, Backend], Any]
+) -> Iterator[Case]:
+    for target in targets:
         for mutation in mutations:
             if "linear" in mutation.operations:
-                yield Case(target, f"source: {mutation.name}", open_mutant(mutation), everywhere(target))
+                mutant = open_mutant(mutation, target.base)
+                yield Case(target, f"source: {mutation.name}", mutant, everywhere(target))
 
 
 FEW_ORDERS = tuple(
@@ -200,10 +222,38 @@ FEW_ORDERS = tuple(
 )
 
 
-def cpu_model(dtype: str) -> ModelShape:
+def gpu_model() -> ModelShape:
+    return ModelShape(
+        hidden=2880,
+        heads=16,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=4864,
+        vocab=49152,
+        page_size=64,
+        max_context=2001,
+        window=1024,
+    )
+
+
+def interpreter_model() -> ModelShape:
+    return ModelShape(
+        hidden=96,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        intermediate=64,
+        vocab=4200,
+        page_size=64,
+        max_context=300,
+        window=None,
+    )
+
+
+def cpu_model() -> ModelShape:
     """Sizes that are no multiples of a vector or a block, where the operation allows it."""
     return ModelShape(
-        hidden=587 if dtype == "float32" else 576,
+        hidden=587,
         heads=4,
         kv_heads=2,
         head_dim=24,

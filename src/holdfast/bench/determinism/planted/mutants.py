@@ -14,14 +14,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-import torch
-
 from holdfast.numerics import backends
 from holdfast.numerics.backends.c.backend import CBackend
 from holdfast.numerics.backends.c.build import build
 from holdfast.numerics.backends.c.kernels import CKernels, bind_kernels
-from holdfast.numerics.backends.torch.backend import TorchBackend
-from holdfast.numerics.ops import Backend
 
 _BACKENDS = Path(backends.__file__).parent
 
@@ -59,7 +55,7 @@ class SourceMutants:
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="holdfast-planted-")
         self._kernels: dict[Mutation, CKernels] = {}
-        self._modules: list[str] = []
+        self._modules: dict[tuple[str, Mutation], ModuleType] = {}
 
     def __enter__(self) -> "SourceMutants":
         sys.path.insert(0, self._folder.name)
@@ -69,7 +65,8 @@ class SourceMutants:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.path.remove(self._folder.name)
-        for name in [name for name in sys.modules if name.split(".")[0] in self._modules]:
+        packages = {module.__name__.split(".")[0] for module in self._modules.values()}
+        for name in [name for name in sys.modules if name.split(".")[0] in packages]:
             del sys.modules[name]
         self._folder.cleanup()
 
@@ -88,19 +85,15 @@ class SourceMutants:
             kernels = bind_kernels(build(folder))
             self._kernels |= dict.fromkeys(group, kernels)
 
-    def open_c(self, mutation: Mutation, dtype: torch.dtype, num_threads: int) -> CBackend:
-        return CBackend(dtype, self._kernels[mutation], num_threads)
-
-    def open_torch(self, mutation: Mutation, dtype: torch.dtype) -> TorchBackend:
-        module = self._import("torch", mutation)
-        opened: TorchBackend = module.TorchBackend(dtype)
-        return opened
-
-    def open_triton(self, mutation: Mutation, base: Any) -> Backend:
-        """The changed backend, with the split-K of `base`."""
-        module = self._import("triton", mutation)
-        opened: Backend = module.TritonBackend(base.dtype, base.device, base._split_k, False)
-        return opened
+    def open(self, mutation: Mutation, base: Any) -> Any:
+        """A copy of the backend `base` with the mutation."""
+        path = base.recipe.path
+        if path == "c":
+            return CBackend(base.dtype, self._kernels[mutation], base._num_threads)
+        module = self._import(path, mutation)
+        if path == "torch":
+            return module.TorchBackend(base.dtype)
+        return module.TritonBackend(base.dtype, base.device, base._split_k, False)
 
     def _copy(self, package: str, mutations: Sequence[Mutation]) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"planted_{package}_", dir=self._folder.name))
@@ -111,10 +104,13 @@ class SourceMutants:
 
     def _import(self, package: str, mutation: Mutation) -> ModuleType:
         """The module `backend` of a changed copy, imported as a package of its own."""
+        known = self._modules.get((package, mutation))
+        if known is not None:
+            return known
         folder = self._copy(package, [mutation])
         for file in folder.glob("*.py"):
             old, new = f"holdfast.numerics.backends.{package}", folder.name
             file.write_text(file.read_text().replace(old, new))
-        self._modules.append(folder.name)
         importlib.invalidate_caches()
-        return importlib.import_module(f"{folder.name}.backend")
+        self._modules[package, mutation] = importlib.import_module(f"{folder.name}.backend")
+        return self._modules[package, mutation]
