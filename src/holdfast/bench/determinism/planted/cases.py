@@ -28,7 +28,9 @@ from holdfast.certification.checks.operations import (
     check_head,
     check_sampler_op,
     check_token_op,
+    merge_checks,
     sampler_ops,
+    synthetic_linears,
     token_ops,
 )
 from holdfast.numerics.ops import Backend
@@ -46,6 +48,7 @@ class Target:
     check: Check
     search: Search
     canonical: bool = False  # the certification checks the canonical form at every size
+    num_sizes: int | None = None  # so many of the sizes, evenly spread
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class GemmTarget:
     width: int
     has_bias: bool = False
     is_head: bool = False
+    split_k: int = 0  # on Triton
+    num_sizes: int | None = None  # so many of the sizes: few columns need many synthetic weights
 
 
 NEVER = Scope(lambda size: False)
@@ -91,22 +96,24 @@ def everywhere(target: Target) -> Scope:
 
 
 def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Target:
-    generator = torch.Generator().manual_seed(gemm.width + gemm.outputs)
-    weight = torch.randn(gemm.outputs, gemm.width, generator=generator) * 0.05
-    bias = torch.randn(gemm.outputs, generator=generator) if gemm.has_bias else None
+    """A GEMM of this shape, checked with synthetic weights."""
 
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
-        on_device = None if bias is None else bias.to(base.device)
-        packed = backend.pack(weight.to(base.device), on_device)
-        case = GemmCase("planted", packed, is_head=gemm.is_head)
-        return (check_head if gemm.is_head else check_gemm)(backend, case, sizes)
+        zeros = torch.zeros(gemm.outputs, gemm.width, device=base.device)
+        like = base.pack(zeros, torch.zeros(gemm.outputs, device=base.device) if gemm.has_bias else None)
+        run = check_head if gemm.is_head else check_gemm
+        return merge_checks(
+            [
+                run(backend, GemmCase("planted", linear, is_head=gemm.is_head, is_synthetic=True), sizes)
+                for linear in synthetic_linears(backend, like)
+            ]
+        )
 
-    runs_rounded = base.recipe.path == "triton" and not gemm.is_head
-    search = search_gemm(
-        gemm.outputs, gemm.width, gemm.has_bias, real, "linear" if runs_rounded else "logits"
-    )
-    bias_text = " + bias" if gemm.has_bias else " (head)" if gemm.is_head else ""
-    return Target("linear", f"{gemm.outputs} x {gemm.width}{bias_text}", base, check, search, gemm.is_head)
+    operation = "linear" if base.recipe.path == "triton" and not gemm.is_head else "logits"
+    search = search_gemm(gemm.outputs, gemm.width, gemm.has_bias, real, operation)
+    suffix = " + bias" if gemm.has_bias else " (head)" if gemm.is_head else ""
+    shape = f"{gemm.outputs} x {gemm.width}{suffix}"
+    return Target("linear", shape, base, check, search, gemm.is_head, gemm.num_sizes)
 
 
 def gemm_cases(target: Target, orders: Sequence[Order]) -> Iterator[Case]:

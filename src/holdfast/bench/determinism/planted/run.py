@@ -1,7 +1,7 @@
 """Run the planted changes of a backend, and the table and file of what was found."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,10 @@ from holdfast.bench.determinism.planted.cases import (
     GemmTarget,
     cpu_model,
     gemm_cases,
+    gemm_mutation_cases,
     gemm_target,
+    gpu_model,
+    interpreter_model,
     mutation_cases,
     scoped_cases,
 )
@@ -21,10 +24,30 @@ from holdfast.bench.determinism.planted.mutants import SourceMutants
 from holdfast.bench.determinism.planted.orders import BIAS_FIRST, ELEMENTWISE, ORDERS
 from holdfast.bench.determinism.planted.search import RealWeights
 from holdfast.bench.determinism.planted.torch_mutations import TORCH_MUTATIONS
-from holdfast.numerics.ops import Backend
+from holdfast.bench.determinism.planted.triton_mutations import TRITON_MUTATIONS
+from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 
-CPU_SIZES = (1, 2, 3, 5, 7, 8, 12, 20, 40)
+CPU_SIZES = (1, 2, 5, 7, 8, 20, 40)
+GPU_SIZES = (1, 2, 7, 8, 31, 32, 33, 100, 255, 300, 512)
+INTERPRETED_SIZES = (1, 3, 7, 256)
+GEMMS = (
+    GemmTarget(256, 576),
+    GemmTarget(257, 127, has_bias=True),
+    GemmTarget(1, 64, num_sizes=3),
+    GemmTarget(5, 333, num_sizes=3),
+    GemmTarget(264, 1536, num_sizes=4),
+    GemmTarget(300, 96, is_head=True),
+)
+GPU_GEMMS = (
+    GemmTarget(960, 576),
+    GemmTarget(6144, 4096, split_k=1),
+    GemmTarget(4096, 14336, split_k=4),
+    GemmTarget(1024, 2048, has_bias=True),
+    GemmTarget(5120, 3072),
+    GemmTarget(8192, 1024, is_head=True, split_k=1),
+)
+INTERPRETED_GEMMS = (GemmTarget(48, 96), GemmTarget(3072, 128, split_k=1), GemmTarget(96, 256, split_k=4))
 
 
 @dataclass(frozen=True)
@@ -47,10 +70,9 @@ class PlantedResult:
 
     @property
     def missed_sizes(self) -> tuple[int, ...]:
-        reported = () if 0 in self.reported_sizes else self.reported_sizes
         if 0 in self.reported_sizes:
             return ()
-        return tuple(size for size in self.effective_sizes if size not in reported)
+        return tuple(size for size in self.effective_sizes if size not in self.reported_sizes)
 
     @property
     def verdict(self) -> str:
@@ -67,11 +89,13 @@ class PlantedResult:
 
 def run_case(case: Case, sizes: tuple[int, ...]) -> PlantedResult:
     started = time.monotonic()
-    target, backend = case.target, case.backend()
-    recipe = target.base.recipe
+    target, recipe = case.target, case.target.base.recipe
+    backend = case.backend()
+    if target.num_sizes is not None:
+        sizes = sizes[:: -(-len(sizes) // target.num_sizes)]
+    planted = [size for size in sizes if size != recipe.rows and case.scope.covers(size)]
     with torch.inference_mode():
-        reported = target.check(backend, sizes).sizes_differing
-        planted = [size for size in sizes if size != recipe.rows and case.scope.covers(size)]
+        reported = case.reported_sizes(sizes)
         effective = tuple(size for size in planted if target.search(target.base, backend, size))
     return PlantedResult(
         target.operation,
@@ -80,43 +104,46 @@ def run_case(case: Case, sizes: tuple[int, ...]) -> PlantedResult:
         target.shape,
         case.planted,
         effective,
-        tuple(reported),
+        reported,
         round(time.monotonic() - started, 3),
     )
 
 
-GEMMS = (
-    GemmTarget(48, 576),
-    GemmTarget(33, 127, has_bias=True),
-    GemmTarget(1, 64),
-    GemmTarget(5, 333),
-    GemmTarget(64, 1536),
-    GemmTarget(50, 96, is_head=True),
-)
-
-
 def cpu_cases(
-    kernels: str, dtype: torch.dtype, num_threads: int, mutants: SourceMutants, real: RealWeights | None
+    kernels: KernelBackend,
+    dtype: torch.dtype,
+    num_threads: int,
+    mutants: SourceMutants,
+    real: RealWeights | None,
 ) -> Iterator[Case]:
-    base: Backend = open_backend(dtype, kernels=kernels, num_threads=num_threads)  # type: ignore[arg-type]
-    first, *others = (gemm_target(base, gemm, real) for gemm in GEMMS)
-    yield from gemm_cases(first, ORDERS)
-    yield from scoped_cases(first, GEMMS[0].outputs)
-    for gemm, target in zip(GEMMS[1:], others, strict=True):
-        yield from gemm_cases(target, (*FEW_ORDERS, BIAS_FIRST, *ELEMENTWISE) if gemm.has_bias else FEW_ORDERS)
-    if kernels == "c":
-        yield from mutation_cases(
-            base,
-            C_MUTATIONS,
-            lambda mutation: mutants.open_c(mutation, dtype, num_threads),
-            cpu_model(base.recipe.dtype),
-            [first, others[0]],
-        )
-    else:
-        yield from mutation_cases(
-            base,
-            TORCH_MUTATIONS,
-            lambda mutation: mutants.open_torch(mutation, dtype),
-            cpu_model(base.recipe.dtype),
-            [],
-        )
+    """The changes planted in a CPU backend."""
+    bases = [
+        open_backend(one, kernels=kernels, num_threads=num_threads)
+        for one in dict.fromkeys((dtype, torch.float32))
+    ]
+    targets = [gemm_target(bases[0], gemm, real) for gemm in GEMMS]
+    yield from gemm_cases(targets[0], ORDERS)
+    yield from scoped_cases(targets[0], GEMMS[0].outputs)
+    for gemm, target in zip(GEMMS[1:], targets[1:], strict=True):
+        more = (BIAS_FIRST, *ELEMENTWISE) if gemm.has_bias else ()
+        yield from gemm_cases(target, (*FEW_ORDERS, *more))
+    mutations = C_MUTATIONS if kernels == "c" else TORCH_MUTATIONS
+    yield from gemm_mutation_cases(targets[:2], mutations, mutants.open)
+    yield from mutation_cases(bases, mutations, mutants.open, cpu_model())
+
+
+def triton_cases(
+    device: torch.device, dtype: torch.dtype, mutants: SourceMutants, real: RealWeights | None
+) -> Iterator[Case]:
+    """The changes planted in the Triton backend, on a GPU or in the interpreter."""
+    on_gpu = device.type == "cuda"
+    gemms = GPU_GEMMS if on_gpu else INTERPRETED_GEMMS
+    split = {(gemm.outputs, gemm.width): gemm.split_k for gemm in gemms}
+    base = open_backend(dtype, kernels="triton", num_threads=1, device=device, split_k=split)
+    targets = [gemm_target(base, gemm, real) for gemm in gemms]
+    for number, target in enumerate(targets):
+        yield from gemm_cases(target, ORDERS if number == 0 and on_gpu else FEW_ORDERS)
+    yield from scoped_cases(targets[0], gemms[0].outputs)
+    yield from gemm_mutation_cases(targets, TRITON_MUTATIONS, mutants.open)
+    model = gpu_model() if on_gpu else interpreter_model()
+    yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, model)
