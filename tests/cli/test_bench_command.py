@@ -9,6 +9,9 @@ import pytest
 from holdfast.bench.determinism import features, matrix, stress, stress_jobs
 from holdfast.bench.determinism.adversary import campaign
 from holdfast.bench.determinism.adversary.evidence import Evidence
+from holdfast.bench.determinism.planted import report as planted_report
+from holdfast.bench.determinism.planted.report import PlantedReport
+from holdfast.bench.determinism.planted.run import PlantedResult
 from holdfast.bench.speed import cpu
 from holdfast.bench.tiny import tiny_engine
 from holdfast.cli.options import engine as o
@@ -154,3 +157,18 @@ def test_old_command_names_are_deprecated(holdfast, monkeypatch, old, new):
     assert f"use `holdfast bench {new}`" in result.stderr
     assert "opened a-model" in result.stderr
     assert f" {old} " not in holdfast("bench", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("reported", "exit_code", "text"),
+    [((1, 3), 0, "found"), ((0,), 0, "found"), ((1,), 1, "missed: linear, c")],
+)
+def test_missed_planted_change_exits_with_1(holdfast, monkeypatch, tmp_path, reported, exit_code, text):
+    result = PlantedResult("linear", "c", "float32", "48 x 96", "K in two halves", (1, 3), reported, 0.1)
+    made = PlantedReport("a machine", "2.13", None, (result,))
+    monkeypatch.setattr(planted_report, "plant_changes", lambda *given: made)
+    shown = holdfast("bench", "determinism", "--planted", "--save", tmp_path / "planted.json")
+    assert shown.exit_code == exit_code, shown.stderr
+    assert text in shown.stdout
+    (saved,) = json.loads((tmp_path / "planted.json").read_text())["results"]
+    assert saved["reported_sizes"] == list(reported)

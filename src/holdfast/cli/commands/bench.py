@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -130,13 +130,21 @@ def determinism(
             help="Attack the promise instead: hostile models, settings, environments, threads, schedules.",
         ),
     ] = False,
+    planted: Annotated[
+        bool,
+        typer.Option(
+            "--planted",
+            help="Plant order changes in operations instead, and count those the certification finds.",
+        ),
+    ] = False,
     engine: EngineConfig = o.ENGINE,
     save: Annotated[Path | None, typer.Option(help="Write the report to this file, as JSON.")] = None,
 ) -> None:
     """Determinism stress test: every feature inside random loads, on this model and on tiny ones.
 
     Exits with 1 unless every cell with the guarantee has one answer and some cell without it has
-    several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint.
+    several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint. With
+    --planted, exits with 1 if a change that gives some input other bits was not found.
     """
     from holdfast.bench.determinism.adversary.campaign import CampaignScale, run_campaign
     from holdfast.bench.determinism.adversary.table import show_campaign
@@ -147,6 +155,8 @@ def determinism(
     from holdfast.models.locate import locate
 
     require_folder(save)
+    if planted:
+        _run_planted(model, engine, save)
     if jobs > 1 and engine.num_threads is None:
         engine = replace(engine, num_threads=1)
     config = replace(engine, model=model)
@@ -167,6 +177,16 @@ def determinism(
     if save is not None:
         write_report(make_report(results, seed), save)
     raise typer.Exit(0 if is_good else 1)
+
+
+def _run_planted(model: str | None, engine: EngineConfig, save: Path | None) -> NoReturn:
+    from holdfast.bench.determinism.planted.report import plant_changes, show_planted
+    from holdfast.bench.report import write_report
+
+    report = plant_changes(model, engine, note)
+    if save is not None:
+        write_report(report, save)
+    raise typer.Exit(0 if show_planted(report) else 1)
 
 
 bench.command()(gpu)

@@ -36,7 +36,9 @@ _LINEAR = (
     _in_blocks("blocks of 16 in sequence", "k % 16 == 0"),
     _in_blocks("blocks of 128 in sequence", "k % 128 == 0"),
     _in_blocks("K in two halves, wide tiles only", "panels > 1 && k == K / 8 * 4"),
-    _in_blocks("K in two halves, last panel of N only", "column + 2 * panels * VL >= out->N && k == K / 8 * 4"),
+    _in_blocks(
+        "K in two halves, last panel of N only", "column + 2 * panels * VL >= out->N && k == K / 8 * 4"
+    ),
     _in_blocks("K in two halves, tiles of five rows only", "rows == 5 && k == K / 8 * 4"),
     Mutation(
         "K backwards in steps of four",
@@ -244,7 +246,12 @@ _ROWWISE = (
         "gate * (1 / (1 + e))",
         ("silu_mul",),
         "rowwise.c",
-        (("round_v(gate / load_v(stage + i, F32), dt)", "round_v(gate * (splat(1.0f) / load_v(stage + i, F32)), dt)"),),
+        (
+            (
+                "round_v(gate / load_v(stage + i, F32), dt)",
+                "round_v(gate * (splat(1.0f) / load_v(stage + i, F32)), dt)",
+            ),
+        ),
     ),
     Mutation(
         "silu rounded after the product",
@@ -260,7 +267,10 @@ _SAMPLING = (
         "blocks of 1024",
         ("logsumexp",),
         "sampling.c",
-        (("start < n; start += 4096", "start < n; start += 1024"), ("min64(n, start + 4096)", "min64(n, start + 1024)")),
+        (
+            ("start < n; start += 4096", "start < n; start += 1024"),
+            ("min64(n, start + 4096)", "min64(n, start + 1024)"),
+        ),
     ),
     Mutation(
         "blocks added in fp32",

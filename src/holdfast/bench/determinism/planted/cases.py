@@ -102,12 +102,11 @@ def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Ta
         zeros = torch.zeros(gemm.outputs, gemm.width, device=base.device)
         like = base.pack(zeros, torch.zeros(gemm.outputs, device=base.device) if gemm.has_bias else None)
         run = check_head if gemm.is_head else check_gemm
-        return merge_checks(
-            [
-                run(backend, GemmCase("planted", linear, is_head=gemm.is_head, is_synthetic=True), sizes)
-                for linear in synthetic_linears(backend, like)
-            ]
+        cases = (
+            GemmCase("planted", linear, is_head=gemm.is_head, is_thorough=number == 0)
+            for number, linear in enumerate(synthetic_linears(backend, like))
         )
+        return merge_checks([run(backend, case, sizes) for case in cases])
 
     operation = "linear" if base.recipe.path == "triton" and not gemm.is_head else "logits"
     search = search_gemm(gemm.outputs, gemm.width, gemm.has_bias, real, operation)
@@ -170,7 +169,8 @@ def attention_target(base: Backend, model: ModelShape) -> Target:
 
 def sampler_target(base: Backend, operation: str, vocab: int) -> Target:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
-        return check_sampler_op(backend, operation, dict(sampler_ops(backend))[operation], vocab, sizes)
+        ops = [op for op in sampler_ops(backend, vocab) if op.name.split(",")[0] == operation]
+        return merge_checks([check_sampler_op(backend, op, sizes) for op in ops])
 
     searches = {"logsumexp": search_logsumexp, "sample": search_sample}
     return Target(operation, f"[{vocab}]", base, check, searches[operation](vocab))
@@ -225,7 +225,14 @@ FEW_ORDERS = tuple(
     order
     for order in ORDERS
     if order.name
-    in ("K in two halves", "8 lanes", "two middle leaves swapped", "tail apart", "fp64 accumulation", "reversed")
+    in (
+        "K in two halves",
+        "8 lanes",
+        "two middle leaves swapped",
+        "tail apart",
+        "fp64 accumulation",
+        "reversed",
+    )
 )
 
 

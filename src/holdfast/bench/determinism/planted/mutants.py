@@ -97,7 +97,9 @@ class SourceMutants:
 
     def _copy(self, package: str, mutations: Sequence[Mutation]) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=f"planted_{package}_", dir=self._folder.name))
-        shutil.copytree(_BACKENDS / package, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            _BACKENDS / package, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
         for mutation in mutations:
             mutation.apply(folder)
         return folder

@@ -57,7 +57,11 @@ class ReorderedGemm:
         assert order.combine is not None
         if w.bias is None:
             return order.combine(parts)
-        return order.combine([w.bias + parts[0], *parts[1:]]) if order.bias_first else order.combine(parts) + w.bias
+        return (
+            order.combine([w.bias + parts[0], *parts[1:]])
+            if order.bias_first
+            else order.combine(parts) + w.bias
+        )
 
     def _split(self, w: Linear) -> list[tuple[Tensor, Linear]]:
         """The groups of K and the packed weights of each."""
@@ -106,7 +110,9 @@ def contiguous_groups(count: int) -> Groups:
 
 
 def blocks(length: int) -> Groups:
-    return lambda width: list(torch.arange(width).split(length))
+    return lambda width: [
+        torch.arange(start, min(start + length, width)) for start in range(0, width, length)
+    ]
 
 
 def lanes(count: int) -> Groups:

@@ -1,7 +1,7 @@
 """The planted changes of one machine as a report: a table on the screen, or a JSON file."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,11 +22,14 @@ from holdfast.bench.determinism.planted.search import RealWeights
 from holdfast.bench.machine import machine_name
 from holdfast.bench.tables import make_table, open_console
 from holdfast.certification.checks.probes import clear_neighbours
+from holdfast.engine.config import DTYPES, EngineConfig
 from holdfast.errors import ConfigError, ModelNotFound
 from holdfast.models.checkpoint import open_checkpoint
 from holdfast.models.locate import locate
 from holdfast.numerics.recipe import KernelBackend
-from holdfast.worker.device import device_name
+from holdfast.numerics.select_backend import uses_triton
+from holdfast.numerics.settings import apply_numeric_settings
+from holdfast.worker.device import choose_device, device_name
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _VERDICTS = ("found", "no input found", "missed", "control differs")
@@ -46,23 +49,46 @@ class PlantedReport:
         return all(one.is_good for one in self.results)
 
 
-def run_planted(
-    kernels: KernelBackend, device: torch.device, dtypes: Sequence[torch.dtype], num_threads: int, model: str | None
-) -> Iterator[PlantedResult]:
-    """Plant every change. "auto" is both CPU backends, or Triton on a GPU."""
+def plant_changes(
+    model: str | None, engine: EngineConfig, note: Callable[[str], None] = lambda text: None
+) -> PlantedReport:
+    """Plant every change. Kernels "auto" are both CPU backends, or Triton on a GPU; dtype "auto" is
+    every dtype of the device."""
+    device = choose_device(engine.device, engine.kernels)
+    settings = apply_numeric_settings(num_threads=engine.num_threads)
     real = real_weights(model)
     with SourceMutants() as mutants:
-        if device.type == "cuda" or kernels == "triton":
-            sizes = GPU_SIZES if device.type == "cuda" else INTERPRETED_SIZES
-            for dtype in dtypes or (torch.bfloat16 if device.type == "cuda" else torch.float16,):
-                yield from _run(triton_cases(device, dtype, mutants, real), sizes)
-            return
-        paths: tuple[KernelBackend, ...] = ("c", "torch") if kernels == "auto" else (kernels,)
-        if "c" in paths:
-            mutants.build_c(C_MUTATIONS)
-        for path in paths:
-            for dtype in dtypes or _CPU_DTYPES:
-                yield from _run(cpu_cases(path, dtype, num_threads, mutants, real), CPU_SIZES)
+        results: list[PlantedResult] = []
+        for cases, sizes in _suites(engine, device, settings.threads, mutants, real):
+            before = len(results)
+            results += _run(cases, sizes)
+            last, found = results[-1], Counter(one.verdict for one in results[before:])
+            note(f"{last.backend}, {last.dtype}: " + ", ".join(f"{found[one]} {one}" for one in _VERDICTS))
+    machine = device_name(device) if device.type == "cuda" else machine_name()
+    return PlantedReport(machine, str(torch.__version__), real.name if real else None, tuple(results))
+
+
+def _suites(
+    engine: EngineConfig,
+    device: torch.device,
+    num_threads: int,
+    mutants: SourceMutants,
+    real: RealWeights | None,
+) -> Iterator[tuple[Iterator[Case], tuple[int, ...]]]:
+    """The changes of each backend and dtype, and the batch sizes they are planted at."""
+    kernels = engine.kernels
+    wanted = None if engine.dtype == "auto" else getattr(torch, DTYPES[engine.dtype])
+    if uses_triton(kernels, device):
+        on_gpu = device.type == "cuda"
+        dtype = wanted or (torch.bfloat16 if on_gpu else torch.float32)
+        yield triton_cases(device, dtype, mutants, real), GPU_SIZES if on_gpu else INTERPRETED_SIZES
+        return
+    paths: tuple[KernelBackend, ...] = ("c", "torch") if kernels == "auto" else (kernels,)
+    if "c" in paths:
+        mutants.build_c(C_MUTATIONS)
+    for path in paths:
+        for dtype in (wanted,) if wanted else _CPU_DTYPES:
+            yield cpu_cases(path, dtype, num_threads, mutants, real), CPU_SIZES
 
 
 def _run(cases: Iterator[Case], sizes: tuple[int, ...]) -> Iterator[PlantedResult]:
@@ -89,20 +115,18 @@ def real_weights(model: str | None) -> RealWeights | None:
     return RealWeights(located.name, checkpoint.tensor(embedding, torch.float32), weights)
 
 
-def make_report(
-    results: Sequence[PlantedResult], device: torch.device, model: str | None
-) -> PlantedReport:
-    real = real_weights(model)
-    machine = device_name(device) if device.type == "cuda" else machine_name()
-    return PlantedReport(machine, str(torch.__version__), real.name if real else None, tuple(results))
-
-
 def show_planted(report: PlantedReport) -> bool:
     """Print the counts by operation, then every change that was missed. Returns whether all with an
     input were found."""
     console = open_console(160)
     table = make_table(
-        f"Planted order changes, {report.machine}", "operation", "backend", "dtype", "planted", *_VERDICTS, num_left=3
+        f"Planted order changes, {report.machine}",
+        "operation",
+        "backend",
+        "dtype",
+        "planted",
+        *_VERDICTS,
+        num_left=3,
     )
     groups: dict[tuple[str, str, str], Counter[str]] = {}
     for one in report.results:

@@ -19,12 +19,15 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.checks.probes import bits_of
+from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
 
 KINDS = ("gaussian", "wide", "cancelling", "dust", "tiny")
 NUM_ROUNDS = 12  # of all distributions, at each batch size
+
+_NUM_INTERPRETED_ROUNDS = 2  # in Triton's interpreter, which is slow
 
 Search = Callable[[Any, Any, int], bool]  # (base, changed, size) -> some input gives other bits
 
@@ -50,9 +53,15 @@ def _cut(matrix: Tensor, rows: int, width: int, start: int) -> Tensor:
     return matrix[at][:, torch.arange(width) % matrix.shape[1]]
 
 
+def _num_rounds(base: Backend) -> int:
+    return _NUM_INTERPRETED_ROUNDS if is_interpreted(base) else NUM_ROUNDS
+
+
 def differ(one: Tensor, other: Tensor) -> bool:
     """Whether a bit differs. Where both are NaN they count as equal: no token is promised there."""
-    same = (bits_of(one) == bits_of(other)) | (one.isnan() & other.isnan() if one.is_floating_point() else False)
+    same = (bits_of(one) == bits_of(other)) | (
+        one.isnan() & other.isnan() if one.is_floating_point() else False
+    )
     return not bool(same.all())
 
 
@@ -108,7 +117,7 @@ def search_gemm(
 
     def search(base: Backend, changed: Any, size: int) -> bool:
         dtype, numbers = base.recipe.dtype, Numbers(base.recipe.dtype, size)
-        for number in range(NUM_ROUNDS):
+        for number in range(_num_rounds(base)):
             for x, weight in operands(numbers, size, number):
                 bias = numbers.randn(outputs) if has_bias else None
                 packed = changed.pack(weight.to(base.device), None if bias is None else bias.to(base.device))
@@ -126,7 +135,7 @@ def search_token_op(operation: str, width: int, head_dim: int = 16) -> Search:
 
     def search(base: Backend, changed: Any, size: int) -> bool:
         dtype, numbers = getattr(torch, base.recipe.dtype), Numbers(base.recipe.dtype, size)
-        for number in range(NUM_ROUNDS):
+        for number in range(_num_rounds(base)):
             for kind in KINDS:
                 x = (numbers.draw(kind, size, width) * 2.0 ** (number % 5 - 2)).to(base.device, dtype)
                 other = (numbers.draw(kind, size, width)).to(base.device, dtype)
@@ -142,7 +151,9 @@ def search_token_op(operation: str, width: int, head_dim: int = 16) -> Search:
     return search
 
 
-def _run_token_op(backend: Any, operation: str, x: Tensor, other: Tensor, weight: Tensor, head_dim: int) -> Tensor:
+def _run_token_op(
+    backend: Any, operation: str, x: Tensor, other: Tensor, weight: Tensor, head_dim: int
+) -> Tensor:
     if operation == "rms_norm":
         normed: Tensor = backend.rms_norm(x, weight, 1e-5)
         return normed
@@ -171,7 +182,7 @@ def search_attention(shape: AttentionShape) -> Search:
 
     def search(base: Backend, changed: Any, size: int) -> bool:
         numbers = Numbers(base.recipe.dtype, size)
-        for number in range(NUM_ROUNDS // 3):
+        for number in range(-(-_num_rounds(base) // 3)):
             for kind in ("gaussian", "wide", "cancelling", "dust"):
                 paged = _PagedRequest(base, shape, numbers, kind, 2.0 ** (number % 4))
                 for window in dict.fromkeys((None, shape.window)):
@@ -230,7 +241,7 @@ class _PagedRequest:
 def search_logsumexp(vocab: int) -> Search:
     def search(base: Backend, changed: Any, size: int) -> bool:
         numbers = Numbers("float32", size)
-        for number in range(NUM_ROUNDS):
+        for number in range(_num_rounds(base)):
             for kind in ("gaussian", "dust"):
                 logits = (numbers.draw(kind, size, vocab) * 2.0 ** (number % 5 - 2)).to(base.device)
                 if differ(base.logsumexp(logits), changed.logsumexp(logits)):
@@ -245,7 +256,7 @@ def search_sample(vocab: int) -> Search:
 
     def search(base: Backend, changed: Any, size: int) -> bool:
         numbers = Numbers("float32", size)
-        for number in range(4 * NUM_ROUNDS):
+        for number in range(4 * _num_rounds(base)):
             for case in (_cancelled_noise, _top_p_threshold):
                 logits, batch = case(numbers, size, vocab, number)
                 moved = SamplingBatch(
@@ -306,4 +317,6 @@ def _gumbel(seed: int, position: int, vocab: int) -> "np.ndarray[Any, np.dtype[n
     ids = (np.arange(vocab, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     h = _mix(_mix(halves[:1] ^ halves[1:]) + ids)
     w = ((h >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return -np.log(-np.log1p(-np.minimum(w, np.float32(1 - 2.0**-24)).astype(np.float64)))
+    noise: np.ndarray[Any, np.dtype[np.float64]]
+    noise = -np.log(-np.log1p(-np.minimum(w, np.float32(1 - 2.0**-24)).astype(np.float64)))
+    return noise

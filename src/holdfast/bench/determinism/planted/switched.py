@@ -61,7 +61,11 @@ class SwitchedBackend:
 
     def _gemm(self, name: str, x: Tensor, w: Linear, canonical: bool) -> Tensor:
         plain: Tensor = getattr(self.base, name)(x, w, canonical=True)
-        if (canonical and not self._scope.canonical) or name not in self._operations or not self._applies_to(x):
+        if (
+            (canonical and not self._scope.canonical)
+            or name not in self._operations
+            or not self._applies_to(x)
+        ):
             return plain
         return self._within(plain, getattr(self._mutant, name)(x, w, canonical=False))
 

@@ -5,6 +5,9 @@ from holdfast.bench.determinism.planted.mutants import Mutation
 _NORMS = ("rms_norm", "add_rms_norm")
 _MEAN = "x32.pow(2).mean(-1, keepdim=True)"
 _SILU = "x32 / (1.0 + torch.exp(-x32))"
+_TERMS = "exp_fp64((row - largest).astype(np.float64))"
+_NOISE = "(np.float32(0.0) - log_fp32(y)) * (w / divisor)"
+_MASS = "exp_fp64((z - z[best_id]).astype(np.float64))"
 _ROPE = "first * c - second * s, second * c + first * s"
 
 
@@ -14,6 +17,10 @@ def _norm(name: str, mean: str) -> Mutation:
 
 def _attention(name: str, *replacements: tuple[str, str]) -> Mutation:
     return Mutation(name, ("attention",), "attention.py", replacements)
+
+
+def _sampling(operation: str, name: str, *replacements: tuple[str, str]) -> Mutation:
+    return Mutation(name, (operation,), "sampling.py", replacements)
 
 
 TORCH_MUTATIONS = (
@@ -62,11 +69,23 @@ TORCH_MUTATIONS = (
         "products in fp64",
         ("rope",),
         "backend.py",
-        ((_ROPE, "(first.double() * c - second.double() * s).float(), (second.double() * c + first.double() * s).float()"),),
+        (
+            (
+                _ROPE,
+                "(first.double() * c - second.double() * s).float(), (second.double() * c + first.double() * s).float()",
+            ),
+        ),
     ),
     Mutation("x * sigmoid(x)", ("silu_mul",), "backend.py", ((_SILU, "x32 * torch.sigmoid(x32)"),)),
-    Mutation("exp as a power of two", ("silu_mul",), "backend.py", ((_SILU, "x32 / (1.0 + torch.exp2(-x32 * 1.4426950408889634))"),)),
-    Mutation("x * (1 / (1 + e))", ("silu_mul",), "backend.py", ((_SILU, "x32 * (1.0 / (1.0 + torch.exp(-x32)))"),)),
+    Mutation(
+        "exp as a power of two",
+        ("silu_mul",),
+        "backend.py",
+        ((_SILU, "x32 / (1.0 + torch.exp2(-x32 * 1.4426950408889634))"),),
+    ),
+    Mutation(
+        "x * (1 / (1 + e))", ("silu_mul",), "backend.py", ((_SILU, "x32 * (1.0 / (1.0 + torch.exp(-x32)))"),)
+    ),
     _attention("KV blocks of 32", ("KV_BLOCK = 64", "KV_BLOCK = 32")),
     _attention("KV blocks of 128", ("KV_BLOCK = 64", "KV_BLOCK = 128")),
     _attention(
@@ -95,10 +114,15 @@ TORCH_MUTATIONS = (
             "torch.bmm(weights.view(tiles * kv_heads, QUERY_TILE * group, KV_BLOCK).flip(2), values.flip(1)).view(",
         ),
     ),
-    _attention("softmax sum reversed", ("weights.sum(-1, keepdim=True)", "weights.flip(-1).sum(-1, keepdim=True)")),
+    _attention(
+        "softmax sum reversed", ("weights.sum(-1, keepdim=True)", "weights.flip(-1).sum(-1, keepdim=True)")
+    ),
     _attention(
         "softmax sum in two halves",
-        ("weights.sum(-1, keepdim=True)", "sum(half.sum(-1, keepdim=True) for half in weights.tensor_split(2, -1))"),
+        (
+            "weights.sum(-1, keepdim=True)",
+            "sum(half.sum(-1, keepdim=True) for half in weights.tensor_split(2, -1))",
+        ),
     ),
     _attention(
         "output rescaled with fma",
@@ -113,38 +137,17 @@ TORCH_MUTATIONS = (
             "torch.bmm(queries, keys).view(tiles, kv_heads, QUERY_TILE, group, KV_BLOCK) * scale",
         ),
     ),
-    Mutation(
-        "sum in fp32",
-        ("logsumexp",),
-        "sampling.py",
-        (("np.exp((row - largest).astype(np.float64)).sum()", "np.exp(row - largest).sum()"),),
+    _sampling("logsumexp", "sum in fp32", (_TERMS, f"{_TERMS}.astype(np.float32)")),
+    _sampling("logsumexp", "sum reversed", (f"np.cumsum({_TERMS})", f"np.cumsum({_TERMS}[::-1])")),
+    _sampling("logsumexp", "sum in pairs", (f"np.cumsum({_TERMS})[-1]", f"{_TERMS}.sum()")),
+    _sampling("sample", "noise from log(1 - w) uncorrected", (_NOISE, "(np.float32(0.0) - log_fp32(y))")),
+    _sampling(
+        "sample", "noise correction applied first", (_NOISE, "(np.float32(0.0) - log_fp32(y)) * w / divisor")
     ),
-    Mutation(
-        "sum reversed",
-        ("logsumexp",),
-        "sampling.py",
-        (
-            (
-                "np.exp((row - largest).astype(np.float64)).sum()",
-                "np.exp((row - largest).astype(np.float64))[::-1].copy().sum()",
-            ),
-        ),
-    ),
-    Mutation(
-        "noise in fp64",
-        ("sample",),
-        "sampling.py",
-        (
-            (
-                "gumbel: Floats = -np.log(-np.log1p(-w))",
-                "gumbel: Floats = (-np.log(-np.log1p(-w.astype(np.float64)))).astype(np.float32)",
-            ),
-        ),
-    ),
-    Mutation(
-        "top-p mass in fp32",
-        ("sample",),
-        "sampling.py",
-        (("p = np.exp((z - z[best_id]).astype(np.float64))", "p = np.exp(z - z[best_id])"),),
+    _sampling("sample", "top-p mass in fp32", (_MASS, f"{_MASS}.astype(np.float32)")),
+    _sampling(
+        "sample",
+        "logits times 1 / temperature",
+        ("row / np.float32(temperature)", "row * np.float32(1 / temperature)"),
     ),
 )

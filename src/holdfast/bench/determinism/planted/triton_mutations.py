@@ -16,7 +16,9 @@ def _attention(name: str, *replacements: tuple[str, str]) -> Mutation:
 
 
 TRITON_MUTATIONS = (
-    _norm("squares of the other half fused", ("tl.fma(low, low, high * high)", "tl.fma(high, high, low * low)")),
+    _norm(
+        "squares of the other half fused", ("tl.fma(low, low, high * high)", "tl.fma(high, high, low * low)")
+    ),
     _norm(
         "folded in the middle to the end",
         ("tl.static_range(10, LEVELS)", "tl.static_range(0, LEVELS)"),
@@ -25,13 +27,21 @@ TRITON_MUTATIONS = (
     _norm("mean as sum / n", ("tl.fma(total, 1.0 / WIDTH, eps)", "total / WIDTH + eps")),
     _norm(
         "1 / sqrt",
-        ("tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))", "(1.0 / tl.math.sqrt(tl.fma(total, 1.0 / WIDTH, eps)))"),
+        (
+            "tl.math.rsqrt(tl.fma(total, 1.0 / WIDTH, eps))",
+            "(1.0 / tl.math.sqrt(tl.fma(total, 1.0 / WIDTH, eps)))",
+        ),
     ),
     _norm(
         "weight applied before rounding",
         ("unit = (x * inverse).to(weight.dtype).to(tl.float32)", "unit = x * inverse"),
     ),
-    Mutation("no fma", ("rope",), "rope_store.py", ((_ROTATE, "return low * cos - high * sin, high * cos + low * sin"),)),
+    Mutation(
+        "no fma",
+        ("rope",),
+        "rope_store.py",
+        ((_ROTATE, "return low * cos - high * sin, high * cos + low * sin"),),
+    ),
     Mutation(
         "the other product fused",
         ("rope",),
@@ -39,7 +49,10 @@ TRITON_MUTATIONS = (
         ((_ROTATE, "return tl.fma(-high, sin, low * cos), tl.fma(low, sin, high * cos)"),),
     ),
     Mutation(
-        "gate * (1 / (1 + e))", ("silu_mul",), "elementwise.py", ((_SILU, "(gate32 * (1.0 / (1.0 + tl.exp(-gate32))))"),)
+        "gate * (1 / (1 + e))",
+        ("silu_mul",),
+        "elementwise.py",
+        ((_SILU, "(gate32 * (1.0 / (1.0 + tl.exp(-gate32))))"),),
     ),
     Mutation(
         "exp as a power of two",
@@ -47,7 +60,9 @@ TRITON_MUTATIONS = (
         "elementwise.py",
         ((_SILU, "(gate32 / (1.0 + tl.exp2(-gate32 * 1.4426950408889634)))"),),
     ),
-    Mutation("blocks of 1024", ("silu_mul",), "elementwise.py", (("_SILU_BLOCK = 2048", "_SILU_BLOCK = 1024"),)),
+    Mutation(
+        "blocks of 1024", ("silu_mul",), "elementwise.py", (("_SILU_BLOCK = 2048", "_SILU_BLOCK = 1024"),)
+    ),
     _attention("KV blocks of 32", ("KV_BLOCK = 64", "KV_BLOCK = 32")),
     _attention("splits of 128 positions", ("SPLIT = 256", "SPLIT = 128")),
     _attention("splits of 512 positions", ("SPLIT = 256", "SPLIT = 512")),
@@ -83,8 +98,14 @@ TRITON_MUTATIONS = (
     ),
     _attention(
         "output times the inverse of the sum",
-        ("acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0", "acc * (1.0 / tl.where(valid, row_sum, 1.0))[:, None] + 0.0"),
-        ("acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0", "acc * (1.0 / tl.where(valid, row_sum, 1.0))[None, :] + 0.0"),
+        (
+            "acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0",
+            "acc * (1.0 / tl.where(valid, row_sum, 1.0))[:, None] + 0.0",
+        ),
+        (
+            "acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0",
+            "acc * (1.0 / tl.where(valid, row_sum, 1.0))[None, :] + 0.0",
+        ),
         ("acc / row_sum[:, None] + 0.0", "acc * (1.0 / row_sum)[:, None] + 0.0"),
     ),
     Mutation("chunks of 2048", ("logsumexp",), "logits.py", (("CHUNK = 4096", "CHUNK = 2048"),)),
@@ -136,19 +157,34 @@ TRITON_MUTATIONS = (
         "library GEMM: split-K 2",
         ("linear",),
         "gemm.py",
-        (("        return F.linear(x, weight)\n", "        return _library_gemm(x, weight, 2).sum(0).to(x.dtype)\n"),),
+        (
+            (
+                "        return F.linear(x, weight)\n",
+                "        return _library_gemm(x, weight, 2).sum(0).to(x.dtype)\n",
+            ),
+        ),
     ),
     Mutation(
         "library GEMM: transposed",
         ("linear",),
         "gemm.py",
-        (("        return F.linear(x, weight)\n", "        return torch.mm(weight, x.t()).t().contiguous()\n"),),
+        (
+            (
+                "        return F.linear(x, weight)\n",
+                "        return torch.mm(weight, x.t()).t().contiguous()\n",
+            ),
+        ),
     ),
     Mutation(
         "library GEMM: batched form",
         ("linear",),
         "gemm.py",
-        (("        return F.linear(x, weight)\n", "        return _library_gemm(x, weight, 1)[0].to(x.dtype)\n"),),
+        (
+            (
+                "        return F.linear(x, weight)\n",
+                "        return _library_gemm(x, weight, 1)[0].to(x.dtype)\n",
+            ),
+        ),
     ),
     Mutation(
         "partial sums added in reverse",

@@ -1,0 +1,164 @@
+"""Planted order changes: real backends with one operation in another order, and the certification's
+checks of it. The whole table is `holdfast bench determinism --planted`.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.bench.determinism.planted import mutants as sources
+from holdfast.bench.determinism.planted.c_mutations import C_MUTATIONS
+from holdfast.bench.determinism.planted.cases import (
+    NEVER,
+    Case,
+    GemmTarget,
+    everywhere,
+    gemm_target,
+    scoped_cases,
+    target_of,
+)
+from holdfast.bench.determinism.planted.mutants import Mutation, MutationOutdated, SourceMutants
+from holdfast.bench.determinism.planted.orders import ELEMENTWISE, HALVES, ORDERS, ReorderedGemm
+from holdfast.bench.determinism.planted.run import cpu_cases, run_case
+from holdfast.bench.determinism.planted.torch_mutations import TORCH_MUTATIONS
+from holdfast.bench.determinism.planted.triton_mutations import TRITON_MUTATIONS
+from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.checks.operations import ModelShape
+from holdfast.numerics.ops import Backend
+from holdfast.numerics.select_backend import open_backend
+from holdfast.numerics.settings import apply_numeric_settings
+
+SIZES = (1, 3, 20)
+GEMM = GemmTarget(130, 96)
+MODEL = ModelShape(
+    hidden=93,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=40,
+    vocab=300,
+    page_size=16,
+    max_context=149,
+    window=64,
+)
+SOME_ORDERS = ("K in two halves", "8 lanes", "reversed", "tail apart", "two middle leaves swapped")
+SOME_MUTATIONS = (
+    ("rms_norm", "squares in blocks of 32"),
+    ("add_rms_norm", "squares in two halves"),
+    ("rope", "products in fp64"),
+    ("silu_mul", "x * (1 / (1 + e))"),
+    ("attention", "KV blocks of 32"),
+    ("sample", "noise from log(1 - w) uncorrected"),
+)
+ORDER_OF = {order.name: order for order in (*ORDERS, *ELEMENTWISE)}
+
+
+@pytest.fixture(scope="module")
+def num_threads() -> int:
+    return apply_numeric_settings().threads
+
+
+@pytest.fixture(scope="module", params=["c", "torch"])
+def backend(request: pytest.FixtureRequest, num_threads: int) -> Backend:
+    return open_backend(torch.float32, kernels=request.param, num_threads=num_threads)
+
+
+@pytest.fixture(scope="module")
+def torch_backend() -> Backend:
+    return open_backend(torch.float32, kernels="torch", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def source_mutants() -> Iterator[SourceMutants]:
+    with SourceMutants() as opened:
+        yield opened
+
+
+def reordered(backend: Backend, name: str) -> Case:
+    target = gemm_target(backend, GEMM, None)
+    return Case(target, name, ReorderedGemm(backend, ORDER_OF[name]), everywhere(target))
+
+
+@pytest.mark.parametrize("name", SOME_ORDERS)
+def test_gemm_in_another_order_is_reported_at_every_size(backend: Backend, name: str) -> None:
+    result = run_case(reordered(backend, name), SIZES)
+    assert result.is_good, result
+    if backend.recipe.path == "c":  # torch's own order depends on the CPU
+        assert result.effective_sizes == SIZES and result.verdict == "found", result
+
+
+def test_gemm_in_another_order_in_one_row_or_column_is_reported(backend: Backend) -> None:
+    cases = {case.planted: case for case in scoped_cases(gemm_target(backend, GEMM, None), GEMM.outputs)}
+    for name in ("row 12 only", "last column only"):
+        result = run_case(cases[f"{HALVES.name}, {name}"], (20,))
+        assert result.effective_sizes == (20,) and result.verdict == "found", result
+
+
+def test_unchanged_operations_are_not_reported(backend: Backend) -> None:
+    for target in (gemm_target(backend, GEMM, None), target_of(backend, "rope", MODEL)):
+        result = run_case(Case(target, "nothing", None, NEVER), SIZES)
+        assert result.verdict == "control", result
+
+
+@pytest.mark.parametrize(("operation", "name"), SOME_MUTATIONS)
+def test_changed_torch_source_is_reported(
+    torch_backend: Backend, source_mutants: SourceMutants, operation: str, name: str
+) -> None:
+    (mutation,) = [one for one in TORCH_MUTATIONS if one.name == name and operation in one.operations]
+    target = target_of(torch_backend, operation, MODEL)
+    case = Case(target, name, source_mutants.open(mutation, torch_backend), everywhere(target))
+    result = run_case(case, (1, 20))
+    assert result.effective_sizes and result.verdict == "found", result
+
+
+def test_blind_check_misses_an_effective_change(backend: Backend) -> None:
+    def blind(switched: Any, sizes: tuple[int, ...]) -> OperationCheck:
+        return OperationCheck("blind", "", sizes, (), 0)
+
+    case = reordered(backend, HALVES.name)
+    result = run_case(replace(case, target=replace(case.target, check=blind)), SIZES)
+    assert result.verdict == "missed" and result.missed_sizes == SIZES and not result.is_good
+
+
+def test_change_without_an_effect_has_no_input(num_threads: int) -> None:
+    """The C kernels as a change of themselves."""
+    backend = open_backend(torch.float32, kernels="c", num_threads=num_threads)
+    target = gemm_target(backend, GEMM, None)
+    result = run_case(Case(target, "itself", backend, everywhere(target)), (3,))
+    assert result.verdict == "no input found" and result.is_good
+
+
+@pytest.mark.parametrize(
+    ("package", "mutations"), [("c", C_MUTATIONS), ("torch", TORCH_MUTATIONS), ("triton", TRITON_MUTATIONS)]
+)
+def test_every_mutation_finds_its_text(package: str, mutations: tuple[Mutation, ...], tmp_path: Path) -> None:
+    origin = Path(sources.__file__).parents[3] / "numerics" / "backends" / package
+    for number, mutation in enumerate(mutations):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shutil.copy(origin / mutation.file, folder)
+        mutation.apply(folder)
+        assert (folder / mutation.file).read_text() != (origin / mutation.file).read_text()
+
+
+def test_mutation_of_changed_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "linear.c").write_text("int main(void) { return 0; }\n")
+    with pytest.raises(MutationOutdated, match="finds it 0 times"):
+        C_MUTATIONS[0].apply(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_every_effective_change_is_found(
+    kernels: Any, num_threads: int, source_mutants: SourceMutants
+) -> None:
+    if kernels == "c":
+        source_mutants.build_c(C_MUTATIONS)
+    for case in cpu_cases(kernels, torch.float32, num_threads, source_mutants, None):
+        result = run_case(case, SIZES)
+        assert result.is_good, result
