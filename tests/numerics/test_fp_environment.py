@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -111,6 +112,21 @@ def test_guard_restores_the_environment_of_thread_and_workers(restored: None) ->
         assert torch.equal((tiny * 1.0).view(torch.int32), torch.full((1 << 18,), 512, dtype=torch.int32))
     assert fp.is_flushing()
     assert not (tiny * 1.0).view(torch.int32).any()
+
+
+def test_workers_that_cannot_be_set_are_refused(restored: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with another OpenMP runtime or C library: checked at every entry."""
+    numeric_settings()
+    torch.set_num_threads(THREADS)
+    with SettingsGuard(CPU):
+        pass
+    if fp.find_libc() is not None:
+        _make_workers(_flush)
+    monkeypatch.setattr(fp, "_parallel", None)
+    refusal = pytest.raises(ConfigError, match="start a new process")
+    with refusal if fp.find_libc() is not None else nullcontext(), SettingsGuard(CPU, own_workers=True):
+        pass
+    monkeypatch.undo()
 
 
 def _compute(backend: Backend, inputs: dict[str, Tensor]) -> list[Tensor]:

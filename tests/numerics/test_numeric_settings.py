@@ -8,6 +8,9 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+
+from holdfast.numerics.settings import numeric_settings
 
 _CHILD = """
 import ctypes, json, os, threading, torch
@@ -69,6 +72,20 @@ def test_variables_are_read_at_every_call(child: list[Any]) -> None:
     environment = child[1]["environment"]
     assert environment["MKL_CBWR"] == "AVX2"
     assert environment["ONEDNN_MAX_CPU_ISA"] == "None (at start: DEFAULT)"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_variables_that_libraries_read_are_recorded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = ("MKL_CBWR", "ONEDNN_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY")
+    on_cpu += ("GLIBC_TUNABLES", "LD_PRELOAD", "OMP_DYNAMIC", "KMP_INHERIT_FP_CONTROL")
+    on_gpu = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+    on_gpu += ("TORCH_BLAS_PREFER_CUBLASLT", "TRITON_F32_DEFAULT", "PYTORCH_TUNABLEOP_ENABLED")
+    without_effect = ("OMP_NUM_THREADS", "NPY_DISABLE_CPU_FEATURES", "TRITON_CACHE_DIR", "HOME")
+    variables = dict.fromkeys((*on_cpu, *on_gpu, *without_effect), "x")
+    monkeypatch.setattr(os, "environ", {**os.environ, **variables})  # torch must not see them
+    found = dict(numeric_settings(device=torch.device(kind)).environment)
+    expected = on_cpu if kind == "cpu" else (*on_cpu, *on_gpu)
+    assert {name for name, value in found.items() if value.startswith("x")} == set(expected)
 
 
 def test_second_call_applies_the_settings_again(child: list[Any]) -> None:

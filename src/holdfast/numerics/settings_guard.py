@@ -402,14 +402,13 @@ class SettingsGuard:
                 self._undo.append(partial(torch.set_autocast_enabled, kind, True))
 
     def _set_workers(self) -> None:
-        """The OpenMP workers of this thread, which inherited the environment of their creator."""
-        num_threads = _process.num_threads or torch.get_num_threads()
-        had_default = self._saved_fp is None
-        is_known = _thread.is_known and had_default
-        if is_known and not self._own_workers:
+        """The OpenMP workers of this thread, which inherited the environment of their creator. They
+        are checked once, and every time where they cannot be set."""
+        if _thread.is_known and self._saved_fp is None and not self._own_workers:
             return
-        is_reset = fp_environment.reset_workers(num_threads)
-        if not _thread.is_known or not (had_default or is_reset):
+        num_threads = _process.num_threads or torch.get_num_threads()
+        is_set = fp_environment.reset_workers(num_threads)
+        if not is_set or not _thread.is_known:
             fp_environment.check_workers(num_threads)
             _thread.is_known = True
 
