@@ -35,7 +35,7 @@ def test_settings_that_choose_the_order_of_summation(monkeypatch: pytest.MonkeyP
     ("kernels", "name"),
     [
         ("torch", "autocast"),
-        ("torch", "flushed denormals"),
+        pytest.param("torch", "flushed denormals", marks=pytest.mark.long),
         ("c", "flushed denormals"),
         ("c", "rounding mode"),
         pytest.param("c", "default device", marks=pytest.mark.long),

@@ -1,8 +1,11 @@
-"""Engines that are built in one thread and driven from others; many submitters."""
+"""Engines that are built in one thread and driven from others; many submitters; a forked child."""
+
+import os
 
 import pytest
 
 from holdfast.bench.determinism.adversary.models import Target
+from holdfast.bench.determinism.adversary.questions import answer
 from holdfast.bench.determinism.adversary.settings import HostileSetting
 from holdfast.bench.determinism.adversary.threads import (
     attack_built_elsewhere,
@@ -10,6 +13,8 @@ from holdfast.bench.determinism.adversary.threads import (
     attack_turns,
     thread_settings,
 )
+from holdfast.bench.determinism.stress import result_bits
+from holdfast.errors import EngineStopped
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import FEW, assert_held, small_target
 
@@ -41,3 +46,20 @@ def test_threads_in_turn(kernels: KernelBackend) -> None:
 @pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
 def test_many_submitters(kernels: KernelBackend) -> None:
     assert_held(attack_submitters(small_target(kernels), 30))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_is_refused_instead_of_waiting_for_ever() -> None:
+    engine = small_target("c", num_hidden_layers=1).open()
+    probe = FEW["greedy"]
+    before = answer(engine, [probe])
+    child = os.fork()
+    if child == 0:
+        try:
+            answer(engine, [probe])
+        except EngineStopped as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert result_bits(answer(engine, [probe])[0]) == result_bits(before[0])  # the parent goes on

@@ -7,6 +7,7 @@ Not thread-safe: one thread owns an engine. `AsyncEngine` runs one in a thread o
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from holdfast.engine.output import ChoiceOutput
 from holdfast.engine.result_collector import ResultCollector
 from holdfast.engine.status import EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
+from holdfast.errors import EngineStopped
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import ReceiptFactory
@@ -80,6 +82,7 @@ class Engine:
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
         self.revocation: str | None = None  # why the certificate was revoked, if it was
+        self._process_id = os.getpid()
         self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
         self._input_processor = InputProcessor(tokenizer, limits, grammars, scheduler.require_room)
@@ -130,6 +133,7 @@ class Engine:
         known. A caller that numbers its requests itself gives the request_id; the next params.n - 1
         ids belong to the request, too.
         """
+        self._require_own_process()
         return self._input_processor.process(
             prompt,
             params,
@@ -138,6 +142,14 @@ class Engine:
             want_receipt=want_receipt,
             request_id=request_id,
         )
+
+    def _require_own_process(self) -> None:
+        """A forked child has none of the threads that compute, and would wait for them for ever."""
+        if os.getpid() != self._process_id:
+            raise EngineStopped(
+                f"the engine was built in process {self._process_id}, and this one was forked from it; "
+                "build the engine in the new process, and start that by spawn"
+            )
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
