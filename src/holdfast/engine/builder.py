@@ -206,8 +206,7 @@ def gemm_recipes(
     else:
         model = open_checkpoint(locate(config.model).path).config
     dtype = torch_dtype(config, model.torch_dtype)
-    with SettingsGuard(device):
-        return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
+    return choose_recipes(model, dtype, device, settings, _stage(show, "Choosing recipes"), anew=anew)
 
 
 def torch_dtype(config: EngineConfig, stored: str | None) -> torch.dtype:

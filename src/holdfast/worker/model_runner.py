@@ -116,7 +116,7 @@ class ModelRunner:
             return
         page_size = self._decoder.backend.page_size
         max_pages = min(self._store.num_pages, -(-max_len // page_size))
-        with torch.inference_mode(), self._stream.entered():
+        with self._settings(), torch.inference_mode(), self._stream.entered():
             recorder = CudaRecorder(self._stream.cuda)
             if self._thought_runner is not None:
                 self._thought_runner.capture(max((*sizes, *canonical_sizes)), recorder)

@@ -14,6 +14,7 @@ from holdfast.models.shapes import gemm_shapes
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, gpu_batch_sizes
 from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.settings import NumericSettings
+from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.version import __version__
 from holdfast.worker.device import device_parts
 
@@ -92,7 +93,7 @@ def search_recipes(
     if known is not None:
         return known
     found: list[GemmRecipe] = []
-    with torch.inference_mode():
+    with SettingsGuard(device), torch.inference_mode():
         for shape in merged:
             tested = [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head]
             found.append(search_split_k(shape, multiply, dtype, device, tested, reference_tokens))

@@ -55,7 +55,7 @@ def plant_changes(
     """Plant every change. Kernels "auto" are both CPU backends, or Triton on a GPU; dtype "auto" is
     every dtype of the device."""
     device = choose_device(engine.device, engine.kernels)
-    settings = apply_numeric_settings(num_threads=engine.num_threads)
+    settings = apply_numeric_settings(num_threads=engine.num_threads, device=device)
     real = real_weights(model)
     with SourceMutants() as mutants:
         results: list[PlantedResult] = []
