@@ -9,7 +9,9 @@ from holdfast.bench.determinism.adversary.questions import answer
 from holdfast.bench.determinism.adversary.settings import HostileSetting
 from holdfast.bench.determinism.adversary.threads import (
     attack_built_elsewhere,
+    attack_side_by_side,
     attack_submitters,
+    attack_toggled,
     attack_turns,
     thread_settings,
 )
@@ -46,6 +48,22 @@ def test_threads_in_turn(kernels: KernelBackend) -> None:
 @pytest.mark.parametrize("kernels", ["c", pytest.param("torch", marks=pytest.mark.long)])
 def test_many_submitters(kernels: KernelBackend) -> None:
     assert_held(attack_submitters(small_target(kernels), 30))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_engines_side_by_side(kernels: KernelBackend) -> None:
+    assert_held(attack_side_by_side(Target(kernels, "fp32"), 6))
+
+
+@pytest.mark.long
+@FALLBACK
+@pytest.mark.parametrize("kernels", ["c", "torch"])
+def test_settings_changed_by_another_thread(kernels: KernelBackend) -> None:
+    """The same bits, or a refusal that names the setting."""
+    evidence = attack_toggled(Target(kernels, "fp32"), 6)
+    assert evidence.result().verdict == "held", evidence.result().remark
+    assert all("ConfigError" in text for text in evidence.refusals)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

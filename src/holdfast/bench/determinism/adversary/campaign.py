@@ -20,7 +20,9 @@ from holdfast.bench.determinism.adversary.schedules import attack_edges, attack_
 from holdfast.bench.determinism.adversary.settings import SETTINGS, attack_setting
 from holdfast.bench.determinism.adversary.threads import (
     attack_built_elsewhere,
+    attack_side_by_side,
     attack_submitters,
+    attack_toggled,
     attack_turns,
     thread_settings,
 )
@@ -107,6 +109,8 @@ def _attacks_on(target: Target, scale: CampaignScale) -> list[Attack]:
         *(partial(attack_setting, target, setting) for setting in SETTINGS),
         *(partial(attack_built_elsewhere, target, setting) for setting in thread_settings()),
         partial(attack_turns, target, rounds),
+        partial(attack_side_by_side, target, rounds),
+        partial(attack_toggled, target, rounds),
         partial(attack_submitters, target, scale.num_requests),
         *(_shape_attack(target, name, loads) for name in HOSTILE_SHAPES),
         partial(attack_preemption, target, rounds),

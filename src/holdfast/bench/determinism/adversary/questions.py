@@ -9,6 +9,7 @@ from holdfast.bench.determinism.stress_load import ProbeRequest
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
+from holdfast.errors import ConfigError
 from holdfast.models.decoder import Decoder
 from holdfast.numerics.ops import Backend
 
@@ -66,8 +67,8 @@ def ask(engine: Engine, evidence: Evidence, questions: Questions = QUESTIONS) ->
 
 
 def note_answer(engine: Engine, evidence: Evidence, question: str, result: Result) -> None:
-    """Add an answer. A pass that raised is a crash; another error is a refusal."""
-    if result.error_code == "pass_failed":
+    """Add an answer. A pass that raised is a crash, unless a setting was refused in it."""
+    if result.error_code == "pass_failed" and ConfigError.__name__ not in (result.error or ""):
         evidence.fail(f"{question}: {result.error}")
     elif result.error is not None:
         evidence.refusals[result.error] += 1

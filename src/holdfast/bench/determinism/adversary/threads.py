@@ -5,6 +5,7 @@ environments; many submitters at once.
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
 
 from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.determinism.adversary.models import Target, fresh_certificates, subnormal
@@ -14,6 +15,7 @@ from holdfast.bench.determinism.stress import result_bits
 from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.engine import Engine
 
+_OF_THE_PROCESS = ("matmul precision", "deterministic algorithms", "mkldnn off")
 _OF_A_THREAD = ("flushed denormals", "rounding mode", "autocast", "number of threads")
 
 
@@ -56,6 +58,50 @@ def _asking_under(setting: HostileSetting, engine: Engine, evidence: Evidence) -
             ask(engine, evidence)
 
     return work
+
+
+def attack_side_by_side(target: Target, num_rounds: int) -> Evidence:
+    """Two models of one shape, each driven by a thread of its own, at the same time."""
+    evidence = Evidence("engines side by side", target.name)
+    with fresh_certificates():
+        engines = [target.open(target.weights(seed=seed)) for seed in (0, 1)]
+        for engine in engines:
+            ask(engine, evidence)
+
+        def drive(engine: Engine) -> None:
+            for _ in range(num_rounds):
+                ask(engine, evidence)
+
+        with ThreadPoolExecutor(len(engines)) as pool:
+            list(pool.map(drive, engines))
+    return evidence
+
+
+def attack_toggled(target: Target, num_rounds: int) -> Evidence:
+    """Another thread changes settings of the process while this one asks."""
+    evidence = Evidence("settings changed by another thread", target.name)
+    settings = [setting for setting in SETTINGS if setting.name in _OF_THE_PROCESS]
+    with fresh_certificates():
+        engine = target.open()
+        ask(engine, evidence)
+        over = Event()
+
+        def toggle() -> None:
+            while not over.is_set():
+                for setting in settings:
+                    with setting.use():
+                        over.wait(0.001)
+
+        thread = Thread(target=toggle)
+        thread.start()
+        try:
+            for _ in range(num_rounds):
+                ask(engine, evidence)
+        finally:
+            over.set()
+            thread.join()
+        ask(engine, evidence)
+    return evidence
 
 
 def attack_submitters(target: Target, num_requests: int, num_threads: int = 8) -> Evidence:
