@@ -29,6 +29,7 @@ from holdfast.bench.determinism.adversary.threads import (
 from holdfast.bench.machine import machine_name
 from holdfast.engine.engine import Engine
 from holdfast.errors import ConfigError
+from holdfast.numerics.backends.c.kernels import load_kernels
 from holdfast.numerics.recipe import KernelBackend
 
 Attack = Callable[[], Evidence]
@@ -78,20 +79,34 @@ def run_campaign(
         log(name)
         try:
             report.attacks.append(attack().result())
-        except ConfigError as error:  # no compiler
-            report.attacks.append(AttackResult(name, "", 0, 0, 0, 0, "skipped", str(error)))
+        except Exception as error:  # the other attacks go on
+            remark = f"{type(error).__name__}: {error}"
+            report.attacks.append(AttackResult(name, "", 0, 0, 0, 0, "broken", remark))
     report.seconds = round(time.monotonic() - started, 1)
     return report
 
 
 def _attacks(engine: Engine, model: str, scale: CampaignScale) -> Iterator[tuple[str, Attack]]:
     yield from _named(model, attack_live_engine(engine, model, scale.num_rounds))
-    for kernels, dtype in TARGETS:
+    for kernels, dtype in (*TARGETS, *_HALF_PRECISION):
         target = Target(kernels, dtype, scale.num_threads)
-        yield from _named(target.name, _attacks_on(target, scale))
-    for kernels, dtype in _HALF_PRECISION:
-        target = Target(kernels, dtype, scale.num_threads)
-        yield from _named(target.name, [partial(attack_edges, target, scale.num_loads)])
+        reason = _missing(kernels)
+        if reason is not None:
+            yield target.name, partial(Evidence, "all", target.name, skipped=reason)
+        elif (kernels, dtype) in _HALF_PRECISION:
+            yield from _named(target.name, [partial(attack_edges, target, scale.num_loads)])
+        else:
+            yield from _named(target.name, _attacks_on(target, scale))
+
+
+def _missing(kernels: KernelBackend) -> str | None:
+    """Why this machine does not have these kernels."""
+    try:
+        if kernels == "c":
+            load_kernels()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _named(target: str, attacks: Sequence[Attack]) -> Iterator[tuple[str, Attack]]:
