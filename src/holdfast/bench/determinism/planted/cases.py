@@ -178,6 +178,7 @@ def sampler_target(base: Backend, operation: str, vocab: int) -> Target:
 
 TOKEN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul")
 SAMPLER_OPS = ("logsumexp", "sample")
+OPERATIONS = (*TOKEN_OPS, "attention", *SAMPLER_OPS)
 
 
 def target_of(base: Backend, operation: str, model: ModelShape) -> Target:
@@ -193,12 +194,13 @@ def mutation_cases(
     mutations: Sequence[Mutation],
     open_mutant: Callable[[Mutation, Backend], Any],
     model: ModelShape,
+    operations: Sequence[str] = OPERATIONS,
 ) -> Iterator[Case]:
     """Every mutation for every operation it changes, and the control of each operation.
 
     bases: the backend and, if it has another dtype, the same one in fp32.
     """
-    for operation in (*TOKEN_OPS, "attention", *SAMPLER_OPS):
+    for operation in operations:
         found = [one for one in mutations if operation in one.operations]
         for mutation in (None, *found):
             case: Case | None = None

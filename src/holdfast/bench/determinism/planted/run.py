@@ -28,7 +28,7 @@ from holdfast.bench.determinism.planted.triton_mutations import TRITON_MUTATIONS
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 
-CPU_SIZES = (1, 2, 5, 7, 8, 20, 40)
+CPU_SIZES = (1, 2, 5, 7, 20, 40)
 GPU_SIZES = (1, 2, 7, 8, 31, 32, 33, 100, 255, 300, 512)
 INTERPRETED_SIZES = (1, 3, 7, 256)
 GEMMS = (
@@ -47,7 +47,7 @@ GPU_GEMMS = (
     GemmTarget(5120, 3072),
     GemmTarget(8192, 1024, is_head=True, split_k=1),
 )
-INTERPRETED_GEMMS = (GemmTarget(48, 96), GemmTarget(3072, 128, split_k=1), GemmTarget(96, 256, split_k=4))
+INTERPRETED_GEMMS = (GemmTarget(48, 96), GemmTarget(3072, 128, split_k=1))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def cpu_cases(
         for one in dict.fromkeys((dtype, torch.float32))
     ]
     targets = [gemm_target(bases[0], gemm, real) for gemm in GEMMS]
-    yield from gemm_cases(targets[0], ORDERS)
+    yield from gemm_cases(targets[0], ORDERS if dtype != torch.float16 else FEW_ORDERS)
     yield from scoped_cases(targets[0], GEMMS[0].outputs)
     for gemm, target in zip(GEMMS[1:], targets[1:], strict=True):
         more = (BIAS_FIRST, *ELEMENTWISE) if gemm.has_bias else ()
@@ -145,5 +145,7 @@ def triton_cases(
         yield from gemm_cases(target, ORDERS if number == 0 and on_gpu else FEW_ORDERS)
     yield from scoped_cases(targets[0], gemms[0].outputs)
     yield from gemm_mutation_cases(targets, TRITON_MUTATIONS, mutants.open)
-    model = gpu_model() if on_gpu else interpreter_model()
-    yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, model)
+    if on_gpu:
+        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, gpu_model())
+    else:  # the other operations have too many probes for the interpreter
+        yield from mutation_cases([base], TRITON_MUTATIONS, mutants.open, interpreter_model(), ("attention",))
