@@ -41,8 +41,8 @@ GEMMS = (
 )
 GPU_GEMMS = (
     GemmTarget(960, 576),
-    GemmTarget(6144, 4096, split_k=1),
-    GemmTarget(4096, 14336, split_k=4),
+    GemmTarget(6144, 4096, split_k=1, num_sizes=4),
+    GemmTarget(4096, 14336, split_k=4, num_sizes=4),
     GemmTarget(1024, 2048, has_bias=True),
     GemmTarget(5120, 3072),
     GemmTarget(8192, 1024, is_head=True, split_k=1),

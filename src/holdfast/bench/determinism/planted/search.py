@@ -68,13 +68,20 @@ def differ(one: Tensor, other: Tensor) -> bool:
 class Numbers:
     """Random numbers of one distribution, in fp32, for an operation in `dtype`."""
 
-    def __init__(self, dtype: str, seed: int) -> None:
+    def __init__(self, dtype: str, seed: int, device: torch.device) -> None:
         self._spread = 2.0 if dtype == "float16" else 6.0  # of the exponents
         self._tiny = 2.0**-10 if dtype == "float16" else 2.0**-66
-        self.generator = torch.Generator().manual_seed(seed)
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def randn(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator)
+        return torch.randn(*shape, generator=self._generator, device=self._device)
+
+    def rand(self, size: int) -> Tensor:
+        return torch.rand(size, generator=self._generator, device=self._device)
+
+    def _permutation(self, length: int) -> Tensor:
+        return torch.randperm(length, generator=self._generator, device=self._device)
 
     def draw(self, kind: str, rows: int, width: int) -> Tensor:
         x = self.randn(rows, width)
@@ -82,7 +89,7 @@ class Numbers:
             return x * torch.exp2(self.randn(rows, width) * self._spread)
         if kind == "cancelling":
             half = width // 2
-            order = torch.randperm(half, generator=self.generator)
+            order = self._permutation(half)
             x[:, half : 2 * half] = -x[:, :half][:, order]
         if kind == "dust":
             x *= 2.0**-12
@@ -94,7 +101,7 @@ class Numbers:
     def cancelling_pair(self, rows: int, outputs: int, width: int) -> tuple[Tensor, Tensor]:
         """x [rows, width] and weight [outputs, width] whose product is exactly 0, up to rounding."""
         half = width // 2
-        order = torch.randperm(half, generator=self.generator)
+        order = self._permutation(half)
         x, weight = self.draw("wide", rows, width), self.randn(outputs, width)
         x[:, half : 2 * half] = -x[:, :half][:, order]
         weight[:, half : 2 * half] = weight[:, :half][:, order]
@@ -116,7 +123,7 @@ def search_gemm(
             yield real.activations(size, width, number), real.weight(outputs, width, number)
 
     def search(base: Backend, changed: Any, size: int) -> bool:
-        dtype, numbers = base.recipe.dtype, Numbers(base.recipe.dtype, size)
+        dtype, numbers = base.recipe.dtype, Numbers(base.recipe.dtype, size, base.device)
         for number in range(_num_rounds(base)):
             for x, weight in operands(numbers, size, number):
                 bias = numbers.randn(outputs) if has_bias else None
@@ -134,7 +141,7 @@ def search_token_op(operation: str, width: int, head_dim: int = 16) -> Search:
     """Operations on single rows: norms, rope, activation."""
 
     def search(base: Backend, changed: Any, size: int) -> bool:
-        dtype, numbers = getattr(torch, base.recipe.dtype), Numbers(base.recipe.dtype, size)
+        dtype, numbers = getattr(torch, base.recipe.dtype), Numbers(base.recipe.dtype, size, base.device)
         for number in range(_num_rounds(base)):
             for kind in KINDS:
                 x = (numbers.draw(kind, size, width) * 2.0 ** (number % 5 - 2)).to(base.device, dtype)
@@ -181,7 +188,7 @@ def search_attention(shape: AttentionShape) -> Search:
     """One request, its last tokens as one chunk and as single decode tokens."""
 
     def search(base: Backend, changed: Any, size: int) -> bool:
-        numbers = Numbers(base.recipe.dtype, size)
+        numbers = Numbers(base.recipe.dtype, size, base.device)
         for number in range(-(-_num_rounds(base) // 3)):
             for kind in ("gaussian", "wide", "cancelling", "dust"):
                 paged = _PagedRequest(base, shape, numbers, kind, 2.0 ** (number % 4))
@@ -240,7 +247,7 @@ class _PagedRequest:
 
 def search_logsumexp(vocab: int) -> Search:
     def search(base: Backend, changed: Any, size: int) -> bool:
-        numbers = Numbers("float32", size)
+        numbers = Numbers("float32", size, base.device)
         for number in range(_num_rounds(base)):
             for kind in ("gaussian", "dust"):
                 logits = (numbers.draw(kind, size, vocab) * 2.0 ** (number % 5 - 2)).to(base.device)
@@ -255,7 +262,7 @@ def search_sample(vocab: int) -> Search:
     """Near ties: logits that cancel the noise, and two tokens at the top-p threshold."""
 
     def search(base: Backend, changed: Any, size: int) -> bool:
-        numbers = Numbers("float32", size)
+        numbers = Numbers("float32", size, base.device)
         for number in range(4 * _num_rounds(base)):
             for case in (_cancelled_noise, _top_p_threshold):
                 logits, batch = case(numbers, size, vocab, number)
@@ -295,7 +302,7 @@ def _cancelled_noise(numbers: Numbers, size: int, vocab: int, number: int) -> tu
 def _top_p_threshold(numbers: Numbers, size: int, vocab: int, number: int) -> tuple[Tensor, SamplingBatch]:
     """Two tokens, of which the second is kept if the first alone has less than top_p of the mass.
     top_p is that mass, to the last bit."""
-    gap = torch.rand(size, generator=numbers.generator) * 0.5 + 0.01
+    gap = numbers.rand(size).cpu() * 0.5 + 0.01
     logits = torch.full((size, vocab), -1e4)
     logits[:, 3], logits[:, 1] = 0.0, -gap
     return logits, _batch(size, number, 1.0, (1.0 / (1.0 + torch.exp(-gap.double()))).to(torch.float32))
