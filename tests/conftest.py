@@ -42,6 +42,8 @@ LONG_FILES = (
     "protocol/test_thinking_schedules.py",
     "determinism/test_feature_matrix.py",
     "determinism/test_thinking_stress.py",
+    "adversary/test_hostile_settings.py",
+    "adversary/test_wrong_certificates.py",
     "thinking/test_engine_parity.py",
     "thinking/test_thinking_bits.py",
     "cli/test_replay_command.py",
