@@ -3,6 +3,7 @@ fingerprint.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ def test_functions_of_numpy_reach_no_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     """NPY_DISABLE_CPU_FEATURES changes the last bits of numpy's logarithm and exponential."""
     evidence = Evidence("numpy", "torch")
     with fresh_certificates():
-        engine = small_target("torch", num_hidden_layers=1).open()
+        engine = small_target("torch", num_hidden_layers=1).open(determinism="off")
+        engine.limits = replace(engine.limits, refusal=None)  # not certified: every token is verified
+        engine = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
         ask(engine, evidence, FEW)
         for name in ("log", "log1p", "exp", "sin", "cos", "tanh", "sqrt", "power"):
             monkeypatch.setattr(np, name, _changed(getattr(np, name)))

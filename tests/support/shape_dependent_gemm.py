@@ -26,6 +26,7 @@ def _order(shape: tuple[int, ...], num_terms: int) -> list[int]:
     return order
 
 
+_MAX_PRODUCTS = 1 << 18  # numbers at once, small enough for a cache
 _PRECISIONS = ("highest", "high", "medium")
 _by_settings = False
 
@@ -48,11 +49,13 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
     is_single = a.dim() == 3 and a.shape[0] == 1  # libraries compute a batch of one by another kernel
     order = _order((num_rows, width, num_columns, is_single, *_settings()), width)
     left, right = a[..., order].numpy(), b[..., order, :].numpy()
-    total = np.zeros((*a.shape[:-1], num_columns), np.float32)
-    with np.errstate(all="ignore"):
-        for row in range(num_rows):  # [..., K, N], small enough for a cache
-            total[..., row, :] = np.add.reduce(left[..., row, :, None] * right, axis=-2)
-    return torch.from_numpy(total)
+    step = max(1, _MAX_PRODUCTS // max(1, right.size))
+    with np.errstate(all="ignore"):  # [..., some of M, K, N] -> [..., some of M, N]
+        parts = [
+            np.add.reduce(left[..., row : row + step, :, None] * right[..., None, :, :], axis=-2)
+            for row in range(0, num_rows, step)
+        ]
+    return torch.from_numpy(np.concatenate(parts, axis=-2)) if parts else a @ b
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
