@@ -40,6 +40,7 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_la
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
+_MIN_SQUARES = 24576  # of all probes of a norm
 _NUM_TOP_P_PROBES, _NUM_FEW_PROBES = 32, 20
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
@@ -338,7 +339,8 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
         backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
-    squares = norm_inputs(hidden, count, dtype)
+    num_sums = count if is_interpreted(backend) else min(4 * count, max(count, _MIN_SQUARES // hidden))
+    squares = norm_inputs(hidden, num_sums, dtype)
     rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [
         TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, 1e-5)),
