@@ -49,6 +49,7 @@ MODEL = ModelShape(
 SOME_ORDERS = ("K in two halves", "8 lanes", "reversed", "tail apart", "two middle leaves swapped")
 SOME_MUTATIONS = (
     ("rms_norm", "squares in blocks of 32"),
+    ("rms_norm", "mean as sum * (1 / n)"),
     ("add_rms_norm", "squares in two halves"),
     ("rope", "products in fp64"),
     ("silu_mul", "x * (1 / (1 + e))"),

@@ -41,7 +41,8 @@ from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
 _MIN_SQUARES = 24576  # of all probes of a norm
-_NUM_TOP_P_PROBES, _NUM_FEW_PROBES = 32, 20
+_NUM_TOP_P_PROBES = 32
+_NUM_FEW_PROBES, _FEW_TOKENS = 1024, 16
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 BatchOp = Callable[[Tensor], Tensor]  # [tokens, width] -> [tokens, ...]
@@ -354,7 +355,7 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
     """The sampler's operations. Settings of a token are functions of its logits, so that they do not
     depend on its place in the batch."""
     logits = logits_inputs(vocab)
-    sums = torch.cat((logits, few_logits_inputs(vocab, _NUM_FEW_PROBES)))
+    few = few_logits_inputs(min(vocab, _FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
     ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
     firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
 
@@ -395,10 +396,11 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
 
     return [
         SamplerOp("argmax", logits, lambda x: backend.sample(x, batch(x, temperature=full(x, 0.0)))),
-        SamplerOp("greedy", sums, lambda x: stacked(backend.sample_greedy(x), columns=False)),
+        SamplerOp("greedy", logits, lambda x: stacked(backend.sample_greedy(x), columns=False)),
         SamplerOp("sample", logits, sample),
         SamplerOp("sample, ties", ties, sample_ties),
         SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
-        SamplerOp("logsumexp", sums, backend.logsumexp),
+        SamplerOp("logsumexp", logits, backend.logsumexp),
+        SamplerOp("logsumexp, few tokens", few, backend.logsumexp),
         SamplerOp("top", logits, lambda x: stacked(backend.topk(x, 5), columns=True)),
     ]

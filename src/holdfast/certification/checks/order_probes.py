@@ -196,8 +196,8 @@ def logits_inputs(vocab: int) -> Tensor:
 
 
 def few_logits_inputs(vocab: int, count: int) -> Tensor:
-    """Rows of logits, fp32 [count, vocab], of which two to eight count: the result depends on the last
-    bit of each exponential."""
+    """Rows of logits, fp32 [count, vocab], of which two to eight count: the result often depends on the
+    last bit of each exponential."""
     generator = torch.Generator().manual_seed(vocab)
     rows = torch.full((count, vocab), -1e4)
     for number, row in enumerate(rows):
