@@ -78,7 +78,7 @@ def test_products_of_fp16_probes_stay_finite(width: int) -> None:
 
 
 def test_squares_are_lost_one_by_one_and_not_together() -> None:
-    rows = norm_inputs(576, 16, torch.bfloat16)[8:].float()
+    rows = norm_inputs(576, 16, torch.bfloat16)[-4:].float()
     squares = rows.square()
     spike, dust = (
         squares.max(1, keepdim=True).values,

@@ -132,7 +132,7 @@ class GemmProbes:
 
 
 def norm_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Rows [count, width] for a sum of squares. A fourth are normal, a fourth have values of very
+    """Rows [count, width] for a sum of squares. Half are normal, a fourth have values of very
     different magnitude. The others have a spike at a random place and elsewhere values whose
     squares are just below half an ulp of the spike's square: they are lost if they are added to it
     one by one, and not if they are added to each other first.
@@ -140,8 +140,8 @@ def norm_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn((count, width), generator=generator)
     quarter = count // 4
-    rows[quarter : 2 * quarter] *= torch.exp2(3 * torch.randn((quarter, width), generator=generator))
-    spiked = rows[2 * quarter :]
+    rows[:quarter] *= torch.exp2(3 * torch.randn((quarter, width), generator=generator))
+    spiked = rows[-quarter:]
     spike = 32.0
     size = spike * (0.49 * 2.0**-23) ** 0.5 * (0.7 + 0.3 * torch.rand(spiked.shape, generator=generator))
     spiked.copy_(size.copysign(spiked))
