@@ -78,7 +78,7 @@ def test_products_of_fp16_probes_stay_finite(width: int) -> None:
 
 
 def test_squares_are_lost_one_by_one_and_not_together() -> None:
-    rows = norm_inputs(576, 16, torch.bfloat16)[-4:].float()
+    rows = norm_inputs(576, 32, torch.bfloat16)[-8:-4].float()
     squares = rows.square()
     spike, dust = (
         squares.max(1, keepdim=True).values,
@@ -86,6 +86,14 @@ def test_squares_are_lost_one_by_one_and_not_together() -> None:
     )
     assert torch.equal((spike + dust), spike.expand_as(dust)), "each is below half an ulp"
     assert (spike[:, 0] + dust.sum(1) > spike[:, 0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_means_of_squares_are_halfway_between_two_numbers(dtype: torch.dtype) -> None:
+    rows = norm_inputs(93, 64, dtype)[-8:].float()
+    mean = rows.square().sum(1).double() / 93
+    in_ulps = torch.frexp(mean).mantissa * 2**24
+    assert ((in_ulps % 1 - 0.5).abs() < 0.01).all() and len(mean.unique()) == 8
 
 
 def test_rope_products_nearly_cancel_in_both_halves() -> None:

@@ -40,7 +40,6 @@ from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_la
 from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
-_WIDE = 512  # hidden size from which a norm is tried with fewer rows
 _NUM_TOP_P_PROBES = 32
 _NUM_FEW_PROBES, _FEW_TOKENS = 1024, 16
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
@@ -340,7 +339,7 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
         backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
-    num_sums = count if is_interpreted(backend) else 256 if hidden >= _WIDE else 768
+    num_sums = count if is_interpreted(backend) else 4 * count
     squares = norm_inputs(hidden, num_sums, dtype)
     rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [

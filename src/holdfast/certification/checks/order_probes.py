@@ -132,22 +132,35 @@ class GemmProbes:
 
 
 def norm_inputs(width: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Rows [count, width] for a sum of squares. Half are normal, a fourth have values of very
-    different magnitude. The others have a spike at a random place and elsewhere values whose
-    squares are just below half an ulp of the spike's square: they are lost if they are added to it
-    one by one, and not if they are added to each other first.
+    """Rows [count, width] for a norm, an eighth of each of the last two kinds: normal; values of very
+    different magnitude; a spike and elsewhere squares just below half an ulp of its square, which
+    are lost if they are added to it one by one, and not if they are added to each other first; a
+    mean of squares that is nearly halfway between two fp32 numbers.
     """
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn((count, width), generator=generator)
-    quarter = count // 4
+    quarter, eighth = count // 4, count // 8
     rows[:quarter] *= torch.exp2(3 * torch.randn((quarter, width), generator=generator))
-    spiked = rows[-quarter:]
+    spiked = rows[-2 * eighth : -eighth]
     spike = 32.0
-    size = spike * (0.49 * 2.0**-23) ** 0.5 * (0.7 + 0.3 * torch.rand(spiked.shape, generator=generator))
+    size = spike * (0.49 * _ULP) ** 0.5 * (0.7 + 0.3 * torch.rand(spiked.shape, generator=generator))
     spiked.copy_(size.copysign(spiked))
-    places = torch.randint(width, (len(spiked),), generator=generator)
-    spiked[torch.arange(len(spiked)), places] = spike
+    places = torch.randint(width, (eighth,), generator=generator)
+    spiked[torch.arange(eighth), places] = spike
+    rows[-eighth:] = _halfway_means(width, eighth, dtype, generator)
     return rows.to(dtype)
+
+
+def _halfway_means(width: int, count: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Rows with one number, in 16 bits two (so that their sum of squares has one value in fp32, in any
+    order). The best of many: the fraction of an ulp in their mean is nearest to one half."""
+    terms = torch.randn((256 * count, 1 if dtype is torch.float32 or width == 1 else 2), generator=generator)
+    squares = terms.to(dtype).float().square().sum(1)
+    in_ulps = torch.frexp(squares.double() / width).mantissa * 2**24
+    best = (in_ulps - in_ulps.floor() - 0.5).abs().topk(count, largest=False).indices
+    rows = torch.zeros((count, width))
+    rows[:, : terms.shape[1]] = terms[best]
+    return rows
 
 
 def rope_inputs(heads: int, cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Tensor:
