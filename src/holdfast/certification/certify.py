@@ -40,14 +40,16 @@ from holdfast.certification.checks.operations import (
     check_sampler_op,
     check_token_op,
     merge_checks,
+)
+from holdfast.certification.checks.order_probes import MIN_COLUMNS
+from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
+from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
+from holdfast.certification.checks.synthetic import (
     sampler_ops,
     synthetic_layer,
     synthetic_linears,
     token_ops,
 )
-from holdfast.certification.checks.order_probes import MIN_COLUMNS
-from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
-from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
 from holdfast.models.decoder import Decoder, NamedLinear
 from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS, is_interpreted, sizes_to_certify
 from holdfast.numerics.code_versions.versions import code_versions

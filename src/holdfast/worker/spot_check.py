@@ -15,13 +15,12 @@ from torch import Tensor
 
 from holdfast.core.step_plan import Pass
 from holdfast.models.decoder import Decoder
+from holdfast.numerics.bits import bits_of
 from holdfast.worker.input_batch import Ints
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits_slices import max_logits_tokens
 from holdfast.worker.thought_runner import ThoughtRunner
 from holdfast.worker.transfer import HostCopies, send_array
-
-_AS_INTEGER = {2: torch.int16, 4: torch.int32}
 
 
 class SpotCheck:
@@ -57,7 +56,7 @@ class SpotCheck:
             tensor[self._scratch_pages] = tensor[self._original_pages]
         if self._thoughts is not None:
             self._thoughts.prepare()
-        keys, values = _bits_of(self._kv.keys), _bits_of(self._kv.values)
+        keys, values = bits_of(self._kv.keys), bits_of(self._kv.values)
         keys[self._scratch, :, :, self._offsets] ^= 1
         values[self._scratch, :, self._offsets] ^= 1
 
@@ -87,7 +86,7 @@ class SpotCheck:
         return read
 
     def _differences(self) -> Tensor:
-        keys, values = _bits_of(self._kv.keys), _bits_of(self._kv.values)
+        keys, values = bits_of(self._kv.keys), bits_of(self._kv.values)
         pairs = (  # each [layers * tokens, kv_heads, head_dim]
             (keys[self._scratch, :, :, self._offsets], keys[self._originals, :, :, self._offsets]),
             (values[self._scratch, :, self._offsets], values[self._originals, :, self._offsets]),
@@ -119,7 +118,7 @@ class _ThoughtCheck:
         """As `SpotCheck.prepare`."""
         scratch, originals = self._pages
         self._runner.copy_pages(originals, scratch)
-        _bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
+        bits_of(self._runner.residuals)[self._tokens[0]] ^= 1
 
     def compare(self, copies: HostCopies) -> Callable[[], str | None]:
         """As `SpotCheck.compare`."""
@@ -144,12 +143,12 @@ class _ThoughtCheck:
         return read
 
     def _residuals_differ(self) -> Tensor:
-        again, first = _bits_of(self._runner.residuals)[self._tokens].unbind()
+        again, first = bits_of(self._runner.residuals)[self._tokens].unbind()
         return (again != first).any(1)
 
     def _states_differ(self) -> Tensor:
         """A state is compared only where there is a thought."""
-        again, first = _bits_of(self._runner.states)[self._chunks].unbind()
+        again, first = bits_of(self._runner.states)[self._chunks].unbind()
         has_again, has_first = self._runner.has_state[self._chunks].unbind()
         differs = (has_again != has_first) | (has_first & (again != first).any(1))
         return differs.view(-1, self._runner.chunk).any(1)
@@ -176,8 +175,3 @@ def _factors(count: int, device: torch.device) -> Tensor:
     mixed = (places * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x85EBCA6B) & 0xFFFFFFFF
     return ((mixed ^ (mixed >> 13)) | 1).to(torch.int32).to(device)
-
-
-def _bits_of(tensor: Tensor) -> Tensor:
-    """The same numbers as integers, in the same memory: -0 is not 0, and a NaN equals itself."""
-    return tensor.view(_AS_INTEGER[tensor.dtype.itemsize])

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.certificate import OperationCheck
-from holdfast.certification.checks.probes import bits_of
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, StepPlan
+from holdfast.numerics.bits import bits_of
 from holdfast.numerics.forward_batch import KVLayer
 
 _log = logging.getLogger(__name__)

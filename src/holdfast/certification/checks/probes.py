@@ -6,11 +6,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from holdfast.numerics.bits import bits_differ
+
 NUM_PROBES = 8  # among neighbours
 DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
 
 _SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours
-_AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,6 @@ def _round_up(num_tokens: int) -> int:
     return 1 << max(6, (num_tokens - 1).bit_length())
 
 
-def bits_of(tensor: Tensor) -> Tensor:
-    """The same numbers as integers: -0 is not 0, and a NaN equals itself."""
-    return tensor.contiguous().view(_AS_INTEGER[tensor.dtype.itemsize])
-
-
 class Differences:
     """Which labels differ. Comparisons are enqueued on the device and read once, by `labels`."""
 
@@ -103,13 +99,10 @@ class Differences:
         self.num_comparisons = 0
 
     def compare(self, label: int, found: Tensor, expected: Tensor) -> None:
-        """Every row counts as one comparison. All NaN are equal: nothing is promised for them."""
+        """Every row counts as one comparison."""
         assert found.shape == expected.shape
-        differ = bits_of(found) != bits_of(expected)
-        if found.is_floating_point():
-            differ &= ~(found.isnan() & expected.isnan())
         self._labels.append(label)
-        self._differ.append(differ.any())
+        self._differ.append(bits_differ(found, expected).any())
         self.num_comparisons += len(found)
 
     def labels(self) -> set[int]:

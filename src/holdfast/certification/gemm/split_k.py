@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from holdfast.certification.checks.order_probes import NUM_GEMM_PROBES, GemmProbes
-from holdfast.certification.checks.probes import bits_of
 from holdfast.certification.gemm.multiply import PLAIN, Multiply
 from holdfast.certification.gemm.recipes import SPLITS, GemmRecipe, GemmShape
 from holdfast.certification.gemm.split_n import find_split_n
 from holdfast.certification.gemm.timing import TIMED_SIZES, time_recipe
 from holdfast.numerics.batch_sizes import padded_batch_sizes
+from holdfast.numerics.bits import bits_of
 
 _MIN_SPLIT_WIDTH = 16
 

@@ -69,7 +69,7 @@ COMPONENTS = {
     ),
     "certification": Component(
         "the checks of a certificate and the search for GEMM recipes",
-        ("certification/", "numerics/batch_sizes.py"),
+        ("certification/", "numerics/batch_sizes.py", "numerics/bits.py"),
     ),
 }
 

@@ -29,10 +29,8 @@ from holdfast.certification.checks.operations import (
     check_sampler_op,
     check_token_op,
     merge_checks,
-    sampler_ops,
-    synthetic_linears,
-    token_ops,
 )
+from holdfast.certification.checks.synthetic import sampler_ops, synthetic_linears, token_ops
 from holdfast.numerics.ops import Backend
 
 Check = Callable[[Any, tuple[int, ...]], OperationCheck]  # (backend, sizes)

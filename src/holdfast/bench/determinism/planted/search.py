@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.certification.checks.probes import bits_of
 from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.bits import bits_differ
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
@@ -58,11 +58,7 @@ def _num_rounds(base: Backend) -> int:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether a bit differs. Where both are NaN they count as equal: no token is promised there."""
-    same = (bits_of(one) == bits_of(other)) | (
-        one.isnan() & other.isnan() if one.is_floating_point() else False
-    )
-    return not bool(same.all())
+    return bool(bits_differ(one, other).any())
 
 
 class Numbers:

@@ -1,0 +1,152 @@
+"""The operations that are checked for a shape: GEMMs and layers with synthetic weights, token-wise
+operations, the sampler. Their weights and inputs are those of `order_probes`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from holdfast.certification.checks.operations import ModelShape, SamplerOp, TokenOp
+from holdfast.certification.checks.order_probes import (
+    MIN_COLUMNS,
+    NUM_GEMM_PROBES,
+    NUM_TOKEN_PROBES,
+    GemmProbes,
+    few_logits_inputs,
+    logits_inputs,
+    noise_inputs,
+    norm_inputs,
+    rope_inputs,
+    silu_inputs,
+    top_p_inputs,
+)
+from holdfast.numerics.batch_sizes import is_interpreted
+from holdfast.numerics.layer import LayerWeights
+from holdfast.numerics.ops import Backend, Linear
+from holdfast.numerics.sampling import SamplingBatch
+
+_NUM_TOP_P_PROBES = 32
+_NUM_FEW_PROBES, _FEW_TOKENS = 1024, 16
+_POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
+
+
+def synthetic_linears(backend: Backend, like: Linear) -> Iterator[Linear]:
+    """Linear layers of the same shape whose weights show the order of summation: two, more where they
+    have few columns."""
+    probes = GemmProbes(like.in_features, like.dtype, backend.device)
+    bias = None if like.bias is None else torch.linspace(-1, 1, like.out_features, device=backend.device)
+    for _ in range(max(2, MIN_COLUMNS // like.out_features)):
+        yield backend.pack(probes.weights(like.out_features), bias)
+
+
+def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
+    """A layer of the same shape. Its o is zero and its post norm constant, so that the inputs reach
+    gate_up as they are: there the probes show the order of summation. In fp16 the norm is large:
+    the product of gate and up must not be zero."""
+    dtype, device = like.gate_up.dtype, backend.device
+    zeros = torch.zeros((like.o.out_features, like.o.in_features), dtype=dtype, device=device)
+    return replace(
+        like,
+        qkv=next(synthetic_linears(backend, like.qkv)),
+        o=backend.pack(zeros, None if like.o.bias is None else torch.zeros_like(like.o.bias)),
+        post_norm=torch.full_like(like.post_norm, 128 if dtype is torch.float16 else 1),
+        gate_up=next(synthetic_linears(backend, like.gate_up)),
+        down=next(synthetic_linears(backend, like.down)),
+    )
+
+
+def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
+    """Norms, rope and the activation."""
+    dtype = getattr(torch, backend.recipe.dtype)
+    hidden, heads, dim = model.hidden, model.heads, model.head_dim
+    count = NUM_GEMM_PROBES if is_interpreted(backend) else NUM_TOKEN_PROBES
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(backend.device)
+    angles = torch.rand(dim // 2, generator=generator) * 6
+    rotations = [table.to(backend.device) for table in (angles.cos(), angles.sin())]
+
+    def add_norm(x: Tensor) -> Tensor:
+        residual = x / 2
+        normed = backend.add_rms_norm(residual, x / 2, weight, 1e-5)
+        return torch.cat([residual, normed], 1)
+
+    def rope(x: Tensor) -> Tensor:
+        q = x.view(-1, heads, dim).clone()
+        k = q.clone()
+        cos, sin = (table.expand(x.shape[0], -1).contiguous() for table in rotations)
+        backend.rope(q, k, cos, sin)
+        return torch.cat([q, k], 1).flatten(1)
+
+    num_sums = count if is_interpreted(backend) else 4 * count
+    squares = norm_inputs(hidden, num_sums, dtype)
+    rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
+    return [
+        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, 1e-5)),
+        TokenOp("add_rms_norm", squares, add_norm),
+        TokenOp("rope", rotated, rope),
+        TokenOp("silu_mul", silu_inputs(model.intermediate, count, dtype), backend.silu_mul),
+    ]
+
+
+def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
+    """The sampler's operations. Settings of a token are functions of its logits, so that they do not
+    depend on its place in the batch."""
+    logits = logits_inputs(vocab)
+    few = few_logits_inputs(min(vocab, _FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
+    ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
+    firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
+
+    def argmax(x: Tensor) -> Tensor:
+        return backend.sample(x, _sampling_batch(x, temperature=_full(x, 0.0)))
+
+    def sample(x: Tensor) -> Tensor:
+        settings = {"top_k": _full(x, 40, torch.int32), "top_p": _full(x, 0.95), "min_p": _full(x, 0.01)}
+        return backend.sample(x, _sampling_batch(x, **settings))
+
+    def sample_ties(x: Tensor) -> Tensor:
+        seeds = (x[:, :1] == firsts).long().argmax(1)
+        return backend.sample(x, _sampling_batch(x, seeds=seeds, temperature=temperatures[seeds]))
+
+    def sample_top_p(x: Tensor) -> Tensor:
+        """top_p is the probability of the likeliest token, to the last bit."""
+        gap = x.amax(1)
+        top_p = (1 / (1 + torch.exp(-gap.double()))).float()
+        settings = {"temperature": _full(x, 1.0), "top_p": top_p, "seeds": (gap * 2**20).long()}
+        return backend.sample(x, _sampling_batch(x, **settings))
+
+    def greedy(x: Tensor) -> Tensor:
+        return torch.stack([part.double() for part in backend.sample_greedy(x)], 1)
+
+    def topk(x: Tensor) -> Tensor:
+        return torch.cat([part.double() for part in backend.topk(x, 5)], 1)
+
+    return [
+        SamplerOp("argmax", logits, argmax),
+        SamplerOp("greedy", logits, greedy),
+        SamplerOp("sample", logits, sample),
+        SamplerOp("sample, ties", ties, sample_ties),
+        SamplerOp("sample, top-p", top_p_inputs(vocab, _NUM_TOP_P_PROBES), sample_top_p),
+        SamplerOp("logsumexp", logits, backend.logsumexp),
+        SamplerOp("logsumexp, few tokens", few, backend.logsumexp),
+        SamplerOp("top", logits, topk),
+    ]
+
+
+def _full(x: Tensor, value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One equal value for each row of x."""
+    return torch.full((len(x),), value, dtype=dtype, device=x.device)
+
+
+def _sampling_batch(x: Tensor, **settings: Tensor) -> SamplingBatch:
+    """Settings for each row of x: plain sampling, except for those that are given."""
+    plain = {
+        "temperature": _full(x, 0.8),
+        "top_k": _full(x, 0, torch.int32),
+        "top_p": _full(x, 1.0),
+        "min_p": _full(x, 0.0),
+        "seeds": _full(x, 7, torch.int64),
+        "positions": _full(x, _POSITION, torch.int64),
+    }
+    return SamplingBatch(**plain | settings)
