@@ -4,7 +4,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from holdfast.core.sampling_params import params_to_json
 from holdfast.core.step_plan import StepPlan, TokenLogprob
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.engine.llm import LLM
-from holdfast.receipts.fingerprint import Fingerprint, digest_of
+from holdfast.numerics.settings import NumericSettings
+from holdfast.receipts.canonical_json import digest_of
+from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.reader import parse_receipt, read_receipt
 from holdfast.receipts.receipt import (
     FORMAT,
@@ -68,6 +70,14 @@ def test_schema_is_valid_and_has_every_setting() -> None:
     assert list(settings) == [one.name for one in fields(SamplingParams)]
     kinds = settings["structured"]["oneOf"][1]["properties"]
     assert list(kinds) == [one.name for one in fields(StructuredOutput)]
+
+
+def test_schema_takes_the_settings_of_every_device() -> None:
+    parts = SCHEMA["properties"]["fingerprint"]["properties"]["parts"]["properties"]
+    on_cpu = NumericSettings(2, "highest", "DEFAULT", (("OMP_DYNAMIC", "true"),))
+    on_gpu = replace(on_cpu, cuda=(("allow_tf32", False),))
+    for settings in (on_cpu, on_gpu):
+        Draft202012Validator(parts["settings"]).validate(settings.deciding())
 
 
 def test_receipt_content(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast import SamplingParams
 from holdfast.errors import InvalidRequest
-from holdfast.receipts.fingerprint import digest_of
+from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.reader import MAX_BYTES, read_receipt
 from holdfast.receipts.receipt import digest_logprobs
 from support.receipts import prompt_of, receipt_of, resealed

@@ -26,6 +26,8 @@ PARTS = Fingerprint(
         "chat_template": None,
         "dtype": "float32",
         "recipe": {"path": "torch"},
+        "rope_tables": "3" * 64,
+        "code": {"model": 1, "sampling": "1+unknown"},
         "device": {"kind": "cpu", "name": "abacus", "instructions": "2" * 64},
         "settings": {
             "threads": 2,
@@ -33,6 +35,7 @@ PARTS = Fingerprint(
             "cpu_capability": "DEFAULT",
             "environment": {},
         },
+        "canary": {"rms_norm": "4" * 64},
         "libraries": {"holdfast": "0"},
     }
 )

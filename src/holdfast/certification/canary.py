@@ -22,6 +22,7 @@ from torch import Tensor
 
 from holdfast.models.config import DecoderConfig
 from holdfast.models.shapes import gemm_shapes
+from holdfast.numerics.backends.torch.sampling import SPLITMIX_GAMMA, mix64
 from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.ops import Backend, Linear
@@ -60,10 +61,7 @@ def run_canary(backend: Backend, model: DecoderConfig) -> Canary:
 @lru_cache(maxsize=1)
 def _values() -> NDArray[np.float32]:
     """_PERIOD numbers, by splitmix64 of their index."""
-    z = np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z = mix64(np.arange(1, _PERIOD + 1, dtype=np.uint64) * np.uint64(SPLITMIX_GAMMA))
     sign, mantissa = z >> np.uint64(63), (z >> np.uint64(8)) & np.uint64(0x7FFFFF)
     exponent = np.uint64(123) + ((z >> np.uint64(40)) & np.uint64(7))
     bits = sign << np.uint64(31) | exponent << np.uint64(23) | mantissa

@@ -131,6 +131,6 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         seconds=float(seconds),
         kernels=tuple(str(kernel) for kernel in kernels),
     )
-    if content["digest"] != found.digest:  # finds accidents: whoever can write the file can write a digest
+    if content["digest"] != found.digest:  # finds accidents; an editor of the file can write a digest, too
         raise ValueError("the digest is not that of the content")
     return found

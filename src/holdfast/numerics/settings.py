@@ -52,7 +52,9 @@ _DECIDING_NOTHING = (
 )
 # Forbidden on a GPU: reduced precision in the inputs and sums of GEMMs.
 _REDUCED_PRECISION = (
-    *("allow_tf32", "allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"),
+    "allow_tf32",
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
 )
 
 

@@ -38,7 +38,8 @@ from holdfast.numerics.code_versions.versions import code_versions
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.rope import ROPE_CHUNK, rope_chunk
 from holdfast.numerics.settings import NumericSettings
-from holdfast.receipts.fingerprint import Fingerprint, JsonValue
+from holdfast.receipts.canonical_json import JsonValue
+from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.tokenizer import Tokenizer
 

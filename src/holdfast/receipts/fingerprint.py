@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.sampling_params import show
-from holdfast.receipts.canonical_json import JsonValue as JsonValue
-from holdfast.receipts.canonical_json import canonical_json, digest_text, join_object
-from holdfast.receipts.canonical_json import digest_of as digest_of
+from holdfast.receipts.canonical_json import JsonValue, canonical_json, digest_of, digest_text, join_object
 
 _DIGEST_DIGITS = 12
 _ABSENT: Any = object()

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.numerics.backends.torch.sampling import noise_bits
 from holdfast.numerics.batch_sizes import is_interpreted
 from holdfast.numerics.bits import bits_differ
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
@@ -304,22 +306,11 @@ def _top_p_threshold(numbers: Numbers, size: int, vocab: int, number: int) -> tu
     return logits, _batch(size, number, 1.0, (1.0 / (1.0 + torch.exp(-gap.double()))).to(torch.float32))
 
 
-_GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
-
-
-def _mix(z: "np.ndarray[Any, np.dtype[np.uint64]]") -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-def _gumbel(seed: int, position: int, vocab: int) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _gumbel(seed: int, position: int, vocab: int) -> NDArray[np.float64]:
     """The noise as `backends/c/sampling.c` defines it, in fp64."""
-    stream = (position * _GOLDEN + 0xD1B54A32D192ED03) & _MASK
-    halves = _mix(np.array([(seed + _GOLDEN) & _MASK, stream], dtype=np.uint64))
-    ids = (np.arange(vocab, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    h = _mix(_mix(halves[:1] ^ halves[1:]) + ids)
-    w = ((h >> np.uint64(32)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    noise: np.ndarray[Any, np.dtype[np.float64]]
-    noise = -np.log(-np.log1p(-np.minimum(w, np.float32(1 - 2.0**-24)).astype(np.float64)))
+    bits = noise_bits(seed, position, np.arange(vocab))
+    w = np.minimum(
+        (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), np.float32(1 - 2.0**-24)
+    )
+    noise: NDArray[np.float64] = -np.log(-np.log1p(-w.astype(np.float64)))
     return noise

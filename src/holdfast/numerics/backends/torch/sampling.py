@@ -16,26 +16,28 @@ from holdfast.numerics.sampling import SamplingBatch
 
 Ids = NDArray[np.int64]
 
-_GOLDEN = 0x9E3779B97F4A7C15
+SPLITMIX_GAMMA = 0x9E3779B97F4A7C15
 _STREAM = 0xD1B54A32D192ED03
 _MASK = (1 << 64) - 1
 _MIN_NOISE, _MAX_NOISE = np.float32(-2.9), np.float32(22.9)  # of the largest w and the smallest, 2^-33
 _LN_2 = np.float32(0.6931472)
 
 
-def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix64(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
-def _hash(seed: int, position: int, ids: Ids) -> NDArray[np.uint64]:
+def noise_bits(seed: int, position: int, ids: Ids) -> NDArray[np.uint64]:
     """32 random bits for each id, a function of seed, position and id only."""
-    halves = np.array([(seed + _GOLDEN) & _MASK, (position * _GOLDEN + _STREAM) & _MASK], dtype=np.uint64)
-    mixed = _mix(halves)
-    key = _mix(mixed[:1] ^ mixed[1:])
-    return _mix(key + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)) >> np.uint64(32)
+    halves = np.array(
+        [(seed + SPLITMIX_GAMMA) & _MASK, (position * SPLITMIX_GAMMA + _STREAM) & _MASK], dtype=np.uint64
+    )
+    mixed = mix64(halves)
+    key = mix64(mixed[:1] ^ mixed[1:])
+    return mix64(key + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(SPLITMIX_GAMMA)) >> np.uint64(32)
 
 
 def _gumbel(hashes: NDArray[np.uint64]) -> Floats:
@@ -54,7 +56,7 @@ def _gumbel(hashes: NDArray[np.uint64]) -> Floats:
 
 def noise(seed: int, position: int, ids: Ids) -> Floats:
     """Gumbel noise of token ids: a function of seed, position and id only."""
-    return _gumbel(_hash(seed, position, ids))
+    return _gumbel(noise_bits(seed, position, ids))
 
 
 def _argmax_noisy(z: Floats, kept: Ids, best_id: int, key: tuple[int, int]) -> int:
@@ -64,7 +66,7 @@ def _argmax_noisy(z: Floats, kept: Ids, best_id: int, key: tuple[int, int]) -> i
     n ln 2 - 0.33. These bounds exclude most ids before a logarithm is computed.
     """
     ids = kept[z[kept] + _MAX_NOISE >= z[best_id] + _MIN_NOISE]
-    hashes = _hash(*key, ids)
+    hashes = noise_bits(*key, ids)
     num_zeros = (32 - np.frexp(hashes.astype(np.float64))[1]).astype(np.float32)
     least = z[ids] + np.where(num_zeros > 0, num_zeros * _LN_2 - np.float32(0.34), _MIN_NOISE)
     most = z[ids] + (num_zeros * _LN_2 + np.float32(0.695))
