@@ -1,6 +1,7 @@
 """Engines that are built in one thread and driven from others; many submitters; a forked child."""
 
 import os
+import signal
 
 import pytest
 
@@ -73,6 +74,7 @@ def test_forked_child_is_refused_instead_of_waiting_for_ever() -> None:
     before = answer(engine, [probe])
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # ends a child that waits
         try:
             answer(engine, [probe])
         except EngineStopped as error:
