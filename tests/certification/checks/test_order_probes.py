@@ -9,6 +9,7 @@ from holdfast.certification.checks.order_probes import (
     NUM_GEMM_PROBES,
     GemmProbes,
     attention_inputs,
+    edge_inputs,
     logits_inputs,
     noise_inputs,
     norm_inputs,
@@ -94,6 +95,16 @@ def test_some_means_of_squares_are_halfway_between_two_numbers(dtype: torch.dtyp
     mean = rows.square().sum(1).double() / 93
     in_ulps = torch.frexp(mean).mantissa * 2**24
     assert ((in_ulps % 1 - 0.5).abs() < 0.01).all() and len(mean.unique()) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_factor_of_a_norm_is_at_an_edge_of_rounding(dtype: torch.dtype) -> None:
+    rows = edge_inputs(576, 1e-5, dtype)
+    assert rows.dtype is dtype and len(rows) > 60
+    factor = (rows.double().square().mean(1) + 1e-5).rsqrt().float()
+    nearby = (factor.view(torch.int32)[:, None] + torch.arange(-3, 5, dtype=torch.int32)).view(torch.float32)
+    normed = (rows.float()[:, None] * nearby[..., None]).to(dtype)
+    assert (normed[:, 1:] != normed[:, :-1]).any(-1).any(-1).all()
 
 
 def test_rope_products_nearly_cancel_in_both_halves() -> None:
