@@ -41,7 +41,6 @@ TARGETS: tuple[tuple[KernelBackend, str], ...] = (
     ("torch", "bf16"),
 )
 _HALF_PRECISION: tuple[tuple[KernelBackend, str], ...] = (("c", "fp16"), ("torch", "fp16"))
-_WINDOW = 17
 
 
 @dataclass(frozen=True)

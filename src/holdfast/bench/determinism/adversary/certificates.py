@@ -17,8 +17,10 @@ from holdfast.bench.determinism.stress import result_bits, run_in_load
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest, draw_load
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
+from holdfast.scheduler.policy import DeterminismMode
 
-SMALL_LOADS = LoadScale(max_background=5, max_prompt_len=40, max_tokens=8)
+MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
+_SMALL_LOADS = LoadScale(max_background=5, max_prompt_len=40, max_tokens=8)
 FIVE_LAYERS = {"num_hidden_layers": 5}
 
 
@@ -32,13 +34,17 @@ def ask_in_loads(
     ask(engine, evidence, questions)
     for number in range(num_loads):
         for name, probe in questions.items():
-            rng = random.Random(f"{number} {name}")
-            load = draw_load(rng, engine, probe, ("auto", "verify")[number % 2], SMALL_LOADS)
-            with evidence.refusing():
-                run = run_in_load(engine, load, probe)
-                evidence.add(engine.fingerprint.digest, name, result_bits(run.result))
-                if run.counters.num_revocations:
-                    evidence.fail("a certified pass was not canonical")
+            ask_in_load(engine, evidence, name, probe, number)
+
+
+def ask_in_load(engine: Engine, evidence: Evidence, name: str, probe: ProbeRequest, number: int) -> None:
+    """Ask one question in a random load; the number decides the load and the mode."""
+    load = draw_load(random.Random(f"{number} {name}"), engine, probe, MODES[number % 2], _SMALL_LOADS)
+    with evidence.refusing():
+        run = run_in_load(engine, load, probe)
+        evidence.add(engine.fingerprint.digest, name, result_bits(run.result))
+        if run.counters.num_revocations:
+            evidence.fail("a certified pass was not canonical")
 
 
 def attack_shared_certificate(target: Target, num_loads: int, questions: Questions = QUESTIONS) -> Evidence:

@@ -4,62 +4,42 @@ Settings that a trainer makes around its own work, and torch work of its own bet
 question is asked before, under the setting, and after it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.determinism.adversary.questions import QUESTIONS, ask, backend_of
-from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting
+from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting, switched
 from holdfast.bench.determinism.stress import result_bits, submit
 from holdfast.engine.engine import Engine
 
-
-@contextmanager
-def _cuda_autocast() -> Iterator[None]:
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        yield
-
-
-@contextmanager
-def _tf32() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before
-
-
-@contextmanager
-def _reduced_precision() -> Iterator[None]:
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_bf16_reduced_precision_reduction = True
-    try:
-        yield
-    finally:
-        matmul.allow_bf16_reduced_precision_reduction = before
-
-
-@contextmanager
-def _other_stream() -> Iterator[None]:
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        yield
-
+_MATMUL = torch.backends.cuda.matmul
 
 CUDA_SETTINGS: tuple[HostileSetting, ...] = (
-    HostileSetting("CUDA autocast", _cuda_autocast, lambda: torch.is_autocast_enabled("cuda")),
-    HostileSetting("TF32", _tf32, lambda: torch.backends.cuda.matmul.allow_tf32),
     HostileSetting(
-        "reduced-precision reductions",
-        _reduced_precision,
-        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "CUDA autocast",
+        lambda: torch.autocast("cuda", dtype=torch.bfloat16),
+        lambda: torch.is_autocast_enabled("cuda"),
     ),
-    HostileSetting("another stream", _other_stream, lambda: torch.cuda.current_stream().cuda_stream),
+    switched(
+        "TF32",
+        lambda: _MATMUL.allow_tf32,
+        lambda value: setattr(_MATMUL, "allow_tf32", value),
+        True,
+    ),
+    switched(
+        "reduced-precision reductions",
+        lambda: _MATMUL.allow_bf16_reduced_precision_reduction,
+        lambda value: setattr(_MATMUL, "allow_bf16_reduced_precision_reduction", value),
+        True,
+    ),
+    HostileSetting(
+        "another stream",
+        lambda: torch.cuda.stream(torch.cuda.Stream()),  # type: ignore[no-untyped-call]
+        lambda: torch.cuda.current_stream().cuda_stream,
+    ),
 )
 
 
@@ -94,9 +74,7 @@ def attack_own_work(engine: Engine, name: str, num_rounds: int, device: torch.de
     evidence = Evidence("own work between steps", name)
     ask(engine, evidence)
     x = torch.randn(33, 65, device=device, requires_grad=True)
-    contexts: Sequence[Callable[[], AbstractContextManager[None]]] = [
-        one.use for one in live_settings(device)
-    ]
+    settings = live_settings(device)
     for number in range(num_rounds):
         for question, probe in QUESTIONS.items():
             with evidence.refusing():
@@ -106,7 +84,7 @@ def attack_own_work(engine: Engine, name: str, num_rounds: int, device: torch.de
                         if update.request_id == request_id and update.result is not None:
                             bits = result_bits(update.result)
                             evidence.add(engine.fingerprint.digest, question, bits)
-                    with contexts[number % len(contexts)](), torch.device(device):
+                    with settings[number % len(settings)].use(), torch.device(device):
                         total = (x @ x.T).sum()
                         if total.requires_grad:
                             torch.autograd.backward(total)

@@ -2,21 +2,19 @@
 lives for many thousands of tokens and evicts cached pages all the time.
 """
 
+import itertools
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
-from holdfast.bench.determinism.adversary.certificates import SMALL_LOADS
+from holdfast.bench.determinism.adversary.certificates import MODES, ask_in_load
 from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.determinism.adversary.models import Target, fresh_certificates
 from holdfast.bench.determinism.adversary.questions import answer
-from holdfast.bench.determinism.stress import result_bits, run_alone, run_in_load
-from holdfast.bench.determinism.stress_load import ProbeRequest, draw_load
+from holdfast.bench.determinism.stress import result_bits, run_alone
+from holdfast.bench.determinism.stress_load import ProbeRequest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.engine import Engine
-from holdfast.scheduler.policy import DeterminismMode
 
-_MODES: tuple[DeterminismMode, ...] = ("auto", "verify")
 _SPREAD = (-2, -1, 0, 1, 2)
 
 
@@ -50,18 +48,9 @@ def attack_edges(target: Target, num_loads: int, window: int | None = None) -> E
             for batch in ([probe], [longer, probe], [probe, longer]):
                 results = answer(warm, batch)
                 evidence.add(fingerprint, name, result_bits(results[batch.index(probe)]))
-            _run_loads(engine, evidence, name, probe, num_loads)
+            for number in range(num_loads):
+                ask_in_load(engine, evidence, name, probe, number)
     return evidence
-
-
-def _run_loads(engine: Engine, evidence: Evidence, name: str, probe: ProbeRequest, num_loads: int) -> None:
-    for number in range(num_loads):
-        rng = random.Random(f"{number} {name}")
-        load = draw_load(rng, engine, probe, _MODES[number % 2], SMALL_LOADS)
-        run = run_in_load(engine, load, probe)
-        evidence.add(engine.fingerprint.digest, name, result_bits(run.result))
-        if run.counters.num_revocations:
-            evidence.fail("a certified pass was not canonical")
 
 
 def attack_preemption(target: Target, num_rounds: int) -> Evidence:
@@ -76,7 +65,7 @@ def attack_preemption(target: Target, num_rounds: int) -> Evidence:
         num_preempted = 0
         for number in range(num_rounds):
             config = replace(
-                engine.scheduler.config, determinism=_MODES[number % 2], prefix_cache=number % 4 < 2
+                engine.scheduler.config, determinism=MODES[number % 2], prefix_cache=number % 4 < 2
             )
             crowded = engine.restarted(config, num_pages=5 + number % 3)
             results = answer(crowded, list(probes.values()))
@@ -103,7 +92,7 @@ def attack_long_life(target: Target, num_tokens: int, num_pages: int = 24) -> Ev
             )
         engine = engine.restarted(replace(engine.scheduler.config, spot_check_rate=0.05), num_pages=num_pages)
         generated = 0
-        for rng in _rounds():
+        for rng in map(random.Random, itertools.count()):
             chosen = [rng.randrange(len(probes)) for _ in range(rng.randint(1, 6))]
             doomed = engine.prepare(_probe(rng.randint(1, 90)).prompt, probes[0].params)
             engine.submit(doomed)
@@ -119,10 +108,3 @@ def attack_long_life(target: Target, num_tokens: int, num_pages: int = 24) -> Ev
         if engine.revocation is not None:
             evidence.fail(f"a certified pass was not canonical: {engine.revocation}")
     return evidence
-
-
-def _rounds() -> Iterator[random.Random]:
-    number = 0
-    while True:
-        yield random.Random(number)
-        number += 1

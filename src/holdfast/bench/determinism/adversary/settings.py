@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +32,25 @@ class HostileSetting:
     """A setting of the caller: how it is set, and how its value is read."""
 
     name: str
-    use: Callable[[], AbstractContextManager[None]]
+    use: Callable[[], AbstractContextManager[Any]]
     read: Callable[[], object]
+
+
+def switched(
+    name: str, read: Callable[[], Any], write: Callable[[Any], object], hostile: Any
+) -> HostileSetting:
+    """A setting with a getter and a setter. `hostile` is written, and later the value before it."""
+
+    @contextmanager
+    def use() -> Iterator[None]:
+        before = read()
+        write(hostile)
+        try:
+            yield
+        finally:
+            write(before)
+
+    return HostileSetting(name, use, read)
 
 
 def rounding_mode() -> int:
@@ -49,36 +67,7 @@ def _libm() -> ctypes.CDLL:
 
 
 @contextmanager
-def _round_up() -> Iterator[None]:
-    before = rounding_mode()
-    _libm().fesetround(_ROUND_UP[platform.machine()])
-    try:
-        yield
-    finally:
-        _libm().fesetround(before)
-
-
-@contextmanager
-def _flush_denormals() -> Iterator[None]:
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(False)
-
-
-@contextmanager
-def _precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
+def _other_num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1 if before > 1 else 3)
     try:
@@ -87,79 +76,45 @@ def _threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def _default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def _default_device() -> Iterator[None]:
-    before = torch.get_default_device()
-    torch.set_default_device("meta")
-    try:
-        yield
-    finally:
-        torch.set_default_device(before)
-
-
-@contextmanager
-def _deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@contextmanager
-def _numpy_errors() -> Iterator[None]:
-    with np.errstate(all="raise"):
-        yield
-
-
-@contextmanager
-def _autocast() -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        yield
-
-
-@contextmanager
-def _no_mkldnn() -> Iterator[None]:
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-
-
-@contextmanager
-def _grad() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
-
-
-@contextmanager
-def _inference_mode() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+def _rounding_modes() -> list[HostileSetting]:
+    """Empty on a machine whose number for rounding up is not known here."""
+    upward = _ROUND_UP.get(platform.machine())
+    if upward is None:
+        return []
+    return [switched("rounding mode", rounding_mode, lambda mode: _libm().fesetround(mode), upward)]
 
 
 SETTINGS: tuple[HostileSetting, ...] = (
-    HostileSetting("matmul precision", _precision, torch.get_float32_matmul_precision),
-    HostileSetting("number of threads", _threads, torch.get_num_threads),
-    HostileSetting("flushed denormals", _flush_denormals, flushes_denormals),
-    HostileSetting("rounding mode", _round_up, rounding_mode),
-    HostileSetting("autocast", _autocast, lambda: torch.is_autocast_enabled("cpu")),
-    HostileSetting("default dtype", _default_dtype, torch.get_default_dtype),
-    HostileSetting("default device", _default_device, lambda: str(torch.get_default_device())),
-    HostileSetting("deterministic algorithms", _deterministic, torch.are_deterministic_algorithms_enabled),
-    HostileSetting("mkldnn off", _no_mkldnn, lambda: torch.backends.mkldnn.enabled),
-    HostileSetting("numpy errors", _numpy_errors, lambda: str(np.geterr())),
-    HostileSetting("gradients", _grad, torch.is_grad_enabled),
-    HostileSetting("inference mode", _inference_mode, torch.is_inference_mode_enabled),
+    switched(
+        "matmul precision",
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        "medium",
+    ),
+    HostileSetting("number of threads", _other_num_threads, torch.get_num_threads),
+    switched("flushed denormals", flushes_denormals, torch.set_flush_denormal, True),
+    *_rounding_modes(),
+    HostileSetting(
+        "autocast",
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.is_autocast_enabled("cpu"),
+    ),
+    switched("default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    switched("default device", torch.get_default_device, torch.set_default_device, torch.device("meta")),
+    switched(
+        "deterministic algorithms",
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+        True,
+    ),
+    HostileSetting(
+        "mkldnn off",
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+        lambda: torch.backends.mkldnn.enabled,
+    ),
+    HostileSetting("numpy errors", lambda: np.errstate(all="raise"), np.geterr),
+    HostileSetting("gradients", torch.enable_grad, torch.is_grad_enabled),
+    HostileSetting("inference mode", torch.inference_mode, torch.is_inference_mode_enabled),
 )
 
 
@@ -177,7 +132,7 @@ def attack_setting(target: Target, setting: HostileSetting, questions: Questions
         for name, probe in questions.items():
             with evidence.refusing():
                 _change_between_steps(engine, setting, evidence, name, probe)
-        in_thread(lambda: _ask_under(engine, setting, evidence, questions))
+        in_thread(lambda: ask_under(engine, setting, evidence, questions))
         with setting.use(), evidence.refusing():
             other = target.open(weights)
             _compare(setting, before, evidence)
@@ -193,7 +148,9 @@ def _compare(setting: HostileSetting, before: object, evidence: Evidence) -> Non
         evidence.fail(f"the caller's {setting.name} was {before} and is {after}")
 
 
-def _ask_under(engine: Engine, setting: HostileSetting, evidence: Evidence, questions: Questions) -> None:
+def ask_under(
+    engine: Engine, setting: HostileSetting, evidence: Evidence, questions: Questions = QUESTIONS
+) -> None:
     with setting.use():
         ask(engine, evidence, questions)
 

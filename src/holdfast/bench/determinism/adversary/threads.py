@@ -3,14 +3,14 @@ environments; many submitters at once.
 """
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event, Thread
 
 from holdfast.bench.determinism.adversary.evidence import Evidence
 from holdfast.bench.determinism.adversary.models import Target, fresh_certificates, subnormal
 from holdfast.bench.determinism.adversary.questions import QUESTIONS, Questions, ask
-from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting, in_thread
+from holdfast.bench.determinism.adversary.settings import SETTINGS, HostileSetting, ask_under, in_thread
 from holdfast.bench.determinism.stress import result_bits
 from holdfast.engine.async_engine import AsyncEngine
 from holdfast.engine.engine import Engine
@@ -48,16 +48,8 @@ def attack_turns(target: Target, num_rounds: int) -> Evidence:
         ask(engine, evidence)
         for _ in range(num_rounds):
             for setting in thread_settings():
-                in_thread(_asking_under(setting, engine, evidence))
+                in_thread(partial(ask_under, engine, setting, evidence))
     return evidence
-
-
-def _asking_under(setting: HostileSetting, engine: Engine, evidence: Evidence) -> Callable[[], None]:
-    def work() -> None:
-        with setting.use():
-            ask(engine, evidence)
-
-    return work
 
 
 def attack_side_by_side(target: Target, num_rounds: int) -> Evidence:
