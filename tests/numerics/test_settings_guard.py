@@ -78,10 +78,21 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "mkldnn off": lambda: torch._C._set_mkldnn_enabled(False),
     "mkldnn deterministic": lambda: torch._C._set_mkldnn_deterministic(True),
     "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-    "fp16 sums": lambda: torch._C._set_cpu_allow_fp16_reduced_precision_reduction(True),
     "default dtype": lambda: torch.set_default_dtype(torch.float64),
     "default device": lambda: torch.set_default_device("meta"),
 }
+
+
+def _sum_in_fp16() -> None:
+    torch._C._set_cpu_allow_fp16_reduced_precision_reduction(True)
+
+
+try:
+    _sum_in_fp16()
+    torch._C._set_cpu_allow_fp16_reduced_precision_reduction(False)
+    HOSTILE["fp16 sums"] = _sum_in_fp16
+except RuntimeError:  # this CPU has no fp16 arithmetic
+    pass
 
 
 @pytest.mark.parametrize("name", HOSTILE)
