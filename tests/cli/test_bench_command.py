@@ -172,3 +172,9 @@ def test_missed_planted_change_exits_with_1(holdfast, monkeypatch, tmp_path, rep
     assert text in shown.stdout
     (saved,) = json.loads((tmp_path / "planted.json").read_text())["results"]
     assert saved["reported_sizes"] == list(reported)
+
+
+def test_two_kinds_of_test_are_refused(holdfast):
+    refused = holdfast("bench", "determinism", "--adversary", "--planted")
+    assert refused.exit_code == 2
+    assert "give one of them" in refused.output

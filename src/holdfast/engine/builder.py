@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast.certification.canary import run_canary
+from holdfast.certification.canary import Canary, run_canary
 from holdfast.certification.certificate import Certificate
 from holdfast.certification.certify import obtain_certificate
 from holdfast.certification.gemm.choose import choose_recipes
@@ -42,7 +42,7 @@ from holdfast.numerics.select_backend import open_backend, uses_triton
 from holdfast.numerics.settings import NumericSettings, numeric_settings
 from holdfast.numerics.settings_guard import SettingsGuard
 from holdfast.receipts.engine_fingerprint import FingerprintTask, engine_parts
-from holdfast.receipts.machine import describe_machine
+from holdfast.receipts.machine import Machine, describe_machine
 from holdfast.receipts.receipt import ReceiptFactory
 from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
@@ -102,20 +102,14 @@ def assemble(
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
     with SettingsGuard(device, own_workers=True):
-        return _assemble(config, checkpoint, tokenizer, device, settings, show)
+        return _assemble(_make_setup(config, checkpoint, device, settings), checkpoint, tokenizer, show)
 
 
-def _assemble(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    settings: NumericSettings,
-    show: ShowProgress | None,
-) -> Engine:
-    key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
+def _make_setup(
+    config: EngineConfig, checkpoint: Checkpoint, device: torch.device, settings: NumericSettings
+) -> _Setup:
     model = checkpoint.config
-    setup = _Setup(
+    return _Setup(
         config=config,
         model=model,
         thinking=read_thinking(checkpoint.path, model) if checkpoint.path.is_dir() else None,
@@ -125,7 +119,13 @@ def _assemble(
         limits=config.batch_limits(device.type),
         max_len=_max_len(config, model),
     )
-    thinking = setup.thinking
+
+
+def _assemble(
+    setup: _Setup, checkpoint: Checkpoint, tokenizer: Tokenizer, show: ShowProgress | None
+) -> Engine:
+    config, model, thinking = setup.config, setup.model, setup.thinking
+    key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
     backend = _open_backend(setup, show)
     canary = run_canary(backend, model)  # before anything fills the device's memory
     if thinking is not None:
@@ -134,19 +134,7 @@ def _assemble(
     if config.kv_memory is not None:  # refuse too little memory before loading anything
         _num_pages_in(setup, backend, parse_bytes(config.kv_memory))
     eos_ids = frozenset(model.eos_token_ids) | tokenizer.eos_token_ids
-    fingerprint = FingerprintTask(
-        checkpoint,
-        lambda: engine_parts(
-            model,
-            eos_ids,
-            tokenizer,
-            backend.recipe,
-            setup.settings,
-            device_parts(device),
-            canary.reference,
-            None if thinking is None else thinking_parts(checkpoint.path, thinking, model),
-        ),
-    )
+    fingerprint = _start_fingerprint(setup, checkpoint, tokenizer, eos_ids, backend, canary)
     longest = setup.max_len if thinking is None else max(setup.max_len, thinking.longest)
     decoder = load_decoder(checkpoint, backend, setup.dtype, longest, _stage(show, "Loading weights"))
     blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
@@ -154,7 +142,7 @@ def _assemble(
     store = KVStore(num_pages, model, backend)
     thought_runner = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
     runner = ModelRunner(decoder, store, thought_runner)
-    if device.type == "cuda":
+    if setup.device.type == "cuda":
         _capture(runner, schedule, setup.max_len, _stage(show, "Capturing graphs"))
     certificate = obtain_certificate(
         decoder,
@@ -167,8 +155,6 @@ def _assemble(
         max_len=setup.max_len,
         progress=_stage(show, "Certifying"),
     )
-    kernels = () if certificate is None else certificate.kernels
-    machine = describe_machine(device.type, device_name(device), cpu_name(), kernels)
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
         schedule = replace(schedule, certified_sizes=sizes)
@@ -186,8 +172,37 @@ def _assemble(
         ),
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
-        ReceiptFactory(fingerprint, config.model, machine, key),
+        ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
     )
+
+
+def _start_fingerprint(
+    setup: _Setup,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    eos_ids: frozenset[int],
+    backend: Backend,
+    canary: Canary,
+) -> FingerprintTask:
+    thinking = setup.thinking
+    return FingerprintTask(
+        checkpoint,
+        lambda: engine_parts(
+            setup.model,
+            eos_ids,
+            tokenizer,
+            backend.recipe,
+            setup.settings,
+            device_parts(setup.device),
+            canary.reference,
+            None if thinking is None else thinking_parts(checkpoint.path, thinking, setup.model),
+        ),
+    )
+
+
+def _describe_machine(device: torch.device, certificate: Certificate | None) -> Machine:
+    kernels = () if certificate is None else certificate.kernels
+    return describe_machine(device.type, device_name(device), cpu_name(), kernels)
 
 
 def gemm_recipes(

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,14 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_folder, require_packages
 from holdfast.engine.config import EngineConfig
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from holdfast.bench.determinism.adversary.campaign import AdversaryReport
+    from holdfast.bench.determinism.planted.report import PlantedReport
+    from holdfast.bench.determinism.stress_jobs import StressReport
 
 _MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
 
@@ -146,47 +154,58 @@ def determinism(
     several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint. With
     --planted, exits with 1 if a change that gives some input other bits was not found.
     """
-    from holdfast.bench.determinism.adversary.campaign import CampaignScale, run_campaign
-    from holdfast.bench.determinism.adversary.table import show_campaign
-    from holdfast.bench.determinism.matrix import StressSettings, run_matrix
-    from holdfast.bench.determinism.matrix_table import show_matrix
-    from holdfast.bench.determinism.stress_jobs import make_report, plan_jobs, run_jobs
     from holdfast.bench.report import write_report
-    from holdfast.models.locate import locate
 
+    if adversary and planted:
+        raise InvalidRequest("--adversary and --planted are two tests; give one of them")
     require_folder(save)
-    if planted:
-        _run_planted(model, engine, save)
     if jobs > 1 and engine.num_threads is None:
         engine = replace(engine, num_threads=1)
     config = replace(engine, model=model)
-    if adversary:
-        scale = CampaignScale(num_loads=2 * runs, num_jobs=jobs, num_threads=engine.num_threads)
-        attacked = run_campaign(o.open_llm(config).engine, locate(model).name, scale, note)
-        is_good = show_campaign(attacked)
-        if save is not None:
-            write_report(attacked, save)
-        raise typer.Exit(0 if is_good else 1)
-    settings = StressSettings(runs, seed, note)
-    if jobs == 1:
-        llm = o.open_llm(config)
-        results = list(run_matrix(llm.engine, locate(model).name, engine.num_threads, settings, model_runs))
+    report: DataclassInstance
+    if planted:
+        report, is_good = _run_planted(config)
+    elif adversary:
+        report, is_good = _run_adversary(config, 2 * runs, jobs)
     else:
-        results = run_jobs(plan_jobs(config, settings, model_runs), jobs, note)
-    is_good = show_matrix(results)
+        report, is_good = _run_stress(config, runs, model_runs, seed, jobs)
     if save is not None:
-        write_report(make_report(results, seed), save)
+        write_report(report, save)
     raise typer.Exit(0 if is_good else 1)
 
 
-def _run_planted(model: str | None, engine: EngineConfig, save: Path | None) -> NoReturn:
-    from holdfast.bench.determinism.planted.report import plant_changes, show_planted
-    from holdfast.bench.report import write_report
+def _run_stress(
+    config: EngineConfig, runs: int, model_runs: int | None, seed: int, jobs: int
+) -> tuple["StressReport", bool]:
+    from holdfast.bench.determinism.matrix import StressSettings, run_matrix
+    from holdfast.bench.determinism.matrix_table import show_matrix
+    from holdfast.bench.determinism.stress_jobs import make_report, plan_jobs, run_jobs
+    from holdfast.models.locate import locate
 
-    report = plant_changes(model, engine, note)
-    if save is not None:
-        write_report(report, save)
-    raise typer.Exit(0 if show_planted(report) else 1)
+    settings = StressSettings(runs, seed, note)
+    if jobs == 1:
+        engine, name = o.open_llm(config).engine, locate(config.model).name
+        results = list(run_matrix(engine, name, config.num_threads, settings, model_runs))
+    else:
+        results = run_jobs(plan_jobs(config, settings, model_runs), jobs, note)
+    return make_report(results, seed), show_matrix(results)
+
+
+def _run_adversary(config: EngineConfig, num_loads: int, jobs: int) -> tuple["AdversaryReport", bool]:
+    from holdfast.bench.determinism.adversary.campaign import CampaignScale, run_campaign
+    from holdfast.bench.determinism.adversary.table import show_campaign
+    from holdfast.models.locate import locate
+
+    scale = CampaignScale(num_loads=num_loads, num_jobs=jobs, num_threads=config.num_threads)
+    report = run_campaign(o.open_llm(config).engine, locate(config.model).name, scale, note)
+    return report, show_campaign(report)
+
+
+def _run_planted(config: EngineConfig) -> tuple["PlantedReport", bool]:
+    from holdfast.bench.determinism.planted.report import plant_changes, show_planted
+
+    report = plant_changes(config.model, config, note)
+    return report, show_planted(report)
 
 
 bench.command()(gpu)
