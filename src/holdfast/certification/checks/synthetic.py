@@ -28,7 +28,7 @@ from holdfast.numerics.ops import Backend, Linear
 from holdfast.numerics.sampling import SamplingBatch
 
 _NUM_TOP_P_PROBES = 32
-_NUM_FEW_PROBES, _FEW_TOKENS = 1024, 16
+_NUM_FEW_PROBES, _FEW_TOKENS = 2048, 8
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 
