@@ -271,9 +271,8 @@ def _explain(error: str, content: dict[str, Any]) -> str:
     path = path.rstrip("`").removeprefix(".")
     if not path:
         return expected
-    if (
-        expected.startswith("expected") and "got" not in expected and "[...]" not in path
-    ):  # a dict's key is not named
+    names_no_value = expected.startswith("expected") and "got" not in expected
+    if names_no_value and "[...]" not in path:  # [...]: a key of a dict, which msgspec does not name
         value: Any = content
         for step in path.replace("[", ".").replace("]", "").split("."):
             value = value[int(step)] if isinstance(value, list) else value[step]

@@ -38,11 +38,11 @@ _TINY_RUNS_PER_PART = 6
 class StressJob:
     """A part of a long stress test: some runs of every cell of one engine.
 
-    Without kernels it is the engine of `config`; with them the tiny model in `config.dtype`.
+    Without tiny_kernels it is the engine of `config`; with them the tiny model in `config.dtype`.
     """
 
     config: EngineConfig
-    tiny: KernelBackend | None
+    tiny_kernels: KernelBackend | None
     first_run: int
     num_runs: int
     seed: int
@@ -50,7 +50,9 @@ class StressJob:
     @property
     def name(self) -> str:
         model = (
-            locate(self.config.model).name if self.tiny is None else f"tiny {self.tiny} {self.config.dtype}"
+            locate(self.config.model).name
+            if self.tiny_kernels is None
+            else f"tiny {self.tiny_kernels} {self.config.dtype}"
         )
         return f"{model}, runs {self.first_run} to {self.first_run + self.num_runs - 1}"
 
@@ -102,8 +104,8 @@ def run_jobs(jobs: Sequence[StressJob], num_processes: int, log: Callable[[str],
 def run_job(job: StressJob) -> list[CellResult]:
     """Run one part in this process."""
     settings = StressSettings(job.num_runs, job.seed, lambda text: None, job.first_run)
-    if job.tiny is not None:
-        return list(run_tiny(job.tiny, job.config.dtype, job.config.num_threads, settings))
+    if job.tiny_kernels is not None:
+        return list(run_tiny(job.tiny_kernels, job.config.dtype, job.config.num_threads, settings))
     return list(run_model(_open(job.config), locate(job.config.model).name, settings))
 
 

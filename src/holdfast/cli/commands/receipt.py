@@ -17,27 +17,26 @@ if TYPE_CHECKING:
 
 receipt = typer.Typer(help="Check and redact receipts, make keys to sign them.", no_args_is_help=True)
 
-_Source = Annotated[
+ReceiptArgument = Annotated[
     str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')
 ]
-_Line = Annotated[
+LineOption = Annotated[
     int | None,
     typer.Option(help="Number of the line, in a file with one receipt a line.", min=1, show_default=False),
+]
+PublicKeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Check the signature with the public key in this PEM file.", metavar="FILE", show_default=False
+    ),
 ]
 
 
 @receipt.command()
 def check(
-    source: _Source,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check the signature with the public key in this PEM file.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
-    line: _Line = None,
+    source: ReceiptArgument,
+    public_key: PublicKeyOption = None,
+    line: LineOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
 ) -> None:
     """Check a receipt without its model: format, seal and, with --public-key, signature.
@@ -60,7 +59,7 @@ def check(
 
 @receipt.command()
 def redact(
-    source: _Source,
+    source: ReceiptArgument,
     keep_salt: Annotated[
         bool,
         typer.Option(
@@ -68,7 +67,7 @@ def redact(
             help="Keep the prompt's salt: a replay then needs the prompt only, but guesses of the prompt can be tried.",
         ),
     ] = False,
-    line: _Line = None,
+    line: LineOption = None,
 ) -> None:
     """Print a receipt without its prompt. The seal and the signature stay valid.
 

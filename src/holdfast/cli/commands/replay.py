@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.commands.receipt import LineOption, PublicKeyOption, ReceiptArgument
 from holdfast.cli.console import note
 from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
@@ -30,19 +31,12 @@ _ENGINE = ("dtype", "determinism", "num_threads", "kernels")
 @grouped(only=_ENGINE)
 def replay(
     context: typer.Context,
-    receipt: Annotated[
-        str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')
-    ],
+    receipt: ReceiptArgument,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="The model. Default: that of the receipt.", show_default=False),
     ] = None,
-    line: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of the line, in a file with one receipt a line.", min=1, show_default=False
-        ),
-    ] = None,
+    line: LineOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compare even if the fingerprints differ.")] = False,
     load: Annotated[
         int,
@@ -68,14 +62,7 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check the signature with the public key in this PEM file.",
-            metavar="FILE",
-            show_default=False,
-        ),
-    ] = None,
+    public_key: PublicKeyOption = None,
     json_output: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
     engine: EngineConfig = o.ENGINE,
 ) -> None:
