@@ -37,7 +37,7 @@ Check = Callable[[Any, tuple[int, ...]], OperationCheck]  # (backend, sizes)
 
 
 @dataclass(frozen=True)
-class Target:
+class PlantedTarget:
     """An operation of a backend: how the certification checks it, and how inputs are searched."""
 
     operation: str
@@ -57,7 +57,7 @@ class Case:
     operations without weights in fp32 too.
     """
 
-    target: Target
+    target: PlantedTarget
     planted: str
     mutant: Any
     scope: Scope
@@ -87,13 +87,13 @@ class GemmTarget:
 NEVER = Scope(lambda size: False)
 
 
-def everywhere(target: Target) -> Scope:
+def everywhere(target: PlantedTarget) -> Scope:
     """All sizes but those of canonical passes."""
     rows = target.base.recipe.rows
     return Scope(lambda size: size % rows != 0, canonical=target.canonical)
 
 
-def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Target:
+def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> PlantedTarget:
     """A GEMM of this shape, checked with synthetic weights."""
 
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
@@ -110,16 +110,16 @@ def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Ta
     search = search_gemm(gemm.outputs, gemm.width, gemm.has_bias, real, operation)
     suffix = " + bias" if gemm.has_bias else " (head)" if gemm.is_head else ""
     shape = f"{gemm.outputs} x {gemm.width}{suffix}"
-    return Target("linear", shape, base, check, search, gemm.is_head, gemm.num_sizes)
+    return PlantedTarget("linear", shape, base, check, search, gemm.is_head, gemm.num_sizes)
 
 
-def gemm_cases(target: Target, orders: Sequence[Order]) -> Iterator[Case]:
+def gemm_cases(target: PlantedTarget, orders: Sequence[Order]) -> Iterator[Case]:
     yield Case(target, "nothing", None, NEVER)
     for order in orders:
         yield Case(target, order.name, ReorderedGemm(target.base, order), everywhere(target))
 
 
-def scoped_cases(target: Target, outputs: int) -> Iterator[Case]:
+def scoped_cases(target: PlantedTarget, outputs: int) -> Iterator[Case]:
     """One order in parts of the result: some columns, some rows, some sizes."""
     rows = target.base.recipe.rows
 
@@ -146,32 +146,34 @@ def scoped_cases(target: Target, outputs: int) -> Iterator[Case]:
         yield case("one block of 16 columns", Scope(odd, columns=(16, 32)))
 
 
-def token_target(base: Backend, operation: str, model: ModelShape) -> Target:
+def token_target(base: Backend, operation: str, model: ModelShape) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         (op,) = [one for one in token_ops(backend, model) if one.name == operation]
         return check_token_op(backend, op, sizes)
 
     widths = {"rope": model.heads * model.head_dim, "silu_mul": 2 * model.intermediate}
     width = widths.get(operation, model.hidden)
-    return Target(operation, f"[{width}]", base, check, search_token_op(operation, width, model.head_dim))
+    return PlantedTarget(
+        operation, f"[{width}]", base, check, search_token_op(operation, width, model.head_dim)
+    )
 
 
-def attention_target(base: Backend, model: ModelShape) -> Target:
+def attention_target(base: Backend, model: ModelShape) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         return check_attention(backend, model, sizes, name="attention")
 
     shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.max_context, 40)
     text = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
-    return Target("attention", text, base, check, search_attention(shape))
+    return PlantedTarget("attention", text, base, check, search_attention(shape))
 
 
-def sampler_target(base: Backend, operation: str, vocab: int) -> Target:
+def sampler_target(base: Backend, operation: str, vocab: int) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         ops = [op for op in sampler_ops(backend, vocab) if op.name.split(",")[0] == operation]
         return merge_checks([check_sampler_op(backend, op, sizes) for op in ops])
 
     searches = {"logsumexp": search_logsumexp, "sample": search_sample}
-    return Target(operation, f"[{vocab}]", base, check, searches[operation](vocab))
+    return PlantedTarget(operation, f"[{vocab}]", base, check, searches[operation](vocab))
 
 
 TOKEN_OPS = ("rms_norm", "add_rms_norm", "rope", "silu_mul")
@@ -179,7 +181,7 @@ SAMPLER_OPS = ("logsumexp", "sample")
 OPERATIONS = (*TOKEN_OPS, "attention", *SAMPLER_OPS)
 
 
-def target_of(base: Backend, operation: str, model: ModelShape) -> Target:
+def target_of(base: Backend, operation: str, model: ModelShape) -> PlantedTarget:
     if operation in TOKEN_OPS:
         return token_target(base, operation, model)
     if operation in SAMPLER_OPS:
@@ -212,7 +214,9 @@ def mutation_cases(
 
 
 def gemm_mutation_cases(
-    targets: Sequence[Target], mutations: Sequence[Mutation], open_mutant: Callable[[Mutation, Backend], Any]
+    targets: Sequence[PlantedTarget],
+    mutations: Sequence[Mutation],
+    open_mutant: Callable[[Mutation, Backend], Any],
 ) -> Iterator[Case]:
     for target in targets:
         for mutation in mutations:

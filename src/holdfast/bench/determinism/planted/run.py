@@ -1,4 +1,4 @@
-"""Run the planted changes of a backend, and the table and file of what was found."""
+"""The planted changes of each backend, and one of them run: what was found."""
 
 import time
 from collections.abc import Iterator
