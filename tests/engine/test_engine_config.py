@@ -95,3 +95,10 @@ def test_bad_engine_settings_are_refused(config: dict[str, Any], message: str) -
 )
 def test_parse_bytes(text: int | str, size: int) -> None:
     assert parse_bytes(text) == size
+
+
+def test_key_in_place_of_its_file_is_not_shown() -> None:
+    secret = "MC4CAQAwBQYDK2VwBCIEIMk"
+    with pytest.raises(ConfigError, match="not the key itself") as caught:
+        EngineConfig(receipt_key=f"-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n")
+    assert secret not in str(caught.value)

@@ -313,3 +313,10 @@ def test_record_renews_digests_and_bump_raises_versions(
 
 def test_recorded_file_is_installed() -> None:
     assert f'"{RECORDED}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_file_that_is_no_source_is_digested_as_it_is() -> None:
+    """macOS leaves such files beside the real ones in archives."""
+    contents = (b"\0\5\x16\7", b"\xff\xfe", b"def (")
+    assert len({versions.digest_files({"models/._a.py": content}) for content in contents}) == 3
+    assert versions.digest_files({"a.h": b"\xff"}) != versions.digest_files({"a.h": b"\xfe"})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from holdfast.errors import ConfigError
 from holdfast.numerics import fp_environment as fp
+from holdfast.numerics import openmp
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import numeric_settings
@@ -122,7 +123,7 @@ def test_workers_that_cannot_be_set_are_refused(restored: None, monkeypatch: pyt
         pass
     if fp.find_libc() is not None:
         _make_workers(_flush)
-    monkeypatch.setattr(fp, "_parallel", None)
+    monkeypatch.setattr(openmp, "parallel", None)
     refusal = pytest.raises(ConfigError, match="start a new process")
     with refusal if fp.find_libc() is not None else nullcontext(), SettingsGuard(CPU, own_workers=True):
         pass

@@ -204,9 +204,10 @@ def test_setting_that_cannot_be_set_is_refused_by_name() -> None:
     value = ["theirs"]
     watch = Watch([Setting("the colour", lambda: value[0], None, "ours", ("ours",))])
     with pytest.raises(ConfigError, match=r"the colour is theirs, .* it must be ours"):
-        watch.enter()
+        watch.enter("guard")
     value[0] = "ours"
-    assert watch.exit(watch.enter()) is None
+    watch.enter("guard")
+    assert watch.exit("guard") is None
 
 
 def test_gpu_settings_are_watched_without_a_gpu() -> None:
@@ -216,9 +217,9 @@ def test_gpu_settings_are_watched_without_a_gpu() -> None:
     try:
         setattr(CUDA, reduced, True)
         setattr(CUDA, accumulation, True)
-        changes = watch.enter()
+        watch.enter("guard")
         assert not getattr(CUDA, reduced) and not getattr(CUDA, accumulation)
-        assert watch.exit(changes) is None
+        assert watch.exit("guard") is None
         assert getattr(CUDA, reduced) and getattr(CUDA, accumulation)
     finally:
         setattr(CUDA, reduced, before[0])

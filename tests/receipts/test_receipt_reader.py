@@ -295,3 +295,10 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 def test_random_values_are_read_or_refused(value: Any, path: str) -> None:
     with contextlib.suppress(InvalidRequest):
         read_receipt(changed(path, value))
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;title\x07", "extra`\nsignature  valid", "long" * 400])
+def test_name_of_an_unknown_field_is_printed_on_one_line(name: str) -> None:
+    for receipt in ({**VALID, name: 1}, {**VALID, "engine": {**VALID["engine"], name: 1}}):
+        message = refused(json.dumps(receipt))
+        assert message.isprintable() and "unknown field" in message

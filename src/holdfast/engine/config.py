@@ -130,6 +130,8 @@ class EngineConfig:
             raise ConfigError(
                 f"receipt_key must be the path of a file, not {type(self.receipt_key).__name__}"
             )
+        if "PRIVATE KEY-----" in str(self.receipt_key):  # its text would be in every message about the file
+            raise ConfigError("receipt_key must be the path of a file, not the key itself")
         rate = 0.0 if self.spot_check_rate is None else self.spot_check_rate
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise ConfigError(f"spot_check_rate must be a number from 0 to 1, not {rate!r}")

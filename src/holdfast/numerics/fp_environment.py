@@ -10,12 +10,12 @@ import ctypes
 import platform
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from holdfast.errors import ConfigError
+from holdfast.numerics import openmp
 
 _DEFAULT = ctypes.c_void_p(-1).value or 0  # FE_DFL_ENV
 _GRAIN = 32768  # elements for which torch engages one more thread
@@ -73,18 +73,6 @@ def find_libc() -> Libc | None:
     return None if address is None else Libc(fegetenv, fesetenv, address, layout)
 
 
-def _find_parallel() -> Callable[..., None] | None:
-    """GOMP_parallel of the OpenMP runtime that torch uses: runs a C function in every thread."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        function: Any = library.GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    function.restype = None
-    return function  # type: ignore[no-any-return]
-
-
 class _Buffer(threading.local):
     """Memory for fenv_t, one per thread."""
 
@@ -95,7 +83,6 @@ class _Buffer(threading.local):
 
 
 _libc = find_libc()
-_parallel = _find_parallel()
 _buffer = _Buffer()
 
 Saved = bytes | bool  # an fenv_t; without glibc, that torch flushed subnormal numbers
@@ -114,7 +101,11 @@ def enter_default() -> Saved | None:
     for word, mask, default in _libc.layout:
         if words[word] & mask != default:
             saved = _buffer.memory.raw
-            _libc.fesetenv(_DEFAULT)
+            try:
+                _libc.fesetenv(_DEFAULT)
+            except BaseException:  # an interrupt after the call
+                restore(saved)
+                raise
             return saved
     return None
 
@@ -134,13 +125,13 @@ def reset_workers(num_threads: int, saved: Saved | None = None) -> bool:
 
     Returns False where that is not possible: the OpenMP runtime or the C library is another one.
     """
-    if _libc is None or _parallel is None:
+    if _libc is None or openmp.parallel is None:
         return False
     if isinstance(saved, bytes):
         memory = ctypes.create_string_buffer(saved)
-        _parallel(_libc.address, ctypes.addressof(memory), num_threads, 0)
+        openmp.parallel(_libc.address, ctypes.addressof(memory), num_threads, 0)
     else:
-        _parallel(_libc.address, _DEFAULT, num_threads, 0)
+        openmp.parallel(_libc.address, _DEFAULT, num_threads, 0)
     return True
 
 

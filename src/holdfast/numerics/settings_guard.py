@@ -8,14 +8,19 @@ set raises `ConfigError` with its name.
 Two kinds:
 
     of the thread    floating-point environment, number of OpenMP threads, autocast, modes on torch's
-                     stacks (`torch.device` as a context, FakeTensorMode), current GPU
+                     stacks (`torch.device` as a context, FakeTensorMode), transforms of torch.func,
+                     the tracer of torch.jit, current GPU
     of the process   matmul precision, oneDNN, TF32, reduced precision, default dtype, ...
 
 Guards of several threads share the settings of the process: the first one sets them, the last one
 restores them. If another thread changes one in the meantime, the end of the guard raises, because
 bits computed inside may be wrong.
+
+An interrupt (Ctrl-C) may come between any two operations. So what is to be restored is noted before
+it is changed, and leaving a guard twice does no harm.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,10 +28,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import fp_environment
+from holdfast.numerics import fp_environment, openmp
 
 _C: Any = torch._C
 _UNREADABLE = object()  # torch refuses to report a precision that was set by two different functions
@@ -170,51 +176,50 @@ class Watch:
         self._reads = [(setting.read, setting.allowed) for setting in watched]
         self._in_order = [*_MATMUL_PRECISION, *parents, *watched] if parents else watched
         self._lock = threading.Lock()
-        self._num_entered = 0
+        self._entered: dict[object, int] = {}  # guards, with the number of changes when they entered
         self._before: dict[Setting, Any] = {}  # the caller's values, if one of them was replaced
         self._replaced: list[Setting] = []  # in this order
         self._changes: list[str] = []  # made by other threads while a guard was entered
 
-    def enter(self) -> int:
-        """Set what differs. Returns the argument of `exit`."""
+    def enter(self, guard: object) -> None:
+        """Set what differs. `exit` must follow, also after an error."""
         with self._lock:
             differing = self._first_difference()
             if differing is not None:
-                if self._num_entered:
+                if self._entered:
                     self._changes.append(f"{differing.name} ({_shown(differing)})")
-                try:
-                    self._correct()
-                except BaseException:
-                    if not self._num_entered:
-                        self._restore()
-                    raise
-            self._num_entered += 1
-            return len(self._changes)
+                self._correct()
+            self._entered[guard] = len(self._changes)
 
-    def exit(self, num_changes: int) -> str | None:
+    def exit(self, guard: object) -> str | None:
         """Restore the caller's values if this is the last guard.
 
         Returns the name and value of a setting that another thread has changed since `enter`.
         """
         with self._lock:
-            differing = self._first_difference()
-            if differing is not None:
-                self._changes.append(f"{differing.name} ({_shown(differing)})")
-                for setting in self._watched:  # the other thread's value stays
-                    if not _is_ours(setting):
-                        self._before.pop(setting, None)
-            changed = self._changes[-1] if len(self._changes) > num_changes else None
-            self._num_entered -= 1
-            if not self._num_entered:
+            changed = None
+            if guard in self._entered:
+                changed = self._changed_since(self._entered[guard])
+                del self._entered[guard]
+            if not self._entered:
                 self._restore()
                 self._changes.clear()
             return changed
+
+    def _changed_since(self, num_changes: int) -> str | None:
+        differing = self._first_difference()
+        if differing is not None:
+            self._changes.append(f"{differing.name} ({_shown(differing)})")
+            for setting in self._watched:  # the other thread's value stays
+                if not _is_ours(setting):
+                    self._before.pop(setting, None)
+        return self._changes[-1] if len(self._changes) > num_changes else None
 
     def leave_applied(self) -> None:
         """Set what differs, and do not restore it unless a guard is entered now."""
         with self._lock:
             self._correct()
-            if not self._num_entered:
+            if not self._entered:
                 self._before, self._replaced = {}, []
 
     def _first_difference(self) -> Setting | None:
@@ -238,9 +243,9 @@ class Watch:
             if value is _UNREADABLE:
                 unreadable.append(setting)
             elif value not in setting.allowed:
-                _write(setting, value)
                 self._before[setting] = found[setting]
                 self._replaced.append(setting)
+                _write(setting, value)
         for setting in unreadable:  # readable once the others agree, unless it differs itself
             if not _is_ours(setting):
                 _write(setting, _CONTRADICTORY)
@@ -249,11 +254,11 @@ class Watch:
         """In reverse order; then what that has changed besides: one function of torch writes two
         settings."""
         before, replaced = self._before, self._replaced
-        self._before, self._replaced = {}, []
         for setting in [*reversed(replaced), *(setting for setting in before if replaced)]:
             value = before.get(setting, _UNREADABLE)
             if value is not _UNREADABLE and setting.write is not None and _read(setting) != value:
                 setting.write(value)
+        self._before, self._replaced = {}, []
 
 
 def _read(setting: Setting) -> Any:
@@ -326,19 +331,52 @@ def leave_applied(device: torch.device) -> None:
 
 class _Thread(threading.local):
     is_known = False  # whether its workers have been checked
+    is_forked = False  # whether its workers were left behind by a fork
 
 
 _thread = _Thread()
 
 
+def _after_fork() -> None:
+    _thread.is_forked = _thread.is_forked or _thread.is_known
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _require_workers() -> None:
+    if _thread.is_forked and (_process.num_threads or torch.get_num_threads()) > 1:
+        raise ConfigError(
+            "this process was forked from one that has computed, and the threads of that one do not exist here: "
+            'a pass would wait for them for ever; start processes with the method "spawn"'
+        )
+
+
+def _has_modes() -> bool:
+    return bool(
+        _C._len_torch_function_stack()
+        or _C._len_torch_dispatch_stack()
+        or _C._functorch.peek_interpreter_stack() is not None
+        or _C._get_tracing_state() is not None
+    )
+
+
 def without_modes() -> ExitStack:
     """Disable the modes on torch's stacks, for code that reads results outside a guard."""
     modes = ExitStack()
-    if _C._len_torch_function_stack():
-        modes.enter_context(_C.DisableTorchFunction())
-    if _C._len_torch_dispatch_stack():
-        modes.enter_context(_disable_current_modes())
+    if _has_modes():
+        _disable_modes(modes)
     return modes
+
+
+def _disable_modes(modes: ExitStack) -> None:
+    """Until `modes` is closed."""
+    modes.callback(_C._set_tracing_state, _C._get_tracing_state())
+    _C._set_tracing_state(None)
+    modes.enter_context(temporarily_clear_interpreter_stack())
+    modes.enter_context(_C.DisableTorchFunction())
+    modes.enter_context(_disable_current_modes())
 
 
 class SettingsGuard:
@@ -356,14 +394,16 @@ class SettingsGuard:
         self._own_workers = own_workers and not self._on_cuda
         self._saved_fp: fp_environment.Saved | None = None
         self._undo: list[Callable[[], object]] = []  # in the order of the changes
-        self._watches: list[tuple[Watch, int]] = []  # entered, with the result of `enter`
+        self._watches: list[Watch] = []  # entered
 
     def __enter__(self) -> "SettingsGuard":
+        _require_workers()
         try:
             self._saved_fp = fp_environment.enter_default()
             self._enter_thread()
             for watch in _watches(on_cuda=self._on_cuda):
-                self._watches.append((watch, watch.enter()))
+                self._watches.append(watch)
+                watch.enter(self)
             self._set_workers()
         except BaseException:
             self._leave()
@@ -371,7 +411,11 @@ class SettingsGuard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        changed = self._leave()
+        try:
+            changed = self._leave()
+        except BaseException:  # an interrupt
+            self._leave()
+            raise
         if changed is not None and kind is None:
             raise ConfigError(
                 f"{changed} was changed by another thread during this pass, so its bits are not guaranteed; "
@@ -381,25 +425,30 @@ class SettingsGuard:
     def _enter_thread(self) -> None:
         if _is_any_autocast_enabled():
             self._disable_autocast()
-        if _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
-            self._undo.append(without_modes().close)
+        if _has_modes():
+            modes = ExitStack()
+            self._undo.append(modes.close)
+            _disable_modes(modes)
         num_threads = _process.num_threads
         if num_threads is not None:
             found = torch.get_num_threads()
-            torch.set_num_threads(num_threads)  # also where it is equal: MKL has a number of its own
             if found != num_threads:
                 self._undo.append(lambda: torch.set_num_threads(found))
+            torch.set_num_threads(num_threads)  # also where it is equal: MKL has a number of its own
+        if openmp.has_dynamic_threads():
+            self._undo.append(partial(openmp.set_dynamic_threads, True))
+            openmp.set_dynamic_threads(False)
         if self._on_cuda:
             current = torch.cuda.current_device()
             if self._device.index is not None and current != self._device.index:
-                torch.cuda.set_device(self._device)
                 self._undo.append(lambda: torch.cuda.set_device(current))
+                torch.cuda.set_device(self._device)
 
     def _disable_autocast(self) -> None:
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
-                torch.set_autocast_enabled(kind, False)
                 self._undo.append(partial(torch.set_autocast_enabled, kind, True))
+                torch.set_autocast_enabled(kind, False)
 
     def _set_workers(self) -> None:
         """The OpenMP workers of this thread, which inherited the environment of their creator. They
@@ -414,11 +463,15 @@ class SettingsGuard:
 
     def _leave(self) -> str | None:
         """Restore everything. Returns what another thread has changed, if anything."""
-        changed = [watch.exit(num_changes) for watch, num_changes in reversed(self._watches)]
-        for undo in reversed(self._undo):
-            undo()
+        changed = None
+        while self._watches:
+            changed = self._watches[-1].exit(self) or changed
+            self._watches.pop()
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
         if self._saved_fp is not None:
             fp_environment.reset_workers(_process.num_threads or torch.get_num_threads(), self._saved_fp)
             fp_environment.restore(self._saved_fp)
-        self._watches, self._undo, self._saved_fp = [], [], None
-        return next((name for name in changed if name is not None), None)
+            self._saved_fp = None
+        return changed

@@ -55,6 +55,7 @@ from holdfast.receipts.receipt import (
 
 MAX_BYTES = 32 << 20
 _MAX_DEPTH = 16
+_MAX_MESSAGE = 400
 _HEX_PATTERN = re.compile(r"`str` matching regex '\\\\A\[0-9a-f\]\{(\d+)\}\\\\Z'")
 _ALLOWED = {
     "mode": get_args(Determinism),
@@ -260,7 +261,14 @@ def _convert(content: dict[str, Any], kind: type[_ReceiptJson1]) -> _ReceiptJson
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        _refuse(_explain(str(error), content))
+        _refuse(_printable(_explain(str(error), content)))
+
+
+def _printable(text: str) -> str:
+    """On one line and of limited length: a field's name may come from a stranger and hold control
+    characters of a terminal."""
+    short = text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in short)
 
 
 def _explain(error: str, content: dict[str, Any]) -> str:

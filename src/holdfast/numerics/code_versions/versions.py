@@ -75,9 +75,14 @@ def digest_files(files: Mapping[str, bytes]) -> str:
 
 
 def _canonical(path: str, content: bytes) -> bytes:
-    if path.endswith(".py"):
-        return canonical_python(content)
-    return canonical_c(content) if path.endswith((".c", ".h")) else content
+    """The content itself where it is no source, such as `._name.py` of another file system."""
+    canonical = canonical_python if path.endswith(".py") else canonical_c
+    if not path.endswith((".py", ".c", ".h")):
+        return content
+    try:
+        return canonical(content)
+    except (SyntaxError, ValueError):
+        return content
 
 
 def cached_digest(package: Traversable, files: Mapping[str, bytes]) -> str:
