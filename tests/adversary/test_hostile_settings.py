@@ -14,7 +14,7 @@ from support.shape_dependent_gemm import use_shape_dependent_gemm
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 # oneDNN reports that it falls back to another kernel for bf16.
-FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed", "ignore:TF32 acceleration")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from holdfast.errors import EngineStopped
 from holdfast.numerics.recipe import KernelBackend
 from support.adversary_targets import FEW, assert_held, small_target
 
-FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+FALLBACK = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed", "ignore:TF32 acceleration")
 
 
 @pytest.mark.parametrize("kernels", ["c", "torch"])

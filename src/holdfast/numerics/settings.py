@@ -27,7 +27,6 @@ _DECIDING = (
         "GOTO_",
         "BLIS_",
         "VECLIB_",
-        "ACL_",
         "ARM_COMPUTE",
     ),
     *("OMP_", "GOMP_", "KMP_", "LIBOMP_"),

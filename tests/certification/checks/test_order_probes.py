@@ -16,7 +16,7 @@ from holdfast.certification.checks.order_probes import (
     rope_inputs,
     silu_inputs,
 )
-from holdfast.certification.checks.probes import all_batches, full_batches, mixed_batches, plant
+from holdfast.certification.checks.probes import mixed_batches, plant, run_full
 from holdfast.numerics.backends.torch.sampling import noise
 
 CPU = torch.device("cpu")
@@ -162,10 +162,17 @@ def test_attention_inputs_have_spikes_in_keys_and_values(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9, 64, 65, 300])
 def test_every_probe_occurs_at_every_size(size: int) -> None:
-    batches = full_batches(size, NUM_GEMM_PROBES)
-    assert {probe for batch in batches for probe in batch.probes} == set(range(NUM_GEMM_PROBES))
-    assert all(batch.seats == tuple(range(size)) for batch in batches)
-    for batch in all_batches(size, NUM_GEMM_PROBES):
+    probes = torch.arange(float(NUM_GEMM_PROBES))[:, None]
+    seen: list[int] = []
+
+    def operation(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x * 2
+
+    found, order = run_full(operation, probes, size)
+    assert set(order.tolist()) == set(range(NUM_GEMM_PROBES)) and set(seen) == {size}
+    assert torch.equal(found, probes[order] * 2)
+    for batch in mixed_batches(size, NUM_GEMM_PROBES):
         assert len(batch.seats) == len(batch.probes) == len(set(batch.seats)) and max(batch.seats) < size
 
 

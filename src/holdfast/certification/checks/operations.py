@@ -16,11 +16,10 @@ from holdfast.certification.checks.order_probes import GemmProbes
 from holdfast.certification.checks.probes import (
     Differences,
     ProbeBatch,
-    all_batches,
-    full_batches,
     mixed_batches,
     plant,
     rows_at,
+    run_full,
 )
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin, run_layer
@@ -104,7 +103,7 @@ def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
         canonical=lambda x: gemm(x, linear, canonical=True),
         fast=lambda x: gemm(x, linear, canonical=False),
         canonical_sizes=sorted(canonical_sizes),
-        batches=all_batches if case.is_thorough else full_batches,
+        mixed=mixed_batches if case.is_thorough else None,
     )
 
 
@@ -134,7 +133,6 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
         probes=_gemm_inputs(backend, linear.in_features),
         canonical=canonical,
         fast=canonical,
-        batches=full_batches,
     )
     return found if found.agrees else replace(found, sizes_differing=(0, *found.sizes_differing))
 
@@ -186,7 +184,6 @@ def check_layer(
         fast=partial(run, canonical=False, fused=True),
         reference=partial(run, canonical=True, fused=False),
         canonical_sizes=(backend.recipe.rows, 2 * backend.recipe.rows),
-        batches=full_batches,
     )
 
 
@@ -205,7 +202,7 @@ def check_token_op(
         canonical=op.run,
         fast=op.run,
         canonical_sizes=range(reference_tokens, max(sizes) + 1, reference_tokens),
-        batches=_lean_batches,
+        mixed=_last_mixed_batch,
     )
 
 
@@ -213,12 +210,11 @@ def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) ->
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
     probes = op.inputs.to(backend.device)
-    expected = _run_batches(op.run, probes, full_batches(backend.recipe.rows, len(probes)))
+    expected = _in_order(*run_full(op.run, probes, backend.recipe.rows), len(probes))
     differences = Differences()
     for size in sizes:
-        for batch in full_batches(size, len(probes)):
-            found = op.run(plant(probes, batch))
-            differences.compare(size, found, rows_at(expected, batch.probes))
+        found, order = run_full(op.run, probes, size)
+        differences.compare(size, found, expected.index_select(0, order))
     differing = tuple(sorted(differences.labels()))
     shape = f"[{probes.shape[1]}]"
     return OperationCheck(
@@ -235,39 +231,39 @@ def _check(
     probes: Tensor,
     canonical: BatchOp,
     fast: BatchOp,
-    batches: Callable[[int, int], Sequence[ProbeBatch]],
+    mixed: Callable[[int, int], Sequence[ProbeBatch]] | None = None,
     canonical_sizes: Sequence[int] = (),
     reference: BatchOp | None = None,
 ) -> OperationCheck:
     """Compare probes in the fast form of every size with the canonical form of the reference size.
 
-    Every probe is tried at every size. Size 0 stands for the canonical form itself: its probes at
+    Every probe is tried at every size, in batches of probes; with `mixed`, some among neighbours of
+    other magnitudes. Size 0 stands for the canonical form itself: its probes at
     other places, among other neighbours, and in the sizes that canonical passes may have.
     """
-    expected = _run_batches(reference or canonical, probes, full_batches(backend.recipe.rows, len(probes)))
+    found, order = run_full(reference or canonical, probes, backend.recipe.rows)
+    expected = _in_order(found, order, len(probes))
     trials = [(0, size, canonical) for size in canonical_sizes]
     trials += [(size, size, fast) for size in sizes]
     differences = Differences()
     for label, size, operation in trials:
-        for batch in batches(size, len(probes)):
+        found, order = run_full(operation, probes, size)
+        differences.compare(label, found, expected.index_select(0, order))
+        for batch in mixed(size, len(probes)) if mixed is not None else ():
             found = rows_at(operation(plant(probes, batch)), batch.seats)
             differences.compare(label, found, rows_at(expected, batch.probes))
     differing = tuple(sorted(differences.labels()))
     return OperationCheck(name, shape, tuple(sizes), differing, differences.num_comparisons)
 
 
-def _lean_batches(size: int, num_probes: int) -> list[ProbeBatch]:
+def _last_mixed_batch(size: int, num_probes: int) -> list[ProbeBatch]:
     """For operations whose tokens are computed one by one."""
-    return [*full_batches(size, num_probes), *mixed_batches(size, num_probes)[-1:]]
+    return mixed_batches(size, num_probes)[-1:]
 
 
-def _run_batches(operation: BatchOp, probes: Tensor, batches: Sequence[ProbeBatch]) -> Tensor:
+def _in_order(found: Tensor, order: Tensor, num_probes: int) -> Tensor:
     """The result of every probe, in the order of the probes."""
-    found: dict[int, Tensor] = {}
-    for batch in batches:
-        rows = rows_at(operation(plant(probes, batch)), batch.seats)
-        found |= dict(zip(batch.probes, rows, strict=True))
-    return torch.stack([found[probe] for probe in range(len(probes))])
+    return found.new_empty((num_probes, *found.shape[1:])).index_copy_(0, order, found)
 
 
 def _gemm_inputs(backend: Backend, width: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Probe tokens among neighbours, and the comparison of bits on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,17 +23,18 @@ class ProbeBatch:
     size: int
     seats: tuple[int, ...]
     probes: tuple[int, ...]
-    scales: tuple[float, float] = (1.0, 1.0)
+    scales: tuple[float, float]
 
 
-def full_batches(size: int, num_probes: int) -> list[ProbeBatch]:
-    """Batches in which every token is a probe: as many as it takes for every probe to occur. Which
-    probe is at which place depends on the size."""
-    seats = tuple(range(size))
-    return [
-        ProbeBatch(size, seats, tuple((start + size + seat) % num_probes for seat in seats))
-        for start in range(0, num_probes, size)
-    ]
+def run_full(operation: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Run an operation on batches of `size` tokens that are all probes: as many batches as it takes
+    for every probe to occur. Returns the results and which probe each row is: which probe is at
+    which place depends on the size."""
+    num_batches = -(-len(probes) // size)
+    order = (torch.arange(num_batches * size, device=probes.device) + size) % len(probes)
+    batches = torch.split(probes.index_select(0, order), size)
+    # A copy: in a pass a batch has memory of its own, which a library may choose its kernel by.
+    return torch.cat([operation(batch.clone()) for batch in batches]), order
 
 
 def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
@@ -49,15 +51,9 @@ def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:
     return [ProbeBatch(size, seats, probes, scales) for seats, scales in zip(places, _SCALES, strict=False)]
 
 
-def all_batches(size: int, num_probes: int) -> list[ProbeBatch]:
-    return [*full_batches(size, num_probes), *mixed_batches(size, num_probes)]
-
-
 def plant(probes: Tensor, batch: ProbeBatch) -> Tensor:
     """The tokens of a batch, [size, width]."""
     planted = probes.index_select(0, _index(batch.probes, probes.device))
-    if len(batch.seats) == batch.size:
-        return planted
     neighbours = _neighbours(_round_up(batch.size), probes.shape[1], probes.device)[: batch.size].clone()
     neighbours[::2] *= batch.scales[0]
     neighbours[1::2] *= batch.scales[1]
