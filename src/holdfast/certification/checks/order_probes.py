@@ -29,7 +29,7 @@ from holdfast.numerics.backends.torch.sampling import noise
 NUM_GEMM_PROBES = 8
 NUM_TOKEN_PROBES = 64
 NUM_LOGITS_PROBES = 12
-_EDGE_ULPS, _EDGE_DRAWS, _ROWS_PER_EDGE = 7, 8192, 24
+_EDGE_ULPS, _DRAWS_AT_ONCE, _ROWS_PER_EDGE = 7, 8192, 24
 _ULP = 2.0**-23  # of fp32, relative to a power of two
 _CANCELLING_STD = 0.02
 # Of inputs and of columns: bf16 products lose one to three bits, because they are subnormal in fp32.
@@ -164,11 +164,11 @@ def _halfway_means(width: int, count: int, dtype: torch.dtype, generator: torch.
     return rows
 
 
-def edge_inputs(width: int, eps: float, dtype: torch.dtype) -> Tensor:
+def edge_inputs(width: int, eps: float, dtype: torch.dtype, num_draws: int) -> Tensor:
     """Rows [n, width] for a norm whose output is rounded to 16 bits. A change in the last bit of the
     factor 1 / rms moves an element across the edge between two numbers of 16 bits.
 
-    Rows have all mantissas of the dtype; two numbers are drawn until the factor is at an edge. The
+    Rows have all mantissas of bf16; two numbers are drawn until the factor is at an edge. The
     kernel's own factor may be a few ulps off, so there are rows for each of _EDGE_ULPS edges around
     the exact one.
     """
@@ -179,17 +179,25 @@ def edge_inputs(width: int, eps: float, dtype: torch.dtype) -> Tensor:
     mantissas = (1 + torch.randperm(128, generator=generator)[:num_mantissas] / 128).to(dtype)
     base = mantissas.repeat(-(-width // num_mantissas))[:width].float()
     base *= 1 - 2 * torch.randint(2, (width,), generator=generator)
-    drawn = (3 * torch.randn((_EDGE_DRAWS, 2), generator=generator)).to(dtype).float()
-    squares = base[2:].double().square().sum() + drawn.double().square().sum(1)
-    factor = (squares / width + eps).rsqrt().float()
+    found: list[Tensor] = []
+    for _ in range(0, num_draws, _DRAWS_AT_ONCE):
+        drawn = (3 * torch.randn((_DRAWS_AT_ONCE, 2), generator=generator)).to(dtype).float()
+        squares = base[2:].double().square().sum() + drawn.double().square().sum(1)
+        at_edge = _at_edge((squares / width + eps).rsqrt().float(), mantissas)  # [draws, edges]
+        chosen = torch.cat([edge.nonzero()[:_ROWS_PER_EDGE, 0] for edge in at_edge.T])
+        rows = base.repeat(len(chosen), 1)
+        rows[:, :2] = drawn[chosen]
+        found.append(rows.to(dtype))
+    return torch.cat(found)
+
+
+def _at_edge(factor: Tensor, values: Tensor) -> Tensor:
+    """Whether factor * values rounds differently if the factor is one ulp larger: bool [n,
+    _EDGE_ULPS], for the factors [n] and their neighbours."""
     around = torch.arange(-(_EDGE_ULPS // 2), _EDGE_ULPS // 2 + 2, dtype=torch.int32)
-    factors = (factor.view(torch.int32)[:, None] + around).view(torch.float32)  # [draws, edges + 1]
-    outputs = (factors[..., None] * mantissas.float()).to(dtype)  # [draws, edges + 1, mantissas]
-    at_edge = (outputs[:, 1:] != outputs[:, :-1]).any(-1)  # [draws, edges]
-    chosen = torch.cat([edge.nonzero()[:_ROWS_PER_EDGE, 0] for edge in at_edge.T])
-    rows = base.repeat(len(chosen), 1)
-    rows[:, :2] = drawn[chosen]
-    return rows.to(dtype)
+    factors = (factor.view(torch.int32)[:, None] + around).view(torch.float32)  # [n, edges + 1]
+    outputs = (factors[..., None] * values.float()).to(values.dtype)  # [n, edges + 1, values]
+    return (outputs[:, 1:] != outputs[:, :-1]).any(-1)
 
 
 def rope_inputs(heads: int, cos: Tensor, sin: Tensor, count: int, dtype: torch.dtype) -> Tensor:

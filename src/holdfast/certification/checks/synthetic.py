@@ -14,6 +14,7 @@ from holdfast.certification.checks.order_probes import (
     NUM_GEMM_PROBES,
     NUM_TOKEN_PROBES,
     GemmProbes,
+    edge_inputs,
     few_logits_inputs,
     logits_inputs,
     noise_inputs,
@@ -29,6 +30,8 @@ from holdfast.numerics.sampling import SamplingBatch
 
 _NUM_TOP_P_PROBES = 32
 _NUM_FEW_PROBES, _FEW_TOKENS = 2048, 8
+_EPS = 1e-5
+_EDGE_DRAWS, _EDGE_DRAWS_ON_GPU = 8192, 1 << 17
 _POSITION, _TEMPERATURES = 11, (0.7, 1.3, 0.6, 1.7, 0.9, 1.1, 0.3, 1.9)
 
 
@@ -68,9 +71,12 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
     rotations = [table.to(backend.device) for table in (angles.cos(), angles.sin())]
 
     def add_norm(x: Tensor) -> Tensor:
-        residual = x / 2
-        normed = backend.add_rms_norm(residual, x / 2, weight, 1e-5)
-        return torch.cat([residual, normed], 1)
+        """x as a sum: once without rounding, once with."""
+        found: list[Tensor] = []
+        for first in (0.5, 0.6):
+            residual = x * first
+            found += [residual, backend.add_rms_norm(residual, x * (1 - first), weight, _EPS)]
+        return torch.cat(found, 1)
 
     def rope(x: Tensor) -> Tensor:
         q = x.view(-1, heads, dim).clone()
@@ -79,11 +85,16 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
         backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
-    num_sums = count if is_interpreted(backend) else 4 * count
-    squares = norm_inputs(hidden, num_sums, dtype)
+    if is_interpreted(backend):
+        squares = norm_inputs(hidden, count, dtype)
+    else:
+        # A GPU has no fp32 form of a norm to look at: there its rounded results have to show it.
+        num_draws = _EDGE_DRAWS_ON_GPU if backend.device.type == "cuda" else _EDGE_DRAWS
+        edges = edge_inputs(hidden, _EPS, dtype, num_draws)
+        squares = torch.cat((norm_inputs(hidden, 4 * count, dtype), edges))
     rotated = rope_inputs(heads, angles.cos(), angles.sin(), count, dtype)
     return [
-        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, 1e-5)),
+        TokenOp("rms_norm", squares, lambda x: backend.rms_norm(x, weight, _EPS)),
         TokenOp("add_rms_norm", squares, add_norm),
         TokenOp("rope", rotated, rope),
         TokenOp("silu_mul", silu_inputs(model.intermediate, count, dtype), backend.silu_mul),
