@@ -29,12 +29,18 @@ def test_streamed_text_is_the_whole_text(holdfast, model):
     assert holdfast(*asked).stdout == whole["text"] + "\n"
 
 
+def _unsalted(answer):
+    """Without what depends on the random salt of the receipt's prompt."""
+    receipt = {key: value for key, value in answer["receipt"].items() if key not in ("seal", "prompt")}
+    return {**answer, "receipt": {**receipt, "prompt": answer["receipt"]["prompt"]["token_ids"]}}
+
+
 @pytest.mark.parametrize("argument", [(), ("-",)], ids=["absent", "dash"])
 def test_prompt_from_stdin(holdfast, model, argument):
     asked = ("-m", model, *QUICK, "--json", "--raw", "-t", "0")
     (piped,) = objects(holdfast("generate", *argument, *asked, stdin="the lazy dog\n"))
     (given,) = objects(holdfast("generate", "the lazy dog", *asked))
-    assert piped == given
+    assert _unsalted(piped) == _unsalted(given)
 
 
 def test_several_prompts_are_answered_in_order(holdfast, model, tmp_path):
@@ -70,8 +76,9 @@ def test_deterministic_answer_is_the_same_in_another_process(holdfast, model):
     arguments = ("generate", "-m", model, *QUICK, "-d", "--seed", "3", "--json")
     command = [sys.executable, "-m", "holdfast", *arguments]
     other = subprocess.run(command, input="the dog", capture_output=True, text=True, check=True).stdout
-    assert other == holdfast(*arguments, stdin="the dog").stdout
-    assert json.loads(other)["finish_reason"] == "length"
+    again = json.loads(holdfast(*arguments, stdin="the dog").stdout)
+    assert _unsalted(json.loads(other)) == _unsalted(again)
+    assert again["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
