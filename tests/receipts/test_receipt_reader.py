@@ -50,6 +50,7 @@ def test_valid_receipt_is_read(tmp_path: Path) -> None:
 
 def test_receipt_inside_a_response_is_read() -> None:
     assert read_receipt(json.dumps({"text": "x", "receipt": VALID})).as_dict() == VALID
+    assert read_receipt(json.dumps({"choices": [], "holdfast": {"receipt": VALID}})).as_dict() == VALID
     assert "not an object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
 
 

@@ -111,8 +111,8 @@ class _ReceiptJson(_ReceiptJson1, frozen=True, forbid_unknown_fields=True):
 
 
 def read_receipt(source: Path | str | bytes, line: int | None = None) -> Receipt:
-    """The receipt in a file (a `Path`) or in JSON text; also one inside a response, under
-    "receipt".
+    """The receipt in a file (a `Path`) or in JSON text; also one inside a response: under
+    "receipt" in the answer of a command, under "holdfast" in that of the server.
 
     With a receipt on each line, `line` selects one, counted from 1.
     """
@@ -139,9 +139,14 @@ def read_content(source: Path | str | bytes, line: int | None = None) -> object:
         several = "Extra data" in str(error)
         hint = "; if it has a receipt on each line, say which line" if several else ""
         _refuse(f"it is not valid JSON: {error}{hint}")
-    if isinstance(content, dict) and "format" not in content and isinstance(content.get("receipt"), dict):
-        return content["receipt"]
-    return content
+    return _inside_response(content)
+
+
+def _inside_response(content: object) -> object:
+    if not isinstance(content, dict) or "format" in content:
+        return content
+    answer = content["holdfast"] if isinstance(content.get("holdfast"), dict) else content
+    return answer["receipt"] if isinstance(answer.get("receipt"), dict) else content
 
 
 def read_stdin() -> bytes:
