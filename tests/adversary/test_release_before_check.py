@@ -19,27 +19,12 @@ from holdfast.engine.engine import Engine
 from holdfast.errors import HoldfastError
 from holdfast.receipts.reader import parse_receipt
 from support.adversary_targets import assert_held, small_target
-
-
-class _WrongFastPasses:
-    """A backend whose fast passes, certified or not, have other bits than the canonical ones."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
-        self._backend.layer(residual, x, *rest, canonical=canonical)
-        if not canonical:
-            residual[:, 3] *= 1.2
-            x[:, 3] *= 1.2
+from support.faulty_backend import FaultyBackend
 
 
 def _plant(engine: Engine) -> None:
     decoder = engine.runner._decoder  # type: ignore[attr-defined]
-    decoder.backend = _WrongFastPasses(decoder.backend)
+    decoder.backend = FaultyBackend(decoder.backend, 1.2)
 
 
 def _open(determinism: str, spot_check_rate: float) -> Engine:

@@ -12,7 +12,7 @@ from holdfast import SamplingParams
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError
 from holdfast.numerics import settings_guard
-from holdfast.numerics.settings_guard import Setting, Watch
+from holdfast.numerics.watched_settings import Setting, Watch
 from holdfast.worker.model_runner import ModelRunner
 from support.tiny import tiny_model
 

@@ -16,6 +16,7 @@ from holdfast.receipts.canonical_json import digest_of
 from holdfast.receipts.reader import parse_receipt
 from holdfast.worker.device import device_name
 from holdfast.worker.model_runner import ModelRunner
+from support.faulty_backend import FaultyBackend
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True, logprobs=2, deterministic=True)
 SAMPLED = SamplingParams(
@@ -214,26 +215,10 @@ def test_spot_checks_find_nothing(engine: Engine) -> None:
     assert checking.counters.num_revocations == 0
 
 
-class FaultyBackend:
-    """A backend whose fast form is off by one percent in one column."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def layer(self, residual: Any, x: Any, *rest: Any, canonical: bool) -> None:
-        self._backend.layer(residual, x, *rest, canonical=canonical)
-        if not canonical:
-            residual[:, 3] *= 1.01
-            x[:, 3] *= 1.01
-
-
 def test_faulty_layer_is_detected_and_the_certificate_revoked(tiny: Engine) -> None:
     right = answers(scheduled(tiny), [(prompt(60), GREEDY)])[0]
     backend = cast(ModelRunner, tiny.runner)._decoder.backend
-    wrong = scheduled(eager(tiny, FaultyBackend(backend)), spot_check_rate=1.0)
+    wrong = scheduled(eager(tiny, FaultyBackend(backend, 1.01)), spot_check_rate=1.0)
     long = replace(GREEDY, max_tokens=500)  # a spot check waits for as many tokens as a reference pass has
     hit = answers(wrong, [(prompt(60), long)], may_fail=True)[0]
     assert wrong.counters.num_revocations == 1

@@ -9,9 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import settings_guard
 from holdfast.numerics.settings import numeric_settings
-from holdfast.numerics.settings_guard import Setting, SettingsGuard, Watch
+from holdfast.numerics.settings_guard import SettingsGuard
+from holdfast.numerics.watched_settings import Setting, Watch, cuda_settings
 
 CPU = torch.device("cpu")
 CUDA = torch.backends.cuda.matmul
@@ -211,7 +211,7 @@ def test_setting_that_cannot_be_set_is_refused_by_name() -> None:
 
 
 def test_gpu_settings_are_watched_without_a_gpu() -> None:
-    watch = Watch(settings_guard._cuda_settings())
+    watch = Watch(cuda_settings())
     reduced, accumulation = "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation"
     before = getattr(CUDA, reduced), getattr(CUDA, accumulation)
     try:

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.numerics import fp_environment, openmp, settings_guard
+from holdfast.numerics import fp_environment, openmp, settings_guard, watched_settings
 from holdfast.numerics.settings_guard import SettingsGuard
 
 CPU = torch.device("cpu")
-FILES = (settings_guard.__file__, fp_environment.__file__, openmp.__file__)
+FILES = tuple(one.__file__ for one in (settings_guard, watched_settings, fp_environment, openmp))
 
 
 class _Interrupt:

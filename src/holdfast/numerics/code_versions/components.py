@@ -38,6 +38,7 @@ COMPONENTS = {
             "models/",
             *(f"numerics/{name}.py" for name in ("forward_batch", "layer", "ops", "rope")),
             *(f"numerics/{name}.py" for name in ("fp_environment", "openmp", "settings", "settings_guard")),
+            "numerics/watched_settings.py",
             *(f"worker/{name}.py" for name in ("cuda_graphs", "input_batch", "kv_store", "last_layer")),
             *(f"worker/{name}.py" for name in ("model_runner", "page_table_cache", "transfer")),
         ),
