@@ -52,7 +52,11 @@ def naive_find(text: str, stops: list[str]) -> int | None:
 @given(TEXT, TEXT, STOPS)
 def test_find_stop_equals_a_plain_search(before: str, piece: str, stops: list[str]) -> None:
     if naive_find(before, stops) is None:
-        assert find_stop(before + piece, len(before), stops) == naive_find(before + piece, stops)
+        text = before + piece
+        found = find_stop(text, len(before), stops)
+        assert (None if found is None else found[0]) == naive_find(text, stops)
+        if found is not None:
+            assert found[1] == next(stop for stop in stops if text.startswith(stop, found[0]))
 
 
 @given(TEXT, STOPS)
@@ -67,8 +71,9 @@ def test_shown_text_never_contains_part_of_a_stop(pieces: list[str], stops: list
     text = shown = ""
     for piece in pieces:
         searched, text = len(text), text + piece
-        at = find_stop(text, searched, stops)
-        if at is not None:
+        found = find_stop(text, searched, stops)
+        if found is not None:
+            at, _ = found
             assert text[:at].startswith(shown)
             assert naive_find(text[:at], stops) is None
             return

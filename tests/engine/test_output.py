@@ -110,6 +110,25 @@ def test_stop_token_and_ignored_eos_have_no_text(tokenizer: Tokenizer) -> None:
         assert (result.text, result.token_ids) == ("", (EOS, 70))
 
 
+def test_stop_reason_names_the_stop_string_or_the_stop_token(tokenizer: Tokenizer) -> None:
+    letters = {letter: tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab#"}
+
+    def reason(token_id: int, ended: FinishReason = "stop", **params: object) -> str | int | None:
+        answer = make(tokenizer, max_tokens=9, **params)
+        answer.push(token_id)
+        answer.add_samples([Sampled(token_id)])
+        delta, choice = end(answer, ended)
+        assert delta.stop_reason == choice.stop_reason
+        return choice.stop_reason
+
+    assert reason(letters["#"], stop=["b", "#", "#x"]) == "#"
+    assert reason(letters["a"], stop_token_ids=[letters["a"]]) == letters["a"]
+    assert reason(EOS, stop_token_ids=[EOS]) is None  # the end-of-text token first
+    assert reason(EOS, stop_token_ids=[EOS], ignore_eos=True) == EOS
+    assert reason(EOS) is None
+    assert reason(letters["a"], "length", stop_token_ids=[letters["b"]]) is None
+
+
 def test_logprobs_only_if_requested(tokenizer: Tokenizer) -> None:
     asked, plain = make(tokenizer, logprobs=0), make(tokenizer)
     sampled = [Sampled(9, TokenLogprob(9, -0.25))]

@@ -61,13 +61,18 @@ class Thought:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer. token_ids include the stop token, text does not."""
+    """One answer. token_ids include the stop token, text does not.
+
+    stop_reason is the stop string or the id in stop_token_ids that ended the answer. None: the
+    end-of-text token or something else ended it.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
     thoughts: tuple[Thought, ...] = ()
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,10 @@ class Result:
         return self.choices[0].finish_reason
 
     @property
+    def stop_reason(self) -> str | int | None:
+        return self.choices[0].stop_reason
+
+    @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
         return self.choices[0].logprobs
 
@@ -115,7 +124,7 @@ class Delta(NamedTuple):
     """What one choice gained since its last delta.
 
     Tokens may come without text, and text later than its tokens. Thoughts come before the tokens
-    they led to. The last delta of a choice has its finish_reason. A named tuple, because a server
+    they led to. The last delta of a choice has its finish_reason and stop_reason. A named tuple, because a server
     sends thousands a second between its processes, and msgspec encodes tuples ten times as fast as
     dataclasses. Where one is made for each token, `tuple.__new__` makes it: the named tuple's own
     constructor is a Python function and takes longer.
@@ -127,10 +136,17 @@ class Delta(NamedTuple):
     index: int = 0  # type: ignore[assignment]  # hides tuple.index
     finish_reason: FinishReason | None = None
     thoughts: tuple[Thought, ...] = ()
+    stop_reason: str | int | None = None
 
     @property
     def is_empty(self) -> bool:
         return not (self.token_ids or self.text or self.thoughts or self.finish_reason)
+
+    def ended_by(self, last: "Delta") -> "Delta":
+        """This delta and the last one of its choice, which has text and reasons only, as one."""
+        return self._replace(
+            text=self.text + last.text, finish_reason=last.finish_reason, stop_reason=last.stop_reason
+        )
 
 
 class RequestOutput(NamedTuple):

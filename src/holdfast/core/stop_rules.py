@@ -38,14 +38,14 @@ def looks_final(token_id: int, num_output: int, params: SamplingParams, eos_ids:
     return num_output + 1 >= params.max_tokens or is_stop_token(token_id, params, eos_ids)
 
 
-def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> int | None:
-    """The start of the earliest stop string in text. The first searched_len characters contain no
-    whole one."""
-    found: int | None = None
+def find_stop(text: str, searched_len: int, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The earliest stop string in text and where it starts. The first searched_len characters
+    contain no whole one. Of two that start together, the first in the list is taken."""
+    found: tuple[int, str] | None = None
     for stop in stops:
         at = text.find(stop, max(0, searched_len - len(stop) + 1))
-        if at >= 0 and (found is None or at < found):
-            found = at
+        if at >= 0 and (found is None or at < found[0]):
+            found = at, stop
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from holdfast.certification.certificate import Certificate, delete_certificate
-from holdfast.core.events import CertificateChecked, Event
+from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Thought
@@ -289,8 +289,9 @@ class Engine:
             self.tracer = None
 
     def _publish(self, events: Sequence[Event]) -> list[RequestOutput]:
-        """The outputs these events make."""
-        outputs = []
+        """The outputs these events make. The end of a choice is in the delta of its last tokens."""
+        outputs: list[RequestOutput] = []
+        last_event: Event | None = None
         for event in events:
             if isinstance(event, CertificateChecked):
                 self._on_certificate_checked(event)
@@ -300,8 +301,11 @@ class Engine:
             if collector.result is not None:
                 self._finish(collector)
             if delta is not None or collector.result is not None:
+                if delta is not None and _ends_tokens(last_event, event):
+                    delta = outputs.pop().delta.ended_by(delta)
                 output = (collector.request.request_id, delta or Delta(), collector.result)
                 outputs.append(tuple.__new__(RequestOutput, output))
+            last_event = event
         return outputs
 
     def _decode_thought(self, chunk: int, token_ids: ThoughtIds) -> Thought:
@@ -372,3 +376,14 @@ class Engine:
 
 def _grammar(request: Request, branch: Request) -> Grammar | None:
     return request.grammars[branch.index] if request.grammars else None
+
+
+def _ends_tokens(before: Event | None, event: Event) -> bool:
+    """Whether an answer ends with the tokens of the event before. After an error they stay apart:
+    the client gets the tokens, then the error."""
+    return (
+        isinstance(event, RequestEnded)
+        and event.reason in ("stop", "length")
+        and isinstance(before, TokensCommitted)
+        and before.request_id == event.request_id
+    )

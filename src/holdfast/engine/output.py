@@ -28,7 +28,7 @@ class ChoiceOutput:
         self._wants_logprobs = request.params.logprobs is not None
         self._text = ""
         self._shown_len = 0  # characters of the text that were in a delta
-        self._is_stopped = False  # by a stop string; the text ends before it
+        self._stop: str | None = None  # the stop string that ended the text
         self._num_pushed = 0
         self._pending_ids: list[int] = []  # not detokenised yet
         self._token_ids: list[int] = []
@@ -61,11 +61,11 @@ class ChoiceOutput:
         searched_len = len(self._text)
         self._text += text
         may_end = self._num_pushed >= self.request.params.min_tokens
-        at = find_stop(self._text, searched_len, self._stops) if text and may_end else None
-        if at is None:
+        found = find_stop(self._text, searched_len, self._stops) if text and may_end else None
+        if found is None:
             return False
+        at, self._stop = found
         self._text = self._text[:at]
-        self._is_stopped = True
         return True
 
     def add_samples(self, samples: Sequence[Sampled]) -> Delta:
@@ -80,10 +80,10 @@ class ChoiceOutput:
         self._token_ids += token_ids
         self.logprobs += logprobs
         self._detokenize()
-        hidden_len = held_back_len(self._text, self._stops) if self._stops and not self._is_stopped else 0
+        hidden_len = held_back_len(self._text, self._stops) if self._stops and self._stop is None else 0
         text = self._show(len(self._text) - hidden_len)
         shown_logprobs = logprobs if self._wants_logprobs else None
-        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.request.index, None, ()))
+        return tuple.__new__(Delta, (text, token_ids, shown_logprobs, self.request.index, None, (), None))
 
     def add_thoughts(self, thoughts: Sequence[Thought]) -> Delta:
         """The delta of newly committed thoughts."""
@@ -93,17 +93,36 @@ class ChoiceOutput:
     def finish(self, ended: RequestEnded) -> tuple[Delta, Choice]:
         """The last delta and the whole choice."""
         self._detokenize()
-        if not self._is_stopped:
+        if self._stop is None:
             self._append(self._detokenizer.flush())
-        delta = Delta(self._show(len(self._text)), index=self.request.index, finish_reason=ended.reason)
+        stop_reason = self._stop_reason() if ended.reason == "stop" else None
+        delta = Delta(
+            self._show(len(self._text)),
+            index=self.request.index,
+            finish_reason=ended.reason,
+            stop_reason=stop_reason,
+        )
         choice = Choice(
             text=self.request.echo_text + self._text,
             token_ids=tuple(self._token_ids),
             finish_reason=ended.reason,
             logprobs=tuple(self.logprobs) if self._wants_logprobs else None,
             thoughts=tuple(self._thoughts),
+            stop_reason=stop_reason,
         )
         return delta, choice
+
+    def _stop_reason(self) -> str | int | None:
+        """The stop string or the id in stop_token_ids that ended the text.
+
+        An end-of-text token is none, also if stop_token_ids has it.
+        """
+        params, request = self.request.params, self.request
+        if self._stop is not None or not self._token_ids:
+            return self._stop
+        last = self._token_ids[-1]
+        is_eos = not params.ignore_eos and last in request.eos_ids
+        return last if last in params.stop_ids and not is_eos else None
 
     def _show(self, end: int) -> str:
         """The text up to here that was not shown before."""
