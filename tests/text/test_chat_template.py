@@ -348,3 +348,41 @@ def test_invalid_variables_and_tools_are_refused() -> None:
         template.render(HELLO, variables={"x": {1, 2}})
     with pytest.raises(InvalidRequest, match="tools"):
         template.render(HELLO, tools="x")  # type: ignore[arg-type]
+
+
+# Continuing the last message
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA2, "{{ messages[-1].content | upper }}"])
+@pytest.mark.parametrize("start", ["The answer is", "The answer is ", "\ue000 x \ue000\ue000"])
+def test_continue_final_message_ends_with_its_content(source: str, start: str) -> None:
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    talk = [*HELLO, {"role": "assistant", "content": start}]
+    text = template.render(talk, add_generation_prompt=False, continue_final_message=True)
+    assert text.lower().endswith(start.lower())
+    whole = template.render(talk, add_generation_prompt=False)
+    assert whole.startswith(text.rstrip()) and talk[-1]["content"] == start
+    template.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "also", "error"),
+    [
+        (CHATML, HELLO, {"add_generation_prompt": True}, "set one of them"),
+        (CHATML, [{"role": "assistant", "content": ""}], {}, "needs a last message with text"),
+        (
+            CHATML,
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+            {},
+            "needs a last message with text",
+        ),
+        ("{{ messages[0].content }}", TALK, {}, "does not write the last message's content"),
+    ],
+)
+def test_continue_final_message_is_refused_where_it_has_no_meaning(
+    source: str, messages: Any, also: dict[str, Any], error: str
+) -> None:
+    template = ChatTemplate(source)
+    with pytest.raises((InvalidRequest, TemplateError), match=error):
+        template.render(messages, **{"add_generation_prompt": False, "continue_final_message": True, **also})
+    template.close()

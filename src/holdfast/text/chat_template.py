@@ -10,8 +10,10 @@ tomorrow. Pass `date=datetime.date.today()` to give a model the real date.
 import datetime
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from holdfast.core.sampling_params import is_unicode
 from holdfast.errors import InvalidRequest, TemplateError
@@ -21,6 +23,10 @@ from holdfast.text.tokenizer import Tokenizer
 
 FIXED_DATE = datetime.date(2024, 7, 26)
 
+_STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_TOOLS = re.compile(r"(?<![.\w])tools\b")
+_BLOCK_ENDS = {"{%": "%}", "{{": "}}", "{#": "#}"}
+_BLOCK = re.compile(r"\{[%{#]")
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
 
 
@@ -51,12 +57,18 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         date: datetime.date | None = None,
         variables: Mapping[str, object] = MappingProxyType({}),
     ) -> str:
-        """The prompt's text. It has its special tokens: encode it without adding them."""
+        """The prompt's text. It has its special tokens: encode it without adding them.
+
+        With continue_final_message it ends where the content of the last message ends, so that the
+        answer continues that message.
+        """
         checked = check_messages(messages)
+        mark = _mark_end(checked, add_generation_prompt) if continue_final_message else None
         if tools is not None and (isinstance(tools, str | bytes) or not isinstance(tools, Sequence)):
             raise InvalidRequest("tools must be a list of objects")
         reserved = sorted(set(variables) & set(_RESERVED))
@@ -75,7 +87,7 @@ class ChatTemplate:
         text = self._choose(tools is not None).render(context, date=(date or FIXED_DATE).isoformat())
         if not is_unicode(text):
             raise TemplateError("the chat template wrote a lone surrogate, which is not valid Unicode")
-        return text
+        return text if mark is None else _cut_at(mark, text)
 
     def warm(self) -> None:
         """Start the worker process without waiting, while the weights are loaded."""
@@ -101,3 +113,46 @@ class ChatTemplate:
                 "chat_template.jinja into the model's folder"
             )
         return sandbox
+
+
+def _mark_end(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    """Append a mark to the content of the last message: text that no message has."""
+    if add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message continues the last message and add_generation_prompt starts another; "
+            "set one of them"
+        )
+    last = messages[-1]
+    if not last["content"]:
+        raise InvalidRequest(
+            "continue_final_message needs a last message with text; leave it out, or give the text to continue"
+        )
+    mark, text = "\ue000", json.dumps(messages, ensure_ascii=False)
+    while mark in text:
+        mark += "\ue000"
+    last["content"] += mark
+    return mark
+
+
+def _cut_at(mark: str, text: str) -> str:
+    """The text before the mark."""
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise TemplateError(
+            "the chat template does not write the last message's content, so it cannot be continued; "
+            "leave continue_final_message out"
+        )
+    return before.replace(mark, "")
+
+
+def supports_tools(template: str) -> bool:
+    """Whether a chat template uses the variable `tools`."""
+    at = 0
+    while (block := _BLOCK.search(template, at)) is not None:
+        end = template.find(_BLOCK_ENDS[block[0]], block.end())
+        if end < 0:
+            return False
+        if block[0] != "{#" and _TOOLS.search(_STRING.sub("", template[block.end() : end])):
+            return True
+        at = end + 2
+    return False

@@ -9,9 +9,9 @@ from holdfast.errors import InvalidRequest
 from holdfast.server.tools.auto_parser import AutoToolParser
 from holdfast.server.tools.deltas import ToolCallIds
 from holdfast.server.tools.formats import HERMES
-from holdfast.server.tools.template_fallback import describe_tools, supports_system, supports_tools
+from holdfast.server.tools.template_fallback import describe_tools, supports_system
 from holdfast.server.tools.tool_config import ToolConfig, parse_tools
-from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.chat_template import ChatTemplate, supports_tools
 from support.tool_parsing import parse_text
 
 CHATML = (

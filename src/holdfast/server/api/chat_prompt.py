@@ -14,8 +14,9 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.tools.deltas import ToolParser
 from holdfast.server.tools.formats import choose_format
 from holdfast.server.tools.plan import ToolPlan, plan_tools
-from holdfast.server.tools.template_fallback import describe_tools, supports_tools
+from holdfast.server.tools.template_fallback import describe_tools
 from holdfast.server.tools.tool_config import ToolConfig, parse_tools
+from holdfast.text.chat_template import supports_tools
 
 
 @dataclass(frozen=True)

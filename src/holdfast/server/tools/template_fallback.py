@@ -17,11 +17,7 @@ from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.tool_config import Tool, ToolConfig
 from holdfast.text.chat_messages import check_messages
 
-_STRING = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
-_TOOLS = re.compile(r"(?<![.\w])tools\b")
 _NO_SYSTEM = re.compile(r"system role (?:is )?not supported|only user and assistant roles", re.IGNORECASE)
-_BLOCK_ENDS = {"{%": "%}", "{{": "}}", "{#": "#}"}
-_BLOCK = re.compile(r"\{[%{#]")
 
 _INTRODUCTION = "You can call functions to help the user. These are the functions, each with a JSON schema of its arguments:"
 _INSTRUCTION = (
@@ -32,19 +28,6 @@ _EXAMPLE = (
     '<tool_call>\n{"name": "the function\'s name", "arguments": {"an argument": "its value"}}\n</tool_call>'
 )
 _RESULTS = "Results come back in <tool_response> tags. Where no function is of use, answer as usual."
-
-
-def supports_tools(template: str) -> bool:
-    """Whether a chat template uses the variable `tools`."""
-    at = 0
-    while (block := _BLOCK.search(template, at)) is not None:
-        end = template.find(_BLOCK_ENDS[block[0]], block.end())
-        if end < 0:
-            return False
-        if block[0] != "{#" and _TOOLS.search(_STRING.sub("", template[block.end() : end])):
-            return True
-        at = end + 2
-    return False
 
 
 def supports_system(template: str) -> bool:
