@@ -49,8 +49,8 @@ class ThinkingFields(RequestModel):
     )
 
 
-class GenerationRequest(ThinkingFields):
-    """Fields that chat completions and completions share."""
+class SamplingFields(ThinkingFields):
+    """Fields that all routes that generate text share."""
 
     model: str | None = Field(
         None, max_length=1024, description="One of /v1/models; the served model if omitted."
@@ -62,15 +62,12 @@ class GenerationRequest(ThinkingFields):
     return_token_ids: bool | None = Field(
         None, description="Return the token ids of the prompt and the choices."
     )
-    max_tokens: int | None = Field(None, ge=0, le=1 << 24)
     min_tokens: int | None = Field(None, ge=0, le=1 << 24)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=(1 << 31) - 1)
     min_p: float | None = Field(None, ge=0, le=1)
-    n: int | None = Field(None, ge=1, le=128)
     seed: int | None = Field(None, ge=0, le=(1 << 64) - 1)
-    stop: str | Many[str] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
@@ -82,7 +79,6 @@ class GenerationRequest(ThinkingFields):
     allowed_token_ids: TokenIds | None = Field(None, max_length=_MAX_ALLOWED_TOKEN_IDS)
     bad_words: Many[str] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of json, regex, choice, grammar, json_object."
     )
@@ -91,6 +87,15 @@ class GenerationRequest(ThinkingFields):
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
     user: str | None = Field(None, description="Accepted and ignored.")
+
+
+class GenerationRequest(SamplingFields):
+    """Fields that chat completions and completions share."""
+
+    max_tokens: int | None = Field(None, ge=0, le=1 << 24)
+    n: int | None = Field(None, ge=1, le=128)
+    stop: str | Many[str] | None = None
+    stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
 

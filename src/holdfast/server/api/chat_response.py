@@ -1,0 +1,153 @@
+"""What the chat routes share: submission of a conversation, and the state of its choices.
+
+`POST /v1/chat/completions`, `/v1/responses` and `/v1/messages` translate their bodies into a
+`ChatCompletionRequest`. From there on they are one: prompt, sampling parameters, admission, engine.
+They differ in the JSON they write of a `ChatResponse`.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.results import Delta, Thought
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.step_plan import TokenLogprob
+from holdfast.errors import HoldfastError
+from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
+from holdfast.server.api.response_fields import chat_logprobs
+from holdfast.server.api.sampling import sampling_params
+from holdfast.server.api.schema.requests import ChatCompletionRequest
+from holdfast.server.api.thinking import require_thinking_model
+from holdfast.server.call import Call
+from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.responses import EventStreamResponse, JSONResponse
+from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolParser, finish_reason
+
+
+class ChatResponse:
+    """The state of one response."""
+
+    def __init__(
+        self, frontend: Frontend, call: Call, body: ChatCompletionRequest, prompt: ChatPrompt
+    ) -> None:
+        self.frontend = frontend
+        self.call = call
+        self.body = body
+        self.fingerprint = ""
+        self.created = int(time.time())
+        seed = call.streams[0].seed
+        assert seed is not None
+        self.choices = [ChatChoice(prompt.parser(seed, index)) for index in range(body.n or 1)]
+
+    def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(self.frontend.prompts, logprobs) if self.body.logprobs else None
+
+    def finished(self) -> None:
+        """Every choice has ended."""
+        self.call.finished([choice.finish_reason or "stop" for choice in self.choices])
+
+
+class ChatChoice:
+    """The state of one choice: its text, parsed into content and tool calls."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+        self.deltas: list[ChoiceDelta] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.token_ids: list[int] = []
+        self.thoughts: list[Thought] = []
+        self.finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> list[ChoiceDelta]:
+        """Parse a delta's text. Returns the deltas to send."""
+        self.logprobs.extend(delta.logprobs or ())
+        self.token_ids.extend(delta.token_ids)
+        self.thoughts.extend(delta.thoughts)
+        new = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            new += self._parser.finish()
+        self.deltas += new
+        if delta.finish_reason is not None:
+            num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
+            self.finish_reason = finish_reason(delta.finish_reason, num_calls)
+        return new
+
+
+async def serve_chat(
+    request: Request,
+    frontend: Frontend,
+    prompts: ChatPrompts,
+    body: ChatCompletionRequest,
+    *,
+    stream: Callable[[ChatResponse], AsyncIterator[bytes]],
+    whole: Callable[[ChatResponse], dict[str, Any]],
+) -> Response:
+    """Run a conversation. `stream` writes the events of a response, `whole` the JSON of a finished one."""
+    async with AsyncExitStack() as stack:
+        call = await stack.enter_async_context(
+            frontend.call(
+                request,
+                "chat",
+                deterministic=bool(body.deterministic),
+                num_choices=body.n or 1,
+                stream=bool(body.stream),
+            )
+        )
+        response = await run_until_disconnect(request, _submit(frontend, prompts, call, body))
+        if body.stream:
+            response.fingerprint = await run_until_disconnect(request, call.fingerprint())
+            return EventStreamResponse(stream(response), stack.pop_all())
+        await run_until_disconnect(request, _collect(response))
+        return JSONResponse(whole(response))
+
+
+async def _submit(
+    frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest
+) -> ChatResponse:
+    """Render the conversation and submit the request to the engine."""
+    require_thinking_model(call, body)
+    try:
+        prompt = await prompts.render(body)
+        params = _params(frontend, body, prompt)
+        await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt))
+    except HoldfastError as error:
+        raise to_api_error(error) from None
+    try:
+        await call.accepted()
+    except ApiError as error:
+        raise error.with_message(prompt.plan.explain(error.message)) from None
+    return ChatResponse(frontend, call, body, prompt)
+
+
+async def _collect(response: ChatResponse) -> None:
+    """Wait for the end of all choices."""
+    async for _, delta in response.call.deltas():
+        if delta is not None:
+            response.choices[delta.index].add(delta)
+    response.finished()
+    response.fingerprint = await response.call.fingerprint()
+
+
+def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return sampling_params(
+        body,
+        frontend.config,
+        max_tokens=_max_tokens_left(frontend, len(prompt.ids)) if max_tokens is None else max_tokens,
+        structured=prompt.plan.structured,
+        logprobs=logprobs,
+    )
+
+
+def _max_tokens_left(frontend: Frontend, prompt_len: int) -> int:
+    """The default limit: the rest of the context."""
+    ready = frontend.supervisor.link.ready
+    assert ready is not None
+    return max(1, min(ready.max_model_len, ready.num_kv_positions) - prompt_len)
