@@ -45,6 +45,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
         special_ids=find_special_ids(backend) | marked_special | special,
         special_tokens=special_tokens,
         chat_templates=_read_templates(folder, config),
+        **_read_class_name(config),
     )
 
 
@@ -184,6 +185,11 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if path.is_file():
         templates["default"] = _read_template(path)
     return templates
+
+
+def _read_class_name(config: Mapping[str, Any]) -> dict[str, str]:
+    name = config.get("tokenizer_class")
+    return {"class_name": name} if isinstance(name, str) else {}
 
 
 def _read_template(path: Path) -> str:

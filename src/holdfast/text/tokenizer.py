@@ -104,6 +104,11 @@ class Tokenizer:
         return MappingProxyType(dict(self._data.chat_templates))
 
     @property
+    def class_name(self) -> str:
+        """The name of the class in transformers that reads the same files."""
+        return self._data.class_name
+
+    @property
     def is_bytewise(self) -> bool:
         """Whether a text is the concatenated bytes of its tokens."""
         return self._bytewise is not None

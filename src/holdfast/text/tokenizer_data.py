@@ -32,6 +32,7 @@ class TokenizerData:
     special_ids: frozenset[int] = frozenset()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    class_name: str = "PreTrainedTokenizerFast"  # the class in transformers that reads the same files
 
 
 def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

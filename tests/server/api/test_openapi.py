@@ -23,7 +23,8 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 def test_document_contains_every_route(document: dict[str, Any]) -> None:
     assert {(path, method) for path, method, _ in operations(document)} == {
         *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
-        *(("/tokenize", "post"), ("/detokenize", "post"), ("/health", "get"), ("/version", "get")),
+        *(("/tokenize", "post"), ("/detokenize", "post"), ("/tokenizer_info", "get")),
+        *(("/health", "get"), ("/version", "get")),
         *(
             ("/metrics", "get"),
             ("/v1/models", "get"),

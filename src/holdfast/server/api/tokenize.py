@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize, answered by the frontend's own tokenizer without the engine."""
+"""POST /tokenize, POST /detokenize and GET /tokenizer_info, answered by the frontend's own tokenizer
+without the engine."""
 
 from typing import Any
 
@@ -8,13 +9,16 @@ from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.api.chat_prompt import ChatPrompts
-from holdfast.server.api.schema.openapi import BODY_ERRORS, body_schema, responses
+from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeRequest
-from holdfast.server.api.schema.responses import DetokenizeResponse, TokenizeResponse
+from holdfast.server.api.schema.responses import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
+from holdfast.server.prompts import Prompts
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 def token_routes(frontend: Frontend) -> APIRouter:
@@ -60,14 +64,43 @@ def token_routes(frontend: Frontend) -> APIRouter:
             raise to_api_error(error) from None
         return JSONResponse({"prompt": text})
 
+    @router.get("/tokenizer_info", responses=responses(TokenizerInfo, GET_ERRORS))
+    async def tokenizer_info() -> Response:
+        """The tokenizer: special tokens, chat template, context."""
+        return JSONResponse(await frontend.prompts.run_in_thread(lambda: _describe(frontend.prompts)))
+
     return router
 
 
 async def _encode(frontend: Frontend, chat_prompts: ChatPrompts, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
-    if body.prompt is None:
+    if isinstance(body.prompt, list):
+        body = body.model_copy(update={"prompt": None, "messages": body.prompt})
+    if not isinstance(body.prompt, str):
         return await chat_prompts.tokenize(body)
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
     return await frontend.prompts.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _describe(prompts: Prompts) -> dict[str, Any]:
+    """The tokenizer in the words of transformers' tokenizer_config.json, as vLLM serves it."""
+    tokenizer = prompts.tokenizer
+    named: dict[str, str | None] = {name: tokenizer.special_tokens.get(name) for name in _NAMED}
+    if named["eos_token"] is None and tokenizer.eos_token_ids:
+        named["eos_token"] = prompts.token_text(min(tokenizer.eos_token_ids))
+    special = {id_: prompts.token_text(id_) for id_ in sorted(tokenizer.special_ids)}
+    known = set(tokenizer.special_tokens.values())
+    added = tokenizer.encode("a")  # with whatever the tokenizer puts around a text
+    return {
+        "tokenizer_class": tokenizer.class_name,
+        **named,
+        "additional_special_tokens": [text for text in special.values() if text not in known],
+        "added_tokens_decoder": {str(id_): text for id_, text in special.items()},
+        "add_bos_token": tokenizer.bos_token_id is not None and added[:1] == [tokenizer.bos_token_id],
+        "add_eos_token": bool(added) and added[-1] in tokenizer.eos_token_ids,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": prompts.max_model_len,
+        "chat_template": tokenizer.chat_template,
+    }

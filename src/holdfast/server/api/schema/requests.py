@@ -165,7 +165,9 @@ class TokenizeRequest(RequestModel):
     """/tokenize: a text, or a conversation rendered by the chat template."""
 
     model: str | None = Field(None, max_length=1024)
-    prompt: str | None = None
+    prompt: str | Many[ChatMessage] | None = Field(
+        None, description="A text. A list of messages is read as `messages`."
+    )
     messages: Many[ChatMessage] | None = Field(None, max_length=_MAX_MESSAGES)
     tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None

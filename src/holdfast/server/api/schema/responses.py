@@ -163,6 +163,23 @@ class DetokenizeResponse(ResponseModel):
     prompt: str
 
 
+class TokenizerInfo(ResponseModel):
+    """The tokenizer in the words of transformers' tokenizer_config.json."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    additional_special_tokens: list[str] = Field(description="Special tokens without a name.")
+    added_tokens_decoder: dict[str, str] = Field(description="The special tokens by id.")
+    add_bos_token: bool = Field(description="Whether `add_special_tokens` puts bos_token before a text.")
+    add_eos_token: bool = Field(description="Whether `add_special_tokens` puts eos_token after a text.")
+    clean_up_tokenization_spaces: Literal[False]
+    model_max_length: int | None = Field(description="The context this server serves.")
+    chat_template: str | None
+
+
 class ScoreResponse(ResponseModel):
     object: Literal["holdfast.score"]
     model: str

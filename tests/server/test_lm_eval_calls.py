@@ -1,0 +1,145 @@
+"""The calls that lm-eval's `local-completions` and `local-chat-completions` make, with
+`tokenizer_backend=remote`, and what its parser reads of the answers.
+
+Source: lm-eval 0.4.13, `lm_eval.utils.RemoteTokenizer`, `check_remote_tokenizer_support`,
+`lm_eval.models.api_models` and `openai_completions`.
+"""
+
+import json
+import urllib.request
+from typing import Any
+
+import pytest
+
+from support.serving import Server
+from support.tiny import CHAT_TEMPLATE, EOS, SPECIAL_TOKENS
+
+HEADERS = {"Content-Type": "application/json", "Authorization": "Bearer "}  # without OPENAI_API_KEY
+
+
+def call(server: Server, method: str, path: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, HEADERS, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def encode(server: Server, text: Any) -> list[int]:
+    tokens = call(server, "POST", "/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+    assert isinstance(tokens, list)
+    return tokens
+
+
+def loglikelihood(
+    server: Server, prompts: list[list[int]], lengths: list[int], **fields: Any
+) -> list[tuple[float, bool]]:
+    """What `parse_logprobs` computes: the sum over the continuation, and whether each token is the
+    most likely one."""
+    body = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    answer = call(server, "POST", "/v1/completions", {**body, "seed": 1234, "echo": True, **fields})
+    results = []
+    for choice, length in zip(sorted(answer["choices"], key=lambda one: one["index"]), lengths, strict=True):
+        logprobs = choice["logprobs"]["token_logprobs"][length:-1]
+        top = choice["logprobs"]["top_logprobs"][length:-1]
+        greedy = all(
+            one == max(best.values()) and len(best) == 1 for one, best in zip(logprobs, top, strict=True)
+        )
+        assert len(logprobs) == len(prompts[len(results)]) - length
+        results.append((sum(logprobs), greedy))
+    return results
+
+
+def test_remote_tokenizer(tiny_server: Server) -> None:
+    info = call(tiny_server, "GET", "/tokenizer_info")
+    assert info["eos_token"] == SPECIAL_TOKENS[EOS] and info["chat_template"] == CHAT_TEMPLATE
+    assert info["bos_token"] is None and info["pad_token"] is None and info["unk_token"] is None
+    assert info["model_max_length"] == 512 and not info["add_bos_token"] and not info["add_eos_token"]
+    assert info["added_tokens_decoder"] == {str(id_): text for id_, text in enumerate(SPECIAL_TOKENS)}
+    assert info["additional_special_tokens"] == list(SPECIAL_TOKENS[1:])
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert encode(tiny_server, info["eos_token"]) == [EOS]
+    ids = encode(tiny_server, f"the dog {SPECIAL_TOKENS[1]} é")
+    assert (
+        call(tiny_server, "POST", "/detokenize", {"tokens": ids})["prompt"]
+        == f"the dog {SPECIAL_TOKENS[1]} é"
+    )
+
+
+def test_remote_tokenizer_of_the_default_model(smollm2_server: Server) -> None:
+    info = call(smollm2_server, "GET", "/tokenizer_info")
+    assert info["eos_token"] == "<|im_end|>" and info["bos_token"] == "<|im_start|>"
+    assert (
+        len(encode(smollm2_server, info["eos_token"])) == len(encode(smollm2_server, info["bos_token"])) == 1
+    )
+    assert "<|im_start|>" in info["chat_template"] and not info["add_bos_token"]
+
+
+def test_conversation_as_prompt_of_tokenize(tiny_server: Server) -> None:
+    """With --apply_chat_template the remote backend sends the messages as `prompt`."""
+    messages = [{"role": "user", "content": "the dog"}]
+    rendered = call(tiny_server, "POST", "/tokenize", {"messages": messages})["tokens"]
+    assert encode(tiny_server, messages) == rendered
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_loglikelihood_of_a_batch(tiny_server: Server, deterministic: bool) -> None:
+    context, first, second = (encode(tiny_server, text) for text in ("the quick", " brown fox", " dog"))
+    greedy = call(
+        tiny_server,
+        "POST",
+        "/v1/completions",
+        {
+            "prompt": [context],
+            "max_tokens": 2,
+            "temperature": 0,
+            "return_token_ids": True,
+            "ignore_eos": True,
+        },
+    )["choices"][0]["token_ids"]
+    prompts = [[*context, *first], [*context, *second], [*context, *greedy]]
+    lengths = [len(context)] * 3
+    fields = {"deterministic": deterministic}
+    batch = loglikelihood(tiny_server, prompts, lengths, **fields)
+    assert [greedy for _, greedy in batch] == [False, False, True]
+    alone = [loglikelihood(tiny_server, [ids], [len(context)], **fields)[0] for ids in prompts]
+    if deterministic:
+        assert alone == batch
+    scores = [
+        tiny_server.post("/v1/score", {"prompt": context, "completion": ids[len(context) :]}).json()["sum"]
+        for ids in prompts
+    ]
+    assert [one for one, _ in alone] == pytest.approx(scores, abs=1e-4)
+
+
+def test_generated_end_of_text_is_one_token_of_the_logprobs(tiny_server: Server) -> None:
+    """The parser drops the last entry, so an answer that ends at once has an entry, too."""
+    ids = encode(tiny_server, "the quick brown")
+    logprobs = call(
+        tiny_server,
+        "POST",
+        "/v1/completions",
+        {
+            "model": "tiny",
+            "prompt": [ids],
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+            "allowed_token_ids": [EOS],
+        },
+    )["choices"][0]["logprobs"]
+    assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(ids) + 1
+    assert logprobs["token_logprobs"][0] is None and None not in logprobs["token_logprobs"][1:]
+
+
+@pytest.mark.parametrize("stop", [[], ["\n\n", SPECIAL_TOKENS[EOS]]])
+def test_generate_until(tiny_server: Server, stop: list[str]) -> None:
+    ids = encode(tiny_server, "the quick")
+    settings = {"model": "tiny", "max_tokens": 4, "temperature": 0, "stop": stop, "seed": 1234}
+    completions = call(tiny_server, "POST", "/v1/completions", {"prompt": [ids, ids], **settings})
+    texts = {one["index"]: one["text"] for one in completions["choices"]}
+    assert sorted(texts) == [0, 1] and all(isinstance(text, str) for text in texts.values())
+    messages = [{"role": "user", "content": "the quick", "type": "text"}]
+    chat = call(tiny_server, "POST", "/v1/chat/completions", {"messages": messages, **settings})
+    assert isinstance(chat["choices"][0]["message"]["content"], str)
