@@ -60,7 +60,7 @@ BAD: dict[str, list[Any]] = {
     "stop_token_ids": ["12", [-1], [1 << 31], [1.0], [True], 7, None, range(MAX_STOPS + 1), [10**30]],
     "ignore_eos": [1, 0, None, "yes"],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5", 10**30],
-    "deterministic": [1, None, "true"],
+    "deterministic": [1, "true"],
     "n": [0, -1, MAX_CHOICES + 1, 1.0, "2", None, True],
     "presence_penalty": [-2.1, 2.1, math.nan, math.inf, "1", None, True],
     "frequency_penalty": [-2.1, 2.1, 1e308, 10**400, math.nan, "1", None, False],

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.core.sampling_params import RequestDefaults, SamplingParams
 from holdfast.engine.config import EngineConfig, parse_bytes
 from holdfast.engine.llm import LLM
 from holdfast.errors import ConfigError, ModelError
@@ -58,6 +59,13 @@ def test_config_round_trips_through_msgpack() -> None:
         ({"device": "tpu"}, "device"),
         ({"dtype": "int3"}, "dtype"),
         ({"determinism": "maybe"}, "determinism"),
+        ({"deterministic": "yes"}, "deterministic must be true or false"),
+        ({"deterministic": True, "determinism": "off"}, "needs determinism auto or verify"),
+        ({"default_seed": "any"}, "default_seed must be random or a number"),
+        ({"default_seed": -1}, "default_seed"),
+        ({"default_seed": True}, "default_seed"),
+        ({"default_seed": 1 << 64}, "default_seed"),
+        ({"default_seed": "9" * 5000}, "default_seed"),
         ({"kernels": "magic"}, "kernels"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": 10**9}, "max_num_seqs"),
@@ -102,3 +110,27 @@ def test_key_in_place_of_its_file_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="not the key itself") as caught:
         EngineConfig(receipt_key=f"-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n")
     assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "deterministic", "seed"),
+    [
+        ({}, False, None),
+        ({"deterministic": True}, True, 0),
+        ({"deterministic": True, "default_seed": "random"}, True, None),
+        ({"deterministic": True, "default_seed": "7"}, True, 7),
+        ({"default_seed": (1 << 64) - 1}, False, (1 << 64) - 1),
+    ],
+)
+def test_request_defaults(config: dict[str, Any], deterministic: bool, seed: int | None) -> None:
+    assert EngineConfig(**config).request_defaults == RequestDefaults(deterministic, seed)
+
+
+def test_request_overrides_the_defaults() -> None:
+    defaults = RequestDefaults(deterministic=True, seed=3)
+    assert defaults.apply(SamplingParams()).deterministic is True
+    assert defaults.apply(SamplingParams(deterministic=False)).deterministic is False
+    assert defaults.seed_of(SamplingParams()) == 3 and defaults.seed_of(SamplingParams(seed=0)) == 0
+    random = RequestDefaults(deterministic=True)
+    assert random.seed_of(SamplingParams(temperature=0)) == 0
+    assert len({random.seed_of(SamplingParams()) for _ in range(8)}) == 8

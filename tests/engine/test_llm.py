@@ -443,3 +443,13 @@ def test_progress_is_shown_in_order(
     for steps in seen.values():
         assert [done for done, _ in steps] == list(range(1, len(steps) + 1))
         assert {total for _, total in steps} == {len(steps)}
+
+
+def test_llm_with_deterministic_default_gives_one_answer_without_settings(tiny_llama: Path) -> None:
+    with_default = LLM(str(tiny_llama), deterministic=True)
+    alone = with_default.generate(PROMPTS[0])[0]
+    assert alone.determinism != "none" and alone.seed == 0
+    assert alone.receipt is not None and alone.receipt["settings"]["deterministic"] is True
+    for result in with_default.generate([*PROMPTS, PROMPTS[0]])[::3]:
+        assert bits(result) == bits(alone)
+    assert with_default.generate(PROMPTS[0], SamplingParams(deterministic=False))[0].determinism == "none"

@@ -1,4 +1,4 @@
-"""Servers that several tests share: one of a tiny model, one of the default model."""
+"""Servers that several tests share: two of a tiny model, one of the default model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +22,15 @@ def tiny_server(tiny_llama: Path, receipt_key: Path) -> Iterator[Server]:
     """A tiny random model; nothing of what it says makes sense, and all of it is fast."""
     with serving(
         tiny_llama, "--max-num-seqs", "16", "--served-model-name", "tiny", "--receipt-key", str(receipt_key)
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def deterministic_server(tiny_llama: Path) -> Iterator[Server]:
+    """A tiny model whose requests are deterministic unless they say otherwise."""
+    with serving(
+        tiny_llama, "--deterministic", "--max-num-seqs", "16", "--served-model-name", "tiny"
     ) as server:
         yield server
 

@@ -44,6 +44,7 @@ class Option:
     deprecated   old names, accepted with a note
     old_values   old values and their replacements, accepted with a note
     file_chars   if not 0, the option takes a file with the value, of at most this many characters
+    server_only  an option of `holdfast serve`; other commands decide it request by request
     """
 
     help: str
@@ -55,6 +56,7 @@ class Option:
     deprecated: tuple[str, ...] = ()
     old_values: Mapping[str, str] = field(default_factory=dict)
     file_chars: int = 0
+    server_only: bool = False
 
 
 def option(default: Any, help: str, *, panel: str, **details: Any) -> Any:

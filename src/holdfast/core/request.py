@@ -48,6 +48,11 @@ class Request:
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property
+    def deterministic(self) -> bool:
+        """The engine decided it where the client said nothing, see `RequestDefaults`."""
+        return bool(self.params.deterministic)
+
+    @property
     def prompt_len(self) -> int:
         return len(self.prompt_ids)
 

@@ -2,7 +2,9 @@
 object is valid."""
 
 import math
+import secrets
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, fields
 from itertools import islice
 from numbers import Integral, Real
@@ -16,6 +18,7 @@ MAX_LOGPROBS = 100
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
 MAX_SEED = (1 << 64) - 1
+SEED_BITS = 53  # of a random seed: every JSON parser reads such an integer exactly
 MAX_TOKEN_ID = (1 << 31) - 1
 MAX_CHOICES = 128
 MAX_BIASED = 1024
@@ -35,7 +38,8 @@ class SamplingParams:
     the result reports it. logprobs asks for the logprob of each sampled token and of that many most
     likely ones, prompt_logprobs for those of the prompt's tokens. n answers are sampled from one
     prompt; the first is the same as with n = 1. `deterministic` asks for the guarantee: the same
-    tokens and logprob bits, whatever else runs. think=False turns thinking off in a model that
+    tokens and logprob bits, whatever else runs; None is the engine's default, see
+    `RequestDefaults`. think=False turns thinking off in a model that
     thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these token
     ids; chunks that are never reached are ignored.
 
@@ -55,7 +59,7 @@ class SamplingParams:
     stop_token_ids: Iterable[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    deterministic: bool = False
+    deterministic: bool | None = None
     n: int = 1
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -101,7 +105,9 @@ class SamplingParams:
                 f"structured must be a StructuredOutput, not {type(self.structured).__name__}"
             )
         for name in ("ignore_eos", "deterministic", "echo", "think"):
-            if not isinstance(getattr(self, name), bool):
+            if not isinstance(getattr(self, name), bool) and not (
+                name == "deterministic" and self.deterministic is None
+            ):
                 raise InvalidRequest(f"{name} must be true or false, not {show(getattr(self, name))}")
         if sum(map(len, self.bad_texts)) > MAX_BAD_CHARS:
             raise InvalidRequest(
@@ -175,6 +181,39 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class RequestDefaults:
+    """What an engine assumes where a request says nothing.
+
+    seed is for requests without one. None: a random seed, or 0 for greedy decoding, which needs none.
+    """
+
+    deterministic: bool = False
+    seed: int | None = None
+
+    def is_deterministic(self, asked: bool | None) -> bool:
+        return self.deterministic if asked is None else asked
+
+    def apply(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with `deterministic` decided."""
+        if params.deterministic is not None:
+            return params
+        decided = copy(params)  # `replace` would check every value again
+        object.__setattr__(decided, "deterministic", self.deterministic)
+        return decided
+
+    def seed_of(self, params: SamplingParams) -> int:
+        """The request's seed, else the engine's."""
+        if params.seed is not None:
+            return params.seed
+        if self.seed is not None:
+            return self.seed
+        return 0 if params.greedy else secrets.randbits(SEED_BITS)
+
+
+NO_DEFAULTS = RequestDefaults()
 
 
 def score_params(

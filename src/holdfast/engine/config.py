@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 from holdfast.core.options import accept_aliases, check_choices, option
+from holdfast.core.sampling_params import MAX_SEED, RequestDefaults, show
 from holdfast.errors import ConfigError
 from holdfast.numerics.recipe import DEPRECATED_KERNELS, KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
@@ -65,6 +66,19 @@ class EngineConfig:
         "auto",
         "auto: commit certified batch sizes at once, verify all others; verify: verify everything; off: refuse "
         "deterministic requests.",
+    )
+    deterministic: bool = _option(
+        False,
+        "Treat every request as deterministic unless it says otherwise. Clients that know nothing of this engine "
+        "get the guarantee.",
+        server_only=True,
+    )
+    default_seed: int | str | None = _option(
+        None,
+        "Seed of requests that give none: a number, or random (a new one for each, for pass@k and retries).",
+        metavar="SEED",
+        unset="0 with --deterministic, else random",
+        server_only=True,
     )
     max_model_len: int | None = _option(
         None, "Maximum number of tokens of a prompt and its answer together.", unset="the model's context"
@@ -126,6 +140,11 @@ class EngineConfig:
         if self.dtype != "auto" and self.dtype not in DTYPES:
             raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, not {self.dtype!r}")
         check_choices(self)
+        if not isinstance(self.deterministic, bool):
+            raise ConfigError(f"deterministic must be true or false, not {self.deterministic!r}")
+        if self.deterministic and self.determinism == "off":
+            raise ConfigError("deterministic needs determinism auto or verify; it is off")
+        parse_seed(self.default_seed)
         if self.receipt_key is not None and not isinstance(self.receipt_key, str | os.PathLike):
             raise ConfigError(
                 f"receipt_key must be the path of a file, not {type(self.receipt_key).__name__}"
@@ -144,6 +163,14 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_bytes(self.kv_memory)
 
+    @property
+    def request_defaults(self) -> RequestDefaults:
+        """What is assumed where a request says nothing."""
+        seed = parse_seed(self.default_seed)
+        if self.default_seed is None and self.deterministic:
+            seed = 0
+        return RequestDefaults(self.deterministic, seed)
+
     def spot_check_rate_on(self, device_kind: str) -> float:
         """The default is lower on a GPU: it computes more tokens, and one check there costs
         hundreds of tokens.
@@ -157,6 +184,16 @@ class EngineConfig:
         if tokens is None:
             tokens = max(usual.max_pass_tokens, seqs or 0)
         return BatchLimits(min(usual.max_num_seqs, tokens) if seqs is None else seqs, tokens)
+
+
+def parse_seed(value: int | str | None) -> int | None:
+    """The default seed; None for a random one."""
+    if value is None or value == "random":
+        return None
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text[:21]) > MAX_SEED:
+        raise ConfigError(f"default_seed must be random or a number from 0 to {MAX_SEED}, not {show(value)}")
+    return int(text)
 
 
 def parse_bytes(value: int | str) -> int:

@@ -5,7 +5,6 @@ queued. It runs in the caller's thread, so that a slow prompt or a slow grammar 
 request.
 """
 
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Protocol
 
 from holdfast.core.grammar import Grammar
 from holdfast.core.request import Request
-from holdfast.core.sampling_params import SamplingParams, show
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
@@ -37,7 +36,7 @@ class GrammarFactory(Protocol):
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What the model and the engine allow a request."""
+    """What the model and the engine allow a request, and what they assume where it says nothing."""
 
     vocab_size: int
     max_model_len: int
@@ -45,6 +44,7 @@ class RequestLimits:
     refusal: str | None  # why deterministic requests are refused, or None
     max_thought: int = 0  # tokens of a thought; 0: the model does not think
     thought_end: int = -1  # the token that ends a thought
+    defaults: RequestDefaults = NO_DEFAULTS
 
 
 class InputProcessor:
@@ -80,6 +80,7 @@ class InputProcessor:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
+        params = self._limits.defaults.apply(params)
         prompt_ids = self._encode(prompt)
         read_len, echo = None, ""
         score_from = 1 if params.prompt_logprobs is not None else None
@@ -98,7 +99,7 @@ class InputProcessor:
             request_id=self._take_ids(params.n) if request_id is None else request_id,
             prompt_ids=prompt_ids,
             params=params,
-            seed=_seed(params),
+            seed=self._limits.defaults.seed_of(params),
             eos_ids=self._limits.eos_ids,
             score_from=score_from,
             bad_words=_bad_words(self._tokenizer, params.bad_texts),
@@ -186,13 +187,6 @@ def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
                 f"a prompt is text or a list of token ids; {show(token_id)} is not a token id"
             )
     return tuple(prompt)
-
-
-def _seed(params: SamplingParams) -> int:
-    """The request's seed; without one a random seed, or 0 for greedy decoding, which needs none."""
-    if params.seed is not None:
-        return params.seed
-    return 0 if params.greedy else secrets.randbits(63)
 
 
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -88,7 +88,7 @@ class RequestState:
         params = request.params
         self.request = request
         self.request_id = request.request_id
-        self.deterministic = params.deterministic
+        self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
         self.only_scored = params.max_tokens == 0  # no answer: the client asks only for the prompt's logprobs
         self.logprobs = params.logprobs
@@ -116,7 +116,7 @@ class RequestState:
         self.proposer = NgramProposer(request.prompt_ids) if speculates else None
         self.thoughts = thoughts  # of a model that thinks
         self.think_rule = None if thoughts is None else thoughts.rule
-        self.sent = SentTokens(params.deterministic)
+        self.sent = SentTokens(request.deterministic)
         self._text = text
         self._pool = pool
         self._page_size = pool.page_size

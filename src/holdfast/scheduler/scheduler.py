@@ -156,7 +156,7 @@ class Scheduler:
         return ThoughtLog(
             self.config.chunk_len,
             ThinkRule(until, params.forced),
-            confirms=params.deterministic,
+            confirms=request.deterministic,
             max_guesses=self.config.max_guesses,
         )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 
+from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
 from holdfast.server.call import Call
@@ -34,6 +35,7 @@ class Frontend:
         metrics: Metrics,
         traces: Traces,
         admission: Admission,
+        defaults: RequestDefaults = NO_DEFAULTS,
     ) -> None:
         self.config = config
         self.names = names
@@ -42,6 +44,7 @@ class Frontend:
         self.metrics = metrics
         self.traces = traces
         self.admission = admission
+        self.defaults = defaults
         self.created = int(time.time())
         self._calls: set[Call] = set()
 
@@ -70,11 +73,15 @@ class Frontend:
         request: Request,
         operation: Operation,
         *,
-        deterministic: bool,
+        deterministic: bool | None,
         num_choices: int,
         stream: bool = False,
     ) -> AsyncIterator[Call]:
-        """Admit a request and hold its room until it is done."""
+        """Admit a request and hold its room until it is done.
+
+        deterministic is what the client asked for; None is the server's default.
+        """
+        deterministic = self.defaults.is_deterministic(deterministic)
         link = self.supervisor.link
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic

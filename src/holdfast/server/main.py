@@ -111,6 +111,7 @@ class Server:
             metrics=self.metrics,
             traces=self.traces,
             admission=self.admission,
+            defaults=engine.request_defaults,
         )
         self.http = _HttpServer(
             uvicorn.Config(

@@ -21,7 +21,7 @@ _PACKAGES = ("fastapi", "uvicorn", "httptools", "msgspec", "prometheus_client")
 _SERVER = ServerConfig()
 
 
-@grouped()
+@grouped(server=True)
 def serve(
     context: typer.Context,
     model: Annotated[

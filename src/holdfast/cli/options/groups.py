@@ -32,9 +32,12 @@ _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # the first that has a
 
 
 def grouped(
-    *, without: Collection[str] = (), only: Collection[str] | None = None
+    *, without: Collection[str] = (), only: Collection[str] | None = None, server: bool = False
 ) -> Callable[[Command], Command]:
-    """Replace a command's groups by single options: all fields, without some, or only some."""
+    """Replace a command's groups by single options: all fields, without some, or only some.
+
+    Settings that are declared `server_only` are options of a server's command.
+    """
 
     def spread(command: Command) -> Command:
         groups: dict[str, _Group] = {}
@@ -43,7 +46,7 @@ def grouped(
         hints = get_type_hints(command, include_extras=True)
         for name, parameter in inspect.signature(command).parameters.items():
             if is_dataclass(parameter.default):
-                groups[name] = _Group(parameter.default, without, only)
+                groups[name] = _Group(parameter.default, without, only, server)
                 parameters += groups[name].parameters
             else:
                 parameters.append(_parameter(name, hints[name], parameter.default))
@@ -87,7 +90,9 @@ def parameter_names(config: type) -> set[str]:
 class _Group:
     """The options of one dataclass instance."""
 
-    def __init__(self, start: Any, without: Collection[str], only: Collection[str] | None) -> None:
+    def __init__(
+        self, start: Any, without: Collection[str], only: Collection[str] | None, server: bool
+    ) -> None:
         self._start = start
         self._settings: list[OptionField] = []
         self._plain: list[str] = []
@@ -97,7 +102,7 @@ class _Group:
             return name not in without and (only is None or name in only)
 
         for one in option_fields(type(start)):
-            if wanted(one.field_name):
+            if wanted(one.field_name) and (server or not one.option.server_only):
                 self._settings.append(one)
                 self.parameters += _setting_parameters(one, getattr(start, one.field_name))
         for name, hint in get_type_hints(type(start), include_extras=True).items():

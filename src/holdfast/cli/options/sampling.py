@@ -45,13 +45,14 @@ class SamplingOptions:
         int, _option("--n", help="Number of answers to each prompt; the first is the same as with --n 1.")
     ] = 1
     deterministic: Annotated[
-        bool,
+        bool | None,
         _option(
-            "--deterministic",
+            "--deterministic/--no-deterministic",
             "-d",
             help="Give the same tokens and logprob bits every time, whatever else runs.",
+            default_shown=False,
         ),
-    ] = False
+    ] = None
     stop: Annotated[list[str] | None, _option(help="Stop at this text; may be repeated.")] = None
     stop_token_ids: Annotated[
         list[int] | None, _option("--stop-token-id", help="Stop at this token; may be repeated.")

@@ -94,7 +94,7 @@ async def serve_chat(
             frontend.call(
                 request,
                 "chat",
-                deterministic=bool(body.deterministic),
+                deterministic=body.deterministic,
                 num_choices=body.n or 1,
                 stream=bool(body.stream),
             )

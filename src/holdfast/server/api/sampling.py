@@ -3,7 +3,6 @@
 `SamplingParams` and the server's limits validate the values.
 """
 
-import secrets
 from typing import Any
 
 from holdfast.core.sampling_params import SamplingParams
@@ -18,7 +17,6 @@ _SAME_NAMES = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     "think",
 )
-_SEED_BITS = 53  # every JSON parser reads such an integer exactly
 
 
 def sampling_params(
@@ -45,15 +43,13 @@ def sampling_params(
         raise ApiError(
             400, f"n must be at most {config.max_choices}, not {given['n']}", param="n", code="invalid_value"
         )
-    if "seed" not in given and given.get("temperature", 1.0) > 0:
-        given["seed"] = secrets.randbits(_SEED_BITS)
     return SamplingParams(
         max_tokens=max_tokens,
         structured=structured,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         echo=echo,
-        deterministic=bool(body.deterministic),
+        deterministic=body.deterministic,
         **given,
     )
 

@@ -56,7 +56,9 @@ class SamplingFields(ThinkingFields):
         None, max_length=1024, description="One of /v1/models; the served model if omitted."
     )
     deterministic: bool | None = Field(
-        None, description="Guarantee the same tokens and logprob bits, whatever else runs."
+        None,
+        description="Guarantee the same tokens and logprob bits, whatever else runs. Default: the server's, which is "
+        "false without --deterministic.",
     )
     return_receipt: bool | None = Field(None, description="Return the receipt in the `holdfast` object.")
     return_token_ids: bool | None = Field(
