@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_serve import serve
-from holdfast.cli.console import note
+from holdfast.cli.console import StageBars, note
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_folder, require_packages
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from holdfast.bench.determinism.stress_jobs import StressReport
 
 _MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
+# Enough for 32 short requests; fewer batch sizes to capture and certify.
+_RECORDED = replace(o.ENGINE, max_num_seqs=32, max_pass_tokens=512, max_model_len=1024)
 
 bench = typer.Typer(help="Benchmarks, determinism stress tests, a demo.", no_args_is_help=True)
 
@@ -42,6 +44,49 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
     from holdfast.bench.determinism.demo import run
 
     raise typer.Exit(0 if run(o.open_llm(replace(engine, model=model))) else 1)
+
+
+@bench.command()
+@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
+def divergence(
+    model: o.ModelArgument = None,
+    runs: Annotated[int, typer.Option(min=3, help="Runs in each mode; the first two have no load.")] = 48,
+    num_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 48,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Start no new load after this time.")] = 60.0,
+    engine: EngineConfig = _RECORDED,
+    recording: Annotated[
+        Path | None, typer.Option("--read", help="Show this recording instead of making one.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the recording to this file, as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the recording into this file, as PNG.")] = None,
+) -> None:
+    """Record one prompt's answers alone and under load: with the guarantee off, and with it.
+
+    Exits with 1 unless the ordinary answers differ and the deterministic ones do not. On CPUs use
+    --kernels torch: the answers of the C kernels do not depend on the load.
+    """
+    from holdfast.bench.determinism.divergence import RecordSettings, open_recorded, record_with
+    from holdfast.bench.determinism.divergence_plot import plot_recording
+    from holdfast.bench.determinism.divergence_table import show_recording
+    from holdfast.bench.determinism.recording import read_recording
+    from holdfast.bench.report import write_report
+
+    require_packages(*(("matplotlib",) if plot is not None else ()))
+    require_folder(save, plot)
+    if recording is not None:
+        report = read_recording(recording)
+    else:
+        settings = RecordSettings(runs, num_tokens, temperature, seconds=seconds, log=note)
+        with StageBars() as progress:
+            pair, described = open_recorded(replace(engine, model=model), progress)
+        report = record_with(pair, described, settings)
+    show_recording(report)
+    if save is not None:
+        write_report(report, save)
+    if plot is not None:
+        plot_recording(report, plot)
+    raise typer.Exit(0 if report.is_good else 1)
 
 
 @bench.command()
