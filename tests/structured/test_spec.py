@@ -129,7 +129,8 @@ def test_lark(make: HarnessFactory) -> None:
     [
         ({"json_object": True}, '{"a":1,"b":[true,null,"x"]}'),
         ({"json_object": True}, '{"a": 1.5e-3, "b": {"c": "日本 \\n"}}'),
-        ({"json_object": True}, '{\n  "a": {\n    "b": []\n  }\n}'),
+        ({"json_object": True}, '{ "a" : [ 1 , 2 ] }'),
+        ({"json_object": True, "json_rules": 1}, '{\n  "a": {\n    "b": []\n  }\n}'),
         *[({"choice": choices}, text) for choices in CHOICES for text in choices],
         ({"lark": 'start: "x" %json {"type": "integer"} "y"'}, "x-12y"),
         ({"lark": "start: WORD\n%import common.WORD"}, "Hello"),
@@ -151,11 +152,18 @@ def test_matching_text_is_accepted(make: HarnessFactory, spec: dict[str, Any], t
 
 
 @pytest.mark.parametrize(
-    "text", [' {"a":1}', '{"a":   1}', '{"a":\n\n1}', '{"a":1} ', '{"a":1}{', "[]", '{"a":\n' + " " * 33]
+    "text", [' {"a":1}', '{"a":  1}', '{"a":\n1}', '{"a":\t1}', '{"a":1} ', '{"a":1}{', "[]"]
 )
-def test_white_space_is_bounded(text: str) -> None:
+def test_white_space_is_at_most_one_space(text: str) -> None:
     harness = byte_harness()
     assert harness.compile(json_object=True).count_valid(harness.encode(text)) < len(text)
+
+
+@pytest.mark.parametrize("text", ['{"a":   1}', '{"a":\n\n1}', '{"a":1} ', '{"a":\n' + " " * 33])
+def test_white_space_of_the_first_rules_is_bounded(text: str) -> None:
+    harness = byte_harness()
+    grammar = harness.compile(json_object=True, json_rules=1)
+    assert grammar.count_valid(harness.encode(text)) < len(text)
 
 
 def test_schema_cannot_set_llguidance_options() -> None:

@@ -237,18 +237,21 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
     settings["seed"] = None if params.seed is None else str(params.seed)
     structured = params.structured
     if structured is not None:
-        settings["structured"] = {structured.kind: _to_lists(getattr(structured, structured.kind))}
+        written: dict[str, object] = {structured.kind: _to_lists(getattr(structured, structured.kind))}
+        if structured.kind in ("json_schema", "json_object"):
+            written["json_rules"] = structured.json_rules
+        settings["structured"] = written
     return settings
 
 
 def params_from_json(settings: dict[str, Any]) -> SamplingParams:
     """The inverse of `params_to_json`; a missing field has its default. Raises `InvalidRequest` for
-    wrong values."""
+    wrong values. Structured output without json_rules is older than the second rules."""
     structured, seed = settings.get("structured"), settings.get("seed")
     return SamplingParams(
         **{
             **settings,
-            "structured": None if structured is None else StructuredOutput(**structured),
+            "structured": None if structured is None else StructuredOutput(**{"json_rules": 1, **structured}),
             "seed": None if seed is None else int(seed),
         }
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from holdfast.errors import InvalidRequest
 
 MAX_GRAMMAR_CHARS = 1 << 18
+JSON_RULES = 2  # see `StructuredOutput.json_rules`
 MAX_CHOICES = 1024
 
 StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
@@ -20,21 +21,32 @@ StructuredOutputKind = Literal["json_schema", "json_object", "regex", "choice", 
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """Exactly one of the fields. A schema may be a mapping or JSON text; it is kept as text."""
+    """Exactly one of the fields. A schema may be a mapping or JSON text; it is kept as text.
+
+    An object that lists its properties gets no others, unless its schema has additionalProperties
+    (`structured.closing`). json_rules says how a schema becomes a grammar. 1: objects stay open as in
+    JSON Schema, and white space may be a line break with up to 32 spaces; for receipts made before
+    there were rules. 2: objects are closed, and white space is at most one space.
+    """
 
     json_schema: str | Mapping[str, Any] | bool | None = None
     json_object: bool = False
     regex: str | None = None
     choice: Iterable[str] | None = None
     lark: str | None = None
+    json_rules: int = JSON_RULES
 
     def __post_init__(self) -> None:
-        given = [one.name for one in fields(self) if getattr(self, one.name) not in (None, False)]
+        names = [one.name for one in fields(self) if one.name != "json_rules"]
+        given = [name for name in names if getattr(self, name) not in (None, False)]
         if self.json_schema is False:
             given.append("json_schema")
         if len(given) != 1:
-            names = ", ".join(one.name for one in fields(self))
-            raise InvalidRequest(f"structured output needs exactly one of {names}; it has {len(given)}")
+            raise InvalidRequest(
+                f"structured output needs exactly one of {', '.join(names)}; it has {len(given)}"
+            )
+        if self.json_rules not in range(1, JSON_RULES + 1) or isinstance(self.json_rules, bool):
+            raise InvalidRequest(f"json_rules must be from 1 to {JSON_RULES}, not {self.json_rules!r:.80}")
         put = object.__setattr__  # the dataclass is frozen
         kind = given[0]
         if kind == "json_schema":
@@ -46,6 +58,8 @@ class StructuredOutput:
             put(self, "choice", _choices(self.choice))
         elif not isinstance(getattr(self, kind), str) or not getattr(self, kind):
             raise InvalidRequest(f"{kind} must be a non-empty string, not {getattr(self, kind)!r:.80}")
+        if kind not in ("json_schema", "json_object"):
+            put(self, "json_rules", JSON_RULES)  # they have no meaning here
         if sum(map(len, self.texts)) > MAX_GRAMMAR_CHARS:
             raise InvalidRequest(f"the {kind} is too large: more than {MAX_GRAMMAR_CHARS} characters")
 

@@ -4,9 +4,10 @@ grammar.
 - The grammar covers the whole answer: no text comes before or after it.
 - Tokens are never forced. All tokens that keep the text a prefix of the grammar are allowed, and
   the model chooses how to spell it.
-- White space in JSON is bounded: where JSON allows some, one or two spaces, or a line break and up
-  to 32 spaces and tabs. Otherwise a weak model could fill an answer with white space up to
-  max_tokens.
+- White space in JSON is compact: where JSON allows some, at most one space. Models write `{"a": 1}`
+  and `{"a":1}`, and both stay possible; with line breaks and indentation a weak model fills an
+  answer with white space up to max_tokens.
+- Objects that list their properties are closed (`structured.closing`).
 - A client cannot set llguidance's options: `x-guidance` in a schema is overwritten, and
   llguidance's list of grammars cannot be reached from a schema or a Lark text.
 """
@@ -16,8 +17,9 @@ import re
 from typing import Any
 
 from holdfast.core.sampling_params import is_unicode
-from holdfast.core.structured_output import StructuredOutput, StructuredOutputKind
+from holdfast.core.structured_output import JSON_RULES, StructuredOutput, StructuredOutputKind
 from holdfast.errors import InvalidRequest
+from holdfast.structured.closing import close_objects
 
 KIND_NAMES: dict[StructuredOutputKind, str] = {
     "json_schema": "JSON schema",
@@ -27,8 +29,7 @@ KIND_NAMES: dict[StructuredOutputKind, str] = {
     "lark": "Lark grammar",
 }
 
-_WHITE_SPACE = r"[ ]{1,2}|\n[ \t]{0,32}"
-JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+_WHITE_SPACE = {1: r"[ ]{1,2}|\n[ \t]{0,32}", 2: "[ ]"}  # by json_rules
 # Options belong to a Lark grammar and hold for all grammars in the list; nothing refers to this
 # one.
 _OPTIONS = {"name": "options", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: "x"'}
@@ -42,9 +43,9 @@ def write_grammar(structured: StructuredOutput) -> str:
             f"the {KIND_NAMES[structured.kind]} is not valid Unicode: it contains a lone surrogate"
         )
     if structured.kind == "json_schema":
-        grammar = _json(json.loads(structured.texts[0]))
+        grammar = {"json_schema": json_grammar(json.loads(structured.texts[0]), structured.json_rules)}
     elif structured.kind == "json_object":
-        grammar = _json({"type": "object"})
+        grammar = {"json_schema": json_grammar({"type": "object"}, structured.json_rules)}
     elif structured.kind == "regex":
         grammar = _lark(f"start: /{_quote_regex(structured.regex or '')}/")
     elif structured.kind == "choice":
@@ -55,11 +56,13 @@ def write_grammar(structured: StructuredOutput) -> str:
     return json.dumps({"grammars": [grammar, _OPTIONS]})
 
 
-def _json(schema: Any) -> dict[str, Any]:
+def json_grammar(schema: Any, json_rules: int = JSON_RULES) -> dict[str, Any]:
+    """A JSON schema as llguidance takes it, with its options, by these rules."""
     if schema is False:
         raise InvalidRequest("the JSON schema false allows no answer")
-    members = {} if schema is True else schema
-    return {"json_schema": {**members, "x-guidance": JSON_OPTIONS}}
+    members = {} if schema is True else schema if json_rules == 1 else close_objects(schema)
+    options = {"whitespace_pattern": _WHITE_SPACE[json_rules], "lenient": False, "coerce_one_of": False}
+    return {**members, "x-guidance": options}
 
 
 def _lark(grammar: str) -> dict[str, Any]:

@@ -17,14 +17,11 @@ from holdfast.server.tools.deltas import ChoiceDelta, ToolCallDelta, ToolCallIds
 from holdfast.server.tools.formats import CallFrame, ToolFormat
 from holdfast.server.tools.json_scanner import JsonScanner
 from holdfast.server.tools.tool_config import Tool, ToolConfig
-from holdfast.structured.spec import JSON_OPTIONS
+from holdfast.structured.spec import json_grammar
 
 MAX_FORCED_CALLS = 32  # a weak model may never stop calling
 
 _RULES_BEFORE_TOOLS = 2
-_DESCRIPTIVE_KEYWORDS = frozenset(
-    ("type", "properties", "required", "title", "description", "$defs", "definitions", "$schema", "examples")
-)
 _GRAMMAR_ERROR = re.compile(
     r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?(.*?)(?: \d+ \| .*)?", re.DOTALL
 )
@@ -82,7 +79,7 @@ def _write_grammar(start: str, tools: Sequence[Tool], frame: CallFrame) -> str:
     for index, tool in enumerate(tools):
         head = _quote(frame.opening + tool.name + frame.middle)
         lines.append(f"call_{index}: {head} arguments_{index} {_quote(frame.closing)}")
-        lines.append(f"arguments_{index}: {_json(_forbid_additional(tool.schema))}")
+        lines.append(f"arguments_{index}: {_json(tool.schema)}")
     return "\n".join(lines)
 
 
@@ -91,23 +88,7 @@ def _quote(text: str) -> str:
 
 
 def _json(schema: Any) -> str:
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
-
-
-def _forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
-    """Forbid additional parameters, unless the schema has keywords beyond a plain list of
-    properties.
-    """
-    properties, required = schema.get("properties"), schema.get("required", ())
-    if (
-        properties is None
-        or not _DESCRIPTIVE_KEYWORDS.issuperset(schema)
-        or not set(required) <= set(properties)
-    ):
-        return schema
-    return {**schema, "additionalProperties": False}
+    return f"%json {json.dumps(json_grammar({'enum': []} if schema is False else schema))}"
 
 
 class ForcedToolParser:
