@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from holdfast import SamplingParams
@@ -86,10 +87,78 @@ def test_wrong_number_of_params_is_refused(llm: LLM) -> None:
         llm.generate(["a", "b"], [])
 
 
-@pytest.mark.parametrize("prompts", [5, None, 1.5, True, object(), b"the fox", {"prompt": "a"}])
-def test_prompts_of_wrong_type_are_refused(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(InvalidRequest, match="prompt"):
-        llm.generate(prompts, GOOD)
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    (5, "not int"),
+    (None, "not NoneType"),
+    (1.5, "not float"),
+    (True, "not bool"),
+    (object(), "not object"),
+    (b"the fox", "not bytes"),
+    ({"the fox"}, "not set"),
+    (iter(["the fox"]), "not list_iterator"),
+    ([5, "the fox"], "'the fox' is not a token id"),
+    ([5, True], "True is not a token id"),
+    (["the fox", 5], r"prompts\[1\]: a prompt is text, .*, not int"),
+    (["the fox", None], r"prompts\[1\]: .* not NoneType"),
+    (["the fox", np.array([5])], r"prompts\[1\]: .* not ndarray; call tolist"),
+    (["the fox", [5.0]], "5.0 is not a token id"),
+    (["the fox", []], "the prompt is empty"),
+    (["the fox", {}], r"prompts\[1\]: a prompt needs the key prompt or prompt_token_ids"),
+    ({"text": "the fox"}, "'text' is not supported"),
+    ({"prompt": "the fox", "multi_modal_data": {}}, "'multi_modal_data' is not supported"),
+    ({"prompt": 5}, "prompt must be text, not int"),
+    ({"prompt": None, "prompt_token_ids": None}, "needs the key prompt or prompt_token_ids"),
+    ({"prompt_token_ids": "the fox"}, "prompt_token_ids must be a list of token ids, not str"),
+    ({"prompt_token_ids": []}, "the prompt is empty"),
+    ({"prompt_token_ids": [[5]]}, r"\[5\] is not a token id"),
+    ({"prompt": "the fox", "prompt_token_ids": [VOCAB_SIZE]}, "not in the vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS, ids=[str(one[0])[:40] for one in BAD_PROMPTS])
+def test_wrong_prompts_are_refused_and_nothing_is_queued(auto_llm: LLM, prompts: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        auto_llm.generate(prompts, GOOD)
+    assert not auto_llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"params": GOOD, "sampling_params": GOOD}, "are the same setting; give one of them"),
+        ({"sampling_params": 5}, "sampling_params must be SamplingParams or a list of them, not int"),
+        ({"sampling_params": [GOOD]}, "2 prompts but 1 settings"),
+        ({"use_tqdm": "yes"}, "use_tqdm must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_nothing_is_queued(
+    auto_llm: LLM, arguments: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        auto_llm.generate(["the fox", "the dog"], **arguments)
+    assert not auto_llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ("hello", {}, "messages must be a conversation"),
+        ({"role": "user", "content": "a"}, {}, "messages must be a conversation"),
+        ([HELLO, HELLO[0]], {}, "both messages and conversations"),
+        ([HELLO, []], {}, "messages is empty"),
+        ([HELLO, [{"role": "user"}]], {}, "content must be"),
+        (HELLO, {"tools": [{"type": "function"}]}, "chat template does not take tools"),
+        (HELLO, {"chat_template_kwargs": 5}, "chat_template_kwargs must map names to values"),
+        (HELLO, {"chat_template_kwargs": {"messages": []}}, "that name is reserved"),
+        (HELLO, {"continue_final_message": True, "add_generation_prompt": True}, "set one of them"),
+    ],
+)
+def test_wrong_chats_are_refused_and_nothing_is_queued(
+    auto_llm: LLM, messages: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        auto_llm.chat(messages, GOOD, **options)
+    assert not auto_llm.engine.has_work
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}]], ids=["empty", "no content"])

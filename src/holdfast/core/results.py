@@ -1,9 +1,11 @@
 """What a client gets: deltas while its request runs, and its result."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from holdfast.core.logprobs import Logprob, with_texts
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
@@ -76,8 +78,60 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class CompletionOutput:
+    """A choice in the form of vLLM's `CompletionOutput`. It is made when `Result.outputs` is read.
+
+    text: the answer, without the stop string or stop token.
+    finish_reason: "stop", "length", "abort" or "error".
+    stop_reason: the stop string or the id in stop_token_ids that ended the answer, or None.
+    """
+
+    index: int
+    choice: Choice
+
+    @property
+    def text(self) -> str:
+        return self.choice.text
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """The ids of the answer, its stop token included."""
+        return list(self.choice.token_ids)
+
+    @cached_property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """A dict for each token, from token id to `Logprob`: the token itself, then the most likely
+        ones. None if logprobs were not asked for."""
+        if self.choice.logprobs is None:
+            return None
+        return [with_texts(one).to_dict() for one in self.choice.logprobs]
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the answer's logprobs. None if logprobs were not asked for."""
+        if self.choice.logprobs is None:
+            return None
+        return sum(one.logprob for one in self.choice.logprobs)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choice.finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.choice.stop_reason
+
+    def finished(self) -> bool:
+        """Whether the answer has ended: always."""
+        return True
+
+
+@dataclass(frozen=True)
 class Result:
     """One request's outcome. The fields of choices[0] can be read on the result itself.
+
+    outputs are the choices in vLLM's form. prompt is the prompt's text: None if only token ids were
+    given.
 
     error says why an answer ended in an error, error_code is the code of its class in
     `holdfast.errors`. prompt_logprobs, if asked for, has one entry a prompt token; the first has
@@ -94,6 +148,8 @@ class Result:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error_code: str | None = None
+    prompt: str | None = None
+    request_id: str = ""
 
     @property
     def text(self) -> str:
@@ -118,6 +174,42 @@ class Result:
     @property
     def thoughts(self) -> tuple[Thought, ...]:
         return self.choices[0].thoughts
+
+    @cached_property
+    def outputs(self) -> list[CompletionOutput]:
+        """The choices in vLLM's form: `result.outputs[0].text`."""
+        return [CompletionOutput(index, choice) for index, choice in enumerate(self.choices)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the request has ended: a result is made at its end."""
+        return True
+
+    def __iter__(self) -> "Iterator[Result]":
+        """The result itself, once. vLLM's `chat` returns a list for one conversation, too; code
+        written for it reads our single result: `for output in llm.chat(messages)`."""
+        yield self
+
+    def __getitem__(self, index: int) -> "Result":
+        """The result itself, at 0. See `__iter__`."""
+        return (self,)[index]
+
+    def __len__(self) -> int:
+        return 1
+
+
+def decode_result(result: Result, token_text: Callable[[int], str], **changes: Any) -> Result:
+    """The result with the texts of the tokens in its logprobs, and with these fields changed."""
+    if any(choice.logprobs for choice in result.choices):
+        changes["choices"] = tuple(
+            replace(choice, logprobs=tuple([with_texts(one, token_text) for one in choice.logprobs or ()]))
+            for choice in result.choices
+        )
+    if result.prompt_logprobs is not None:
+        changes["prompt_logprobs"] = tuple(
+            [None if one is None else with_texts(one, token_text) for one in result.prompt_logprobs]
+        )
+    return replace(result, **changes)
 
 
 class Delta(NamedTuple):
@@ -156,3 +248,10 @@ class RequestOutput(NamedTuple):
     request_id: int
     delta: Delta
     result: Result | None = None
+
+
+def decode_delta(delta: Delta, token_text: Callable[[int], str]) -> Delta:
+    """The delta with the texts of the tokens in its logprobs."""
+    if not delta.logprobs:
+        return delta
+    return delta._replace(logprobs=tuple([with_texts(one, token_text) for one in delta.logprobs]))

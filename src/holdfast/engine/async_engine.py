@@ -48,6 +48,11 @@ class RequestHandle:
                 yield delta
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (delta := await self.next_delta()) is not None:
+            yield delta
+
+    async def next_delta(self) -> Delta | None:
+        """The next delta that is not empty, or None at the end. One task reads at a time."""
         ready = asyncio.Event()
         with self._lock:
             self._async_reader = (asyncio.get_running_loop(), ready)
@@ -60,7 +65,8 @@ class RequestHandle:
                 continue
             delta = self._read(output)
             if not delta.is_empty:
-                yield delta
+                return delta
+        return None
 
     def wait(self) -> Result:
         """Wait for the result."""
@@ -100,7 +106,10 @@ class AsyncEngine:
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> RequestHandle:
         """Queue a request. An invalid one raises here and never reaches the engine."""
-        request = self.engine.prepare(prompt, params)  # may take long: a grammar has to be compiled
+        return self.start(self.engine.prepare(prompt, params))  # may take long: a grammar is compiled
+
+    def start(self, request: Request) -> RequestHandle:
+        """Queue a prepared request."""
         with self._submit_lock:
             if self._closed:
                 raise EngineStopped("the engine is shut down")

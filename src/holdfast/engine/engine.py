@@ -59,8 +59,36 @@ class PlanRunner(Protocol):
         ...
 
 
+class _Change:
+    """A change of the engine's state, as a context manager.
+
+    An exception in it may leave scheduler, pages and outputs half changed: the engine is reset.
+    A second interrupt can end even that. The mark then stays, and the next change resets first.
+    """
+
+    __slots__ = ("_engine", "is_open")
+
+    def __init__(self, engine: "Engine") -> None:
+        self._engine = engine
+        self.is_open = False
+
+    def __enter__(self) -> None:
+        if self.is_open:
+            self._engine.reset()
+        self.is_open = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.is_open:
+            self._engine.reset()
+        self.is_open = False
+
+
 class Engine:
-    """Takes prepared requests, gives their outputs step by step."""
+    """Takes prepared requests, gives their outputs step by step.
+
+    An interrupt in a step ends the requests that it may have harmed: those in flight if it came
+    during a pass, otherwise all. It leaves the engine usable.
+    """
 
     def __init__(
         self,
@@ -85,7 +113,10 @@ class Engine:
         self._process_id = os.getpid()
         self._collectors: dict[int, ResultCollector] = {}  # by the request ids of all their branches
         self._in_flight: deque[tuple[StepPlan, Callable[[], Sequence[PassResult]]]] = deque()  # oldest first
-        self._input_processor = InputProcessor(tokenizer, limits, grammars, scheduler.require_room)
+        self._change = _Change(self)
+        self._input_processor = InputProcessor(
+            tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
+        )
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -107,7 +138,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._change.is_open
 
     @property
     def has_requests(self) -> bool:
@@ -153,30 +184,55 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a prepared request."""
+        self.scheduler.require_room(request.max_len)
         branches = request.branches()
         outputs = {branch.request_id: self._choice_output(branch) for branch in branches}
         collector = ResultCollector(request, outputs)
-        for branch in branches:
-            self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
-            self._collectors[branch.request_id] = collector
+        with self._change:
+            for branch in branches:
+                self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
+                self._collectors[branch.request_id] = collector
 
     def _choice_output(self, branch: Request) -> ChoiceOutput:
         return ChoiceOutput(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""
-        collector = self._collectors.get(request_id)
-        open_ids = collector.open_ids if collector is not None else ()
-        outputs = [output for branch in open_ids for output in self._publish(self.scheduler.abort(branch))]
-        if self.tracer is not None and outputs:
-            self._trace(self.tracer.on_abort)
-        return outputs
+        with self._change:
+            collector = self._collectors.get(request_id)
+            open_ids = collector.open_ids if collector is not None else ()
+            outputs = [
+                output for branch in open_ids for output in self._publish(self.scheduler.abort(branch))
+            ]
+            if self.tracer is not None and outputs:
+                self._trace(self.tracer.on_abort)
+            return outputs
 
     def step(self) -> list[RequestOutput]:
         """Start one plan and process the output of one, which may be an earlier one.
 
         A pass that raises ends the requests in flight and no others.
         """
+        with self._change:
+            return self._step()
+
+    def reset(self) -> None:
+        """End every request, without an output, and forget all pages.
+
+        The device finishes what is in flight. Pages are numbered anew; nothing of what the requests
+        wrote is read again.
+        """
+        in_flight, self._in_flight = self._in_flight, deque()
+        for _, wait in in_flight:
+            with suppress(Exception):
+                wait()
+        pool = self.scheduler.pool
+        self._collectors = {}
+        self.scheduler = Scheduler(self.scheduler.config, PagePool(pool.num_pages, pool.page_size))
+        if self.tracer is not None:
+            self.tracer = Tracer(self)
+
+    def _step(self) -> list[RequestOutput]:
         is_async = self.scheduler.config.async_scheduling
         try:
             plan = self._start_next()
@@ -229,6 +285,7 @@ class Engine:
             raise _PlanFailed(plan, f"a pass failed: {type(error).__name__}: {error}") from error
         except BaseException:
             self._fail_in_flight(plan, "interrupted")
+            self._change.is_open = False  # nothing else is harmed
             raise
 
     def _update_scheduler(self, plan: StepPlan, results: Sequence[PassResult]) -> list[Event]:

@@ -1,23 +1,45 @@
 """`LLM`: offline inference. Prompts in, results out, in the order of the prompts."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Unpack, overload
 
 from holdfast.core.options import takes_fields_of
 from holdfast.core.request import Request
-from holdfast.core.results import Result
+from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
 from holdfast.engine.builder import build
+from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import Prompt
+from holdfast.engine.progress_bar import UseTqdm, progress_bar
+from holdfast.engine.prompts import (
+    ChatOptions,
+    Messages,
+    PromptInput,
+    ReadPrompt,
+    chat_prompt,
+    choose_params,
+    is_batch,
+    params_for_each,
+    read_prompt,
+    read_prompts,
+)
+from holdfast.engine.shared_engine import Inbox, SharedEngine
 from holdfast.engine.status import ShowProgress
+from holdfast.engine.token_stream import TokenStream
 from holdfast.errors import EngineStopped, InvalidRequest
-from holdfast.text.chat_template import ChatTemplate
 
 
 class LLM:
-    """A loaded model and its engine."""
+    """A loaded model and its engine.
+
+        llm = LLM("Qwen/Qwen3-0.6B")
+        result = llm.generate("The sea is", SamplingParams(max_tokens=32))[0]
+
+    Several threads may call it; their requests share batches. For asyncio there is `AsyncLLM`.
+    """
 
     @takes_fields_of(EngineConfig)
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -32,7 +54,7 @@ class LLM:
     def from_config(cls, config: EngineConfig, progress: ShowProgress | None = None) -> "LLM":
         """Load the model a configuration describes.
 
-        progress is called with (stage, done, total) while it loads.
+        progress: called with (stage, done, total) while it loads.
         """
         llm = cls.__new__(cls)
         llm._load(config, progress)
@@ -40,30 +62,193 @@ class LLM:
 
     def _load(self, config: EngineConfig, progress: ShowProgress | None = None) -> None:
         self.config = config
-        self.engine: Engine = build(config, progress)
-        self._template: ChatTemplate | None = None
+        self.engine = build(config, progress)
+        self._tokenizer = ChatTokenizer(self.engine.tokenizer)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Do not step it while a call runs."""
+        return self._requests.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self._shared: SharedEngine | None = SharedEngine(engine)
+
+    @property
+    def _requests(self) -> SharedEngine:
+        if self._shared is None:
+            raise EngineStopped("this LLM is closed; build another one")
+        return self._shared
+
+    def close(self) -> None:
+        """End all requests and free the model's memory. Calls that still run raise `EngineStopped`."""
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            shared.end_all("the LLM was closed")
+            self._tokenizer.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get_tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer: encode, decode, apply_chat_template and their relatives."""
+        return self._tokenizer
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = None,
         want_receipts: bool = True,
     ) -> list[Result]:
-        """Answer every prompt: one result for each, in order.
+        """Answer every prompt in one batch: one result for each, in order.
 
-        Text is tokenised without a chat template. A wrong prompt or setting raises before anything runs.
+        prompts: a prompt or a list of prompts. A prompt is text, a list of token ids,
+            `{"prompt": text}` or `{"prompt_token_ids": ids}`. Text is tokenised without a chat
+            template.
+        params: the settings of all prompts, or a list with one for each. The default is
+            `SamplingParams()`.
+        sampling_params: another name of params.
+        use_tqdm: show a progress bar on stderr. By default for several prompts in a terminal.
+            A class such as `tqdm.tqdm` is used instead of our own bar.
+        want_receipts: whether results have a receipt.
+
+        A wrong prompt or setting raises `InvalidRequest` or `PromptTooLong`, and nothing runs. An
+        answer that fails later has `Result.error`; the others are complete.
         """
-        if not isinstance(prompts, str):
-            _require_list("prompts", prompts)
-        batch = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = _params_for(batch, params)
-        return self._answer(
-            [
-                self.engine.prepare(prompt, one, want_receipt=want_receipts)
-                for prompt, one in zip(batch, each, strict=True)
-            ]
-        )
+        chosen = choose_params(params, sampling_params)
+        return self._generate(read_prompts(prompts), chosen, use_tqdm, want_receipts)
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        use_tqdm: UseTqdm = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        want_receipts: bool = True,
+    ) -> Result: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        want_receipts: bool = True,
+    ) -> list[Result]: ...
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        want_receipts: bool = True,
+    ) -> Result | list[Result]:
+        """Answer a conversation through the model's chat template, or several in one batch.
+
+        messages: a conversation, `[{"role": "user", "content": "Hello"}]`, or a list of
+            conversations.
+        params, sampling_params, use_tqdm, want_receipts: as in `generate`.
+        tools: functions the model may call, in OpenAI's form, for a template that takes tools. The
+            answer is text: it is not constrained to a call and not parsed.
+        add_generation_prompt: end the prompt with the start of an assistant message. By default,
+            unless the last message is continued.
+        continue_final_message: the answer continues the last message.
+        chat_template_kwargs: further variables of the template, such as enable_thinking.
+
+        A conversation gives a `Result`, a list of conversations a list of results. A single result
+        can be read as a list of one, too: vLLM returns a list here.
+        """
+        chosen = choose_params(params, sampling_params)
+        several = is_batch(messages)
+        conversations: Sequence[Any] = messages if several else [messages]
+        prompts = [
+            chat_prompt(
+                self._tokenizer,
+                each,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for each in conversations
+        ]
+        results = self._generate(prompts, chosen, use_tqdm, want_receipts)
+        return results if several else results[0]
+
+    def chat_tokens(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
+        """A conversation as prompt tokens. The template writes its own special tokens.
+
+        options: tools, add_generation_prompt, continue_final_message and chat_template_kwargs, as
+            in `chat`.
+        """
+        return list(chat_prompt(self._tokenizer, messages, **options).prompt)  # type: ignore[arg-type]
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        want_receipt: bool = True,
+    ) -> TokenStream:
+        """Answer one prompt, delta by delta.
+
+            with llm.stream("The sea is", SamplingParams(max_tokens=32)) as stream:
+                for delta in stream:
+                    print(delta.text, end="")
+            print(stream.result.finish_reason)
+
+        prompt: one prompt, in a form that `generate` takes.
+        params: its settings. sampling_params is another name.
+        want_receipt: whether the result has a receipt.
+
+        A wrong prompt or setting raises here. With n > 1 the deltas of all choices come mixed;
+        `delta.index` says whose they are. Closing the stream, leaving the loop or an exception in it
+        ends the request. Several streams may be read in turns, and by several threads.
+        """
+        return self._stream(read_prompt(prompt), choose_params(params, sampling_params), want_receipt)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+        want_receipt: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> TokenStream:
+        """Answer one conversation, delta by delta.
+
+        messages, params, sampling_params, want_receipt: as in `chat` and `stream`.
+        options: tools, add_generation_prompt, continue_final_message and chat_template_kwargs, as
+            in `chat`.
+        """
+        prompt = chat_prompt(self._tokenizer, messages, **options)
+        return self._stream(prompt, choose_params(params, sampling_params), want_receipt)
 
     def score(
         self,
@@ -77,8 +262,12 @@ class LLM:
         """The logprob of each token of a completion after a prompt.
 
         They are the bits that were reported when the completion was generated deterministically (by
-        a model that thinks: with the same think and forced_thoughts). Each may be text or token
-        ids; a text completion is tokenised alone, without special tokens.
+        a model that thinks: with the same think and forced_thoughts).
+
+        prompt: text or token ids.
+        completion: text or token ids. Text is tokenised alone, without special tokens.
+        deterministic: compute them with the guarantee.
+        think, forced_thoughts: as in `SamplingParams`, for a model that thinks.
         """
         pairs = [(prompt, completion)]
         return self.score_batch(
@@ -93,8 +282,12 @@ class LLM:
         think: bool = True,
         forced_thoughts: ForcedThoughts = (),
     ) -> list[list[float]]:
-        """`score` for many pairs of prompt and completion in one batch, in order."""
-        _require_list("pairs", pairs)
+        """`score` for many pairs of prompt and completion in one batch, in order.
+
+        pairs: prompts with their completions. The other arguments are those of `score`.
+        """
+        if isinstance(pairs, str | bytes) or not isinstance(pairs, Sequence):
+            raise InvalidRequest(f"pairs must be a list of pairs, not {type(pairs).__name__}")
         params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
         requests = [
             self.engine.prepare(prompt, params, completion=completion, want_receipt=False)
@@ -108,60 +301,55 @@ class LLM:
             [one.logprob for one in result.prompt_logprobs or () if one is not None] for result in results
         ]
 
-    def _answer(self, requests: Sequence[Request]) -> list[Result]:
-        for index, request in enumerate(requests):
-            try:
-                self.engine.submit(request)
-            except BaseException:
-                for earlier in requests[:index]:
-                    self.engine.abort(earlier.request_id)
-                raise
-        results = self._run({request.request_id for request in requests})
-        return [results[request.request_id] for request in requests]
+    def _generate(
+        self,
+        prompts: Sequence[ReadPrompt],
+        params: SamplingParams | Sequence[SamplingParams],
+        use_tqdm: UseTqdm,
+        want_receipts: bool,
+    ) -> list[Result]:
+        each = params_for_each(len(prompts), params)
+        with progress_bar(len(prompts), use_tqdm) as advance:
+            requests = [
+                self.engine.prepare(prompt.prompt, one, want_receipt=want_receipts)
+                for prompt, one in zip(prompts, each, strict=True)
+            ]
+            results = self._answer(requests, advance)
+        return [
+            self._finish(request, prompt.text, result)
+            for request, prompt, result in zip(requests, prompts, results, strict=True)
+        ]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
-        """Answer a conversation through the model's chat template."""
-        token_ids = self.chat_tokens(messages)
-        return self.generate([token_ids], params)[0]
+    def _stream(
+        self, prompt: ReadPrompt, params: SamplingParams | Sequence[SamplingParams], want_receipt: bool
+    ) -> TokenStream:
+        (one,) = params_for_each(1, params)
+        request = self.engine.prepare(prompt.prompt, one, want_receipt=want_receipt)
+        finish = partial(self._finish, request, prompt.text)
+        return TokenStream(self._requests, request, self._tokenizer.token_text, finish)
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A conversation as prompt tokens. The template writes its own special tokens."""
-        if self._template is None:
-            self._template = ChatTemplate.of(self.engine.tokenizer)
-        return self.engine.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+    def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
+        """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
+        return decode_result(
+            result, self._tokenizer.token_text, prompt=prompt, request_id=str(request.request_id)
+        )
 
-    def _run(self, wanted: set[int]) -> dict[int, Result]:
-        """Step until these requests have ended, and then the spot checks that are due."""
+    def _answer(
+        self, requests: Sequence[Request], on_result: Callable[[Result], None] | None = None
+    ) -> list[Result]:
+        """Run requests until all have ended. An interrupt ends them."""
+        shared, inbox = self._requests, Inbox(requests)
         results: dict[int, Result] = {}
         try:
-            while wanted - results.keys():
-                for output in self.engine.step():
-                    if output.result is not None:
-                        results[output.request_id] = output.result
-            while self.engine.has_work and not self.engine.has_requests:
-                self.engine.step()
+            shared.start(inbox)
+            while len(results) < len(requests):
+                output = shared.read(inbox)
+                assert output.result is not None
+                results[output.request_id] = output.result
+                if on_result is not None:
+                    on_result(output.result)
+            shared.settle()
         except BaseException:  # an interrupt must not leave requests running
-            for request_id in wanted - results.keys():
-                self.engine.abort(request_id)
+            shared.abandon(inbox)
             raise
-        return results
-
-
-def _params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    _require_list("params", params)
-    if len(params) != len(prompts):
-        raise InvalidRequest(
-            f"{len(prompts)} prompts but {len(params)} settings; give one each, or one for all"
-        )
-    return list(params)
-
-
-def _require_list(name: str, values: object) -> None:
-    if isinstance(values, str | bytes | bytearray) or not isinstance(values, Sequence):
-        raise InvalidRequest(f"{name} must be one of them or a list, not {type(values).__name__}")
+        return [results[request.request_id] for request in requests]

@@ -1,0 +1,82 @@
+"""Logprobs as a Python caller reads them: with the text of each token, and in vLLM's form."""
+
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from dataclasses import dataclass, field
+
+from holdfast.core.fast_dataclass import fast_dataclass
+from holdfast.core.step_plan import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's logprob, in the form of vLLM's `Logprob`.
+
+    rank is 1 for the most likely token; None if the token is not among those that were asked for.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@fast_dataclass
+class DecodedLogprob(TokenLogprob):
+    """A `TokenLogprob` with the text of its token, and of those in top in the same order.
+
+    It can be read as vLLM's dict as well, from token id to `Logprob`: `one[token_id].logprob`,
+    `one.items()`. The token itself comes first. It equals a `TokenLogprob` without text.
+    """
+
+    text: str = field(default="", compare=False)
+    top_texts: tuple[str, ...] = field(default=(), compare=False)
+
+    def to_dict(self) -> dict[int, Logprob]:
+        """From token id to `Logprob`, as vLLM has it."""
+        ranked = [
+            (token_id, Logprob(logprob, rank, text))
+            for rank, ((token_id, logprob), text) in enumerate(
+                zip(self.top, self.top_texts, strict=True), start=1
+            )
+        ]
+        return {self.token_id: Logprob(self.logprob, None, self.text)} | dict(ranked)
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        return self.to_dict()[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
+
+    def __contains__(self, token_id: object) -> bool:
+        return token_id in self.to_dict()
+
+    def keys(self) -> KeysView[int]:
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[Logprob]:
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[int, Logprob]:
+        return self.to_dict().items()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenLogprob):
+            return NotImplemented
+        mine, its = (self.token_id, self.logprob, self.top), (other.token_id, other.logprob, other.top)
+        return mine == its
+
+
+def with_texts(one: TokenLogprob, token_text: Callable[[int], str] | None = None) -> DecodedLogprob:
+    """A logprob with the texts of its tokens. Without token_text the texts are empty."""
+    if isinstance(one, DecodedLogprob):
+        return one
+    text = token_text or _no_text
+    return DecodedLogprob(
+        one.token_id, one.logprob, one.top, text(one.token_id), tuple([text(id_) for id_, _ in one.top])
+    )
+
+
+def _no_text(token_id: int) -> str:
+    return ""
