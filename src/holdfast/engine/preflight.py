@@ -63,6 +63,7 @@ class OpenedModel:
             refusal=DETERMINISM_OFF if self.config.determinism == "off" else None,
             max_thought=0 if thinking is None else thinking.max_thought,
             thought_end=-1 if thinking is None else thinking.end_id,
+            defaults=self.config.request_defaults,
         )
 
     def check_request(self, prompt: Prompt, params: SamplingParams) -> None:
