@@ -5,7 +5,9 @@ from fastapi import FastAPI
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
 from holdfast.server.api.info import info_routes
+from holdfast.server.api.messages_api.routes import message_routes
 from holdfast.server.api.replay import replay_routes
+from holdfast.server.api.responses_api.routes import responses_routes
 from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
@@ -23,6 +25,8 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         info_routes(frontend),
         chat_routes(frontend),
         completion_routes(frontend),
+        responses_routes(frontend),
+        message_routes(frontend),
         token_routes(frontend),
         score_routes(frontend),
         replay_routes(frontend),

@@ -1,4 +1,5 @@
-"""Errors as clients receive them: an HTTP status and OpenAI's nested error object.
+"""Errors as clients receive them: an HTTP status and OpenAI's nested error object, or Anthropic's on
+its routes.
 
 Internals are never exposed.
 
@@ -8,7 +9,9 @@ Internals are never exposed.
 503 overloaded_error        starting or shutting down                      504 timeout_error        it took too long
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -33,6 +36,25 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_ROUTES = "/v1/messages"
+
+# Regular expressions of field names in messages, and the names another API has for them.
+ErrorWords = Sequence[tuple[str, str]]
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether the route at this path belongs to Anthropic's API."""
+    return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
 
 
 class ApiError(Exception):
@@ -59,9 +81,42 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
+        """The JSON body of the response of a route of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(
+            self.status, "api_error" if self.status >= 500 else "invalid_request_error"
+        )
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.code is not None:
+            error["details"] = {"error_code": self.code}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+    def body_for(self, path: str, request_id: str | None) -> dict[str, Any]:
+        """The JSON body of the response of the route at this path."""
+        return self.anthropic_body(request_id) if is_anthropic(path) else self.body()
+
+    def in_words(self, words: "ErrorWords") -> "ApiError":
+        """The same error with the field names of another API."""
+        message, param = self.message, self.param
+        for pattern, name in words:
+            message = re.sub(pattern, name, message)
+            param = None if param is None else re.sub(pattern, name, param)
+        return ApiError(self.status, message, param=param, code=self.code, headers=self.headers)
+
     def with_message(self, message: str) -> "ApiError":
         """The same error with another message."""
         return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
+
+
+@contextmanager
+def errors_in_words(words: ErrorWords) -> Iterator[None]:
+    """Errors from inside have the field names of another API."""
+    try:
+        yield
+    except ApiError as error:
+        raise error.in_words(words) from None
+    except RequestError as error:
+        raise to_api_error(error).in_words(words) from None
 
 
 def _escape_surrogates(text: str) -> str:

@@ -23,6 +23,8 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 def test_document_contains_every_route(document: dict[str, Any]) -> None:
     assert {(path, method) for path, method, _ in operations(document)} == {
         *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
+        *((f"/v1/{name}", "post") for name in ("responses", "responses/input_tokens")),
+        *((f"/v1/{name}", "post") for name in ("messages", "messages/count_tokens")),
         *(("/tokenize", "post"), ("/detokenize", "post"), ("/tokenizer_info", "get")),
         *(("/health", "get"), ("/version", "get")),
         *(
@@ -46,7 +48,8 @@ def test_every_operation_documents_body_and_responses(document: dict[str, Any]) 
             assert response["description"] and response["content"], (path, status)
             if status not in ("200", "503"):
                 schema = response["content"]["application/json"]["schema"]
-                assert schema == {"$ref": "#/components/schemas/ErrorResponse"}, (path, status)
+                name = "AnthropicErrorResponse" if path.startswith("/v1/messages") else "ErrorResponse"
+                assert schema == {"$ref": f"#/components/schemas/{name}"}, (path, status)
         assert "default" in one["responses"] and "422" not in one["responses"], path
         if method == "post":
             reference = one["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -73,5 +76,6 @@ def test_every_reference_resolves(document: dict[str, Any]) -> None:
 def test_api_keys_are_documented() -> None:
     assert "security" not in make_documented_app().openapi()
     document = make_documented_app(with_keys=True).openapi()
-    assert document["security"] == [{"key": []}]
-    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert document["security"] == [{"key": []}, {"x-api-key": []}]
+    schemes = document["components"]["securitySchemes"]
+    assert schemes["key"]["scheme"] == "bearer" and schemes["x-api-key"]["name"] == "X-Api-Key"

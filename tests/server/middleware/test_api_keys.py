@@ -1,6 +1,7 @@
 """Requests without a valid API key are refused."""
 
 import base64
+import json
 
 import pytest
 
@@ -124,3 +125,31 @@ def test_error_does_not_quote_the_key() -> None:
             {"path": "/x", "headers": [(b"authorization", b"Bearer mine")]}
         )
     assert "mine" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_accepted"),
+    [
+        ([("X-Api-Key", "first-key")], True),
+        ([("x-api-key", " second:key ")], True),
+        ([("X-Api-Key", "wrong"), ("Authorization", "Bearer first-key")], True),
+        ([("X-Api-Key", "first-key"), ("Authorization", "Bearer wrong")], True),
+        ([("X-Api-Key", "Bearer first-key")], False),
+        ([("X-Api-Key", "")], False),
+        ([("X-Api-Key", "first")], False),
+        ([("X-Api-Key", "wrong"), ("Authorization", "Bearer wrong")], False),
+        ([("X-Api-Key", "wrong"), ("X-Api-Key", "first-key")], False),
+    ],
+)
+def test_key_in_the_header_of_anthropics_clients(headers: list[tuple[str, str]], is_accepted: bool) -> None:
+    app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=KEYS)))
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        answer = call_app(app, path=path, headers=headers)
+        assert answer.status == (200 if is_accepted else 401)
+
+
+def test_missing_key_of_a_message_names_its_header() -> None:
+    answer = response(path="/v1/messages")
+    error = json.loads(answer.body)
+    assert answer.status == 401 and error["type"] == "error"
+    assert error["error"]["type"] == "authentication_error" and "X-Api-Key" in error["error"]["message"]

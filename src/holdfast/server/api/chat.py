@@ -4,6 +4,7 @@
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -21,7 +22,7 @@ from holdfast.server.api.thinking import ThoughtStream, all_thoughts
 from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
-from holdfast.server.http.responses import DONE, KEEP_ALIVE, sse_event
+from holdfast.server.http.responses import DONE, KEEP_ALIVE, end_with_error, sse_event
 from holdfast.server.tools.deltas import merge_deltas
 
 
@@ -39,9 +40,25 @@ def chat_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, ChatCompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
-        return await serve_chat(request, frontend, prompts, body, stream=_stream, whole=_whole)
+        return await serve_chat(request, frontend, prompts, body, ChatCompletionWriter)
 
     return router
+
+
+@dataclass(frozen=True)
+class ChatCompletionWriter:
+    """Writes a response as a chat completion, or as its chunks."""
+
+    response: ChatResponse
+
+    def stream(self) -> AsyncIterator[bytes]:
+        return _stream(self.response)
+
+    def end_stream(self, error: ApiError) -> bytes:
+        return end_with_error(error)
+
+    def whole(self) -> dict[str, Any]:
+        return _whole(self.response)
 
 
 def _head(response: ChatResponse, kind: str) -> dict[str, Any]:
@@ -101,7 +118,7 @@ def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]
     Logprobs and token ids go with the first of them.
     """
     choice = response.choices[delta.index]
-    bodies = [one.body() for one in choice.add(delta)]
+    bodies = [one.body() for one in choice.add(delta).deltas]
     if delta.finish_reason is not None or not bodies:
         bodies.append({})
     chunks: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ They differ in the JSON they write of a `ChatResponse`.
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,30 +53,61 @@ class ChatResponse:
         self.call.finished([choice.finish_reason or "stop" for choice in self.choices])
 
 
+class ParsedDelta(NamedTuple):
+    """What one delta of the engine gave a choice."""
+
+    deltas: list[ChoiceDelta]
+    logprobs: tuple[TokenLogprob, ...]
+
+
 class ChatChoice:
     """The state of one choice: its text, parsed into content and tool calls."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
-        self.deltas: list[ChoiceDelta] = []
-        self.logprobs: list[TokenLogprob] = []
+        self.steps: list[ParsedDelta] = []
         self.token_ids: list[int] = []
         self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
-    def add(self, delta: Delta) -> list[ChoiceDelta]:
-        """Parse a delta's text. Returns the deltas to send."""
-        self.logprobs.extend(delta.logprobs or ())
+    @property
+    def deltas(self) -> list[ChoiceDelta]:
+        return [delta for step in self.steps for delta in step.deltas]
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [one for step in self.steps for one in step.logprobs]
+
+    def add(self, delta: Delta) -> ParsedDelta:
+        """Parse a delta's text."""
         self.token_ids.extend(delta.token_ids)
         self.thoughts.extend(delta.thoughts)
         new = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             new += self._parser.finish()
-        self.deltas += new
+        self.steps.append(ParsedDelta(new, delta.logprobs or ()))
         if delta.finish_reason is not None:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
             self.finish_reason = finish_reason(delta.finish_reason, num_calls)
-        return new
+            self.stop_reason = delta.stop_reason
+        return self.steps[-1]
+
+
+class ChatWriter(Protocol):
+    """Writes one response in the format of an API."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The server-sent events, until the last delta."""
+        ...
+
+    def end_stream(self, error: ApiError) -> bytes:
+        """The events that end a stream with an error."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The JSON of a finished response."""
+        ...
 
 
 async def serve_chat(
@@ -84,11 +115,9 @@ async def serve_chat(
     frontend: Frontend,
     prompts: ChatPrompts,
     body: ChatCompletionRequest,
-    *,
-    stream: Callable[[ChatResponse], AsyncIterator[bytes]],
-    whole: Callable[[ChatResponse], dict[str, Any]],
+    make_writer: Callable[[ChatResponse], ChatWriter],
 ) -> Response:
-    """Run a conversation. `stream` writes the events of a response, `whole` the JSON of a finished one."""
+    """Run a conversation, streamed or not."""
     async with AsyncExitStack() as stack:
         call = await stack.enter_async_context(
             frontend.call(
@@ -102,9 +131,10 @@ async def serve_chat(
         response = await run_until_disconnect(request, _submit(frontend, prompts, call, body))
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
-            return EventStreamResponse(stream(response), stack.pop_all())
+            writer = make_writer(response)
+            return EventStreamResponse(writer.stream(), stack.pop_all(), writer.end_stream)
         await run_until_disconnect(request, _collect(response))
-        return JSONResponse(whole(response))
+        return JSONResponse(make_writer(response).whole())
 
 
 async def _submit(

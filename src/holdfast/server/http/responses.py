@@ -4,7 +4,7 @@ JSON is encoded by msgspec: several times as fast as the standard library, and i
 """
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -34,8 +34,15 @@ def sse_event(data: Any, name: str | None = None) -> bytes:
     return head + _encoder.encode(data) + b"\n\n"
 
 
+def end_with_error(error: ApiError) -> bytes:
+    """The end of a stream of OpenAI's chunks."""
+    return sse_event(error.body()) + DONE
+
+
 class EventStreamResponse(Response):
     """Sends events, then closes `resources`, however the stream ends.
+
+    end_stream makes the events that end a stream with an error.
 
     Starlette's `StreamingResponse` cannot do two things this does. It stops as soon as the client
     disconnects, not at the next event. It reports an error after the first event as an event,
@@ -44,11 +51,17 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], resources: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        resources: AsyncExitStack,
+        end_stream: Callable[[ApiError], bytes] = end_with_error,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._resources = resources
+        self._end_stream = end_stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # An ApiError was already sent as an event.
@@ -62,10 +75,10 @@ class EventStreamResponse(Response):
             async for event in self._events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         except ApiError as error:
-            await send(_last(sse_event(error.body()) + DONE))
+            await send(_last(self._end_stream(error)))
             raise
         except Exception:
-            await send(_last(sse_event(internal_error().body()) + DONE))
+            await send(_last(self._end_stream(internal_error())))
             raise
         await send(_last(b""))
 

@@ -14,6 +14,9 @@ from pydantic_core import ErrorDetails
 
 from holdfast.server.errors import ApiError
 
+UNSUPPORTED = (
+    "unsupported"  # the type of an error of our own, with its `reason`: valid in the API, but not served
+)
 _MISSING = object()
 _MAX_QUOTED = 64  # characters of a name or value
 
@@ -105,6 +108,9 @@ def _explain_one(error: _FieldError) -> ApiError:
     if kind == "missing":
         message = f"Missing required parameter: '{path}'."
         return ApiError(400, message, param=path, code="missing_required_parameter")
+    if kind == UNSUPPORTED:
+        message = f"Unsupported '{path}': {error.message}."
+        return ApiError(400, message, param=path, code="unsupported_value")
     if kind in _BOUNDS:
         what, sign, name = _BOUNDS[kind]
         number = "integer" if isinstance(error.value, int) else "decimal"

@@ -1,7 +1,7 @@
 """API keys. Every route but /health requires one, if any are configured.
 
-OpenAI's clients send `Authorization: Bearer KEY`. A browser that opens the inspector page sends
-Basic with the key as password; the user name is ignored. Starlette's `AuthenticationMiddleware`
+OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `X-Api-Key: KEY`. A browser that opens
+the inspector page sends Basic with the key as password; the user name is ignored. Starlette's `AuthenticationMiddleware`
 only attaches a user to the request: each route would have to require one, and a new route without
 that would be open.
 """
@@ -13,8 +13,9 @@ import hmac
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
-from holdfast.server.errors import ApiError
+from holdfast.server.errors import ApiError, is_anthropic
 
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _PUBLIC = frozenset({"/health"})
 _INSPECTOR = "/inspector/"
 
@@ -32,13 +33,19 @@ class ApiKeyMiddleware:
         await self.app(scope, receive, send)
 
     def _require_key(self, scope: Scope) -> None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        """One header with a known key is enough; a proxy may have added the other."""
+        headers: list[tuple[bytes, bytes]] = [
+            (name, value) for name, value in scope["headers"] if name in _KEY_HEADERS
+        ]
         is_page = scope["path"] == "/" or scope["path"].startswith(_INSPECTOR)
         challenge = {"WWW-Authenticate": 'Basic realm="holdfast"' if is_page else "Bearer"}
-        if not given:
-            message = "You didn't provide an API key. Send it as Authorization: Bearer YOUR_KEY."
+        if not headers:
+            how = "X-Api-Key: YOUR_KEY" if is_anthropic(scope["path"]) else "Authorization: Bearer YOUR_KEY"
+            message = f"You didn't provide an API key. Send it as {how}."
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
-        if len(given) > 1 or not self._is_known(_key_of(given[0])):
+        keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]
+        is_repeated = len({name for name, _ in headers}) < len(headers)
+        if is_repeated or not sum(self._is_known(key) for key in keys):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
 
     def _is_known(self, key: bytes) -> bool:

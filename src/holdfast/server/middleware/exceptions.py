@@ -53,7 +53,7 @@ class ExceptionMiddleware:
             error = raised
         except asyncio.CancelledError:  # the server is being shut down
             if not has_started:
-                await error_response(_SHUTTING_DOWN)(scope, receive, send)
+                await error_response(_SHUTTING_DOWN, scope)(scope, receive, send)
             raise
         except Exception:
             _log.exception("request failed", extra={"request_id": scope["state"].get("request_id")})
@@ -61,7 +61,7 @@ class ExceptionMiddleware:
         if "access" in scope["state"]:
             scope["state"]["access"].error = error.code
         if not has_started:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
 
 _SHUTTING_DOWN = ApiError(
@@ -69,8 +69,10 @@ _SHUTTING_DOWN = ApiError(
 )
 
 
-def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status, error.headers)
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The response to this request, in the shape of its API."""
+    request_id = scope.get("state", {}).get("request_id")
+    return JSONResponse(error.body_for(scope["path"], request_id), error.status, error.headers)
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -93,7 +95,7 @@ async def _handle_http_exception(request: Request, raised: Exception) -> Respons
         error = ApiError(405, message, code="method_not_allowed", headers=raised.headers or {})
     else:
         error = ApiError(raised.status_code, "The request was refused.", headers=raised.headers or {})
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _handle_validation_error(request: Request, raised: Exception) -> Response:
@@ -102,4 +104,4 @@ async def _handle_validation_error(request: Request, raised: Exception) -> Respo
     first: dict[str, Any] = raised.errors()[0]
     param = str(first["loc"][-1])[:_MAX_QUOTED]
     message = f"Invalid value for '{param}': {first['msg']}."
-    return error_response(ApiError(400, message, param=param, code="invalid_value"))
+    return error_response(ApiError(400, message, param=param, code="invalid_value"), request.scope)

@@ -52,11 +52,11 @@ class OriginMiddleware:
         headers = Headers(scope=scope)
         origins = headers.getlist("origin")
         if not self._is_known_host(headers.get("host", "")):
-            await error_response(_UNKNOWN_HOST)(scope, receive, send)
+            await error_response(_UNKNOWN_HOST, scope)(scope, receive, send)
         elif not origins or (len(origins) == 1 and _is_same_origin(origins[0], headers.get("host", ""))):
             await self.app(scope, receive, send)
         elif len(origins) > 1 or not self._is_allowed(origins[0]):
-            await error_response(_OTHER_ORIGIN)(scope, receive, send)
+            await error_response(_OTHER_ORIGIN, scope)(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
             await Response(status_code=204, headers=self._preflight(origins[0], headers))(
                 scope, receive, send

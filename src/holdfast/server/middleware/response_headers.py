@@ -10,6 +10,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.server.errors import is_anthropic
 from holdfast.server.telemetry.logs import current_request_id
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
@@ -32,6 +33,8 @@ class ResponseHeadersMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if is_anthropic(scope["path"]):
+                    headers["Request-Id"] = request_id  # where Anthropic's clients look for it
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)

@@ -11,6 +11,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from holdfast.server.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from holdfast.server.api.messages_api.responses import AnthropicErrorResponse
+from holdfast.server.api.responses_api.requests import InputTokensRequest, ResponsesRequest
 from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -26,6 +29,10 @@ _REF = "#/components/schemas/{model}"
 _BODIES = (
     ChatCompletionRequest,
     CompletionRequest,
+    ResponsesRequest,
+    InputTokensRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ScoreRequest,
@@ -47,7 +54,8 @@ GET_ERRORS = (401,)
 BODY_ERRORS = (400, 401, 404, 413, 415)
 ENGINE_ERRORS = (*BODY_ERRORS, 429, 503, 504)
 _TAGS = {
-    "completions": "Chat completions and completions, compatible with OpenAI's.",
+    "completions": "Chat completions, completions and responses, compatible with OpenAI's.",
+    "messages": "Messages, compatible with Anthropic's.",
     "tokens": "Tokenization.",
     "reproducibility": "Bitwise reproduction: scores and replays.",
     "server": "Information about the server.",
@@ -55,7 +63,7 @@ _TAGS = {
 NEEDS_NO_KEY: dict[str, Any] = {"security": []}  # a route's `openapi_extra`
 _EVENT = {
     "type": "object",
-    "properties": {"data": {"type": "string", "description": "A chunk as JSON; [DONE] at the end."}},
+    "properties": {"data": {"type": "string", "description": "A chunk or an event as JSON."}},
     "required": ["data"],
 }
 _STREAM = {"itemSchema": _EVENT, "description": "With `stream`: one event for each chunk."}
@@ -76,7 +84,7 @@ def make_documented_app(*, with_keys: bool = False) -> FastAPI:
         separate_input_output_schemas=False,
         generate_unique_id_function=_operation_id,
     )
-    document_bodies(app, [*_BODIES, ErrorResponse])
+    document_bodies(app, [*_BODIES, ErrorResponse, AnthropicErrorResponse])
     if with_keys:
         _document_keys(app)
     return app
@@ -106,7 +114,11 @@ def document_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
 
 
 def responses(
-    model: type[BaseModel] | None, errors: Sequence[int], *, streams: bool = False
+    model: type[BaseModel] | None,
+    errors: Sequence[int],
+    *,
+    streams: bool = False,
+    error: type[BaseModel] = ErrorResponse,
 ) -> dict[int | str, dict[str, Any]]:
     """A route's `responses`: the model of a JSON response, and the possible errors."""
     success: dict[str, Any] = {"description": "Success."}
@@ -114,13 +126,15 @@ def responses(
         success["model"] = model
     if streams:
         success["content"] = {"text/event-stream": _STREAM}
-    documented: dict[int | str, dict[str, Any]] = {status: _error(_ERRORS[status]) for status in errors}
-    return {200: success, **documented, "default": _error("Any other error.")}
+    documented: dict[int | str, dict[str, Any]] = {
+        status: _error(_ERRORS[status], error) for status in errors
+    }
+    return {200: success, **documented, "default": _error("Any other error.", error)}
 
 
-def _error(description: str) -> dict[str, Any]:
+def _error(description: str, model: type[BaseModel]) -> dict[str, Any]:
     """Errors are JSON, also of routes with another content type."""
-    schema = {"$ref": _REF.format(model=ErrorResponse.__name__)}
+    schema = {"$ref": _REF.format(model=model.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
@@ -131,7 +145,8 @@ def _document_keys(app: FastAPI) -> None:
         document = make_document()
         schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
         schemes["key"] = {"type": "http", "scheme": "bearer"}
-        document["security"] = [{"key": []}]
+        schemes["x-api-key"] = {"type": "apiKey", "in": "header", "name": "X-Api-Key"}
+        document["security"] = [{"key": []}, {"x-api-key": []}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

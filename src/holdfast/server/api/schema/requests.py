@@ -21,7 +21,7 @@ from holdfast.server.http.json_body import Many
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
-_MAX_MESSAGES = 2048  # OpenAI's limit
+MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
 
 
@@ -136,7 +136,7 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(GenerationRequest):
     """/v1/chat/completions"""
 
-    messages: Many[ChatMessage] = Field(min_length=1, max_length=_MAX_MESSAGES)
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1 << 24)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -170,7 +170,7 @@ class TokenizeRequest(RequestModel):
     prompt: str | Many[ChatMessage] | None = Field(
         None, description="A text. A list of messages is read as `messages`."
     )
-    messages: Many[ChatMessage] | None = Field(None, max_length=_MAX_MESSAGES)
+    messages: Many[ChatMessage] | None = Field(None, max_length=MAX_MESSAGES)
     tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

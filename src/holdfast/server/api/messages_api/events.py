@@ -1,0 +1,79 @@
+"""The event stream of /v1/messages.
+
+message_start, ping
+for each content block:   content_block_start, content_block_delta ..., content_block_stop
+message_delta             stop reason, usage, the `holdfast` object
+message_stop, or error
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from holdfast.server.api.chat_response import ChatResponse
+from holdfast.server.api.content_blocks import (
+    BlockEvent,
+    Grown,
+    Opened,
+    TextBlock,
+    stream_blocks,
+    whole_blocks,
+)
+from holdfast.server.api.messages_api.message_object import (
+    call_head,
+    content_block,
+    end_fields,
+    message_object,
+    stop_fields,
+)
+from holdfast.server.api.thinking import ThoughtStream, all_thoughts
+from holdfast.server.errors import ApiError
+from holdfast.server.http.responses import sse_event
+
+_PING = sse_event({"type": "ping"}, "ping")
+
+
+class MessageWriter:
+    """Writes one message: its events, or the whole object."""
+
+    def __init__(self, response: ChatResponse) -> None:
+        self._response = response
+        self._thoughts = ThoughtStream()
+
+    def whole(self) -> dict[str, Any]:
+        response, (choice,) = self._response, self._response.choices
+        content = [content_block(block) for block in whole_blocks(choice)]
+        message = message_object(response, content=content, **stop_fields(choice), **end_fields(response))
+        message["holdfast"] |= all_thoughts(response.call, (choice.thoughts,))
+        return message
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        response = self._response
+        yield self._event("message_start", message=message_object(response))
+        yield _PING
+        async for event in stream_blocks(response, self._thoughts):
+            yield _PING if event is None else self._write(event)
+        (choice,) = response.choices
+        fields = end_fields(response)
+        fields["holdfast"] |= self._thoughts.pop()
+        yield self._event("message_delta", delta=stop_fields(choice), **fields)
+        yield self._event("message_stop")
+
+    def end_stream(self, error: ApiError) -> bytes:
+        return sse_event(error.anthropic_body(self._response.call.request_id), "error")
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        """An event. Thoughts that were not sent yet are in its `holdfast` object."""
+        return sse_event({"type": kind, **fields, **self._thoughts.pop_object()}, kind)
+
+    def _write(self, event: BlockEvent) -> bytes:
+        block = event.block
+        if isinstance(event, Opened):
+            empty = {"type": "text", "text": ""} if isinstance(block, TextBlock) else call_head(block)
+            return self._event("content_block_start", index=block.index, content_block=empty)
+        if isinstance(event, Grown):
+            is_text = isinstance(block, TextBlock)
+            kind, name = ("text_delta", "text") if is_text else ("input_json_delta", "partial_json")
+            return self._event(
+                "content_block_delta", index=block.index, delta={"type": kind, name: event.text}
+            )
+        return self._event("content_block_stop", index=block.index)

@@ -1,0 +1,59 @@
+"""POST /v1/responses and /v1/responses/input_tokens."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.server.api.chat_prompt import ChatPrompts
+from holdfast.server.api.chat_response import serve_chat
+from holdfast.server.api.responses_api.events import ResponseWriter
+from holdfast.server.api.responses_api.requests import InputTokensRequest, ResponsesRequest
+from holdfast.server.api.responses_api.responses import InputTokens, ResponsesResponse
+from holdfast.server.api.responses_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
+from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
+from holdfast.server.errors import ApiError, errors_in_words
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import JSONResponse
+
+
+def responses_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["completions"])
+    prompts = ChatPrompts(frontend.prompts)
+
+    @router.post(
+        "/v1/responses",
+        openapi_extra=body_schema(ResponsesRequest),
+        responses=responses(ResponsesResponse, ENGINE_ERRORS, streams=True),
+    )
+    async def create_response(request: Request) -> Response:
+        """Create a response. Nothing is stored."""
+        body = await read_body(request, ResponsesRequest)
+        frontend.require_model(body.model)
+        chat = to_chat(body)
+        with errors_in_words(ERROR_WORDS):
+            return await serve_chat(
+                request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
+            )
+
+    @router.post(
+        "/v1/responses/input_tokens",
+        openapi_extra=body_schema(InputTokensRequest),
+        responses=responses(InputTokens, BODY_ERRORS),
+    )
+    async def count_input_tokens(request: Request) -> Response:
+        """Count the tokens of a response's prompt, without a response."""
+        body = await read_body(request, InputTokensRequest)
+        frontend.require_model(body.model)
+        chat = to_chat_prompt(body)
+        with errors_in_words(ERROR_WORDS):
+            prompt = await prompts.render(chat)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+    async def refuse_stored() -> Response:
+        message = "responses are not stored; keep the response of POST /v1/responses."
+        raise ApiError(404, message, code="not_served")
+
+    for path in ("/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"):
+        router.add_api_route(path, refuse_stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    return router
