@@ -1,24 +1,20 @@
 """The offline engine end to end, on a tiny model."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import ScriptedRunner, reference
+from scripted import reference
 
 from holdfast import SamplingParams
 from holdfast.core.results import Result
-from holdfast.core.step_plan import PassResult, StepPlan
+from holdfast.core.step_plan import StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.llm import LLM
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import DeterminismRefused
-from holdfast.kv_cache.page_pool import PagePool
-from holdfast.scheduler.policy import SchedulerConfig
-from holdfast.scheduler.scheduler import Scheduler
+from support.deferred_engine import Deferred, deferred_engine
 from support.tiny import EOS, IM_START, tiny_model
 
 PROMPTS = ["the quick brown fox", "a", "the dog sleeps over the lazy fox, and then the quick dog jumps " * 3]
@@ -280,38 +276,6 @@ def test_interrupt_leaves_no_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch)
 
 
 # Ahead of the device. The runner is the scripted one, whose results can be read only when they are waited for, in order.
-
-
-class Deferred(ScriptedRunner):
-    """A scripted asynchronous runner that can raise when a plan is started or its results are read."""
-
-    breaks_at: tuple[str, int] | None = None
-    error: BaseException = RuntimeError("a cosmic ray")
-
-    def start(self, plan: StepPlan) -> Callable[[], list[PassResult]]:
-        if self.breaks_at == ("start", self.num_started):
-            self.breaks_at = None
-            raise self.error
-        number, wait = self.num_started, super().start(plan)
-
-        def read() -> list[PassResult]:
-            results = wait()
-            if self.breaks_at == ("wait", number):
-                raise self.error
-            return results
-
-        return read
-
-    def run(self, plan: StepPlan) -> list[PassResult]:
-        assert plan in self._unread, "a plan was run where it should be started"
-        return super().run(plan)
-
-
-def deferred_engine(llm: LLM, mode: Any, **changes: Any) -> Engine:
-    config = SchedulerConfig(4, 64, 8, mode, tuple(range(1, 65)), speculation="off", async_scheduling=True)
-    scheduler = Scheduler(replace(config, **changes), PagePool(64, 4))
-    old = llm.engine
-    return Engine(scheduler, Deferred(4, 0.2, 1), old.tokenizer, old.limits, None, old.grammars, old.receipts)
 
 
 def answers(engine: Engine, *prompts: tuple[int, ...], **changes: Any) -> dict[int, Result]:

@@ -52,8 +52,9 @@ class TokenStream(Iterator[Delta]):
 
     def close(self) -> None:
         """End the request, if it has not ended. The stream gives no further delta."""
-        self._is_closed = True
-        self._engine.abandon(self._inbox)
+        if not self._is_closed:
+            self._engine.abandon(self._inbox)
+            self._is_closed = True
 
     def __enter__(self) -> "TokenStream":
         return self
@@ -62,5 +63,5 @@ class TokenStream(Iterator[Delta]):
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "_inbox"):
+        if hasattr(self, "_inbox") and self.result is None and not sys.is_finalizing():
             self.close()

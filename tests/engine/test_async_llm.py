@@ -1,0 +1,158 @@
+"""AsyncLLM: deltas, results, cancellation, closing."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import LLM, AsyncLLM, Delta, SamplingParams
+from holdfast.engine.async_engine import AsyncEngine
+from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
+LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def llm(auto_llm: LLM) -> Iterator[AsyncLLM]:
+    """On the engine that the tests of `LLM` share."""
+    one = AsyncLLM.__new__(AsyncLLM)
+    one.config, one._tokenizer = auto_llm.config, auto_llm.get_tokenizer()
+    one._engine = AsyncEngine(auto_llm.engine.restarted(auto_llm.engine.scheduler.config))
+    yield one
+    one.close()
+
+
+async def idle(llm: AsyncLLM) -> bool:
+    """Whether the engine has nothing to do any more, within some seconds."""
+    for _ in range(500):
+        if not llm._engine.engine.has_work:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def test_deltas_join_to_the_awaited_result(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        deltas = [delta async for delta in llm.generate("the fox", sampling_params=PARAMS)]
+        result = await llm.generate({"prompt": "the fox"}, PARAMS)
+        assert "".join(delta.text for delta in deltas) == result.text == result.outputs[0].text
+        assert tuple(one for delta in deltas for one in delta.logprobs or ()) == result.logprobs
+        assert result.prompt == "the fox" and deltas[-1].finish_reason == "length"
+        assert result.outputs[0].logprobs is not None
+        assert result.outputs[0].logprobs[0][result.token_ids[0]].decoded_token
+
+    asyncio.run(main())
+
+
+def test_many_requests_share_the_engine(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        prompts = [f"the {n} fox" for n in range(6)]
+        together = await asyncio.gather(*(llm.generate(prompt, PARAMS) for prompt in prompts))
+        for prompt, result in zip(prompts, together, strict=True):
+            alone = await llm.generate(prompt, PARAMS)
+            assert (alone.token_ids, alone.logprobs) == (result.token_ids, result.logprobs)
+
+    asyncio.run(main())
+
+
+def test_chat_is_awaited_or_iterated(llm: AsyncLLM) -> None:
+    async def main() -> tuple[str, str, str | None]:
+        result = await llm.chat(HELLO, PARAMS)
+        return result.text, "".join([one.text async for one in llm.chat(HELLO, PARAMS)]), result.prompt
+
+    text, streamed, prompt = asyncio.run(main())
+    assert text == streamed
+    assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ("", PARAMS, InvalidRequest),
+        ([5] * 600, PARAMS, PromptTooLong),
+        (["a", "b"], PARAMS, InvalidRequest),
+        ("a", [PARAMS, PARAMS], InvalidRequest),
+        ("a", 5, InvalidRequest),
+    ],
+)
+def test_wrong_request_raises(llm: AsyncLLM, prompt: Any, params: Any, error: type) -> None:
+    async def main() -> None:
+        with pytest.raises(error):
+            await llm.generate(prompt, params)
+        with pytest.raises(error):
+            async for _ in llm.generate(prompt, params):
+                pass
+        assert await idle(llm)
+
+    asyncio.run(main())
+
+
+def test_cancelled_task_ends_its_request_and_no_other(llm: AsyncLLM) -> None:
+    async def read(started: asyncio.Event) -> None:
+        async for _ in llm.generate("the dog", LONG):
+            started.set()
+
+    async def main() -> None:
+        started = asyncio.Event()
+        task = asyncio.create_task(read(started))
+        await started.wait()
+        other = asyncio.create_task(llm.generate("the fox", PARAMS)._wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len((await other).token_ids) == 8
+        assert await idle(llm)
+
+    asyncio.run(main())
+
+
+def test_timeout_ends_a_request(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = llm.generate("the dog", LONG)
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await stream
+        assert await idle(llm)
+        assert await anext(stream, None) is None
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_and_closing_end_a_request(llm: AsyncLLM) -> None:
+    async def first() -> Delta:
+        async for delta in llm.generate("the dog", LONG):
+            return delta
+        raise AssertionError
+
+    async def main() -> None:
+        await first()
+        gc.collect()
+        assert await idle(llm)
+        stream = llm.generate("the dog", LONG)
+        await anext(stream)
+        await stream.aclose()
+        assert await idle(llm)
+        with pytest.raises(asyncio.CancelledError):
+            await stream
+
+    asyncio.run(main())
+
+
+def test_closing_ends_all_and_loading_works(tiny_llama: Path) -> None:
+    async def main() -> None:
+        async with AsyncLLM(str(tiny_llama), dtype="fp32", max_pass_tokens=64, max_num_seqs=4) as llm:
+            stream = llm.generate("the dog", LONG)
+            await anext(stream)
+            assert llm.get_tokenizer().vocab_size > 0
+        with pytest.raises(EngineStopped):
+            await stream
+        with pytest.raises(EngineStopped):
+            await llm.generate("the dog", PARAMS)
+
+    asyncio.run(main())

@@ -1,0 +1,178 @@
+"""Streams of one LLM: read to the end, left early, read in turns, read by several threads."""
+
+import copy
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from holdfast import SamplingParams, TokensPrompt
+from holdfast.core.results import Delta, Result
+from holdfast.core.step_plan import StepPlan
+from holdfast.engine.llm import LLM
+from holdfast.errors import EngineStopped, InvalidRequest, PassFailed, PromptTooLong
+
+PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, deterministic=True, logprobs=2)
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+PROMPTS = ["the quick fox", "the dog", "a b c 1 2 3"]
+
+
+def joined(deltas: list[Delta]) -> tuple[Any, ...]:
+    return (
+        "".join(delta.text for delta in deltas),
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(one for delta in deltas for one in delta.logprobs or ()),
+    )
+
+
+def whole(result: Result | None) -> tuple[Any, ...]:
+    assert result is not None
+    return result.text, result.token_ids, result.logprobs
+
+
+def test_deltas_join_to_the_result_of_generate(llm: LLM) -> None:
+    expected = llm.generate(PROMPTS[:1], PARAMS)[0]
+    stream = llm.stream(PROMPTS[0], sampling_params=PARAMS)
+    deltas = list(stream)
+    assert joined(deltas) == whole(stream.result) == whole(expected)
+    assert deltas[-1].finish_reason == "length" and not any(one.finish_reason for one in deltas[:-1])
+    assert [one.text for one in deltas[0].logprobs or ()] == [  # type: ignore[attr-defined]
+        llm.get_tokenizer().decode(id_) for id_ in deltas[0].token_ids
+    ]
+    assert stream.result is not None and stream.result.prompt == PROMPTS[0]
+    assert list(stream) == []
+
+
+def test_stream_takes_the_forms_of_a_prompt(auto_llm: LLM) -> None:
+    ids = auto_llm.get_tokenizer().encode(PROMPTS[0])
+    forms: list[Any] = [PROMPTS[0], ids, {"prompt": PROMPTS[0]}, TokensPrompt(prompt_token_ids=ids)]
+    assert len({joined(list(auto_llm.stream(form, PARAMS))) for form in forms}) == 1
+    chat = auto_llm.stream_chat([{"role": "user", "content": "hello"}], PARAMS)
+    assert joined(list(chat)) == whole(auto_llm.chat([{"role": "user", "content": "hello"}], PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error"),
+    [
+        ("", PARAMS, InvalidRequest),
+        ({"text": "a"}, PARAMS, InvalidRequest),
+        ([5] * 600, PARAMS, PromptTooLong),
+        ("the fox", [PARAMS] * 2, InvalidRequest),
+        ("the fox", "greedy", InvalidRequest),
+    ],
+)
+def test_wrong_stream_raises_at_once(auto_llm: LLM, prompt: Any, params: Any, error: type) -> None:
+    with pytest.raises(error):
+        auto_llm.stream(prompt, params)
+    assert not auto_llm.engine.has_work
+
+
+def test_closing_a_stream_ends_its_request(llm: LLM) -> None:
+    stream = llm.stream("the dog", LONG)
+    next(stream)
+    stream.close()
+    stream.close()
+    assert not llm.engine.has_requests
+    assert next(stream, None) is None and stream.result is None
+    with llm.stream("the dog", LONG) as second:
+        next(second)
+    assert not llm.engine.has_requests
+    unread = llm.stream("the dog", LONG)
+    unread.close()
+    assert not llm.engine.has_work
+
+
+def test_exception_in_the_consumer_ends_the_request(llm: LLM) -> None:
+    def consume() -> None:
+        for _ in llm.stream("the dog", LONG):
+            raise ValueError("the consumer failed")
+
+    with pytest.raises(ValueError, match="the consumer failed"):
+        consume()
+    gc.collect()  # the traceback held the stream
+    assert not llm.engine.has_requests
+    llm.generate("the dog", PARAMS)
+
+
+def test_interrupt_in_the_consumer_ends_the_request(llm: LLM) -> None:
+    def consume() -> None:
+        with llm.stream("the dog", LONG) as stream:
+            for _ in stream:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert not llm.engine.has_requests
+
+
+def test_streams_read_in_turns_beside_a_batch_give_the_same_answers(llm: LLM) -> None:
+    expected = [whole(result) for result in llm.generate(PROMPTS, PARAMS)]
+    streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS]
+    deltas: list[list[Delta]] = [[] for _ in streams]
+    for turn in range(3):
+        for number, stream in enumerate(streams):
+            deltas[number].append(next(stream))
+        if turn == 1:
+            assert [whole(result) for result in llm.generate(PROMPTS, PARAMS)] == expected
+    for number, stream in enumerate(streams):
+        deltas[number] += stream
+    assert [joined(each) for each in deltas] == expected
+
+
+def test_choices_of_one_stream_come_mixed(auto_llm: LLM) -> None:
+    stream = auto_llm.stream("the dog", SamplingParams(max_tokens=5, n=3, seed=3, ignore_eos=True))
+    deltas = list(stream)
+    assert stream.result is not None
+    for choice in stream.result.outputs:
+        mine = [delta for delta in deltas if delta.index == choice.index]
+        assert [id_ for delta in mine for id_ in delta.token_ids] == choice.token_ids
+
+
+def test_threads_share_one_engine(llm: LLM) -> None:
+    expected = [whole(result) for result in llm.generate(PROMPTS, PARAMS)]
+    seen: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        prompt = PROMPTS[number % 3]
+        if number % 2:
+            seen[number] = whole(llm.generate(prompt, PARAMS)[0])
+        else:
+            seen[number] = joined(list(llm.stream(prompt, PARAMS)))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == {number: expected[number % 3] for number in range(6)}
+
+
+def test_failed_answer_raises_after_the_last_delta(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = auto_llm.stream("the dog", PARAMS)
+    next(stream)
+
+    class Broken:
+        def run(self, plan: StepPlan) -> Any:
+            raise RuntimeError("a cosmic ray")
+
+    monkeypatch.setattr(auto_llm.engine, "runner", Broken())
+    assert next(stream).finish_reason == "error"
+    with pytest.raises(PassFailed, match="a cosmic ray"):
+        next(stream)
+    assert stream.result is not None and stream.result.error_code == "pass_failed"
+    assert next(stream, None) is None
+
+
+def test_closed_llm_ends_streams_and_refuses_calls(auto_llm: LLM) -> None:
+    llm = copy.copy(auto_llm)
+    llm.engine = auto_llm.engine.restarted(auto_llm.engine.scheduler.config)
+    with llm:
+        stream = llm.stream("the dog", LONG)
+        next(stream)
+    llm.close()
+    with pytest.raises(EngineStopped, match="closed"):
+        list(stream)
+    for call in (lambda: llm.generate("a"), lambda: llm.stream("a"), lambda: llm.engine):
+        with pytest.raises(EngineStopped, match="this LLM is closed"):
+            call()
