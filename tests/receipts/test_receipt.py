@@ -43,6 +43,7 @@ EVERYTHING: dict[str, Any] = {
     "max_tokens": 9, "min_tokens": 2, "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.01,
     "seed": (1 << 64) - 1, "stop": ["fox", "dög\n"], "stop_token_ids": [5, 4], "ignore_eos": True, "logprobs": 3,
     "deterministic": True, "n": 3, "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.1,
+    "skip_special_tokens": False, "include_stop_str_in_output": True,
     "logit_bias": {7: -100.0, 5: 0.1}, "allowed_token_ids": [1, 2, 3], "bad_token_ids": [9], "bad_words": "no",
     "prompt_logprobs": 2, "echo": True,
 }  # fmt: skip

@@ -30,7 +30,8 @@ class Request:
     request with the same prompt whose pages this one waits for. bad_words are token sequences that
     may not be completed. echo_text is the beginning of the answer's text. grammars has one for each
     answer, if the output is structured. read_len is the length of the prompt if the tokens after it
-    are an answer to be scored. want_receipt: the result gets a receipt.
+    are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates the
+    prefix cache: pages are shared among requests with the same salt.
     """
 
     request_id: int
@@ -45,6 +46,7 @@ class Request:
     echo_text: str = ""
     read_len: int | None = None
     want_receipt: bool = True
+    cache_salt: str = ""
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -27,6 +27,8 @@ MAX_BAD_WORDS = 1024
 MAX_FORCED = 1 << 14  # thoughts, and tokens of one thought
 MAX_BAD_CHARS = 1 << 14  # of all of them together: each is tokenised, and searched for at every token
 
+_BOOLEANS = ("ignore_eos", "echo", "think", "skip_special_tokens", "include_stop_str_in_output")
+
 ForcedThoughts = Mapping[int, Iterable[int]] | Iterable[tuple[int, Iterable[int]]]  # by chunk
 
 
@@ -41,7 +43,8 @@ class SamplingParams:
     tokens and logprob bits, whatever else runs; None is the engine's default, see
     `RequestDefaults`. think=False turns thinking off in a model that
     thinks. forced_thoughts replaces the thoughts after chunks, by chunk number, with these token
-    ids; chunks that are never reached are ignored.
+    ids; chunks that are never reached are ignored. skip_special_tokens leaves special tokens out of
+    the text. include_stop_str_in_output keeps the stop string or stop token at the end of the text.
 
     From logits to a token: repetition, frequency and presence penalty, logit bias, then masks
     (allowed and bad tokens, bad words, min_tokens, structured output), temperature, top-k, top-p,
@@ -73,6 +76,8 @@ class SamplingParams:
     structured: StructuredOutput | None = None
     think: bool = True
     forced_thoughts: ForcedThoughts = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen
@@ -104,7 +109,7 @@ class SamplingParams:
             raise InvalidRequest(
                 f"structured must be a StructuredOutput, not {type(self.structured).__name__}"
             )
-        for name in ("ignore_eos", "deterministic", "echo", "think"):
+        for name in (*_BOOLEANS, "deterministic"):
             if not isinstance(getattr(self, name), bool) and not (
                 name == "deterministic" and self.deterministic is None
             ):

@@ -154,6 +154,7 @@ class Engine:
         echo_text: str | None = None,
         want_receipt: bool = True,
         request_id: int | None = None,
+        cache_salt: str = "",
     ) -> Request:
         """Make a valid request, or raise an error that says what is wrong.
 
@@ -162,7 +163,7 @@ class Engine:
         With a completion the request scores it: its result has the logprobs of the completion's
         tokens (`score_params`). echo_text is the text the prompt's ids were made from, where it is
         known. A caller that numbers its requests itself gives the request_id; the next params.n - 1
-        ids belong to the request, too.
+        ids belong to the request, too. Requests share cached pages if they have the same cache_salt.
         """
         self._require_own_process()
         return self._input_processor.process(
@@ -172,6 +173,7 @@ class Engine:
             echo_text=echo_text,
             want_receipt=want_receipt,
             request_id=request_id,
+            cache_salt=cache_salt,
         )
 
     def _require_own_process(self) -> None:
@@ -194,7 +196,9 @@ class Engine:
                 self._collectors[branch.request_id] = collector
 
     def _choice_output(self, branch: Request) -> ChoiceOutput:
-        return ChoiceOutput(branch, Detokenizer(self.tokenizer, branch.prompt_ids))
+        skip = branch.params.skip_special_tokens
+        detokenizer = Detokenizer(self.tokenizer, branch.prompt_ids, skip_special_tokens=skip)
+        return ChoiceOutput(branch, detokenizer)
 
     def abort(self, request_id: int) -> list[RequestOutput]:
         """End a request with all its choices."""

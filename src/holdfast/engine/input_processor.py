@@ -76,6 +76,7 @@ class InputProcessor:
         echo_text: str | None = None,
         want_receipt: bool = True,
         request_id: int | None = None,
+        cache_salt: str = "",
     ) -> Request:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
@@ -106,6 +107,7 @@ class InputProcessor:
             echo_text=echo,
             read_len=read_len,
             want_receipt=want_receipt,
+            cache_salt=cache_salt,
             grammars=grammars,
         )
 

@@ -25,6 +25,7 @@ class ChoiceOutput:
         self._stops = request.params.stop_strings
         eos_ids = frozenset() if request.params.ignore_eos else request.eos_ids
         self._stop_ids = eos_ids | frozenset(request.params.stop_ids)
+        self._shows_stop = request.params.include_stop_str_in_output
         self._wants_logprobs = request.params.logprobs is not None
         self._text = ""
         self._shown_len = 0  # characters of the text that were in a delta
@@ -39,10 +40,11 @@ class ChoiceOutput:
     def push(self, token_id: int) -> bool:
         """Take one committed token.
 
-        True if a stop string is now complete. A stop token has no text.
+        True if a stop string is now complete. A stop token has no text, unless the client asked for
+        it.
         """
         self._num_pushed += 1
-        if token_id in self._stop_ids:
+        if token_id in self._stop_ids and not self._shows_stop:
             return False
         if self._stops:
             return self._append(self._detokenizer.push(token_id))
@@ -65,7 +67,7 @@ class ChoiceOutput:
         if found is None:
             return False
         at, self._stop = found
-        self._text = self._text[:at]
+        self._text = self._text[: at + len(self._stop) if self._shows_stop else at]
         return True
 
     def add_samples(self, samples: Sequence[Sampled]) -> Delta:

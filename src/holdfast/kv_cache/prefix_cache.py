@@ -7,6 +7,9 @@ node also keeps the thoughts after the chunks of its pages.
 
     root -- (t0..t15) -- (t16..t31) -- ...
               canonical 7    fast 12
+
+A request with a salt finds only pages of requests with the same salt: the salt is part of the first
+page's key. No bit of an answer depends on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 
-PageTokens = tuple[int, ...]
+PageTokens = tuple[int | str, ...]  # the first page of a salted request begins with the salt
 PageThoughts = tuple[tuple[int, ...], ...]
 
 
@@ -80,7 +83,7 @@ class PrefixCache:
     def num_pages(self) -> int:
         return len(self._node_of)
 
-    def match(self, token_ids: Sequence[int], *, canonical_only: bool) -> PrefixMatch:
+    def match(self, token_ids: Sequence[int], *, canonical_only: bool, salt: str = "") -> PrefixMatch:
         """The longest known chain of full pages at the beginning of token_ids. Holds no page."""
         size = self._pool.page_size
         pages: list[int] = []
@@ -88,7 +91,7 @@ class PrefixCache:
         node = self._root
         next_tokens: PageTokens | None = None
         for start in range(0, len(token_ids) - size + 1, size):
-            next_tokens = tuple(token_ids[start : start + size])
+            next_tokens = _key(tuple(token_ids[start : start + size]), start, salt)
             child = node.children.get(next_tokens)
             page = child.page(canonical_only) if child is not None else None
             if child is None or page is None:
@@ -181,9 +184,10 @@ class PrefixCache:
 class PrefixCursor:
     """How far one request's pages are in the prefix cache: the node of its last cached page."""
 
-    def __init__(self, prefix_cache: PrefixCache, page_size: int) -> None:
+    def __init__(self, prefix_cache: PrefixCache, page_size: int, salt: str = "") -> None:
         self._prefix_cache = prefix_cache
         self._page_size = page_size
+        self._salt = salt
         self._is_open = True
         self.reset()
 
@@ -215,12 +219,16 @@ class PrefixCursor:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
                 self._node,
-                tokens(start, stop),
+                _key(tokens(start, stop), start, self._salt),
                 page_table[self._num_pages],
                 canonical=stop <= canonical_len,
                 thoughts=() if thoughts is None else thoughts(start, stop),
             )
             self.move_to(node, self._num_pages + 1)
+
+
+def _key(tokens: PageTokens, start: int, salt: str) -> PageTokens:
+    return (salt, *tokens) if salt and start == 0 else tokens
 
 
 def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:

@@ -76,7 +76,9 @@ class RequestQueue:
             if head is state and self._prefix_cache.is_current(match):
                 return match
         match = self._prefix_cache.match(
-            state.tokens.ids(0, state.cacheable_len), canonical_only=state.deterministic
+            state.tokens.ids(0, state.cacheable_len),
+            canonical_only=state.deterministic,
+            salt=state.request.cache_salt,
         )
         self._match_of_head = state, match
         self._prefix_cache.track(match)

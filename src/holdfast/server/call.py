@@ -65,6 +65,7 @@ class Call:
         completion_ids: Sequence[int] | None = None,
         echo_text: str | None = None,
         want_receipt: bool = False,
+        cache_salt: str | None = None,
     ) -> None:
         """Send the engine one prompt; with completion_ids, to score this completion.
 
@@ -84,6 +85,7 @@ class Call:
                 completion_ids=completion_ids,
                 echo_text=echo_text,
                 want_receipt=want_receipt,
+                cache_salt=cache_salt or "",
             )
         self.streams.append(stream)
 

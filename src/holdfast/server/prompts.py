@@ -52,6 +52,7 @@ class Prompts:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any],
     ) -> list[int]:
         """Render and tokenise a conversation.
@@ -60,7 +61,11 @@ class Prompts:
         """
         self._require_fit(len(json.dumps([messages, tools, variables])) - _MAX_UNWRITTEN)
         text = self.template.render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
         )
         return self._encode(text, add_special_tokens=False)
 

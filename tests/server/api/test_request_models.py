@@ -50,6 +50,24 @@ COMPLETION: list[Case] = [
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": 10**9}, "logprobs", "invalid_value"),
     ({"max_tokens": 2**63}, "max_tokens", "invalid_value"),
+    *[({"prompt_logprobs": bad}, "prompt_logprobs", "invalid_value") for bad in (-1, 21, 2**64)],
+    ({"prompt_logprobs": True}, "prompt_logprobs", "invalid_type"),
+    *[
+        ({"truncate_prompt_tokens": bad}, "truncate_prompt_tokens", "invalid_value")
+        for bad in (0, -2, 1 << 25)
+    ],
+    *[({"cache_salt": bad}, "cache_salt", "invalid_value") for bad in ("", "x" * 257)],
+    *[({"request_id": bad}, "request_id", "invalid_value") for bad in ("", "a b", "a\n", "é", "x" * 65)],
+    *[({"priority": bad}, "priority", "invalid_value") for bad in (1, -1, 10**30)],
+    ({"skip_special_tokens": 1}, "skip_special_tokens", "invalid_type"),
+    ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "invalid_type"),
+    ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", "invalid_type"),
+    (
+        {"stream_options": {"continuous_usage_stats": 1}},
+        "stream_options.continuous_usage_stats",
+        "invalid_type",
+    ),
+    ({"stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
     ({"allowed_token_ids": [5] * 500_000}, "allowed_token_ids", "invalid_value"),
     ({"logit_bias": [1, 2]}, "logit_bias", "invalid_type"),
@@ -72,6 +90,9 @@ CHAT: list[Case] = [
     ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs", "invalid_value"),
     ({"chat_template_kwargs": []}, "chat_template_kwargs", "invalid_type"),
     ({"tools": "f"}, "tools", "invalid_type"),
+    ({"moderation": {"model": "m"}}, "moderation", "invalid_type"),
+    ({"prompt_cache_options": {}}, "prompt_cache_options", "invalid_type"),
+    ({"continue_final_message": "yes"}, "continue_final_message", "invalid_type"),
     ({"tools": [None]}, "tools[0]", "invalid_type"),
 ]
 # Fields of other servers: programs of the client (CVE-2025-62164: prompt_embeds; CVE-2026-7304:
@@ -139,6 +160,8 @@ def test_many_unknown_fields_give_one_short_error() -> None:
 def bounds() -> Iterator[tuple[str, type, str, float]]:
     """(field, its type, kind of bound, bound) of every setting that `SamplingParams` has, too."""
     for name, field in GenerationRequest.model_fields.items():
+        if name == "prompt_logprobs":  # OpenAI's limit of logprobs holds, too
+            continue
         kind = int if field.annotation == int | None else float
         for one in field.metadata:
             for sign in ("ge", "gt", "le"):

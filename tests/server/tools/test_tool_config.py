@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
+from holdfast.server.errors import ApiError
 from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, Tool, ToolConfig, parse_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -135,9 +136,28 @@ def test_invalid_tool_choice_is_refused(choice: Any, expected_message: str) -> N
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "a"}}])
 def test_tool_choice_requires_tools(choice: Any) -> None:
-    for tools in (None, []):
+    for tools in (None, []) if choice != "auto" else (None,):
         with pytest.raises(InvalidRequest, match="tool_choice requires tools"):
             parse_tools(tools, choice)
+
+
+def test_no_tools_with_auto_are_no_tools() -> None:
+    assert parse_tools([], "auto") == parse_tools([], "none") == ToolConfig((), "none", None, True)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "path"),
+    [
+        ([{**tool(), "x": 1}], None, "tools[0].x"),
+        ([tool("a"), tool("b", strictly=True)], None, "tools[1].function.strictly"),
+        ([tool("a")], {"type": "function", "function": {"name": "a"}, "x": 1}, "tool_choice.x"),
+        ([tool("a")], {"type": "function", "function": {"name": "a", "x": 1}}, "tool_choice.function.x"),
+    ],
+)
+def test_unknown_field_is_refused_with_its_path(tools: Any, choice: Any, path: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        parse_tools(tools, choice)
+    assert (refusal.value.param, refusal.value.code) == (path, "unknown_parameter")
 
 
 @pytest.mark.parametrize("parallel", ["false", 0, 1, []])

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from holdfast.core.results import Delta
 from holdfast.server.api.chat_prompt import ChatPrompts
-from holdfast.server.api.chat_response import ChatResponse, serve_chat
-from holdfast.server.api.response_fields import holdfast_object, usage
+from holdfast.server.api.chat_response import ChatChoice, ChatResponse, serve_chat
+from holdfast.server.api.response_fields import StreamUsage, holdfast_object, prompt_logprobs, usage
+from holdfast.server.api.sampling import refuse_contradictions
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.schema.responses import ChatCompletion
@@ -23,6 +24,7 @@ from holdfast.server.errors import ApiError
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import DONE, KEEP_ALIVE, end_with_error, sse_event
+from holdfast.server.middleware.response_headers import use_request_id
 from holdfast.server.tools.deltas import merge_deltas
 
 
@@ -40,6 +42,7 @@ def chat_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, ChatCompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
+        use_request_id(request, body.request_id)
         return await serve_chat(request, frontend, prompts, body, ChatCompletionWriter)
 
     return router
@@ -75,8 +78,7 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
     """Chunks: the role of each choice, then the deltas; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
     head = _head(response, "chat.completion.chunk")
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    null_usage: dict[str, Any] = {"usage": None} if with_usage else {}
+    chunk_usage = StreamUsage(call, body.stream_options)
     for index in range(len(response.choices)):
         first = {
             "index": index,
@@ -85,7 +87,7 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
             "finish_reason": None,
         }
         ids = {"prompt_token_ids": call.prompts[0]} if body.return_token_ids and index == 0 else {}
-        yield sse_event({**head, "choices": [first], **null_usage, **ids})
+        yield sse_event({**head, "choices": [first], **chunk_usage.of_chunk(), **ids})
     num_unfinished = len(response.choices)
     thoughts = ThoughtStream()
     last: dict[str, Any] = {}
@@ -101,11 +103,12 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
             if num_unfinished == 0:
                 last = choice
                 break
-            yield sse_event({**head, "choices": [choice], **null_usage, **thoughts.pop_object()})
+            chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
+            yield sse_event(chunk)
     response.finished()
     details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
-    if with_usage:
-        yield sse_event({**head, "choices": [last], "usage": None})
+    if chunk_usage.is_wanted:
+        yield sse_event({**head, "choices": [last], **chunk_usage.of_chunk()})
         yield sse_event({**head, "choices": [], "usage": usage(call), **details})
     else:
         yield sse_event({**head, "choices": [last], **details})
@@ -115,16 +118,16 @@ async def _stream(response: ChatResponse) -> AsyncIterator[bytes]:
 def _chunk_choices(response: ChatResponse, delta: Delta) -> list[dict[str, Any]]:
     """The `choices` entries of the chunks for one delta.
 
-    Logprobs and token ids go with the first of them.
+    Logprobs and token ids go with the first of them, the finish reason with the last.
     """
     choice = response.choices[delta.index]
     bodies = [one.body() for one in choice.add(delta).deltas]
-    if delta.finish_reason is not None or not bodies:
-        bodies.append({})
     chunks: list[dict[str, Any]] = [
-        {"index": delta.index, "delta": body, "logprobs": None, "finish_reason": None} for body in bodies
+        {"index": delta.index, "delta": body, "logprobs": None, "finish_reason": None}
+        for body in bodies or [{}]
     ]
-    chunks[-1]["finish_reason"] = choice.finish_reason
+    if delta.finish_reason is not None:
+        chunks[-1] |= _end_fields(choice)
     if delta.logprobs:
         chunks[0]["logprobs"] = response.logprobs(list(delta.logprobs))
     if response.body.return_token_ids:
@@ -145,7 +148,7 @@ def _whole(response: ChatResponse) -> dict[str, Any]:
             "index": index,
             "message": merge_deltas(choice.deltas).body(),
             "logprobs": response.logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            **_end_fields(choice),
         }
         choices.append({**entry, "token_ids": choice.token_ids} if body.return_token_ids else entry)
     body_json = {
@@ -157,10 +160,31 @@ def _whole(response: ChatResponse) -> dict[str, Any]:
             **all_thoughts(call, (one.thoughts for one in response.choices)),
         },
     }
+    if body.prompt_logprobs is not None:
+        body_json["prompt_logprobs"] = prompt_logprobs(
+            response.frontend.prompts, call.results[0], body.prompt_logprobs
+        )
     return {**body_json, "prompt_token_ids": call.prompts[0]} if body.return_token_ids else body_json
 
 
+def _end_fields(choice: ChatChoice) -> dict[str, Any]:
+    return {
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "matched_stop": choice.matched_stop,
+    }
+
+
 def _refuse_unsupported(body: ChatCompletionRequest) -> None:
+    refuse_contradictions(body)
+    if body.max_tokens == 0 and body.max_completion_tokens is None and body.prompt_logprobs is None:
+        raise ApiError(
+            400,
+            "max_tokens is 0, so there is nothing to answer; ask for at least 1 token. To get the logprobs of the "
+            "conversation itself, set prompt_logprobs; to count its tokens, use POST /tokenize",
+            param="max_tokens",
+            code="invalid_value",
+        )
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, 'modalities may only be ["text"]', param="modalities", code="unsupported_value")
     if body.top_logprobs is not None and not body.logprobs:

@@ -10,6 +10,7 @@ from typing import Any
 
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
+from holdfast.server.errors import ApiError
 from holdfast.server.prompts import Prompts
 from holdfast.server.tools.deltas import ToolParser
 from holdfast.server.tools.formats import choose_format
@@ -52,45 +53,42 @@ class ChatPrompts:
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The token ids of a conversation, the same as `render` gives."""
         return await self._prompts.run_in_thread(
-            lambda: self._render(
-                body.messages or (),
-                parse_tools(body.tools),
-                add_generation_prompt=body.add_generation_prompt is not False,
-                variables={},
-            )
+            lambda: self._render(body, body.messages or (), parse_tools(body.tools), {})
         )
 
     def _plan_and_render(self, body: ChatCompletionRequest) -> ChatPrompt:
         config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(config, self._format, parse_structured_output(body))
-        variables = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", body.reasoning_effort)
-        ids = self._render(
-            body.messages,
-            config,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            variables=variables,
-        )
+        variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+        ids = self._render(body, body.messages, config, variables)
         return ChatPrompt(ids, plan)
 
     def _render(
         self,
+        body: ChatCompletionRequest | TokenizeRequest,
         messages: Sequence[ChatMessage],
         config: ToolConfig,
-        *,
-        add_generation_prompt: bool,
         variables: dict[str, Any],
     ) -> list[int]:
         """If the template does not support tools, they are written into the messages."""
+        continues = bool(body.continue_final_message)
+        if continues and body.add_generation_prompt:
+            raise ApiError(
+                400,
+                "continue_final_message continues the last message and add_generation_prompt starts another; "
+                "only one of them can be true",
+                param="continue_final_message",
+                code="invalid_value",
+            )
         plain = [_template_message(message) for message in messages]
         has_tools = bool(config.visible)
         has_support = self._supports_tools[has_tools]
         return self._prompts.render(
             plain if has_support else describe_tools(plain, config, self._templates[has_tools]),
             tools=[tool.template_dict() for tool in config.visible] if has_tools and has_support else None,
-            add_generation_prompt=add_generation_prompt,
-            variables=variables,
+            add_generation_prompt=body.add_generation_prompt is not False and not continues,
+            continue_final_message=continues,
+            variables=variables | (body.chat_template_kwargs or {}),
         )
 
 

@@ -8,6 +8,7 @@ They differ in the JSON they write of a `ChatResponse`.
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from starlette.requests import Request
@@ -18,8 +19,8 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.errors import HoldfastError
 from holdfast.server.api.chat_prompt import ChatPrompt, ChatPrompts
-from holdfast.server.api.response_fields import chat_logprobs
-from holdfast.server.api.sampling import sampling_params
+from holdfast.server.api.response_fields import chat_logprobs, matched_stop
+from holdfast.server.api.sampling import max_prompt_len, sampling_params, truncate_prompt
 from holdfast.server.api.schema.requests import ChatCompletionRequest
 from holdfast.server.api.thinking import require_thinking_model
 from holdfast.server.call import Call
@@ -46,7 +47,10 @@ class ChatResponse:
         self.choices = [ChatChoice(prompt.parser(seed, index)) for index in range(body.n or 1)]
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self.frontend.prompts, logprobs) if self.body.logprobs else None
+        if not self.body.logprobs:
+            return None
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return chat_logprobs(self.frontend.prompts, logprobs, as_ids=as_ids)
 
     def finished(self) -> None:
         """Every choice has ended."""
@@ -70,6 +74,7 @@ class ChatChoice:
         self.thoughts: list[Thought] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.matched_stop: str | int | None = None
 
     @property
     def deltas(self) -> list[ChoiceDelta]:
@@ -91,6 +96,7 @@ class ChatChoice:
             num_calls = sum(isinstance(one, ToolCallDelta) and one.id is not None for one in self.deltas)
             self.finish_reason = finish_reason(delta.finish_reason, num_calls)
             self.stop_reason = delta.stop_reason
+            self.matched_stop = matched_stop(delta, self.token_ids)
         return self.steps[-1]
 
 
@@ -143,9 +149,11 @@ async def _submit(
     """Render the conversation and submit the request to the engine."""
     require_thinking_model(call, body)
     try:
-        prompt = await prompts.render(body)
+        prompt = _truncate(frontend, body, await prompts.render(body))
         params = _params(frontend, body, prompt)
-        await call.submit(prompt.ids, params, want_receipt=bool(body.return_receipt))
+        await call.submit(
+            prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt
+        )
     except HoldfastError as error:
         raise to_api_error(error) from None
     try:
@@ -164,20 +172,25 @@ async def _collect(response: ChatResponse) -> None:
     response.fingerprint = await response.call.fingerprint()
 
 
+def _truncate(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> ChatPrompt:
+    room = max_prompt_len(frontend) - (_max_tokens(body) or 1)
+    return replace(prompt, ids=truncate_prompt(prompt.ids, body.truncate_prompt_tokens, room))
+
+
+def _max_tokens(body: ChatCompletionRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    max_tokens = _max_tokens(body)
+    if max_tokens is None:  # the rest of the context
+        max_tokens = max(1, max_prompt_len(frontend) - len(prompt.ids))
     return sampling_params(
         body,
         frontend.config,
-        max_tokens=_max_tokens_left(frontend, len(prompt.ids)) if max_tokens is None else max_tokens,
+        max_tokens=max_tokens,
         structured=prompt.plan.structured,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
     )
-
-
-def _max_tokens_left(frontend: Frontend, prompt_len: int) -> int:
-    """The default limit: the rest of the context."""
-    ready = frontend.supervisor.link.ready
-    assert ready is not None
-    return max(1, min(ready.max_model_len, ready.num_kv_positions) - prompt_len)

@@ -16,9 +16,21 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
-from holdfast.server.api.response_fields import TextLogprobs, holdfast_object, usage
+from holdfast.server.api.response_fields import (
+    StreamUsage,
+    TextLogprobs,
+    holdfast_object,
+    matched_stop,
+    prompt_logprobs,
+    usage,
+)
 from holdfast.server.api.response_format import parse_structured_output
-from holdfast.server.api.sampling import sampling_params
+from holdfast.server.api.sampling import (
+    max_prompt_len,
+    refuse_contradictions,
+    sampling_params,
+    truncate_prompt,
+)
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import CompletionRequest
 from holdfast.server.api.schema.responses import Completion
@@ -29,6 +41,7 @@ from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import DONE, KEEP_ALIVE, EventStreamResponse, JSONResponse, sse_event
+from holdfast.server.middleware.response_headers import use_request_id
 
 _DEFAULT_MAX_TOKENS = 16
 
@@ -46,6 +59,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, CompletionRequest)
         frontend.require_model(body.model)
         _refuse_unsupported(body)
+        use_request_id(request, body.request_id)
         prompts = _prompts(body, frontend.config.max_prompts)
         try:
             params = await frontend.prompts.run_in_thread(lambda: _params(body, frontend))
@@ -80,17 +94,21 @@ async def _submit(
 ) -> None:
     require_thinking_model(call, body)
     add_special_tokens = body.add_special_tokens is not False
+    room = max_prompt_len(frontend) - params.max_tokens
     try:
         for prompt in prompts:
-            if isinstance(prompt, list):
-                frontend.prompts.require_room(len(prompt))
-            text = prompt if isinstance(prompt, str) else None
-            ids = (
-                prompt
-                if isinstance(prompt, list)
-                else await frontend.prompts.encode(prompt, add_special_tokens=add_special_tokens)
+            given = prompt
+            if isinstance(given, str):
+                given = await frontend.prompts.encode(given, add_special_tokens=add_special_tokens)
+            ids = truncate_prompt(given, body.truncate_prompt_tokens, room)
+            frontend.prompts.require_room(len(ids))
+            await call.submit(
+                ids,
+                params,
+                echo_text=prompt if isinstance(prompt, str) and len(ids) == len(given) else None,
+                want_receipt=bool(body.return_receipt),
+                cache_salt=body.cache_salt,
             )
-            await call.submit(ids, params, echo_text=text, want_receipt=bool(body.return_receipt))
     except HoldfastError as error:
         raise to_api_error(error) from None
     await call.accepted()
@@ -106,6 +124,8 @@ class _Choice:
     logprobs: list[Any] = field(default_factory=list)
     thoughts: list[Thought] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    matched_stop: str | int | None = None
 
 
 class CompletionResponse:
@@ -131,6 +151,11 @@ class CompletionResponse:
             "system_fingerprint": self.fingerprint,
         }
 
+    def logprobs_writer(self) -> TextLogprobs:
+        """The writer of one choice's logprobs."""
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return TextLogprobs(self.frontend.prompts, self.body.logprobs or 0, as_ids=as_ids)
+
     def index(self, at: int, delta: Delta) -> int:
         """The index of a choice: choices of the first prompt first."""
         return at * self.params.n + delta.index
@@ -140,7 +165,8 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
     """One chunk for each delta; the last chunk has the `holdfast` object."""
     call, body = response.call, response.body
     head = response.head()
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    chunk_usage = StreamUsage(call, body.stream_options)
+    last_ids: dict[int, tuple[int, ...]] = {}
     writers: dict[int, TextLogprobs] = {}
     started: set[int] = set()
     reasons: dict[int, str] = {}
@@ -161,8 +187,10 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
             "finish_reason": delta.finish_reason,
         }
         if delta.logprobs:
-            writer = writers.setdefault(index, TextLogprobs(response.frontend.prompts))
+            writer = writers.setdefault(index, response.logprobs_writer())
             choice["logprobs"] = writer.write(delta.logprobs)
+        if delta.token_ids:
+            last_ids[index] = delta.token_ids
         if body.return_token_ids:
             choice["token_ids"] = delta.token_ids
             if index not in started:
@@ -170,16 +198,18 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
             started.add(index)
         if delta.finish_reason is not None:
             reasons[index] = delta.finish_reason
+            choice["stop_reason"] = delta.stop_reason
+            choice["matched_stop"] = matched_stop(delta, last_ids.get(index, ()))
         if len(reasons) == len(call.streams) * response.params.n:
             # Sent with the `holdfast` object, when all results are known.
             last = {**head, "choices": [choice]}
             continue
-        null_usage = {"usage": None} if with_usage else {}
-        yield sse_event({**head, "choices": [choice], **null_usage, **thoughts.pop_object()})
+        chunk = {**head, "choices": [choice], **chunk_usage.of_chunk(), **thoughts.pop_object()}
+        yield sse_event(chunk)
     call.finished([reasons[index] for index in sorted(reasons)])
     details = {"holdfast": {**holdfast_object(call), **thoughts.pop()}}
-    if with_usage:
-        yield sse_event({**last, "usage": None})
+    if chunk_usage.is_wanted:
+        yield sse_event({**last, **chunk_usage.of_chunk()})
         yield sse_event({**head, "choices": [], "usage": usage(call), **details})
     else:
         yield sse_event({**last, **details})
@@ -189,7 +219,7 @@ async def _stream(response: CompletionResponse) -> AsyncIterator[bytes]:
 async def _collect(response: CompletionResponse) -> dict[str, Any]:
     """The whole response, without streaming."""
     call, params, body = response.call, response.params, response.body
-    choices = [_Choice(TextLogprobs(response.frontend.prompts)) for _ in range(len(call.streams) * params.n)]
+    choices = [_Choice(response.logprobs_writer()) for _ in range(len(call.streams) * params.n)]
     async for at, delta in call.deltas():
         if delta is not None:
             choice = choices[response.index(at, delta)]
@@ -197,7 +227,10 @@ async def _collect(response: CompletionResponse) -> dict[str, Any]:
             choice.token_ids.extend(delta.token_ids)
             choice.logprobs.extend(delta.logprobs or ())
             choice.thoughts.extend(delta.thoughts)
-            choice.finish_reason = delta.finish_reason or choice.finish_reason
+            if delta.finish_reason is not None:
+                choice.finish_reason = delta.finish_reason
+                choice.stop_reason = delta.stop_reason
+                choice.matched_stop = matched_stop(delta, choice.token_ids)
     call.finished([choice.finish_reason or "stop" for choice in choices])
     response.fingerprint = await call.fingerprint()
     entries = [
@@ -216,7 +249,7 @@ def _choice_entry(
 ) -> dict[str, Any]:
     logprobs = None
     if response.body.logprobs is not None:
-        before = result.prompt_logprobs or ()
+        before = (result.prompt_logprobs or ()) if response.params.echo else ()
         first = response.call.prompts[index // response.params.n][0]
         logprobs = choice.logprobs_writer.write((*before, *choice.logprobs), first)
     entry: dict[str, Any] = {
@@ -224,7 +257,13 @@ def _choice_entry(
         "text": "".join(choice.text),
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+        "matched_stop": choice.matched_stop,
     }
+    if response.body.prompt_logprobs is not None:
+        entry["prompt_logprobs"] = prompt_logprobs(
+            response.frontend.prompts, result, response.body.prompt_logprobs
+        )
     if response.body.return_token_ids:
         entry["token_ids"] = choice.token_ids
     return entry
@@ -232,13 +271,14 @@ def _choice_entry(
 
 def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
     echo = bool(body.echo)
+    wanted = [one for one in (body.prompt_logprobs, body.logprobs if echo else None) if one is not None]
     return sampling_params(
         body,
         frontend.config,
         max_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         structured=parse_structured_output(body),
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if echo else None,
+        prompt_logprobs=max(wanted, default=None),
         echo=echo,
     )
 
@@ -265,6 +305,7 @@ def _prompts(body: CompletionRequest, max_prompts: int) -> list[str | list[int]]
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:
+    refuse_contradictions(body)
     unsupported: tuple[tuple[str, Callable[[], bool], str], ...] = (
         (
             "best_of",

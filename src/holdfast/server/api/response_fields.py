@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from holdfast.core.results import Result
+from holdfast.core.results import Delta, Result
 from holdfast.core.step_plan import TokenLogprob
+from holdfast.server.api.schema.requests import StreamOptions
 from holdfast.server.call import Call
 from holdfast.server.prompts import Prompts
 
@@ -14,14 +15,18 @@ _MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token
 
 
 def usage(call: Call) -> dict[str, Any]:
+    """The tokens of a finished response."""
+    cached = min(call.num_prompt_tokens, sum(result.stats.cached_tokens for result in call.results))
+    return {**_token_counts(call), "prompt_tokens_details": {"cached_tokens": cached}}
+
+
+def _token_counts(call: Call) -> dict[str, int]:
     """Token counts so far."""
     prompt, completion = call.num_prompt_tokens, call.num_completion_tokens
-    cached = min(prompt, sum(result.stats.cached_tokens for result in call.results))
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
@@ -43,12 +48,59 @@ def _request_details(result: Result) -> dict[str, Any]:
     return details if result.receipt is None else {**details, "receipt": result.receipt}
 
 
-def chat_logprobs(prompts: Prompts, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Logprobs in the format of chat completions."""
+def matched_stop(delta: Delta, token_ids: Sequence[int]) -> str | int | None:
+    """What ended a choice with these tokens, as SGLang names it: a stop string, a stop token, or the
+    end-of-text token, which is no `stop_reason`."""
+    if delta.finish_reason == "stop" and delta.stop_reason is None and token_ids:
+        return token_ids[-1]
+    return delta.stop_reason
+
+
+class StreamUsage:
+    """The field `usage` of a stream's chunks."""
+
+    def __init__(self, call: Call, options: StreamOptions | None) -> None:
+        self._call = call
+        self.is_wanted = options is not None and bool(options.include_usage)
+        self._is_continuous = self.is_wanted and bool(options and options.continuous_usage_stats)
+
+    def of_chunk(self) -> dict[str, Any]:
+        """Null, or with `continuous_usage_stats` the counts so far; no field without `include_usage`."""
+        if not self.is_wanted:
+            return {}
+        return {"usage": _token_counts(self._call) if self._is_continuous else None}
+
+
+def prompt_logprobs(prompts: Prompts, result: Result, num_top: int) -> list[dict[str, Any] | None]:
+    """The logprobs of a prompt in vLLM's format: for every token an object by token id, with the
+    token itself and the most likely ones. The first token has none.
+
+    The rank of a token that is not among the most likely ones is not known.
+    """
+
+    def entry(one: TokenLogprob) -> dict[str, Any]:
+        ranks = {id_: rank for rank, (id_, _) in enumerate(one.top, 1)}
+        return {
+            str(id_): {
+                "logprob": finite(value),
+                "rank": ranks.get(id_),
+                "decoded_token": prompts.token_text(id_),
+            }
+            for id_, value in {one.token_id: one.logprob, **dict(one.top[:num_top])}.items()
+        }
+
+    return [None if one is None else entry(one) for one in result.prompt_logprobs or ()]
+
+
+def chat_logprobs(
+    prompts: Prompts, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Logprobs in the format of chat completions. as_ids: tokens are written as token_id:123."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = prompts.tokenizer.token_bytes(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(raw)}
+        token = _id_name(token_id) if as_ids else raw.decode("utf-8", "replace")
+        return {"token": token, "logprob": finite(logprob), "bytes": list(raw)}
 
     content = [
         {**entry(one.token_id, one.logprob), "top_logprobs": [entry(*best) for best in one.top]}
@@ -58,29 +110,39 @@ def chat_logprobs(prompts: Prompts, logprobs: Sequence[TokenLogprob]) -> dict[st
 
 
 class TextLogprobs:
-    """Logprobs in the format of completions, with the offset of every token in the text."""
+    """Logprobs in the format of completions, with the offset of every token in the text.
 
-    def __init__(self, prompts: Prompts) -> None:
+    The top logprobs of a token always have the token itself. as_ids: tokens are written as
+    token_id:123.
+    """
+
+    def __init__(self, prompts: Prompts, num_top: int, *, as_ids: bool = False) -> None:
         self._prompts = prompts
+        self._num_top = num_top
+        self._name = _id_name if as_ids else prompts.token_text
         self._offset = 0
 
     def write(self, logprobs: Sequence[TokenLogprob | None], first_id: int = 0) -> dict[str, Any]:
         """Format logprobs. None is the prompt's first token, first_id, which has no logprob."""
-        text = self._prompts.token_text
-        tokens = [text(first_id if one is None else one.token_id) for one in logprobs]
+        ids = [first_id if one is None else one.token_id for one in logprobs]
         offsets = []
-        for token in tokens:
+        for token_id in ids:
             offsets.append(self._offset)
-            self._offset += len(token)
+            self._offset += len(self._prompts.token_text(token_id))
         return {
-            "tokens": tokens,
+            "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": [None if one is None else finite(one.logprob) for one in logprobs],
-            "top_logprobs": [
-                None if one is None else {text(id_): finite(value) for id_, value in one.top}
-                for one in logprobs
-            ],
+            "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
+
+    def _top(self, one: TokenLogprob) -> dict[str, float]:
+        top = {self._name(id_): finite(value) for id_, value in one.top[: self._num_top]}
+        return top | {self._name(one.token_id): finite(one.logprob)}
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def finite(logprob: float) -> float:

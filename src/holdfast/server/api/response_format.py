@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from holdfast.core.sampling_params import show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
+from holdfast.server.errors import refuse_unknown
 from holdfast.server.tools.tool_config import MAX_SCHEMA_DEPTH, is_nested_deeper
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -37,7 +38,7 @@ class StructuredOutputFields(Protocol):
 def parse_structured_output(body: StructuredOutputFields) -> StructuredOutput | None:
     """The structured output a body asks for, if any.
 
-    Raises `InvalidRequest` for two, or for an invalid one.
+    Raises `InvalidRequest` for two, or for an invalid one, and `ApiError` for an unknown field.
     """
     found: dict[str, StructuredOutput] = {}
     for name, parse in _PARSERS.items():
@@ -58,13 +59,23 @@ def _parse_response_format(path: str, value: object) -> StructuredOutput | None:
     kind = value.get("type")
     if kind not in ("text", "json_object", "json_schema"):
         raise InvalidRequest(f'{path}.type must be "text", "json_object" or "json_schema", not {show(kind)}')
-    if kind != "json_schema" and value.get("json_schema") is not None:
-        raise InvalidRequest(f'{path}.json_schema requires the type "json_schema", not {show(kind)}')
+    refuse_unknown(path, value, ("type", "json_schema", "schema"))
+    for field, required in (("json_schema", "json_schema"), ("schema", "json_object")):
+        if kind != required and value.get(field) is not None:
+            raise InvalidRequest(f'{path}.{field} requires the type "{required}", not {show(kind)}')
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutput(json_object=True)
+        schema = value.get("schema")
+        return StructuredOutput(json_object=True) if schema is None else _parse_object_schema(path, schema)
     return _parse_named_schema(f"{path}.json_schema", value.get("json_schema"))
+
+
+def _parse_object_schema(path: str, schema: object) -> StructuredOutput:
+    """The schema of `json_object`, llama.cpp's way to ask for one. Any object fits an empty one."""
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest(f"{path}.schema must be a JSON schema that is an object, not {show(schema)}")
+    return _parse_schema(f"{path}.schema", schema) if schema else StructuredOutput(json_object=True)
 
 
 def _parse_named_schema(path: str, value: object) -> StructuredOutput:
@@ -75,6 +86,7 @@ def _parse_named_schema(path: str, value: object) -> StructuredOutput:
         raise InvalidRequest(
             f"{path}.name must be 1 to 64 letters, digits, underscores and dashes, not {show(name)}"
         )
+    refuse_unknown(path, value, ("name", "description", "schema", "strict"))
     if not isinstance(value.get("strict"), bool | None):
         raise InvalidRequest(f"{path}.strict must be true or false, not {show(value['strict'])}")
     if not isinstance(value.get("description"), str | None):
@@ -95,11 +107,7 @@ def _parse_schema(path: str, value: object) -> StructuredOutput:
 def _parse_structured_outputs(path: str, value: object) -> StructuredOutput | None:
     if not isinstance(value, Mapping):
         raise InvalidRequest(f"{path} must be an object, not {show(value)}")
-    unknown = sorted(set(value) - set(_KINDS), key=str)
-    if unknown:
-        raise InvalidRequest(
-            f"{path} has the unknown field {show(unknown[0])}; it may have one of {', '.join(_KINDS)}"
-        )
+    refuse_unknown(path, value, tuple(_KINDS))
     given = [kind for kind in _KINDS if value.get(kind) not in (None, False)]
     if len(given) != 1:
         raise InvalidRequest(f"{path} must have exactly one of {', '.join(_KINDS)}; it has {len(given)}")

@@ -5,17 +5,18 @@
 
 from typing import Any
 
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.server.api.schema.requests import GenerationRequest
 from holdfast.server.api.thinking import forced_thoughts
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
+from holdfast.server.frontend import Frontend
 
 _SAME_NAMES = (
     *("min_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop_token_ids", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
-    "think",
+    *("think", "skip_special_tokens", "include_stop_str_in_output"),
 )
 
 
@@ -54,6 +55,35 @@ def sampling_params(
     )
 
 
+def refuse_contradictions(body: GenerationRequest) -> None:
+    """Refuse fields of both completion routes that cannot be used together."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(
+            400, "stream_options requires stream to be true", param="stream_options", code="invalid_value"
+        )
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(
+            400,
+            "prompt_logprobs cannot be streamed, because they are known only at the end; omit stream",
+            param="prompt_logprobs",
+            code="unsupported_value",
+        )
+
+
+def max_prompt_len(frontend: Frontend) -> int:
+    """The largest number of tokens of a prompt with its answer."""
+    ready = frontend.supervisor.link.ready
+    assert ready is not None
+    return min(ready.max_model_len, ready.num_kv_positions)
+
+
+def truncate_prompt(ids: list[int], truncate_to: int | None, room: int) -> list[int]:
+    """The last tokens of a prompt: truncate_to, with -1 as many as there is room for."""
+    if truncate_to is None:
+        return ids
+    return ids[-max(1, room if truncate_to == -1 else truncate_to) :]
+
+
 def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:
     if not isinstance(stop, str) and len(stop) > max_stops:
         raise ApiError(
@@ -69,7 +99,7 @@ def _token_id(key: str) -> int:
     if not key.isascii() or not key.isdigit() or len(key) > 10:
         raise ApiError(
             400,
-            "the keys of logit_bias must be token ids, as strings",
+            f"the keys of logit_bias must be token ids, as strings; {show(key)} is none",
             param="logit_bias",
             code="invalid_value",
         )

@@ -113,6 +113,7 @@ class EngineLink:
         completion_ids: Sequence[int] | None = None,
         echo_text: str | None = None,
         want_receipt: bool = False,
+        cache_salt: str = "",
     ) -> ResponseStream:
         """Send a request.
 
@@ -128,6 +129,7 @@ class EngineLink:
             None if completion_ids is None else tuple(completion_ids),
             echo_text,
             want_receipt,
+            cache_salt,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
         self.next_id += params.n

@@ -71,6 +71,7 @@ class EngineServer:
                 echo_text=message.echo_text,
                 want_receipt=message.want_receipt,
                 request_id=message.request_id,
+                cache_salt=message.cache_salt,
             )
         except HoldfastError as error:
             refused = m.Refused(message.request_id, error.code, str(error))

@@ -52,6 +52,7 @@ class Submit(Message, frozen=True):
     completion_ids: tuple[int, ...] | None = None
     echo_text: str | None = None
     want_receipt: bool = False
+    cache_salt: str = ""
 
 
 class Abort(Message, frozen=True):

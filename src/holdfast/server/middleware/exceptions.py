@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.errors import ApiError, internal_error
@@ -86,9 +87,8 @@ async def _handle_http_exception(request: Request, raised: Exception) -> Respons
     path = str(request.scope.get("raw_path", b""), "ascii", "replace")
     route = f"{request.method} {path[:_MAX_QUOTED]}{'...' if len(path) > _MAX_QUOTED else ''}"
     if raised.status_code == 404:
-        error = ApiError(
-            404, f"Unknown request URL: {route}. Please check the URL for typos.", code="unknown_url"
-        )
+        hint = _url_hint(request) or "Please check the URL for typos."
+        error = ApiError(404, f"Unknown request URL: {route}. {hint}", code="unknown_url")
     elif raised.status_code == 405:
         allowed = (raised.headers or {}).get("Allow", "another method")
         message = f"Not allowed: {route}. (HINT: Perhaps you meant to use {allowed}?)"
@@ -96,6 +96,19 @@ async def _handle_http_exception(request: Request, raised: Exception) -> Respons
     else:
         error = ApiError(raised.status_code, "The request was refused.", headers=raised.headers or {})
     return error_response(error, request.scope)
+
+
+def _url_hint(request: Request) -> str | None:
+    """What to do about a URL that only lacks /v1, or has one too many."""
+    path = request.scope["path"]
+    for meant in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": meant}
+        if meant not in ("", "/", path) and any(
+            one.matches(scope)[0] is Match.FULL for one in request.app.router.routes
+        ):
+            base = "end in /v1, without another path" if meant.startswith("/v1/") else "not end in /v1"
+            return f"Use {request.method} {meant[:_MAX_QUOTED]}: the client's base URL must {base}."
+    return None
 
 
 async def _handle_validation_error(request: Request, raised: Exception) -> Response:

@@ -1,6 +1,7 @@
 """Headers of every response: X-Request-Id, no caching, no content sniffing.
 
-The request id is the client's own X-Request-Id if it is safe to print, else a new one. It is stored
+The request id is the client's own X-Request-Id if it is safe to print, else a new one; some bodies
+may name one, too. It is stored
 as `scope["state"]["request_id"]`, and log records of the request contain it.
 """
 
@@ -8,6 +9,7 @@ import re
 import uuid
 
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.server.errors import is_anthropic
@@ -26,13 +28,13 @@ class ResponseHeadersMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = _given_id(scope) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
+                headers["X-Request-Id"] = scope["state"]["request_id"]
                 if is_anthropic(scope["path"]):
                     headers["Request-Id"] = request_id  # where Anthropic's clients look for it
                 headers["X-Content-Type-Options"] = "nosniff"
@@ -46,8 +48,13 @@ class ResponseHeadersMiddleware:
             current_request_id.reset(token)
 
 
-def _request_id(scope: Scope) -> str:
+def use_request_id(request: Request, request_id: str | None) -> None:
+    """Take the request id from the body, unless a header has given one. It must be safe to print."""
+    if request_id is not None and _given_id(request.scope) is None:
+        request.state.request_id = request.state.access.request_id = request_id
+        current_request_id.set(request_id)
+
+
+def _given_id(scope: Scope) -> str | None:
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
-    if len(given) == 1 and _SAFE_ID.fullmatch(given[0]):
-        return str(given[0], "ascii")
-    return uuid.uuid4().hex
+    return str(given[0], "ascii") if len(given) == 1 and _SAFE_ID.fullmatch(given[0]) else None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from holdfast.core.sampling_params import is_unicode, show
 from holdfast.errors import InvalidRequest
+from holdfast.server.errors import refuse_unknown
 
 MAX_TOOLS = 128
 MAX_TOOLS_CHARS = 1 << 17  # descriptions and parameters of all tools together
@@ -82,11 +83,14 @@ class ToolConfig:
 
 
 def parse_tools(tools: object = None, choice: object = None, parallel: object = None) -> ToolConfig:
-    """Validate the three fields of a body; None is an omitted field. Raises `InvalidRequest`."""
+    """Validate the three fields of a body; None is an omitted field. Raises `InvalidRequest`, and
+    `ApiError` for an unknown field."""
     if parallel is not None and not isinstance(parallel, bool):
         raise InvalidRequest(f"parallel_tool_calls must be true or false, not {show(parallel)}")
     parsed = _parse_list(tools)
     kind, forced_name = _parse_choice(choice, has_tools=bool(parsed))
+    if kind == "auto" and tools is not None and not parsed:
+        kind = "none"  # a client that adds its tools to a fixed request
     if not parsed and kind != "none":
         raise InvalidRequest("tool_choice requires tools; the request has none")
     if forced_name is not None and all(tool.name != forced_name for tool in parsed):
@@ -117,10 +121,12 @@ def _parse_tool(path: str, tool: object) -> Tool:
         raise InvalidRequest(f"{path} must be an object with a type and a function")
     if tool.get("type") != "function":
         raise InvalidRequest(f'{path}.type must be "function", not {show(tool.get("type"))}')
+    refuse_unknown(path, tool, ("type", "function"))
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise InvalidRequest(f"{path}.function must be an object with a name")
     path += ".function"
+    refuse_unknown(path, function, ("name", "description", "parameters", "strict"))
     description = function.get("description")
     if description is not None:
         _check_text(f"{path}.description", description)
@@ -201,6 +207,8 @@ def _parse_choice(choice: object, *, has_tools: bool) -> tuple[ToolChoiceMode, s
             )
         function = choice.get("function")
         if choice.get("type") == "function" and isinstance(function, Mapping):
+            refuse_unknown("tool_choice", choice, ("type", "function"))
+            refuse_unknown("tool_choice.function", function, ("name",))
             name = function.get("name")
             if isinstance(name, str):
                 return "named", name

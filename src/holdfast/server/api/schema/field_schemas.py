@@ -25,19 +25,27 @@ _FUNCTION = {
         "strict": _OPTIONAL_BOOLEAN,
     },
     "required": ["name"],
+    "additionalProperties": False,
 }
 _TOOL = {
     "type": "object",
     "properties": {"type": {"const": "function"}, "function": _FUNCTION},
     "required": ["type", "function"],
+    "additionalProperties": False,
 }
 _NAMED_TOOL = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}},
+            "required": ["name"],
+            "additionalProperties": False,
+        },
     },
     "required": ["type", "function"],
+    "additionalProperties": False,
 }
 _NAMED_SCHEMA = {
     "type": "object",
@@ -48,22 +56,22 @@ _NAMED_SCHEMA = {
         "strict": _OPTIONAL_BOOLEAN,
     },
     "required": ["name", "schema"],
+    "additionalProperties": False,
 }
+_NULL = {"type": "null"}
 _RESPONSE_FORMAT = {
     "oneOf": [
         {
             "type": "object",
-            "properties": {
-                "type": {"enum": ["text", "json_object"]},
-                "json_schema": {"type": "null"},
-            },
-            "required": ["type"],
-        },
-        {
-            "type": "object",
-            "properties": {"type": {"const": "json_schema"}, "json_schema": _NAMED_SCHEMA},
-            "required": ["type", "json_schema"],
-        },
+            "properties": {"type": {"const": name}, "json_schema": _NULL, "schema": _NULL} | fields,
+            "required": ["type", *required],
+            "additionalProperties": False,
+        }
+        for name, fields, required in (
+            ("text", {}, ()),
+            ("json_object", {"schema": {"type": ["object", "null"]}}, ()),
+            ("json_schema", {"json_schema": _NAMED_SCHEMA}, ("json_schema",)),
+        )
     ]
 }
 _CHOICES = {"type": "array", "items": _STRING, "minItems": 1, "maxItems": 1024}

@@ -21,6 +21,7 @@ from holdfast.server.http.json_body import Many
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Many[TokenId]
+TruncatePromptTokens = Literal[-1] | Annotated[int, Field(ge=1, le=1 << 24)]
 MAX_MESSAGES = 2048  # OpenAI's limit
 _MAX_ALLOWED_TOKEN_IDS = 1 << 16
 
@@ -33,6 +34,9 @@ class RequestModel(BaseModel):
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far in every chunk."
+    )
     include_obfuscation: bool | None = Field(None, description="Accepted and ignored.")
 
 
@@ -97,8 +101,38 @@ class GenerationRequest(SamplingFields):
     max_tokens: int | None = Field(None, ge=0, le=1 << 24)
     n: int | None = Field(None, ge=1, le=128)
     stop: str | Many[str] | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     response_format: ResponseFormat | None = None
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description="Return the logprobs of the prompt's tokens and of that many most likely ones. Not in a stream.",
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="Write tokens in logprobs as token_id:123."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="Default: true. False: the text has special tokens, too."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop string or stop token at the end of the text."
+    )
+    truncate_prompt_tokens: TruncatePromptTokens | None = Field(
+        None, description="Keep only the last tokens of the prompt: this many, or with -1 as many as fit."
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Share cached prefixes only with requests that have the same salt.",
+    )
+    request_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="The end of the response's id, and its X-Request-Id. The request's header takes precedence.",
+    )
+    priority: Literal[0] | None = Field(None, description="Only 0: requests are served in order of arrival.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -145,6 +179,9 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(
+        None, description="Continue the last message instead of starting another."
+    )
     modalities: Many[str] | None = Field(None, description='Only ["text"].')
     metadata: dict[str, str] | None = Field(None, description="Accepted and ignored.")
     store: bool | None = Field(None, description="Accepted and ignored: nothing is stored.")
@@ -157,6 +194,8 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: str | None = Field(None, description="Passed to the chat template.")
     verbosity: str | None = Field(None, description="Accepted and ignored.")
     prediction: None = Field(None, description="Not supported: null only.")
+    moderation: None = Field(None, description="Not supported: null only.")
+    prompt_cache_options: None = Field(None, description="Not supported: null only.")
     audio: None = Field(None, description="Not supported: null only.")
     web_search_options: None = Field(None, description="Not supported: null only.")
     functions: None = Field(None, description="Not supported: null only; use tools.")
@@ -174,6 +213,8 @@ class TokenizeRequest(RequestModel):
     tools: Many[ToolObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
 

@@ -91,11 +91,30 @@ class CompletionLogprobs(ResponseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(ResponseModel):
+class PromptLogprob(ResponseModel):
+    logprob: float
+    rank: int | None = Field(description="Null if the token is not among the most likely ones.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by token id
+
+
+class StopFields(ResponseModel):
+    stop_reason: str | int | None = Field(
+        description="The stop string or stop token that ended the choice, if one did."
+    )
+    matched_stop: str | int | None = Field(
+        description="The same, or the end-of-text token that ended the choice."
+    )
+
+
+class CompletionChoice(StopFields):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -138,7 +157,7 @@ class ChatCompletionMessage(ResponseModel):
     tool_calls: list[MessageToolCall] | None = None
 
 
-class ChatCompletionChoice(ResponseModel):
+class ChatCompletionChoice(StopFields):
     index: int
     message: ChatCompletionMessage
     logprobs: ChatCompletionLogprobs | None
@@ -149,6 +168,7 @@ class ChatCompletionChoice(ResponseModel):
 class ChatCompletion(CompletionBase):
     object: Literal["chat.completion"]
     choices: list[ChatCompletionChoice]
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
 
