@@ -5,17 +5,19 @@ rollbacks are shown.
 import json
 import re
 from collections.abc import Iterator
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast import LLM, SamplingParams
+from holdfast.recordings import recording_files
 from support.browsing import browsing
 from support.serving import Server, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ElementHandle, Page
+    from playwright.sync_api import Browser, ElementHandle, Page, Route
 
 SEED = "7"  # the completion has 60 tokens and rollbacks; with other seeds it may end early
 TIMEOUT_MS = 60_000.0
@@ -251,8 +253,63 @@ def test_prove_it_shows_one_distinct_output(visit: Visit) -> None:
     assert side.locator(".group").count() == 1
     ordinary = visit.page.locator("[data-side=ordinary]")
     assert "8 of 8" in ordinary.inner_text() or "8 runs" in ordinary.inner_text()
+    agreed = ordinary.locator(".verdict").get_attribute("data-outcome") == "same"
+    assert visit.page.locator(".recorded").count() == (len(recording_files()) if agreed else 0)
+    assert visit.page.is_hidden("#prove-progress")
+    assert re.match(r"Done after \d+ s\.", visit.page.inner_text("#prove-note"))
     assert len({url for url in visit.requested if url.endswith("/v1/completions")}) == 1, "there was no load"
     assert sum(url.endswith("/v1/chat/completions") for url in visit.requested) == 16
+
+
+def answer_in_the_browser(visit: Visit, *, ordinary_texts: Iterator[str]) -> None:
+    """Answer the page's requests without the server: deterministic ones all alike, ordinary ones with
+    these texts.
+    """
+
+    def respond(route: "Route") -> None:
+        body = json.loads(route.request.post_data or "{}")
+        text = "one answer" if body["deterministic"] else next(ordinary_texts)
+        logprobs = {"content": [{"logprob": -0.5}]}
+        choice = {"index": 0, "message": {"content": text}, "logprobs": logprobs, "finish_reason": "stop"}
+        route.fulfill(json={"choices": [choice], "holdfast": {"mode": "certified"}})
+
+    visit.page.route("**/v1/chat/completions", respond)
+    visit.page.route("**/v1/completions", lambda route: route.fulfill(json={"choices": []}))
+
+
+def prove(visit: Visit) -> None:
+    visit.page.select_option("#times", "8")
+    visit.page.click("#prove-go")
+    visit.page.wait_for_selector("#prove-go:enabled")
+
+
+def test_proof_marks_where_an_ordinary_answer_differs_from_the_one_alone(visit: Visit) -> None:
+    answer_in_the_browser(visit, ordinary_texts=cycle(["tide in", "tide out", "tide out", "tide out"]))
+    prove(visit)
+    ordinary = visit.page.locator("[data-side=ordinary]")
+    assert ordinary.locator(".verdict").inner_text() == "8 runs, 2 distinct outputs."
+    assert ordinary.locator(".group b").all_inner_texts() == ["6 ×", "2 × alone"]
+    assert ordinary.locator("mark").all_inner_texts() == ["o"]
+    assert ordinary.locator(".tally i[data-group='1']").count() == 6
+    assert (
+        visit.page.locator("[data-side=deterministic] .verdict").inner_text().startswith("8 of 8 identical")
+    )
+    assert visit.page.locator(".recorded").count() == 0, "a live difference needs no recording"
+
+
+def test_proof_shows_recordings_where_ordinary_answers_agree(visit: Visit) -> None:
+    answer_in_the_browser(visit, ordinary_texts=repeat("tide in"))
+    prove(visit)
+    assert "happened to agree" in visit.page.inner_text("[data-side=ordinary] .verdict")
+    visit.page.wait_for_selector(".recorded")
+    shown = visit.page.locator(".recorded").all_inner_texts()
+    recordings = [json.loads(one) for one in recording_files()]
+    assert len(shown) == len(recordings) > 0
+    for text, recording in zip(shown, recordings, strict=True):
+        answers = len(recording["ordinary"]["answers"])
+        made = f"Not live: recorded on {recording['date']} on {recording['machine']['device']}"
+        assert made in text and f"{answers} distinct outputs" in text
+        assert "under the same loads: 1 distinct output." in text
 
 
 def test_raw_text_without_streaming(visit: Visit, server: Server) -> None:
@@ -356,8 +413,35 @@ def test_phone_layout_does_not_scroll_sideways(browser: "Browser", server: Serve
         "all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))",
     )
     assert sizes and min(sizes) >= 16
+    tops = [
+        phone.page.eval_on_selector(one, "one => one.getBoundingClientRect().top + scrollY")
+        for one in (".playground", ".prove", ".proof", ".passes", ".running")
+    ]
+    assert tops == sorted(tops) and tops[0] < 200, "the playground comes first, the proof below its button"
+    phone.page.tap("[data-counter=pages]")
+    assert "KV cache" in phone.page.inner_text("#tip")
     assert phone.problems == []
     phone.context.close()
+
+
+def test_many_requests_leave_no_empty_column(browser: "Browser", server: Server) -> None:
+    dark = Visit(browser, server, color_scheme="dark")
+    dark.page.evaluate(
+        """() => { fetch("v1/completions", { method: "POST", headers: { "Content-Type": "application/json" },
+             body: JSON.stringify({ prompt: "ab", n: 12, max_tokens: 40, ignore_eos: true }) }); }"""
+    )
+    dark.page.wait_for_selector(".request:nth-of-type(12)")
+    height, visible = dark.page.evaluate(
+        """() => {
+          scrollTo(0, 1e6);
+          const seen = [".live", ".sidebar"].map((name) => document.querySelector(name).getBoundingClientRect())
+            .map((box) => Math.min(box.bottom, innerHeight) - Math.max(box.top, 0));
+          return [document.documentElement.scrollHeight, seen];
+        }"""
+    )
+    assert height < 2 * 900, "twelve requests make the page long"
+    assert min(visible) > 0.6 * 900, "a column scrolls out of view"
+    dark.context.close()
 
 
 def test_playground_does_not_cover_the_proof(browser: "Browser", server: Server) -> None:
@@ -365,11 +449,8 @@ def test_playground_does_not_cover_the_proof(browser: "Browser", server: Server)
     tall.ask(max_tokens="20")
     tall.wait_answered()
     bottom, top = tall.page.evaluate(
-        """() => {
-          scrollTo(0, 1e6);
-          return [".playground", ".prove"].map((name) => document.querySelector(name).getBoundingClientRect())
-            .map((box, index) => (index === 0 ? box.bottom : box.top));
-        }"""
+        """() => [".playground", ".prove"].map((name) => document.querySelector(name).getBoundingClientRect())
+             .map((box, index) => (index === 0 ? box.bottom : box.top))"""
     )
     assert bottom <= top
     tall.context.close()
@@ -385,13 +466,14 @@ def test_dark_theme_by_system_and_by_choice(browser: "Browser", server: Server) 
         < 3 * 160
         < sum(map(int, re.findall(r"\d+", light)))
     )
-    dark.page.click("#theme")
-    assert dark.page.inner_text("#theme") == "Theme: light"
+    theme = "input[name=theme]"
+    assert dark.page.is_checked(f"{theme}[value=system]")
+    dark.page.check(f"{theme}[value=light]", force=True)
     assert sum(map(int, re.findall(r"\d+", dark.colour("html")))) > 3 * 200
     dark.page.reload()
     dark.page.wait_for_selector("#link[data-state=open]")
-    assert dark.page.inner_text("#theme") == "Theme: light", "the choice is not stored"
-    dark.page.click("#theme")
+    assert dark.page.is_checked(f"{theme}[value=light]"), "the choice is not stored"
+    dark.page.check(f"{theme}[value=dark]", force=True)
     assert dark.colour("html") == ground
     assert dark.problems == []
     dark.context.close()
@@ -436,6 +518,29 @@ def test_controls_have_accessible_names(page: "Page") -> None:
               || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby"))).map((one) => one.outerHTML)""",
     )
     assert nameless == []
+
+
+def test_figures_have_tooltips(visit: Visit) -> None:
+    visit.ask(max_tokens="6")
+    card = visit.card()
+    visit.wait_answered()
+    wait_ended(card)
+    figures = "#counters > div, #facts > *, .key li, #step-note, #fingerprint, .facts-line span, .phase"
+    without = visit.page.eval_on_selector_all(
+        figures, "all => all.filter((one) => !one.title).map((one) => one.outerHTML)"
+    )
+    assert without == []
+    assert line(card, "svg title").startswith("KV cache: ")
+    visit.page.focus("#seed")
+    visit.page.focus("[data-counter=speed]")
+    visit.page.keyboard.press("Tab")
+    assert "wait for a place" in visit.page.inner_text("#tip")
+    visit.page.keyboard.press("Escape")
+    assert visit.page.is_hidden("#tip")
+
+
+def test_connection_is_called_live(page: "Page") -> None:
+    assert page.inner_text("#link") == "live"
 
 
 def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None:

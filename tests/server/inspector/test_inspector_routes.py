@@ -1,5 +1,6 @@
 """The inspector's files: routes, security headers, and readable colours."""
 
+import json
 import re
 from importlib import resources
 from pathlib import Path
@@ -9,6 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
+from holdfast.recordings import recording_files
 from holdfast.server.errors import ApiError
 from holdfast.server.inspector.hub import MAX_SUBSCRIBERS, Hub
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
@@ -44,6 +46,12 @@ def test_every_file_of_the_page_is_served(client: TestClient) -> None:
         assert response.headers["content-type"].startswith(kinds[name.rpartition(".")[2]])
         assert response.headers["content-security-policy"].startswith("default-src 'self';")
         assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_recordings_are_served_as_one_array(client: TestClient) -> None:
+    response = client.get("/inspector/recordings.json")
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == [json.loads(one) for one in recording_files()]
 
 
 @pytest.mark.parametrize(

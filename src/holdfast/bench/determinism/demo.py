@@ -1,9 +1,12 @@
-"""The demo: one deterministic request, answered several times under different conditions, compared
-bit by bit.
+"""The demo: one request, answered several times under different conditions, compared bit by bit.
 
-    alone                     no other request
-    two loads                 ordinary requests arrive and end during the answer and share its passes
+    ordinary                  alone and inside two loads: the answers may differ
+    deterministic             alone and inside two loads: ordinary requests arrive and end during the answer
+                              and share its passes
     after forced rollbacks    in verify mode, with faulty candidates: the canonical pass must reject every one
+
+Where the ordinary answers agree, as those of the C kernels do by construction, the demo shows a
+recording of a machine where they do not. It says so.
 
 Faults are injected by a runner around the engine's runner (`fault_injection.py`). The engine does
 not know about them.
@@ -16,7 +19,9 @@ from dataclasses import dataclass, replace
 
 from rich.console import Console
 
+from holdfast.bench.determinism.divergence_table import show_recording
 from holdfast.bench.determinism.fault_injection import FaultyProposer
+from holdfast.bench.determinism.recording import builtin_recordings
 from holdfast.bench.determinism.stress import submit
 from holdfast.bench.determinism.stress_load import BackgroundRequest
 from holdfast.bench.tables import make_table, open_console
@@ -27,7 +32,7 @@ from holdfast.engine.llm import LLM
 from holdfast.text.tokenizer import Tokenizer
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
-PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3, deterministic=True)
+PARAMS = SamplingParams(max_tokens=40, temperature=0.8, top_p=0.95, seed=7, logprobs=3)
 FAULT_RATE, FAULT_SEED = 0.25, 1  # the first candidate is a fault already: a short answer has a rollback, too
 
 _SHORT = ("Name three rivers.", "Write one line about the sea.", "Count from one to ten.", "What is a knot?")
@@ -40,6 +45,11 @@ class DemoRun:
 
     name: str
     result: Result
+
+    @property
+    def bits(self) -> tuple[str, str]:
+        """What is compared."""
+        return self.tokens, self.logprob_bits
 
     @property
     def tokens(self) -> str:
@@ -60,43 +70,85 @@ class DemoRun:
 
 
 def run(llm: LLM, console: Console | None = None) -> bool:
-    """Run and show the demo. True if every bit is the same and rollbacks did happen."""
+    """Run and show the demo. True if every deterministic bit is the same and rollbacks did happen."""
     console = console or open_console()
     prompt_ids = llm.chat_tokens([{"role": "user", "content": QUESTION}])
-    runs = _run_all(llm, prompt_ids, console)
-    reference = runs[0]
-    _show(runs, console)
-    same = all((one.tokens, one.logprob_bits) == (reference.tokens, reference.logprob_bits) for one in runs)
+    with console.status("answering"):
+        ordinary = _run_ordinary(llm.engine, prompt_ids)
+        runs = _run_deterministic(llm, prompt_ids)
+    _show(ordinary, runs, console)
+    _judge_ordinary(ordinary, console)
+    same = all(one.bits == runs[0].bits for one in runs)
     forced = all(one.result.stats.rolled_back > 0 for one in runs if "rollback" in one.name)
     if not same:
         console.print("[red]The answers differ: this is a bug in Holdfast, please report it.[/]")
     elif not forced:
         console.print("[red]No rollback happened, so the last rows show nothing.[/]")
     else:
-        console.print("[green]Every token and every logprob bit is the same.[/]")
+        console.print("[green]Deterministic: every token and every logprob bit is the same.[/]")
     console.print("Next: .venv/bin/holdfast chat --deterministic")
     return same and forced
 
 
-def _run_all(llm: LLM, prompt_ids: list[int], console: Console) -> list[DemoRun]:
-    runs = []
-    engine = llm.engine
-    short, mixed = _short_load(engine.tokenizer), _mixed_load(engine.tokenizer)
-    with console.status("answering"):
-        for name, load in (("alone", []), ("among 6 short", short), ("among 12 mixed", mixed)):
-            runs.append(DemoRun(name, _run_in(engine, prompt_ids, load)))
-        verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
-        for name, load in (("rollbacks, alone", []), ("rollbacks, among 6", short)):
-            verifying.runner = FaultyProposer(
-                engine.runner, engine.limits.vocab_size, FAULT_RATE, seed=FAULT_SEED
-            )
-            runs.append(DemoRun(name, _run_in(verifying, prompt_ids, load)))
-        llm.engine = verifying.restarted(engine.scheduler.config)
-        llm.engine.runner = engine.runner
+def _judge_ordinary(runs: Sequence[DemoRun], console: Console) -> None:
+    """Say whether the ordinary answers differ; if not, show recordings of machines where they do."""
+    alone = runs[0]
+    if len({one.tokens for one in runs}) > 1:
+        console.print("[yellow]Ordinary: under load the same prompt and seed gave other tokens.[/]")
+    elif any(one.bits != alone.bits for one in runs):
+        console.print("[yellow]Ordinary: under load the same tokens got other logprob bits.[/]")
+    else:
+        console.print(
+            "Ordinary: this machine's kernels gave the same bits under these loads, without a promise."
+        )
+        for recording in builtin_recordings():
+            console.print("\nElsewhere they do not. Not live:", style="bold")
+            show_recording(recording, console)
+        console.print()
+
+
+def _loads(tokenizer: Tokenizer) -> list[tuple[str, list[BackgroundRequest]]]:
+    return [
+        ("alone", []),
+        ("among 6 short", _short_load(tokenizer)),
+        ("among 12 mixed", _mixed_load(tokenizer)),
+    ]
+
+
+def _run_ordinary(engine: Engine, prompt_ids: list[int]) -> list[DemoRun]:
+    """Ordinary answers on the same kernels. Prefix cache and speculation are off: only the load
+    differs.
+    """
+    schedule = replace(engine.scheduler.config, prefix_cache=False, speculation="off")
+    plain = engine.restarted(schedule)
+    return [
+        DemoRun(name, _run_in(plain, prompt_ids, load, deterministic=False))
+        for name, load in _loads(engine.tokenizer)
+    ]
+
+
+def _run_deterministic(llm: LLM, prompt_ids: list[int]) -> list[DemoRun]:
+    engine = llm.engine.restarted(llm.engine.scheduler.config)
+    loads = _loads(engine.tokenizer)
+    runs = [DemoRun(name, _run_in(engine, prompt_ids, load)) for name, load in loads]
+    verifying = engine.restarted(replace(engine.scheduler.config, determinism="verify"))
+    for name, load in (("rollbacks, alone", []), ("rollbacks, among 6", loads[1][1])):
+        verifying.runner = FaultyProposer(
+            engine.runner, engine.limits.vocab_size, FAULT_RATE, seed=FAULT_SEED
+        )
+        runs.append(DemoRun(name, _run_in(verifying, prompt_ids, load)))
+    llm.engine = verifying.restarted(engine.scheduler.config)
+    llm.engine.runner = engine.runner
     return runs
 
 
-def _run_in(engine: Engine, prompt_ids: Sequence[int], load: Sequence[BackgroundRequest]) -> Result:
+def _run_in(
+    engine: Engine,
+    prompt_ids: Sequence[int],
+    load: Sequence[BackgroundRequest],
+    *,
+    deterministic: bool = True,
+) -> Result:
     """Answer the question inside a load. Background requests still running at the end are aborted."""
     waiting = sorted(load, key=lambda one: one.arrival_step)
     background_ids: list[int] = []
@@ -107,7 +159,7 @@ def _run_in(engine: Engine, prompt_ids: Sequence[int], load: Sequence[Background
             one = waiting.pop(0)
             background_ids.append(submit(engine, one.prompt, one.params))
         if probe_id is None and step >= 2 * bool(load):  # the load runs already when the question arrives
-            probe_id = submit(engine, prompt_ids, PARAMS)
+            probe_id = submit(engine, prompt_ids, replace(PARAMS, deterministic=deterministic))
         for update in engine.step():
             if update.request_id == probe_id and update.result is not None:
                 for request_id in background_ids:
@@ -141,10 +193,11 @@ def _mixed_load(tokenizer: Tokenizer) -> list[BackgroundRequest]:
     ]
 
 
-def _show(runs: Sequence[DemoRun], console: Console) -> None:
-    first = runs[0]
+def _show(ordinary: Sequence[DemoRun], deterministic: Sequence[DemoRun], console: Console) -> None:
+    first = deterministic[0]
     title = f"{QUESTION!r}, sampled with seed {first.result.seed}"
     headings = (
+        "request",
         "condition",
         "tokens",
         "logprobs",
@@ -153,15 +206,26 @@ def _show(runs: Sequence[DemoRun], console: Console) -> None:
         "candidates\n= accepted\n+ rolled back",
     )
     table = make_table(title, *headings, num_left=len(headings), no_wrap=True)
-    for one in runs:
-        same = (one.tokens, one.logprob_bits) == (first.tokens, first.logprob_bits)
-        verdict = "[green]same[/]" if same else "[red]DIFFERENT[/]"
-        stats = one.result.stats
-        counts = f"{stats.candidates} = {stats.accepted} + {stats.rolled_back}"
-        table.add_row(one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, counts)
+    for name, runs in (("ordinary", ordinary), ("deterministic", deterministic)):
+        for one in runs:
+            stats = one.result.stats
+            counts = (
+                f"{stats.candidates} = {stats.accepted} + {stats.rolled_back}" if name != "ordinary" else ""
+            )
+            verdict = _verdict(one, runs[0], is_promised=runs is deterministic)
+            table.add_row(
+                name, one.name, one.tokens, one.logprob_bits, verdict, one.result.determinism, counts
+            )
+        table.add_section()
     console.print(table)
     console.print("tokens, logprobs: digests of token ids and of the fp32 bits of every logprob", style="dim")
     console.print(f"{len(first.result.token_ids)} tokens: {first.result.text.strip()}\n", markup=False)
+
+
+def _verdict(one: DemoRun, first: DemoRun, *, is_promised: bool) -> str:
+    if one.bits == first.bits:
+        return "[green]same[/]"
+    return "[red]DIFFERENT[/]" if is_promised else "[yellow]different[/]"
 
 
 def _digest(data: bytes) -> str:

@@ -151,13 +151,10 @@ class _Side:
 
 
 def _sides(pair: EnginePair) -> list[_Side]:
-    """The ordinary runs first, then the controls."""
+    """The ordinary runs first, then the controls. Without a certificate, `auto` is as `verify`."""
     certified = "certified" if _backend(pair.exact).device.type == "cuda" else "library"
-    return [
-        _Side(pair.plain, "off", "library"),
-        _Side(pair.plain, "verify", "library"),
-        _Side(pair.exact, "auto", certified),
-    ]
+    sides = [_Side(pair.plain, "off", "library"), _Side(pair.plain, "verify", "library")]
+    return sides if pair.exact.certificate is None else [*sides, _Side(pair.exact, "auto", certified)]
 
 
 def _run_sides(sides: Sequence[_Side], probe: ProbeRequest, settings: RecordSettings) -> None:

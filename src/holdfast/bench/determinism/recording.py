@@ -7,12 +7,12 @@ and never as a live result.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import ConfigError
+from holdfast.recordings import recording_files
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,4 @@ def read_recording(path: Path) -> Recording:
 
 def builtin_recordings() -> list[Recording]:
     """The recordings that come with the package, by file name."""
-    folder = resources.files("holdfast") / "recordings"
-    files = sorted((one for one in folder.iterdir() if one.name.endswith(".json")), key=lambda one: one.name)
-    return [msgspec.json.decode(one.read_bytes(), type=Recording) for one in files]
+    return [msgspec.json.decode(one, type=Recording) for one in recording_files()]

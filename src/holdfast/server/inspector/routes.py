@@ -11,6 +11,7 @@ from importlib import resources
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from holdfast.recordings import recording_files
 from holdfast.server.errors import ApiError
 from holdfast.server.http.responses import EventStreamResponse
 from holdfast.server.inspector.hub import Hub
@@ -20,12 +21,14 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "json": "application/json",
 }
-PAGE = "index.html"
+PAGE, RECORDINGS = "index.html", "recordings.json"
 ASSETS = (
     *("style.css", "protocol.css", "icon.svg"),
     *("main.js", "events.js", "state.js", "requests.js", "cylinder.js", "timeline.js", "counters.js"),
-    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "theme.js", "dom.js"),
+    *("playground.js", "client.js", "prove.js", "compare.js", "load.js", "recordings.js"),
+    *("theme.js", "tips.js", "dom.js"),
 )
 _HEADERS = {
     "Content-Security-Policy": (
@@ -40,7 +43,9 @@ _HEADERS = {
 def inspector_router(hub: Hub) -> APIRouter:
     """`/`, `/inspector/<file>` and `/inspector/events`."""
     router = APIRouter(include_in_schema=False)
-    files = {name: _read(name) for name in (PAGE, *ASSETS)}
+    files = {name: _read(name) for name in (PAGE, *ASSETS)} | {
+        RECORDINGS: b"[" + b",".join(recording_files()) + b"]"
+    }
 
     @router.get("/")
     async def show_page() -> Response:
@@ -55,7 +60,7 @@ def inspector_router(hub: Hub) -> APIRouter:
 
     @router.get("/inspector/{name}")
     async def show_file(name: str) -> Response:
-        if name not in ASSETS:
+        if name not in files or name == PAGE:
             raise ApiError(404, "There is no such file.")
         return _respond(name, files[name])
 

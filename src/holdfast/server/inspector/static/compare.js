@@ -1,6 +1,6 @@
 // Compares the outputs of many runs: which are equal, and where the others first differ. Pure functions.
 
-// Groups of equal texts, the largest first. An output is {text, logprobs, mode}.
+// Groups of equal texts, the largest first. An output is {text, logprobs, mode, alone}.
 export function group(outputs) {
   const groups = new Map();
   for (const output of outputs) {
@@ -9,6 +9,9 @@ export function group(outputs) {
   }
   return [...groups].map(([text, members]) => ({ text, members })).sort((one, other) => other.members.length - one.members.length);
 }
+
+// The group that the others are compared with: the one of the output given alone, else the largest.
+export const reference = (groups) => groups.find(({ members }) => members.some((output) => output.alone)) ?? groups[0];
 
 // The first index at which two texts differ, or -1. Never in the middle of a character.
 export function firstDifference(one, other) {

@@ -8,17 +8,17 @@ export class Counters {
   constructor(list) {
     this.values = {};
     this.samples = []; // [time, tokens so far] of the last two seconds
-    for (const [name, label, kind] of [
-      ["speed", "Tokens/s", ""],
-      ["requests", "Running", ""],
-      ["candidates", "Candidates", "candidate"],
-      ["accepted", "Accepted", "committed"],
-      ["rolled-back", "Rolled back", "rolled-back"],
-      ["pages", "KV pages", ""],
+    for (const [name, label, kind, tip] of [
+      ["speed", "Tokens/s", "", "Committed tokens per second of all requests, over the last two seconds"],
+      ["requests", "Running", "", "Requests in the engine’s batch now, and those that wait for a place"],
+      ["candidates", "Candidates", "candidate", "Tokens that fast passes proposed for deterministic requests, since this page was opened"],
+      ["accepted", "Accepted", "committed", "Candidates that a canonical pass confirmed, and their share of all that were verified"],
+      ["rolled-back", "Rolled back", "rolled-back", "Candidates that a canonical pass rejected; clients never saw them"],
+      ["pages", "KV pages", "", "Pages of the KV cache that hold keys and values now, of all pages"],
     ]) {
       const term = make("dt", {}, ...(kind ? [make("i", { className: kind })] : []), label);
       this.values[name] = make("dd", { textContent: "0" });
-      const block = make("div", {}, term, this.values[name]);
+      const block = make("div", { title: tip, tabIndex: 0 }, term, this.values[name]);
       block.dataset.counter = name;
       list.append(block);
     }

@@ -17,8 +17,10 @@ export class Cylinder {
       this.levels[name] = plug;
       return plug;
     });
+    this.title = draw("title"); // the tooltip
     this.label = draw("text", { x: 32, y: 112 });
     this.element = draw("svg", { class: "cylinder", viewBox: "0 0 64 116", role: "img" },
+      this.title,
       draw("path", { class: "shell", d: "M4 11 V91 A28 7 0 0 0 60 91 V11" }),
       draw("g", { "clip-path": "url(#barrel)" }, ...levels),
       draw("path", { class: "rim", d: "M4 11 V91 A28 7 0 0 0 60 91 V11" }),
@@ -39,8 +41,9 @@ export class Cylinder {
     this.#move("candidate", levelAt(deterministic && computed > canonical ? computed : 0));
     this.element.classList.toggle("filled", computed > 0);
     this.label.textContent = computed > 0 && request.pages === 0 ? "freed" : plural(request.pages, "page");
-    this.element.setAttribute("aria-label",
-      `KV cache: ${computed} positions computed, ${canonical} canonical, ${this.label.textContent}`);
+    const text = `KV cache: ${computed} positions computed, ${canonical} canonical, ${this.label.textContent}`;
+    this.element.setAttribute("aria-label", text);
+    this.title.textContent = text;
   }
 
   // The positions that were rolled back flash red.

@@ -17,11 +17,11 @@ export function draw(name, attributes = {}, ...children) {
   return element;
 }
 
-// Replaces the content of a <dl> with these [term, description] entries.
+// Replaces the content of a <dl> with these [term, description, tooltip] entries.
 export function describe(list, entries) {
-  list.replaceChildren(...entries.flatMap(([term, text]) => [
-    make("dt", { textContent: term }),
-    make("dd", { textContent: text }),
+  list.replaceChildren(...entries.flatMap(([term, text, title]) => [
+    make("dt", { textContent: term, title, tabIndex: 0 }),
+    make("dd", { textContent: text, title }),
   ]));
 }
 

@@ -17,15 +17,15 @@ const any = (list) => list[Math.floor(Math.random() * list.length)];
 const between = (low, high) => low + Math.floor(Math.random() * (high - low + 1));
 
 export function randomPrompt() {
-  const filler = "The tide went out and left the rocks bare. ".repeat(between(0, 4));
+  const filler = "The tide went out and left the rocks bare. ".repeat(between(0, 2));
   return `${filler}${any(BEGINNINGS)} ${any(SUBJECTS)}.`;
 }
 
 // Runs until the signal aborts. Errors are ignored.
 export async function makeLoad(model, signal) {
   while (!signal.aborted) {
-    const prompt = Array.from({ length: between(2, 5) }, randomPrompt);
-    const body = { model, prompt, max_tokens: between(4, 32), temperature: any([0, 0.7, 1]), deterministic: Math.random() < 0.3 };
+    const prompt = Array.from({ length: between(2, 4) }, randomPrompt);
+    const body = { model, prompt, max_tokens: between(4, 24), temperature: any([0, 0.7, 1]), deterministic: Math.random() < 0.3 };
     try {
       await (await post("v1/completions", body, signal)).json();
     } catch {

@@ -8,9 +8,10 @@ import { Prove } from "./prove.js";
 import { listen } from "./events.js";
 import { RequestCards } from "./requests.js";
 import { startTheme } from "./theme.js";
+import { startTips } from "./tips.js";
 import { Timeline } from "./timeline.js";
 
-const LINK_STATUS = { open: "connected", waiting: "connecting", lost: "not connected", paused: "paused" };
+const LINK_STATUS = { open: "live", waiting: "connecting", lost: "not connected", paused: "paused" };
 
 const state = new EngineState();
 const counters = new Counters(byId("counters"));
@@ -51,11 +52,14 @@ async function get(path) {
   return response.json();
 }
 
-// Shows model, version and fingerprint. The fingerprint is not available while the engine loads.
+// Shows model, version, fingerprint, and what to expect of a built-in model. The fingerprint is not available while the engine loads.
 async function showServerInfo() {
   try {
     const [models, version] = await Promise.all([get("v1/models"), get("version")]);
     model = models.data[0].id;
+    const hint = models.data[0].about ?? "";
+    byId("hint").textContent = hint;
+    byId("hint").hidden = hint === "";
     const about = `${model} · holdfast ${version.version}`;
     byId("model").textContent = `${about} · loading`;
     const { fingerprint } = await get("v1/certificate");
@@ -66,6 +70,7 @@ async function showServerInfo() {
   }
 }
 
+startTips();
 startTheme(byId("theme"), () => { timeline.readColours(); timeline.render(); });
 listen({
   onSnapshot: (data) => enqueue({ isSnapshot: true, data }),

@@ -3,6 +3,18 @@
 import { ApiError, choiceText, chunks, parseJson, post, requestFor } from "./client.js";
 import { byId, describe, make } from "./dom.js";
 
+// What the statistics below an answer mean.
+const FACTS = {
+  finish: "Why the answer ended: stop is its natural end, length the limit of tokens",
+  mode: "How the guarantee was kept: certified at once, or verified by canonical passes; none for an ordinary request",
+  seed: "Seed of the sampling noise. The same seed gives the same answer again, if the request is deterministic",
+  tokens: "Tokens of the prompt and of the answer",
+  candidates: "Tokens that fast passes proposed, and what canonical passes said of them",
+  windows: "Groups of candidates that one canonical pass verified",
+  passes: "Passes of the model that this request took part in",
+  thoughts: "Thoughts the model wrote while it read, and those that add nothing",
+  fingerprint: "Digest of all that decides bits. Same fingerprint, same bits",
+};
 const isInteger = /^[0-9]+$/;
 
 // The values of the form. "Prove it" uses them too.
@@ -80,20 +92,20 @@ export class Playground {
 
   #finish({ finish, usage, holdfast, fingerprint, thoughts }) {
     const stats = holdfast?.stats ?? {};
-    const facts = [["Finish", finish]];
-    if (holdfast) facts.push(["Mode", holdfast.mode], ["Seed", holdfast.seed]);
-    if (usage) facts.push(["Tokens", `${usage.prompt_tokens} in, ${usage.completion_tokens} out`]);
+    const facts = [["Finish", finish, FACTS.finish]];
+    if (holdfast) facts.push(["Mode", holdfast.mode, FACTS.mode], ["Seed", holdfast.seed, FACTS.seed]);
+    if (usage) facts.push(["Tokens", `${usage.prompt_tokens} in, ${usage.completion_tokens} out`, FACTS.tokens]);
     if (stats.candidates !== undefined) {
-      facts.push(["Candidates", `${stats.candidates} = ${stats.accepted} accepted + ${stats.rolled_back} rolled back`]);
-      facts.push(["Windows", `${stats.windows}, ${stats.rollbacks} of them rolled back`]);
-      facts.push(["Passes", `${stats.fast_passes} fast, ${stats.canonical_passes} canonical`]);
+      facts.push(["Candidates", `${stats.candidates} = ${stats.accepted} accepted + ${stats.rolled_back} rolled back`, FACTS.candidates]);
+      facts.push(["Windows", `${stats.windows}, ${stats.rollbacks} of them rolled back`, FACTS.windows]);
+      facts.push(["Passes", `${stats.fast_passes} fast, ${stats.canonical_passes} canonical`, FACTS.passes]);
     }
     if (thoughts.length) {
       const written = thoughts.filter((one) => one.token_ids.length).length;
-      facts.push(["Thoughts", `${written}, ${thoughts.length - written} trivial`]);
+      facts.push(["Thoughts", `${written}, ${thoughts.length - written} trivial`, FACTS.thoughts]);
     }
-    if (fingerprint) facts.push(["Fingerprint", fingerprint]);
-    describe(byId("facts"), facts.map(([term, value]) => [term, String(value)]));
+    if (fingerprint) facts.push(["Fingerprint", fingerprint, FACTS.fingerprint]);
+    describe(byId("facts"), facts.map(([term, value, tip]) => [term, String(value), tip]));
     byId("facts").hidden = false;
     this.receipt = holdfast?.receipt ?? null;
     byId("receipt").hidden = this.receipt === null;

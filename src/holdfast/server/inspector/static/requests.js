@@ -7,6 +7,16 @@ import { make, plural } from "./dom.js";
 const SHOWN = 200, CARDS = 16;
 const ROLLED_BACK_MS = 1500, ENDED_MS = 4000, LEAVING_MS = 600;
 
+// What the figures below a request mean.
+const FIGURES = {
+  prompt: "Tokens of the prompt",
+  cached: "Tokens of the prompt whose KV pages an earlier request left behind",
+  committed: "Tokens of the answer that are final",
+  canonical: "Positions of the KV cache with canonical bits",
+  accepted: "Candidates that a canonical pass confirmed",
+  rolledBack: "Candidates that a canonical pass rejected",
+  candidates: "Tokens that wait for a canonical pass",
+};
 const GLYPHS = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
 
 // A token with its whitespace made visible.
@@ -93,8 +103,9 @@ class Card {
   constructor(request) {
     this.cylinder = new Cylinder();
     this.strip = new Strip();
-    this.phase = make("span", { className: "phase" });
-    this.facts = make("p", { className: "facts-line" });
+    this.phase = make("span", { className: "phase", title: "What the engine does with this request: wait, read the prompt (prefill), generate (decode), or why it ended" });
+    this.figures = Object.fromEntries(Object.entries(FIGURES).map(([name, title]) => [name, make("span", { title })]));
+    this.facts = make("p", { className: "facts-line" }, ...Object.values(this.figures));
     const title = `Request ${request.id}`;
     const branch = request.first_id === request.id ? "" : `choice ${request.id - request.first_id + 1} of request ${request.first_id}`;
     this.strip.element.setAttribute("aria-label", `Tokens of request ${request.id}`);
@@ -102,7 +113,7 @@ class Card {
     this.element = make("article", { className: request.deterministic ? "request deterministic" : "request" },
       make("header", {},
         make("h3", { textContent: title }),
-        make("span", { className: "mode", textContent: request.deterministic ? "deterministic" : "ordinary" }),
+        make("span", { className: "mode", textContent: request.deterministic ? "deterministic" : "ordinary", title: request.deterministic ? "Same tokens and logprob bits every time" : "Without the guarantee" }),
         make("span", { textContent: branch, hidden: branch === "" }),
         this.phase),
       this.cylinder.element, this.strip.element, this.facts);
@@ -117,19 +128,22 @@ class Card {
     if (request.pages > 0 || before === undefined) this.cylinder.show(request, pageSize);
     if (request.rolled_back?.length && before) this.cylinder.rollBack(request.rolled_back_from + request.rolled_back.length);
     this.phase.textContent = request.phase;
-    this.facts.textContent = this.#describe(request);
+    this.#describe(request);
   }
 
   #describe(request) {
-    const parts = [`prompt ${request.prompt}`];
-    if (request.cached) parts.push(`${request.cached} from the prefix cache`);
-    parts.push(`committed ${request.committed - request.prompt}`);
+    const parts = [["prompt", `prompt ${request.prompt}`]];
+    if (request.cached) parts.push(["cached", `${request.cached} from the prefix cache`]);
+    parts.push(["committed", `committed ${request.committed - request.prompt}`]);
     if (request.deterministic) {
-      parts.push(`canonical KV ${request.canonical}`);
-      if (this.accepted || this.rolledBack) parts.push(`${this.accepted} accepted`, `${this.rolledBack} rolled back`);
+      parts.push(["canonical", `canonical KV ${request.canonical}`]);
+      if (this.accepted || this.rolledBack) parts.push(["accepted", `${this.accepted} accepted`], ["rolledBack", `${this.rolledBack} rolled back`]);
     }
-    if (request.candidates.length) parts.push(plural(request.candidates.length, "candidate"));
-    return parts.join(" · ");
+    if (request.candidates.length) parts.push(["candidates", plural(request.candidates.length, "candidate")]);
+    for (const [name, figure] of Object.entries(this.figures)) {
+      const text = parts.find((one) => one[0] === name)?.[1] ?? "";
+      if (figure.textContent !== text) figure.textContent = text;
+    }
   }
 
   get hasEnded() {

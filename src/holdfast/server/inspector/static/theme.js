@@ -1,23 +1,22 @@
 // Light, dark, or the system's theme. The choice is stored in this browser.
 
 const KEY = "holdfast-theme";
-const ORDER = ["system", "light", "dark"];
+const THEMES = ["system", "light", "dark"];
 
-export function startTheme(button, onChange) {
-  let choice = ORDER.includes(stored()) ? stored() : "system";
-  const apply = () => {
+export function startTheme(fieldset, onChange) {
+  const apply = (choice) => {
     if (choice === "system") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = choice;
-    button.textContent = `Theme: ${choice}`;
     onChange();
   };
-  button.addEventListener("click", () => {
-    choice = ORDER[(ORDER.indexOf(choice) + 1) % ORDER.length];
-    try { localStorage.setItem(KEY, choice); } catch { /* not stored: it lasts until the page is closed */ }
-    apply();
+  fieldset.addEventListener("change", ({ target }) => {
+    try { localStorage.setItem(KEY, target.value); } catch { /* not stored: it lasts until the page is closed */ }
+    apply(target.value);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onChange);
-  apply();
+  const choice = THEMES.includes(stored()) ? stored() : "system";
+  fieldset.querySelector(`[value=${choice}]`).checked = true;
+  apply(choice);
 }
 
 function stored() {
