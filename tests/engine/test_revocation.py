@@ -12,7 +12,9 @@ from holdfast import SamplingParams
 from holdfast.bench.tiny import tiny_engine
 from holdfast.certification.certificate import Certificate, load_certificate, save_certificate
 from holdfast.core.events import CertificateChecked
+from holdfast.core.pooling import Pooling
 from holdfast.core.results import Result
+from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
@@ -129,6 +131,26 @@ def test_corrupted_operation_revokes_the_certificate_and_later_answers_are_right
         if later.prompt_token_ids == PROMPT:
             assert bits_of(later) == bits_of(truth)
     assert engine.counters.num_revocations == 1
+
+
+def test_embedding_restarts_after_a_revocation(engine: Engine) -> None:
+    prompt, params = tuple(range(300)), score_params(deterministic=True)
+
+    def embed(engine: Engine) -> Result:
+        engine.submit(engine.prepare(prompt, params, pooling=Pooling("mean")))
+        results = []
+        while engine.has_work:
+            results += [update.result for update in engine.step() if update.result is not None]
+        return results[0]
+
+    truth = embed(engine)
+    corrupted = corrupt(engine, 0)
+    engine = engine.restarted(engine.scheduler.config)
+    corrupted.is_wrong = True
+    found = embed(engine)
+    assert engine.counters.num_revocations == 1
+    assert (truth.determinism, found.determinism) == ("certified", "verified")
+    assert found.embedding == truth.embedding is not None
 
 
 def test_revocation_discards_all_pages(engine: Engine) -> None:

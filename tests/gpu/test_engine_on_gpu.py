@@ -10,6 +10,7 @@ from holdfast import SamplingParams
 from holdfast.bench.determinism.stress import stress_test
 from holdfast.bench.determinism.stress_load import LoadScale, ProbeRequest
 from holdfast.bench.gpu.engines import default_device, open_plain_engine
+from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import score_params
 from holdfast.engine.engine import Engine
 from holdfast.receipts.canonical_json import digest_of
@@ -140,6 +141,45 @@ def test_prompt_logprobs_have_the_bits_of_reported_logprobs(tiny: Engine) -> Non
     assert scored is not None and scored.prompt_logprobs is not None
     found = [one.logprob for one in scored.prompt_logprobs if one is not None]
     assert found == [one.logprob for one in result.logprobs]
+
+
+def test_embeddings_have_the_same_bits_alone_and_under_load(engine: Engine) -> None:
+    """Prompts within a small CUDA graph, within a large one and in several chunks; in certified,
+    verified and eager passes."""
+    asked = [prompt(length, length) for length in (1, 7, 40, 300, 900)]
+    params = score_params(deterministic=True)
+
+    def embed(engine: Engine, prompts: list[tuple[int, ...]], num_others: int) -> list[bytes | None]:
+        for number in range(num_others):
+            engine.submit(engine.prepare(prompt(50, number), replace(ORDINARY, deterministic=number % 2 > 0)))
+        requests = [
+            engine.prepare(one, params, pooling=Pooling(pooling), want_receipt=False)
+            for one in prompts
+            for pooling in ("last", "mean")
+        ]
+        for request in requests:
+            engine.submit(request)
+        found = {}
+        while engine.has_work:
+            found |= {
+                update.request_id: update.result for update in engine.step() if update.result is not None
+            }
+        engine.check()
+        assert {found[request.request_id].determinism for request in requests} <= {"certified", "verified"}
+        return [found[request.request_id].embedding for request in requests]
+
+    alone = scheduled(engine, prefix_cache=False)
+    truth = [bits for one in asked for bits in embed(alone, [one], 0)]
+    assert None not in truth and len(set(truth)) == len(truth) - 1  # one token: last and mean are the same
+    for other in (
+        scheduled(engine),
+        scheduled(engine, determinism="verify"),
+        scheduled(engine, max_pass_tokens=2 * engine.scheduler.config.reference_tokens),
+        scheduled(engine, async_scheduling=False),
+        eager(engine),
+    ):
+        assert embed(other, asked, 8) == truth
+        assert embed(other, asked[::-1], 0)[::-1] == [truth[at ^ 1] for at in range(len(truth))]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ DECIDES_NOTHING = {
     "__main__.py": "starts the command line",
     "bench/": "measures",
     "cli/": "commands and their output",
+    "core/embeddings.py": "data for the client",
     "core/events.py": "data from the scheduler to the engine",
     "core/fast_dataclass.py": "a faster constructor",
     "core/framing.py": "messages to other processes",

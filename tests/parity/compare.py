@@ -5,6 +5,7 @@ after every prefix is the answer's next token, then its own greedy answer is thi
 """
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from holdfast.core.pooling import PoolingType
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
@@ -83,7 +85,7 @@ def assert_greedy_parity(model: Any, result: Result, tolerance: float = TOLERANC
 
 
 def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any, max_tokens: int) -> None:
-    """Tokens, logprobs and raw logits of every prompt, as ordinary and deterministic requests."""
+    """Tokens, logprobs, raw logits and embeddings of every prompt, as ordinary and deterministic requests."""
     pass_rows = 64 if kernels == "c" else 32
     llm = LLM(str(path), dtype="fp32", kernels=kernels, max_pass_tokens=pass_rows, max_num_seqs=8)
     greedy = [
@@ -105,3 +107,20 @@ def assert_parity(path: Path, model: Any, prompts: list[list[int]], kernels: Any
         expected = reference_logits(model, token_ids)
         for found in (raw_logits(llm, token_ids, rows, True), raw_logits(llm, token_ids, 23, False)):
             assert (found - expected).abs().max() < TOLERANCE
+    if kernels == "c":
+        assert_embedding_parity(llm, model, prompts)
+
+
+def assert_embedding_parity(llm: LLM, model: Any, prompts: list[list[int]]) -> None:
+    """Last and mean of the hidden states after the last norm, as they are and normalised."""
+    poolings: tuple[PoolingType, ...] = ("last", "mean")
+    for pooling, deterministic in product(poolings, (False, True)):
+        raw = llm.embed(prompts, pooling=pooling, normalize=False, deterministic=deterministic)
+        unit = llm.embed(prompts, pooling=pooling, deterministic=deterministic)
+        for token_ids, found, normalized in zip(prompts, raw, unit, strict=True):
+            with torch.inference_mode():
+                states = model.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0]
+            expected = states[-1] if pooling == "last" else states.mean(0)
+            assert (torch.tensor(found.embedding) - expected).abs().max() < TOLERANCE
+            assert (torch.tensor(normalized.embedding) - expected / expected.norm()).abs().max() < TOLERANCE
+            assert abs(torch.tensor(normalized.embedding, dtype=torch.float64).norm().item() - 1) < 1e-6

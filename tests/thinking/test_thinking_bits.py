@@ -12,6 +12,7 @@ from ngram_faults import inject_ngram_faults
 
 from holdfast.bench.determinism.fault_injection import FaultyProposer
 from holdfast.bench.determinism.stress import ResultBits, result_bits
+from holdfast.core.pooling import Pooling
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams, score_params
 from holdfast.core.step_plan import Sampled
@@ -264,6 +265,31 @@ def test_prompt_logprobs_across_chunks_equal_scores(engine: Engine, mode: Determ
         assert [
             [each.logprob for each in result.prompt_logprobs or () if each] for result in results
         ] == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_embeddings_across_chunks_and_wrong_guesses(engine: Engine, mode: DeterminismMode) -> None:
+    def embed(engine: Engine, **how: Any) -> list[bytes | None]:
+        params = score_params(deterministic=True, **how)
+        results = answer(
+            engine,
+            [
+                engine.prepare(prompt, params, pooling=Pooling("mean"), want_receipt=False)
+                for prompt in PROMPTS
+            ],
+        )
+        return [result.embedding for result in results]
+
+    alone = schedule(engine, prefix_cache=False, max_guesses=0)
+    expected = [
+        answer(alone, [alone.prepare(prompt, score_params(deterministic=True), pooling=Pooling("mean"))])[0]
+        for prompt in PROMPTS
+    ]
+    for rows, guesses in ((32, 4096), (48, 4096), (128, 0)):
+        one = schedule(engine, determinism=mode, max_pass_tokens=rows, max_guesses=guesses)
+        ask_all(one, PROMPTS[3:], SAMPLED)
+        assert embed(one) == [result.embedding for result in expected]
+    assert embed(one, think=False) != embed(one)
 
 
 @pytest.mark.parametrize("mode", MODES)

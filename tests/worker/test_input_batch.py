@@ -71,8 +71,18 @@ def test_scored_tokens_come_before_sampled_ones_in_logits_indices() -> None:
     assert found.num_scored == 5
     assert found.logits_indices.tolist() == [8, 9, 12, 13, 14, 3, 4, 10, 11]
     assert batch(*SPANS).num_scored == 0
-    with pytest.raises(AssertionError, match="a token of its own span"):
+    with pytest.raises(AssertionError, match="one of its own span"):
         batch(Span(4, 9, (1, 2, 3), (0, 1, 2), 2, SAMPLING, scored_ids=(2, 3, 4)))
+
+
+def test_pooled_tokens_come_after_scored_and_before_sampled_ones() -> None:
+    scored = Span(4, 9, (1, 2, 3, 4), (0, 1, 2, 3), 3, SAMPLING, scored_ids=(3, 4))
+    pooled = Span(5, 9, (1, 2, 3), (0, 1, 2), 3, SAMPLING, num_pooled=2)
+    found = batch(*SPANS, pooled, scored)
+    start = batch(*SPANS).num_tokens
+    assert (found.num_scored, found.num_pooled) == (2, 2)
+    assert found.logits_indices[:4].tolist() == [start + 4, start + 5, start + 1, start + 2]
+    assert not batch(pooled).logits_come_first
 
 
 def test_logits_come_first_only_if_they_are_a_prefix() -> None:

@@ -23,6 +23,14 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptPooled:
+    """The embedding of the prompt, fp32 in little-endian order."""
+
+    request_id: int
+    embedding: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ThoughtsCommitted:
     """The thoughts after the next chunks, as (chunk, thought)."""
 
@@ -52,4 +60,4 @@ class RequestEnded:
     error_code: str | None = None  # of a class in `holdfast.errors`
 
 
-Event = TokensCommitted | PromptScored | ThoughtsCommitted | CertificateChecked | RequestEnded
+Event = TokensCommitted | PromptScored | PromptPooled | ThoughtsCommitted | CertificateChecked | RequestEnded

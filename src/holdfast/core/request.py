@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
+from holdfast.core.pooling import Pooling
 from holdfast.core.sampling_params import SamplingParams
 
 _MASK = (1 << 64) - 1
@@ -32,6 +33,7 @@ class Request:
     answer, if the output is structured. read_len is the length of the prompt if the tokens after it
     are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates the
     prefix cache: pages are shared among requests with the same salt.
+    pooling: the result is an embedding of the prompt.
     """
 
     request_id: int
@@ -47,6 +49,7 @@ class Request:
     read_len: int | None = None
     want_receipt: bool = True
     cache_salt: str = ""
+    pooling: Pooling | None = None
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -135,8 +135,8 @@ class Result:
 
     error says why an answer ended in an error, error_code is the code of its class in
     `holdfast.errors`. prompt_logprobs, if asked for, has one entry a prompt token; the first has
-    nothing before it and so no logprob. stats are of all choices together, determinism is the
-    weakest of theirs.
+    nothing before it and so no logprob. embedding, if asked for, is fp32 in little-endian order.
+    stats are of all choices together, determinism is the weakest of theirs.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -150,6 +150,7 @@ class Result:
     error_code: str | None = None
     prompt: str | None = None
     request_id: str = ""
+    embedding: bytes | None = None
 
     @property
     def text(self) -> str:

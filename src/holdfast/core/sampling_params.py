@@ -222,10 +222,10 @@ NO_DEFAULTS = RequestDefaults()
 
 
 def score_params(
-    *, deterministic: bool, think: bool = True, forced_thoughts: ForcedThoughts = ()
+    *, deterministic: bool | None, think: bool = True, forced_thoughts: ForcedThoughts = ()
 ) -> SamplingParams:
     """Parameters of a request that generates nothing and returns the logprobs of the given
-    tokens."""
+    tokens, or with a `Pooling` their embedding."""
     return SamplingParams(
         max_tokens=0,
         temperature=0,

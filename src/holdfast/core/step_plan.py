@@ -29,6 +29,7 @@ from operator import itemgetter
 
 from holdfast.core.fast_dataclass import fast_dataclass
 from holdfast.core.grammar import Constraint
+from holdfast.core.pooling import HiddenStates
 from holdfast.core.sampling_params import SamplingParams
 
 ThoughtIds = tuple[int, ...]  # the tokens of a thought without its end token; (): the trivial thought
@@ -107,7 +108,7 @@ class Span:
     with_checksums: report checksums of the sampled tokens' logits. request_index is the request's
     ring of sampled tokens, -1 if no later span reads it. rule: think about chunks by this rule;
     guesses are the thoughts that are assumed after each chunk that ends in the span with more
-    tokens after it.
+    tokens after it. num_pooled: the hidden states of so many tokens before sample_from are asked for.
     """
 
     request_id: int
@@ -124,6 +125,7 @@ class Span:
     request_index: int = -1
     rule: ThinkRule | None = None
     guesses: tuple[ThoughtIds, ...] = ()
+    num_pooled: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -145,12 +147,13 @@ class Span:
         """The span of its first num_tokens tokens."""
         if num_tokens == len(self.token_ids):
             return self
-        num_scored = max(0, min(self.num_scored, num_tokens - self.sample_from + self.num_scored))
+        num_cut = max(0, self.sample_from - num_tokens)
         return replace(
             self,
             token_ids=self.token_ids[:num_tokens],
             sample_from=min(self.sample_from, num_tokens),
-            scored_ids=self.scored_ids[:num_scored],
+            scored_ids=self.scored_ids[: max(0, self.num_scored - num_cut)],
+            num_pooled=max(0, self.num_pooled - num_cut),
         )
 
 
@@ -206,10 +209,11 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """For each span of a pass, in order: its sampled tokens; the logprobs of its scored_ids, if any
-    span has some; the thought after each chunk that ends in it, if the model thinks. mismatch:
-    where a check found different bits."""
+    span has some; the thought after each chunk that ends in it, if the model thinks; the hidden
+    states to pool, if any span has some. mismatch: where a check found different bits."""
 
     samples: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
     thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
     mismatch: str | None = None
+    pooled: tuple[HiddenStates, ...] = ()

@@ -169,6 +169,7 @@ def _assemble(
             refusal=_refusal(config, certificate),
             max_thought=0 if thinking is None else thinking.max_thought,
             thought_end=-1 if thinking is None else thinking.end_id,
+            hidden_size=model.hidden_size,
             defaults=config.request_defaults,
         ),
         certificate,

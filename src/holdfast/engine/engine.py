@@ -17,6 +17,7 @@ from typing import Protocol
 from holdfast.certification.certificate import Certificate, delete_certificate
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
+from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Thought
 from holdfast.core.sampling_params import SamplingParams
@@ -151,6 +152,7 @@ class Engine:
         params: SamplingParams,
         *,
         completion: Prompt | None = None,
+        pooling: Pooling | None = None,
         echo_text: str | None = None,
         want_receipt: bool = True,
         request_id: int | None = None,
@@ -161,15 +163,17 @@ class Engine:
         It is not queued yet. Any thread may call this.
 
         With a completion the request scores it: its result has the logprobs of the completion's
-        tokens (`score_params`). echo_text is the text the prompt's ids were made from, where it is
-        known. A caller that numbers its requests itself gives the request_id; the next params.n - 1
-        ids belong to the request, too. Requests share cached pages if they have the same cache_salt.
+        tokens (`score_params`). With pooling the result has the prompt's embedding. echo_text is the
+        text the prompt's ids were made from, where it is known. A caller that numbers its requests
+        itself gives the request_id; the next params.n - 1 ids belong to the request, too. Requests
+        share cached pages if they have the same cache_salt.
         """
         self._require_own_process()
         return self._input_processor.process(
             prompt,
             params,
             completion=completion,
+            pooling=pooling,
             echo_text=echo_text,
             want_receipt=want_receipt,
             request_id=request_id,

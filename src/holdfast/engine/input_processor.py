@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.grammar import Grammar
+from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults, SamplingParams, show
 from holdfast.core.structured_output import StructuredOutput
@@ -45,6 +46,7 @@ class RequestLimits:
     max_thought: int = 0  # tokens of a thought; 0: the model does not think
     thought_end: int = -1  # the token that ends a thought
     defaults: RequestDefaults = NO_DEFAULTS
+    hidden_size: int = 0  # dimensions of an embedding
 
 
 class InputProcessor:
@@ -73,6 +75,7 @@ class InputProcessor:
         params: SamplingParams,
         *,
         completion: Prompt | None = None,
+        pooling: Pooling | None = None,
         echo_text: str | None = None,
         want_receipt: bool = True,
         request_id: int | None = None,
@@ -89,6 +92,9 @@ class InputProcessor:
             completion_ids = self._encode_completion(prompt_ids, completion, params)
             read_len = score_from = len(prompt_ids)
             prompt_ids += completion_ids
+        if pooling is not None:
+            self._check_pooling(pooling, params)
+            score_from = None
         self._check(prompt_ids, params)
         if params.echo and completion is None:
             echo = echo_text or self._decode(prompt, prompt_ids)
@@ -108,6 +114,7 @@ class InputProcessor:
             read_len=read_len,
             want_receipt=want_receipt,
             cache_salt=cache_salt,
+            pooling=pooling,
             grammars=grammars,
         )
 
@@ -134,6 +141,15 @@ class InputProcessor:
                 "there is nothing to score: prompt and completion need at least one token each"
             )
         return completion_ids
+
+    def _check_pooling(self, pooling: Pooling, params: SamplingParams) -> None:
+        if params.max_tokens != 0:
+            raise InvalidRequest("an embedding is computed without generating anything: see score_params")
+        size = self._limits.hidden_size
+        if pooling.dimensions is not None and pooling.dimensions > size:
+            raise InvalidRequest(
+                f"dimensions is {show(pooling.dimensions)}; embeddings of this model have at most {size}"
+            )
 
     def _decode(self, prompt: Prompt, prompt_ids: Sequence[int]) -> str:
         """The prompt as text.

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
+from holdfast.core.embeddings import EmbeddingResult, embedding_result
 from holdfast.core.options import takes_fields_of
+from holdfast.core.pooling import Pooling, PoolingType, truncate_ids
 from holdfast.core.request import Request
 from holdfast.core.results import Result, decode_result
 from holdfast.core.sampling_params import ForcedThoughts, SamplingParams, score_params
@@ -299,6 +301,48 @@ class LLM:
                 raise EngineStopped(result.error)
         return [
             [one.logprob for one in result.prompt_logprobs or () if one is not None] for result in results
+        ]
+
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        *,
+        pooling: PoolingType = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        deterministic: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: UseTqdm = None,
+        think: bool = True,
+        forced_thoughts: ForcedThoughts = (),
+    ) -> list[EmbeddingResult]:
+        """The embedding of every prompt, in order: `result.outputs.embedding`, a list of floats.
+
+        prompts: as in `generate`.
+        pooling: "last" takes the hidden state of the last token, "mean" the mean over all tokens.
+        normalize: divide by the Euclidean norm.
+        dimensions: keep only the first ones, before the norm is taken.
+        deterministic: the same bits alone and in any batch. None is the engine's default.
+        truncate_prompt_tokens: keep the first so many tokens of a longer prompt; -1: as many as fit
+            the context.
+        use_tqdm: as in `generate`.
+        think, forced_thoughts: as in `SamplingParams`, for a model that thinks.
+
+        A wrong prompt or setting raises, and nothing runs.
+        """
+        pooled = Pooling(pooling, normalize, dimensions)
+        params = score_params(deterministic=deterministic, think=think, forced_thoughts=forced_thoughts)
+        engine, read = self.engine, read_prompts(prompts)
+        with progress_bar(len(read), use_tqdm) as advance:
+            requests = []
+            for prompt in (one.prompt for one in read):
+                ids = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                ids = truncate_ids(ids, truncate_prompt_tokens, engine.limits.max_model_len)
+                requests.append(engine.prepare(ids, params, pooling=pooled, want_receipt=False))
+            results = self._answer(requests, advance)
+        return [
+            embedding_result(request.request_id, result)
+            for request, result in zip(requests, results, strict=True)
         ]
 
     def _generate(

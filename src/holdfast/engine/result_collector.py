@@ -8,7 +8,7 @@ with `GuaranteeLost`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.core.events import PromptScored, RequestEnded, ThoughtsCommitted, TokensCommitted
+from holdfast.core.events import PromptPooled, PromptScored, RequestEnded, ThoughtsCommitted, TokensCommitted
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Delta, Result, Thought, sum_stats, weakest
 from holdfast.core.step_plan import ThoughtIds, TokenLogprob
@@ -42,6 +42,7 @@ class ResultCollector:
         self._choices: dict[int, Choice] = {}
         self._ends: dict[int, RequestEnded] = {}
         self._scores: list[TokenLogprob] = []
+        self._embedding: bytes | None = None
         self._sent: dict[int, _SentChoice] = {}  # of branches that are computed again
 
     @property
@@ -75,13 +76,16 @@ class ResultCollector:
 
     def process(
         self,
-        event: TokensCommitted | PromptScored | ThoughtsCommitted | RequestEnded,
+        event: TokensCommitted | PromptScored | PromptPooled | ThoughtsCommitted | RequestEnded,
         decode_thought: DecodeThought,
     ) -> Delta | None:
         """Process an event of one branch. Returns what the client is sent, if anything."""
         branch = event.request_id
         if isinstance(event, PromptScored):
             self._scores.extend(event.logprobs)
+            return None
+        if isinstance(event, PromptPooled):
+            self._embedding = event.embedding
             return None
         if isinstance(event, TokensCommitted):
             delta = self.outputs[branch].add_samples(event.samples)
@@ -136,4 +140,5 @@ class ResultCollector:
             error=None if failed is None else failed.error,
             prompt_logprobs=scores,
             error_code=None if failed is None else failed.error_code,
+            embedding=self._embedding,
         )

@@ -26,17 +26,19 @@ from dataclasses import replace
 from enum import Enum
 
 from holdfast.core.grammar import Grammar
+from holdfast.core.pooling import HiddenStates
 from holdfast.core.request import AnswerText, Request
 from holdfast.core.results import Determinism, Stats
 from holdfast.core.step_plan import Sampled, Sampling, ThoughtIds
 from holdfast.core.stop_rules import FinishReason, finish_reason, looks_final
-from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed
+from holdfast.errors import AnswerFailed, GuaranteeLost, NoTokenAllowed, PassFailed
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache, PrefixCursor, PrefixMatch
 from holdfast.scheduler.in_flight import InFlightSpans
 from holdfast.scheduler.ngram_proposer import NgramProposer
 from holdfast.scheduler.policy import adapt_window
+from holdfast.scheduler.pooled_prompt import PooledPrompt
 from holdfast.scheduler.sent_tokens import SentTokens
 from holdfast.scheduler.token_log import TokenLog
 from holdfast.scheduler.verification import SpanOutcome
@@ -90,7 +92,9 @@ class RequestState:
         self.request_id = request.request_id
         self.deterministic = request.deterministic
         self.max_tokens = params.max_tokens
-        self.only_scored = params.max_tokens == 0  # no answer: the client asks only for the prompt's logprobs
+        # No answer: the client asks only for the prompt's logprobs or its embedding.
+        self.only_scored = params.max_tokens == 0
+        self.pooled = None if request.pooling is None else PooledPrompt(request.pooling, request.prompt_len)
         self.logprobs = params.logprobs
         self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
         self.tokens = TokenLog(request.prompt_ids)
@@ -148,8 +152,10 @@ class RequestState:
 
     @property
     def prefill_len(self) -> int:
-        """Positions that need KV before a token can be sampled; if the prompt is only scored,
-        before the request is done."""
+        """Positions that need KV before a token can be sampled; if the prompt is only scored or
+        pooled, before the request is done."""
+        if self.pooled is not None:
+            return self.tokens.prompt_len
         return max(1, self.tokens.prompt_len - 1) if self.only_scored else self.tokens.committed_len - 1
 
     @property
@@ -174,9 +180,11 @@ class RequestState:
 
     @property
     def cacheable_len(self) -> int:
-        """Positions that may come from the prefix cache: not those whose logits are still
-        needed."""
+        """Positions that may come from the prefix cache: not those whose logits or hidden states are
+        still needed."""
         length = self.tokens.committed_len - 1
+        if self.pooled is not None:
+            length = min(length, self.pooled.pooled_len)
         if self.thoughts is not None:
             length = self.thoughts.shared_len(length)
         return length if self.request.score_from is None else min(length, self.scored_len - 1)
@@ -271,6 +279,8 @@ class RequestState:
         if outcome.is_lost and outcome.committed is None:
             self._lose_guarantee()
             return (), ()
+        if outcome.states is not None and self.pooled is not None:
+            self._pool_states(self.pooled, outcome.states, span.num_pooled)
         stop = span.start + len(span.token_ids)
         if outcome.is_canonical:
             stats.canonical_passes += 1
@@ -350,6 +360,16 @@ class RequestState:
             stats.candidates += num_committed - num_accepted
         self._truncate_kv()
         return committed[outcome.num_sent_before : num_committed]
+
+    def _pool_states(self, pooled: PooledPrompt, states: HiddenStates, num_states: int) -> None:
+        pooled.add(states, num_states)
+        if pooled.is_complete and pooled.embedding is None:
+            self._fail(
+                PassFailed(
+                    "the hidden states of this prompt are not finite numbers, so it has no embedding; if the "
+                    "model runs in fp16, load it with dtype bf16 or fp32"
+                )
+            )
 
     def _commit_thoughts(self, thoughts: ThoughtLog) -> tuple[tuple[int, ThoughtIds], ...]:
         new, is_same = thoughts.commit(self.valid_len)
@@ -442,6 +462,8 @@ class RequestState:
         self.page_table = PageTable(self._pool)
         self._reset_kv()
         self.scored_len = self.request.score_from or 0
+        if self.pooled is not None:
+            self.pooled.restart()
         self.sent.unconfirm()
         if self.thoughts is not None:
             self.thoughts.unconfirm()

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.core.events import (
     CertificateChecked,
     Event,
+    PromptPooled,
     PromptScored,
     RequestEnded,
     ThoughtsCommitted,
@@ -249,6 +250,7 @@ class Scheduler:
 
     def _update_pass(self, one: Pass, result: PassResult, events: list[Event]) -> None:
         running, scores, thoughts = self._queue.running, result.scores, result.thoughts
+        pooled = result.pooled
         is_canonical, is_certified = one.kind is PassKind.CANONICAL, one.certified
         for number, (span, samples) in enumerate(zip(one.spans, result.samples, strict=True)):
             state = running.get(span.request_id)
@@ -262,6 +264,7 @@ class Scheduler:
                 is_certified=is_certified,
                 scores=scores[number] if scores else (),
                 thoughts=thoughts[number] if thoughts else (),
+                states=pooled[number] if pooled else None,
             )
             self._update_request(state, outcome, samples, events)
 
@@ -274,6 +277,8 @@ class Scheduler:
             self._update_acceptance_rate(state, outcome)
         if outcome.new_scores:
             events.append(PromptScored(state.request_id, outcome.new_scores))
+        if outcome.states is not None and state.pooled is not None and state.pooled.embedding is not None:
+            events.append(PromptPooled(state.request_id, state.pooled.embedding))
         if new_thoughts:
             events.append(ThoughtsCommitted(state.request_id, new_thoughts))
         if new_tokens:

@@ -108,6 +108,7 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         history=tokens.ids(0, start) if samples and state.sampling.needs_history else (),
         constraint=constraint,
         guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
+        num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, state.in_flight.spans),
     )
 
 
@@ -122,6 +123,7 @@ def _new_span(
     history: tuple[int, ...] = (),
     constraint: Constraint | None = None,
     guesses: tuple[ThoughtIds, ...] = (),
+    num_pooled: int = 0,
 ) -> Span:
     # By position: a class called with keywords takes twice as long, and each decode token needs a span.
     return Span(
@@ -139,6 +141,7 @@ def _new_span(
         state.request_index,
         state.think_rule,
         guesses,
+        num_pooled,
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from holdfast.core.pooling import HiddenStates
 from holdfast.core.step_plan import NO_TOKEN, Sampled, Span, ThoughtIds, TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
@@ -78,6 +79,7 @@ class SpanOutcome:
     num_scored: int = 0
     new_scores: tuple[TokenLogprob, ...] = ()  # the client has the others already
     thoughts: tuple[ThoughtIds, ...] = ()  # after each chunk that ends in the planned span
+    states: HiddenStates | None = None  # of the span's pooled tokens, and of those after a wrong guess
 
     def __init__(self, span: Span, is_canonical: bool, is_certified: bool) -> None:
         self.span = span
@@ -98,6 +100,7 @@ def verify(
     is_certified: bool = False,
     scores: tuple[TokenLogprob, ...] = (),
     thoughts: tuple[ThoughtIds, ...] = (),
+    states: HiddenStates | None = None,
 ) -> SpanOutcome:
     """The outcome of the request's oldest span in flight. A pure function: it changes neither the
     state nor its parts."""
@@ -106,6 +109,8 @@ def verify(
         outcome.thoughts = thoughts
         outcome.span = span = span.head(state.thoughts.num_valid_tokens(span, thoughts))
         samples, scores = samples[: span.num_sampled], scores[: span.num_scored]
+    if span.num_pooled:
+        outcome.states = states
     if scores:
         outcome.num_scored = len(scores)
         outcome.new_scores, is_same = state.sent.compare_scores(scores)

@@ -32,8 +32,8 @@ _SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index")
 class InputBatch:
     """The tokens of a pass on the host, in span order, without padding.
 
-    The last five arrays index tokens: logits_indices those whose logits are needed, first for
-    scored tokens, then for sampled ones; ring_read_* those whose id is in the ring of sampled
+    The last five arrays index tokens: logits_indices those whose last hidden states are needed, first
+    for scored tokens, then for pooled, then for sampled ones; ring_read_* those whose id is in the ring of sampled
     tokens (`SampledRing`); ring_write_* the sampled ones whose id goes into the ring.
     """
 
@@ -46,6 +46,7 @@ class InputBatch:
     num_short_tiles: int  # as in `ForwardBatch`
     num_request_indices: int  # the ring must have so many
     num_scored: int
+    num_pooled: int
     logits_indices: Ints
     ring_read_indices: Ints  # among all tokens
     ring_read_slots: Ints  # in the flat ring
@@ -61,7 +62,9 @@ class InputBatch:
         """Whether the tokens whose logits are needed are the first ones, in order, as in a pass
         that only decodes."""
         indices = self.logits_indices
-        return self.num_scored == 0 and (not len(indices) or int(indices[-1]) == len(indices) - 1)
+        return self.num_scored + self.num_pooled == 0 and (
+            not len(indices) or int(indices[-1]) == len(indices) - 1
+        )
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,8 @@ def make_input_batch(
     slots = table[index.span_of, positions // page_size].astype(np.int64) * page_size + positions % page_size
     tiles, num_short_tiles = _tiles(index, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(index.offsets >= index.per_token(sample_from))
-    scored = _scored(index, [span.scored_ids for span in spans], sample_from)
+    scored = _before(sample_from, index, [span.num_scored for span in spans])
+    pooled = _before(sample_from, index, [span.num_pooled for span in spans])
     ring_starts = index.per_token(request_indices) * SAMPLED_RING_SIZE  # [tokens]; negative: not in the ring
     unknown = np.flatnonzero(ids == UNKNOWN_TOKEN)
     assert (ring_starts[unknown] >= 0).all(), "an unknown token needs a request index"
@@ -179,7 +183,8 @@ def make_input_batch(
         num_short_tiles=num_short_tiles,
         num_request_indices=int(request_indices.max()) + 1,
         num_scored=len(scored),
-        logits_indices=np.concatenate((scored, sampled)) if len(scored) else sampled,
+        num_pooled=len(pooled),
+        logits_indices=np.concatenate((scored, pooled, sampled)) if len(scored) + len(pooled) else sampled,
         ring_read_indices=unknown,
         ring_read_slots=ring_starts[unknown] + positions[unknown] % SAMPLED_RING_SIZE,
         ring_write_indices=written,
@@ -270,13 +275,12 @@ def _tiles(
     return tiles[np.argsort(is_tall, kind="stable")], int((~is_tall).sum())
 
 
-def _scored(index: _SpanIndex, scored_ids: Sequence[tuple[int, ...]], stops: Ints) -> Ints:
-    """The tokens whose logits score a known next token: the last ones of each span before its
-    sampled ones."""
-    if not any(scored_ids):
+def _before(stops: Ints, index: _SpanIndex, num_tokens: Sequence[int]) -> Ints:
+    """The last so many tokens of each span before its sampled ones, which begin at stops."""
+    if not any(num_tokens):
         return np.empty(0, np.int64)
-    counts = np.fromiter(map(len, scored_ids), np.int64, len(scored_ids))
-    assert (counts <= stops).all(), "a scored token must follow a token of its own span"
+    counts = np.array(num_tokens)
+    assert (counts <= stops).all(), "a scored or pooled token must be one of its own span"
     offsets = index.offsets
     return np.flatnonzero((offsets >= index.per_token(stops - counts)) & (offsets < index.per_token(stops)))
 

@@ -115,6 +115,7 @@ def _one_token_spans(
         num_short_tiles=count if tiled else 0,
         num_request_indices=0,
         num_scored=0,
+        num_pooled=0,
         logits_indices=empty,
         ring_read_indices=empty,
         ring_read_slots=empty,

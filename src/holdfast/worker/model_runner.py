@@ -34,6 +34,7 @@ from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
 from holdfast.worker.logprobs import gather_logprobs
 from holdfast.worker.page_table_cache import PageTableCache
+from holdfast.worker.pooling import pool
 from holdfast.worker.sampler import SampledTokens, sample
 from holdfast.worker.spot_check import SpotCheck
 from holdfast.worker.thought_runner import ThoughtRunner
@@ -131,12 +132,14 @@ class ModelRunner:
         canonical = pass_.kind is PassKind.CANONICAL
         with self._mask_worker.computing(pass_.spans) as masks:
             batch = self._make_batch(pass_)
-            sent, hidden, size = self._forward(pass_, batch)  # hidden: [scored, then sampled tokens, hidden]
+            sent, hidden, size = self._forward(pass_, batch)  # [scored, pooled, sampled tokens; hidden]
             thoughts: tuple[tuple[ThoughtIds, ...], ...] = ()
             if self._thought_runner is not None:
                 thoughts = self._thought_runner.finish_pass(pass_, canonical=canonical)
             canonical_head = canonical and not (pass_.certified and self._certified_head)
             scores = self._score(hidden[: batch.num_scored], pass_.spans, canonical_head, copies)
+            num_unsampled = batch.num_scored + batch.num_pooled
+            pooled = pool(hidden[batch.num_scored : num_unsampled], pass_.spans, copies)
             if size is not None and self._greedy_head.fits(
                 size, batch, pass_.spans, canonical=canonical_head
             ):
@@ -146,9 +149,9 @@ class ModelRunner:
                 )
                 samples = self._collect([tokens], pass_.spans, sent)
             else:
-                sampled = hidden[batch.num_scored :]
+                sampled = hidden[num_unsampled:]
                 samples = self._sample(sampled, pass_.spans, masks(), canonical_head, sent, copies)
-        return lambda: PassResult(samples(), scores(), thoughts)
+        return lambda: PassResult(samples(), scores(), thoughts, pooled=pooled())
 
     def _make_batch(self, pass_: Pass) -> InputBatch:
         backend, group = self._decoder.backend, self._group

@@ -33,14 +33,15 @@ COMPONENTS = {
     "kernels/torch": Component("the torch backend", ("numerics/backends/torch/", _CPU_PAGES)),
     "kernels/triton": Component("the Triton kernels", ("numerics/backends/triton/",)),
     "model": Component(
-        "from weights and token ids to the last norm",
+        "from weights and token ids to the last norm, and to embeddings",
         (
             "models/",
             *(f"numerics/{name}.py" for name in ("forward_batch", "layer", "ops", "rope")),
             *(f"numerics/{name}.py" for name in ("fp_environment", "openmp", "settings", "settings_guard")),
             "numerics/watched_settings.py",
             *(f"worker/{name}.py" for name in ("cuda_graphs", "input_batch", "kv_store", "last_layer")),
-            *(f"worker/{name}.py" for name in ("model_runner", "page_table_cache", "transfer")),
+            *(f"worker/{name}.py" for name in ("model_runner", "page_table_cache", "pooling", "transfer")),
+            *("core/pooling.py", "scheduler/pooled_prompt.py"),
         ),
         without=("models/dummy.py", "models/locate.py", "models/shapes.py"),
     ),
