@@ -202,15 +202,18 @@ class Result:
 def decode_result(result: Result, token_text: Callable[[int], str], **changes: Any) -> Result:
     """The result with the texts of the tokens in its logprobs, and with these fields changed."""
     if any(choice.logprobs for choice in result.choices):
-        changes["choices"] = tuple(
-            replace(choice, logprobs=tuple([with_texts(one, token_text) for one in choice.logprobs or ()]))
-            for choice in result.choices
-        )
+        changes["choices"] = tuple(_decode_choice(choice, token_text) for choice in result.choices)
     if result.prompt_logprobs is not None:
         changes["prompt_logprobs"] = tuple(
             [None if one is None else with_texts(one, token_text) for one in result.prompt_logprobs]
         )
     return replace(result, **changes)
+
+
+def _decode_choice(choice: Choice, token_text: Callable[[int], str]) -> Choice:
+    if choice.logprobs is None:
+        return choice
+    return replace(choice, logprobs=tuple([with_texts(one, token_text) for one in choice.logprobs]))
 
 
 class Delta(NamedTuple):

@@ -204,6 +204,7 @@ class LLM:
     def chat_tokens(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
         """A conversation as prompt tokens. The template writes its own special tokens.
 
+        messages: one conversation, as in `chat`.
         options: tools, add_generation_prompt, continue_final_message and chat_template_kwargs, as
             in `chat`.
         """
@@ -286,7 +287,8 @@ class LLM:
     ) -> list[list[float]]:
         """`score` for many pairs of prompt and completion in one batch, in order.
 
-        pairs: prompts with their completions. The other arguments are those of `score`.
+        pairs: prompts with their completions.
+        deterministic, think, forced_thoughts: as in `score`, for all pairs.
         """
         if isinstance(pairs, str | bytes) or not isinstance(pairs, Sequence):
             raise InvalidRequest(f"pairs must be a list of pairs, not {type(pairs).__name__}")

@@ -1,0 +1,156 @@
+"""Programs written for vLLM's offline API run here with the import and the model changed.
+
+Each program uses the calls of vLLM's quick start and of its examples for offline inference: batched
+generation, a chat template applied by hand, chat with one and with several conversations, prompts as
+token ids, logprobs. `MODEL` is the only name they do not define.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.engine.llm import LLM
+
+BATCH = """
+from holdfast import LLM, SamplingParams
+
+prompts = ["the quick brown", "the lazy dog", "a b c"]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+llm = LLM(model=MODEL)
+outputs = llm.generate(prompts, sampling_params)
+for output in outputs:
+    prompt = output.prompt
+    generated_text = output.outputs[0].text
+    print(f"Prompt: {prompt!r}, Generated text: {generated_text!r}")
+"""
+
+CHAT_TEMPLATE = """
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+messages_list = [[{"role": "user", "content": prompt}] for prompt in prompts]
+texts = tokenizer.apply_chat_template(messages_list, tokenize=False, add_generation_prompt=True)
+outputs = llm.generate(texts, sampling_params)
+for output in outputs:
+    print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")
+"""
+
+BATCHED_CHAT = """
+messages_list = [[{"role": "user", "content": prompt}] for prompt in prompts]
+outputs = llm.chat(messages_list, sampling_params)
+for idx, output in enumerate(outputs):
+    print(f"Prompt: {prompts[idx]!r}, Generated text: {output.outputs[0].text!r}")
+"""
+
+ONE_CHAT = """
+conversation = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "the fox"},
+    {"role": "user", "content": "and the dog?"},
+]
+outputs = llm.chat(conversation, sampling_params, use_tqdm=False)
+for output in outputs:
+    print(f"Prompt: {output.prompt!r}, Generated text: {output.outputs[0].text!r}")
+assert outputs[0].outputs[0].text == outputs.text
+"""
+
+TOKEN_IDS = """
+from holdfast import TokensPrompt
+
+ids = llm.get_tokenizer().encode("the quick brown fox")
+params = SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+outputs = llm.generate([TokensPrompt(prompt_token_ids=ids), {"prompt_token_ids": ids}], params, use_tqdm=False)
+outputs += llm.generate({"prompt_token_ids": ids}, sampling_params=params)
+for output in outputs:
+    completion = output.outputs[0]
+    assert list(output.prompt_token_ids) == ids and output.finished and output.request_id
+    assert completion.finish_reason == "length" and completion.stop_reason is None
+    total = 0.0
+    for token_id, top in zip(completion.token_ids, completion.logprobs):
+        total += top[token_id].logprob
+        for other, logprob in top.items():
+            print(other, logprob.rank, logprob.decoded_token, logprob.logprob)
+    assert total == completion.cumulative_logprob
+    assert output.prompt_logprobs[0] is None
+    scores = [entry[id_].logprob for id_, entry in zip(ids[1:], output.prompt_logprobs[1:])]
+    print(sum(scores), completion.text)
+"""
+
+SEVERAL = """
+outputs = llm.generate(["the dog", "the fox"], [
+    SamplingParams(n=2, max_tokens=3, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=50, temperature=0, stop=["e"], min_tokens=2, ignore_eos=True),
+])
+assert [completion.index for completion in outputs[0].outputs] == [0, 1]
+assert len({len(completion.token_ids) for completion in outputs[0].outputs}) == 1
+last = outputs[1].outputs[0]
+assert last.finish_reason == "length" or last.stop_reason == "e"
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tiny_llama: Path) -> dict[str, Any]:
+    """The names that the first program leaves behind; the others continue with them."""
+    names: dict[str, Any] = {"MODEL": str(tiny_llama)}
+    exec(BATCH, names)
+    return names
+
+
+def test_batch_gives_one_output_for_each_prompt(program: dict[str, Any]) -> None:
+    assert isinstance(program["llm"], LLM)
+    assert [output.prompt for output in program["outputs"]] == program["prompts"]
+    for output in program["outputs"]:
+        assert output.outputs[0].text == output.text
+        assert output.outputs[0].token_ids == list(output.token_ids)
+
+
+@pytest.mark.parametrize("source", [CHAT_TEMPLATE, BATCHED_CHAT, ONE_CHAT, TOKEN_IDS, SEVERAL])
+def test_program_runs(program: dict[str, Any], source: str) -> None:
+    exec(source, dict(program))
+
+
+def test_template_applied_by_hand_gives_the_prompt_of_chat(program: dict[str, Any]) -> None:
+    llm, talk = program["llm"], [{"role": "user", "content": "hello"}]
+    params = holdfast.SamplingParams(max_tokens=4, temperature=0)
+    text = llm.get_tokenizer().apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+    by_hand, chat = llm.generate(text, params)[0], llm.chat(talk, params)
+    assert (by_hand.prompt, by_hand.token_ids) == (chat.prompt, chat.token_ids)
+
+
+def make_bar(seen: list[Any]) -> Callable[..., Any]:
+    class Bar:
+        def __init__(self, **options: Any) -> None:
+            seen.append(options["total"])
+
+        def update(self, count: int) -> None:
+            seen.append(count)
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    return Bar
+
+
+def test_progress_bar_is_shown_when_asked(
+    program: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, params = program["llm"], holdfast.SamplingParams(max_tokens=2)
+    seen: list[Any] = []
+    llm.generate(["a", "b"], params, use_tqdm=make_bar(seen))
+    assert seen == [2, 1, 1, "closed"]
+    capsys.readouterr()
+    llm.generate(["a", "b"], params)
+    llm.generate(["a", "b"], params, use_tqdm=False)
+    assert capsys.readouterr().err == "", "stderr is no terminal"
+    llm.generate(["a", "b"], params, use_tqdm=True)
+    shown = capsys.readouterr()
+    assert "2/2" in shown.err and "tok/s" in shown.err and shown.out == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    llm.generate("a", params)
+    assert capsys.readouterr().err == "", "one prompt needs none"
+    llm.generate(["a", "b"], params)
+    assert "2/2" in capsys.readouterr().err
