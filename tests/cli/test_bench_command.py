@@ -152,7 +152,7 @@ def test_missing_folder_is_refused_before_measuring(holdfast, model, monkeypatch
     ("old", "new"), [("needle", "determinism"), ("lookup", "ngram"), ("forms", "structured")]
 )
 def test_old_command_names_are_deprecated(holdfast, monkeypatch, old, new):
-    monkeypatch.setattr(o, "open_llm", refuse_to_open)
+    monkeypatch.setattr(o, "open_model", refuse_to_open)
     result = holdfast("bench", old, "a-model")
     assert f"use `holdfast bench {new}`" in result.stderr
     assert "opened a-model" in result.stderr

@@ -53,11 +53,11 @@ def test_offline_engine_gets_the_same_load(holdfast, server, monkeypatch):
     calls = []
     monkeypatch.setattr(serve_offline, "measure_offline", lambda *given: calls.append(given) or 1e-3)
     result = holdfast(
-        "bench", "serve", "a-model", "--url", server.url, *QUICK, "--compare-offline", "--dtype", "fp32"
+        "bench", "serve", "coin", "--url", server.url, *QUICK, "--compare-offline", "--dtype", "fp32"
     )
     assert result.exit_code == 0, result.stdout + result.stderr
     ((engine, workload, corpus_ids, arrivals),) = calls
-    assert (engine["model"], engine["dtype"], arrivals.concurrency) == ("a-model", "fp32", 3)
+    assert (engine["model"], engine["dtype"], arrivals.concurrency) == ("coin", "fp32", 3)
     assert workload.prompt_tokens.high == 8 and len(corpus_ids) > 100
 
 

@@ -47,6 +47,7 @@ DECIDES_NOTHING = {
     "engine/engine.py": "calls scheduler and worker",
     "engine/engine_thread.py": "calls the engine",
     "engine/llm.py": "calls the engine",
+    "engine/preflight.py": "checks settings",
     "engine/progress_bar.py": "shows progress",
     "engine/prompts.py": "forms of a prompt; the receipt has its ids",
     "engine/receipt.py": "an old name",
@@ -75,6 +76,7 @@ DECIDES_NOTHING = {
     "training/": "makes models, whose weights have a digest",
     "version.py": "the release's number",
     "worker/device.py": "describes the device for the fingerprint",
+    "worker/gpu_presence.py": "refuses a device that is not there",
     "worker/spot_check.py": "compares",
 }
 

@@ -24,6 +24,13 @@ from holdfast.engine.config import (
 )
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import RequestLimits
+from holdfast.engine.preflight import (
+    DETERMINISM_OFF,
+    OpenedModel,
+    context_len,
+    dummy_config,
+    open_model,
+)
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
@@ -32,8 +39,6 @@ from holdfast.models.config import DecoderConfig
 from holdfast.models.decoder import load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
-from holdfast.models.safetensors import read_config
-from holdfast.models.shapes import published_config
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
 from holdfast.numerics.batch_sizes import padded_batch_sizes
 from holdfast.numerics.ops import Backend
@@ -48,7 +53,7 @@ from holdfast.receipts.signing import SigningKey
 from holdfast.scheduler.policy import SchedulerConfig
 from holdfast.scheduler.scheduler import Scheduler
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer
 from holdfast.thinking.blocks import load_blocks
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.thinking.weights import thinking_parts
@@ -66,15 +71,16 @@ _MAX_GRAPH_REFERENCES = (
 StageProgress = Callable[[int, int], None]  # (done, total) of one stage
 
 
-def build(config: EngineConfig, show: ShowProgress | None = None) -> Engine:
-    """Find the model, load it and build its engine."""
-    if config.load_format == "dummy":
+def build(
+    config: EngineConfig, show: ShowProgress | None = None, opened: OpenedModel | None = None
+) -> Engine:
+    """Find the model, load it and build its engine. opened is the model, if it is open already."""
+    opened = opened or open_model(config)
+    checkpoint: Checkpoint | None = opened.checkpoint
+    if checkpoint is None:
         device = choose_device(config.device, config.kernels)
-        tokenizer = _dummy_tokenizer(config.model, config.chat_template)
-        return assemble(config, _open_dummy(config.model, device), tokenizer, show)
-    checkpoint = open_checkpoint(locate(config.model).path)
-    tokenizer = open_tokenizer(checkpoint.path, chat_template=config.chat_template)
-    return assemble(config, checkpoint, tokenizer, show)
+        checkpoint = DummyCheckpoint(opened.model, device=device)
+    return assemble(config, checkpoint, opened.tokenizer, show)
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def _make_setup(
         dtype=torch_dtype(config, model.torch_dtype),
         settings=settings,
         limits=config.batch_limits(device.type),
-        max_len=_max_len(config, model),
+        max_len=context_len(config, model),
     )
 
 
@@ -219,7 +225,7 @@ def gemm_recipes(
         return ()
     settings = numeric_settings(config.num_threads, device=device)
     if config.load_format == "dummy":
-        model = _open_dummy(config.model, device).config
+        model = dummy_config(config.model)
     else:
         model = open_checkpoint(locate(config.model).path).config
     dtype = torch_dtype(config, model.torch_dtype)
@@ -306,17 +312,8 @@ def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimit
 def _refusal(config: EngineConfig, certificate: Certificate | None) -> str | None:
     """Why deterministic requests are refused, or None."""
     if config.determinism == "off":
-        return "this engine runs with determinism off; start it with determinism auto or verify"
+        return DETERMINISM_OFF
     return certificate.refusal if certificate is not None else None
-
-
-def _max_len(config: EngineConfig, model: DecoderConfig) -> int:
-    longest = model.max_position_embeddings
-    if config.max_model_len is None:
-        return longest
-    if config.max_model_len > longest:
-        raise ConfigError(f"max_model_len is {config.max_model_len}, the model's context is {longest}")
-    return config.max_model_len
 
 
 def _num_pages(setup: _Setup, backend: Backend) -> int:
@@ -342,29 +339,6 @@ def _require_chunks_in_pages(thinking: ThinkingConfig, page_size: int) -> None:
         raise UnsupportedModel(
             f"the model thinks in chunks of {thinking.chunk} tokens; here a chunk must divide a page of {page_size}"
         )
-
-
-def _open_dummy(model: str | None, device: torch.device) -> DummyCheckpoint:
-    """Random weights, for benchmarks.
-
-    model is a folder with a config.json or the name of a published shape.
-    """
-    if model is None:
-        raise ConfigError(
-            "load_format dummy needs a model: a folder with a config.json, or a name such as llama-3.1-8b"
-        )
-    folder = Path(model).expanduser()
-    config = read_config(folder) if folder.is_dir() else published_config(model)
-    return DummyCheckpoint(config, device=device)
-
-
-def _dummy_tokenizer(model: str | None, chat_template: str | None) -> Tokenizer:
-    """The folder's tokenizer; without one, a token for each byte."""
-    folder = Path(model or "").expanduser()
-    if model and (folder / "tokenizer.json").is_file():
-        return open_tokenizer(folder, chat_template=chat_template)
-    tokenizer = byte_tokenizer()
-    return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
 
 
 def _stage(show: ShowProgress | None, stage: str) -> StageProgress | None:

@@ -15,6 +15,7 @@ from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.engine.input_processor import Prompt
+from holdfast.engine.preflight import OpenedModel
 from holdfast.engine.progress_bar import UseTqdm, progress_bar
 from holdfast.engine.prompts import (
     ChatOptions,
@@ -53,18 +54,29 @@ class LLM:
         self._load(EngineConfig(*args, **options))
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: ShowProgress | None = None) -> "LLM":
+    def from_config(
+        cls,
+        config: EngineConfig,
+        progress: ShowProgress | None = None,
+        opened: OpenedModel | None = None,
+    ) -> "LLM":
         """Load the model a configuration describes.
 
-        progress: called with (stage, done, total) while it loads.
+        progress: called with (stage, done, total) while it loads. opened: the model, if `open_model`
+        has opened it already.
         """
         llm = cls.__new__(cls)
-        llm._load(config, progress)
+        llm._load(config, progress, opened)
         return llm
 
-    def _load(self, config: EngineConfig, progress: ShowProgress | None = None) -> None:
+    def _load(
+        self,
+        config: EngineConfig,
+        progress: ShowProgress | None = None,
+        opened: OpenedModel | None = None,
+    ) -> None:
         self.config = config
-        self.engine = build(config, progress)
+        self.engine = build(config, progress, opened)
         self._tokenizer = ChatTokenizer(self.engine.tokenizer)
 
     @property

@@ -2,19 +2,20 @@
 
 `open_checkpoint` opens a folder or a GGUF file. An open checkpoint is complete: it has every tensor
 its configuration needs (`expected_tensors`) in its shape. A file that lacks any is refused before a
-weight is read.
+weight is read. Opening one imports no torch, so that a wrong model is refused early.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import BadWeights, ModelNotFound
 from holdfast.models.config import DecoderConfig
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Shape = tuple[int, ...]
 
@@ -45,7 +46,7 @@ class Checkpoint(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
         """The tensor, rounded once to `dtype`; without a dtype as stored, or fp32 if quantised.
         Tensors of a file are on the CPU.
 

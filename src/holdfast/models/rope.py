@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from holdfast.errors import UnsupportedModel
 from holdfast.models.fields import Fields, read_bool, read_float, read_int, refuse
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from holdfast.models.config import DecoderConfig
 
 MAX_CONTEXT = 1 << 24
@@ -170,8 +169,10 @@ def _read_beta(rope: Fields, key: str, default: float) -> float:
     return default if rope.get(key) == 0 else read_float(rope, key, 0.0, _MAX_FACTOR, default)
 
 
-def rope_frequencies(config: "DecoderConfig") -> tuple[Tensor, float]:
+def rope_frequencies(config: "DecoderConfig") -> tuple["Tensor", float]:
     """(inv_freq fp32 [head_dim / 2], the factor on cos and sin)."""
+    import torch  # here and below: parsing a configuration needs no torch
+
     positions = _position_frequencies(config)
     plain = 1.0 / positions
     scaling = config.rope_scaling
@@ -191,13 +192,17 @@ def rope_frequencies(config: "DecoderConfig") -> tuple[Tensor, float]:
     return inv_freq, attention
 
 
-def _position_frequencies(config: "DecoderConfig") -> Tensor:
+def _position_frequencies(config: "DecoderConfig") -> "Tensor":
     """theta ** (2 i / head_dim), fp32 [head_dim / 2]."""
+    import torch
+
     steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32) / config.head_dim
     return torch.pow(config.rope_theta, steps)
 
 
-def _llama3(inv_freq: Tensor, scaling: Llama3Rope) -> Tensor:
+def _llama3(inv_freq: "Tensor", scaling: Llama3Rope) -> "Tensor":
+    import torch
+
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     context = scaling.original_max_position_embeddings
     wavelength = 2 * math.pi / inv_freq
@@ -208,7 +213,9 @@ def _llama3(inv_freq: Tensor, scaling: Llama3Rope) -> Tensor:
     return torch.where(~is_short & ~is_long, blended, stretched)
 
 
-def _yarn(positions: Tensor, scaling: YarnRope, config: "DecoderConfig") -> Tensor:
+def _yarn(positions: "Tensor", scaling: YarnRope, config: "DecoderConfig") -> "Tensor":
+    import torch
+
     kept, interpolated = 1.0 / positions, 1.0 / (scaling.factor * positions)
     low, high = _yarn_range(scaling, config.head_dim, config.rope_theta)
     if low == high:

@@ -5,15 +5,16 @@ Only safetensors files in the folder itself are opened. A pickle can run code an
 
 import re
 from pathlib import Path
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from holdfast.errors import BadWeights, ModelNotFound, UnsupportedModel
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import read_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
@@ -31,7 +32,7 @@ class _OpenFile(Protocol):
 
     def keys(self) -> list[str]: ...
     def get_slice(self, name: str) -> _OpenSlice: ...
-    def get_tensor(self, name: str) -> Tensor: ...
+    def get_tensor(self, name: str) -> "Tensor": ...
 
 
 class SafetensorsCheckpoint:
@@ -42,11 +43,12 @@ class SafetensorsCheckpoint:
         self.config: DecoderConfig = read_config(folder)
         self._shapes = expected_tensors(self.config)
         shards = _find_shards(folder)
-        self._files = {name: _open_file(folder / name) for name in sorted(set(shards.values()))}
+        self._headers = {name: _open_file(folder / name, "np") for name in sorted(set(shards.values()))}
         if folder.joinpath(SINGLE_FILE).is_file():
-            shards = dict.fromkeys(self._files[SINGLE_FILE].keys(), SINGLE_FILE)
+            shards = dict.fromkeys(self._headers[SINGLE_FILE].keys(), SINGLE_FILE)
         self._shards = shards
-        self._names = {name: frozenset(file.keys()) for name, file in self._files.items()}
+        self._names = {name: frozenset(file.keys()) for name, file in self._headers.items()}
+        self._files: dict[str, _OpenFile] = {}  # opened with torch when a tensor is read
         require_tensors(self._shapes, self._find_shape, str(folder))
         self._require_dtypes()
 
@@ -56,27 +58,36 @@ class SafetensorsCheckpoint:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
         """The tensor as stored (sharing the file's memory), or rounded to `dtype`."""
         if name not in self._shapes:
             raise KeyError(name)
-        stored: Tensor = self._files[self._shards[name]].get_tensor(name)
+        stored = self._open(self._shards[name]).get_tensor(name)
         return stored if dtype is None else stored.to(dtype)
 
     def raw(self, name: str) -> RawTensor:
         """The tensor's bytes in the mapped file."""
-        format_ = self._files[self._shards[name]].get_slice(name).get_dtype()
+        import torch
+
+        format_ = self._headers[self._shards[name]].get_slice(name).get_dtype()
         return RawTensor(format_, self.tensor(name).reshape(-1).view(torch.uint8).numpy().data)
+
+    def _open(self, shard: str) -> _OpenFile:
+        """The shard as torch maps it. Two threads may both open it, which does no harm."""
+        file = self._files.get(shard)
+        if file is None:
+            file = self._files[shard] = _open_file(self.path / shard, "pt")
+        return file
 
     def _find_shape(self, name: str) -> Shape | None:
         shard = self._shards.get(name)
         if shard is None or name not in self._names[shard]:
             return None
-        return tuple(self._files[shard].get_slice(name).get_shape())
+        return tuple(self._headers[shard].get_slice(name).get_shape())
 
     def _require_dtypes(self) -> None:
         for name in self._shapes:
-            stored = self._files[self._shards[name]].get_slice(name).get_dtype()
+            stored = self._headers[self._shards[name]].get_slice(name).get_dtype()
             if stored not in _DTYPES:
                 raise UnsupportedModel(
                     f"tensor {name} is stored as {stored}; Holdfast reads safetensors "
@@ -128,13 +139,14 @@ def _read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_file(path: Path) -> _OpenFile:
+def _open_file(path: Path, framework: Literal["np", "pt"]) -> _OpenFile:
+    """ "np" is enough for names, shapes and dtypes, and imports no torch."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise BadWeights(f"the shard {path.name} is missing from {path.parent}")
     try:
-        file: _OpenFile = safe_open(path, framework="pt", device="cpu")
+        file: _OpenFile = safe_open(path, framework=framework, device="cpu")
         file.keys()
         return file
     except (SafetensorError, OSError, ValueError) as error:

@@ -60,11 +60,12 @@ class GrammarSandbox:
         """Start the process, so that it reads the vocabulary meanwhile. Optional; never raises."""
         self._worker.warm()
 
-    def try_grammar(self, grammar: str, *, is_lark: bool) -> GrammarTrial:
-        """Compile and follow a grammar in the worker process."""
+    def try_grammar(self, grammar: str, *, is_lark: bool, follow: bool = True) -> GrammarTrial:
+        """Compile a grammar in the worker process, and follow it for some tokens."""
         request = {
             "grammar": grammar,
             "is_lark": is_lark,
+            "follow": follow,
             "cpu_seconds": self._limits.cpu_seconds,
             "memory_bytes": self._limits.memory_bytes,
         }

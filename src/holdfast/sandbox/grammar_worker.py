@@ -5,7 +5,7 @@ compiles with the same `open_trie` and `open_matcher`, so what was tried is what
 framed as in `core.framing`, over the socket at stdin:
 
     set-up   {"texts": [latin-1, ...], "eos_ids": [...]}                          answered with {}
-    request  {"grammar": ..., "is_lark": ..., "cpu_seconds": ..., "memory_bytes": ...}
+    request  {"grammar": ..., "is_lark": ..., "follow": ..., "cpu_seconds": ..., "memory_bytes": ...}
     answer   {"num_bytes": ...} or {"error": ...}
 
 The process opens the vocabulary once. Each grammar is compiled and followed for some tokens in a
@@ -107,7 +107,7 @@ def explain(error: str) -> str:
     return _PLAIN_ERRORS.get(line, line)[:_MAX_ERROR_CHARS]
 
 
-def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool) -> str | None:
+def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool, follow: bool = True) -> str | None:
     """Compile a grammar and follow it for some tokens. Returns what is wrong with it."""
     if is_lark and _names_tokens(grammar):
         return "it names tokens (<...>); only text can be constrained"
@@ -117,7 +117,7 @@ def find_fault(trie: "LLTokenizer", grammar: str, *, is_lark: bool) -> str | Non
     warnings = matcher.get_grammar_warnings()
     if warnings:
         return explain("; ".join(warnings))
-    for walk in range(_NUM_WALKS):
+    for walk in range(_NUM_WALKS if follow else 0):
         fault = _follow(matcher.deep_copy(), walk, trie.eos_tokens)
         if fault is not None:
             return fault
@@ -189,7 +189,7 @@ def _try(trie: "LLTokenizer", request: dict[str, Any], writing: int) -> None:
     def work() -> None:
         before = _peak_bytes()
         try:
-            fault = find_fault(trie, request["grammar"], is_lark=request["is_lark"])
+            fault = find_fault(trie, request["grammar"], is_lark=request["is_lark"], follow=request["follow"])
             answers.append({"num_bytes": _peak_bytes() - before} if fault is None else {"error": fault})
         except BaseException as error:
             answers.append({"error": explain(f"{type(error).__name__}: {error}")})

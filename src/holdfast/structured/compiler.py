@@ -8,13 +8,13 @@ The invariant: a grammar that `compile` returns can be followed; anything wrong 
 
 import threading
 from collections import OrderedDict
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
 from holdfast.sandbox.grammar_worker import open_matcher, open_trie
+from holdfast.structured.check import require_llguidance
 from holdfast.structured.matcher import CompiledGrammar, MatcherGrammar
 from holdfast.structured.spec import KIND_NAMES, write_grammar
 from holdfast.structured.vocabulary import Vocabulary, read_vocabulary
@@ -95,11 +95,7 @@ class GrammarCompiler:
 
     def _open_backend(self) -> "_Backend":
         if self._backend is None:
-            if find_spec("llguidance") is None:
-                raise InvalidRequest(
-                    "structured output needs llguidance, which is not installed; "
-                    "install it with: pip install 'holdfast[structured]'"
-                )
+            require_llguidance()
             vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             self._backend = _Backend(vocabulary, self._limits)
         return self._backend

@@ -42,9 +42,11 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
 
     Exits with 1 if a bit of a deterministic answer differs.
     """
+    config = replace(engine, model=model)
+    opened = o.open_model(config)
     from holdfast.bench.determinism.demo import run
 
-    raise typer.Exit(0 if run(o.open_llm(replace(engine, model=model))) else 1)
+    raise typer.Exit(0 if run(o.open_llm(config, opened=opened)) else 1)
 
 
 @bench.command()
@@ -104,13 +106,14 @@ def cpu(
     """Measure speed against Hugging Face generate, on the same weights in the same process; and the
     cost of one command.
     """
+    require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
+    require_folder(save, plot)
+    o.open_model(replace(engine, model=model))
     from holdfast.bench.report import write_report
     from holdfast.bench.speed import cpu as speed
     from holdfast.bench.speed.cpu_plot import plot_speed
     from holdfast.bench.speed.cpu_table import show_speed
 
-    require_packages("transformers", *(("matplotlib",) if plot is not None else ()))
-    require_folder(save, plot)
     report = speed.run(model, rounds, num_tokens, engine.num_threads, engine.dtype, note)
     show_speed(report)
     if save is not None:
@@ -133,12 +136,14 @@ def ngram(
 
     Exits with 1 if a bit differs or a gain is below its limit.
     """
+    require_folder(save)
+    config = replace(engine, model=model)
+    opened = o.open_model(config)
     from holdfast.bench.report import write_report
     from holdfast.bench.speed import ngram as speed
     from holdfast.models.locate import locate
 
-    require_folder(save)
-    llm = o.open_llm(replace(engine, model=model))
+    llm = o.open_llm(config, opened=opened)
     report = speed.run(llm, locate(model).name, rounds, num_tokens, note)
     speed.show(report)
     if save is not None:
@@ -159,10 +164,12 @@ def structured(
 
     Exits with 1 if an answer does not conform to its schema or differs from an earlier one.
     """
+    require_packages("llguidance", extra="structured")
+    config = replace(engine, model=model)
+    opened = o.open_model(config)
     from holdfast.bench.speed import structured as speed
 
-    require_packages("llguidance", extra="structured")
-    llm = o.open_llm(replace(engine, model=model))
+    llm = o.open_llm(config, opened=opened)
     report = speed.run(llm.engine, requests, repeats, note)
     speed.show(report)
     raise typer.Exit(0 if report.is_good else 1)
@@ -201,14 +208,15 @@ def determinism(
     several. With --adversary, exits with 1 if an attack gives other bits under one fingerprint. With
     --planted, exits with 1 if a change that gives some input other bits was not found.
     """
-    from holdfast.bench.report import write_report
-
     if adversary and planted:
         raise InvalidRequest("--adversary and --planted are two tests; give one of them")
     require_folder(save)
     if jobs > 1 and engine.num_threads is None:
         engine = replace(engine, num_threads=1)
     config = replace(engine, model=model)
+    o.open_model(config)
+    from holdfast.bench.report import write_report
+
     report: DataclassInstance
     if planted:
         report, is_good = _run_planted(config)

@@ -57,10 +57,7 @@ def gpu(
     The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic
     answer differs.
     """
-    from holdfast.bench.gpu.bench import GpuBench
-    from holdfast.bench.gpu.plot import plot_report
     from holdfast.bench.gpu.settings import OLD_SECTIONS, parse_numbers, parse_sections, settings_for
-    from holdfast.bench.gpu.table import show_report
 
     require_packages(*(("matplotlib",) if out is not None else ()))
     sections = parse_sections(only)
@@ -83,6 +80,10 @@ def gpu(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings = replace(settings_for(model), **changes)
+    from holdfast.bench.gpu.bench import GpuBench
+    from holdfast.bench.gpu.plot import plot_report
+    from holdfast.bench.gpu.table import show_report
+
     report = GpuBench(settings, out, note).run(sections)
     show_report(report)
     if out is not None:

@@ -163,6 +163,7 @@ def serve(
         )
         both: tuple[DeterminismMode, ...] = ("auto", "verify")
         modes = (engine.determinism,) if "--determinism" in given else both
+        o.open_model(engine)
         raise typer.Exit(_run_interference(engine, server, load, modes, rounds, save))
     if server.url is not None and not compare_offline:
         _refuse(given, "--url: the server has its own")
@@ -170,6 +171,8 @@ def serve(
         raise ConfigError(
             "--compare-offline compares speed, but a --rate decides the speed; give a --concurrency"
         )
+    if server.url is None or compare_offline:
+        o.open_model(engine)
     raise typer.Exit(_run_load(engine, server, load, compare_offline, save, plot))
 
 

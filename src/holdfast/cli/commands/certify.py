@@ -68,10 +68,11 @@ def certify(
 
 def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
     """The certificate of this model and machine, and whether this call made it."""
+    opened = o.open_model(config)
     from holdfast.certification.certificate import delete_certificate
 
     bars = StageBars()
-    certificate = o.open_llm(config, bars).engine.certificate
+    certificate = o.open_llm(config, bars, opened).engine.certificate
     for _ in range(_TRIES if fresh else 0):
         if certificate is None or "Certifying" in bars.stages:
             break
@@ -84,6 +85,7 @@ def _obtain(config: EngineConfig, fresh: bool) -> tuple["Certificate", bool]:
 
 
 def _show_shapes(config: EngineConfig, fresh: bool, json_output: bool) -> None:
+    o.open_model(config)
     from holdfast.engine.builder import gemm_recipes
 
     with StageBars() as bars:

@@ -91,11 +91,14 @@ def chat(
     _refuse(given_options(context, ("api_key",)), "is for a server; give its --url")
     if model is not None and model_name is not None:
         raise ConfigError(f"the model is given twice: {model} and --model {model_name}")
+    params = sampling.params()
+    config = replace(engine, model=model or model_name, max_num_seqs=1)
+    opened = o.open_model(config)
+    opened.check_request([0], params)
+    llm = o.open_llm(config, opened=opened)
     from holdfast.cli.conversation.local import LocalConversation
     from holdfast.engine.async_engine import AsyncEngine
 
-    params = sampling.params()
-    llm = o.open_llm(replace(engine, model=model or model_name, max_num_seqs=1))
     if thoughts:
         has_thoughts(llm, params)  # a note if not
     with AsyncEngine(llm.engine) as running:

@@ -12,10 +12,10 @@ from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
 from holdfast.errors import ConfigError
+from holdfast.training.eval.tasks import require_eval_tasks
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
-    from holdfast.training.eval.run import ModelFolder
 
 evaluate = typer.Typer(help="Evaluate trained models.", no_args_is_help=True)
 _ENGINE = replace(o.ENGINE, prefix_cache=False)
@@ -96,16 +96,20 @@ def thinking(
     engine: EngineConfig = _ENGINE,
 ) -> None:
     """Measure accuracy by length with the serving engine, and the effect and cost of thoughts."""
-    from holdfast.training.eval.run import EvalSettings, run_eval
-    from holdfast.training.eval.table import show_eval
-
     if not (accuracy or latency or rounds or cost):
         raise ConfigError("with --no-accuracy there is nothing to measure; add --latency, --rounds or --cost")
     folders = [_model_folder(each, is_baseline=False) for each in models]
     folders += [_model_folder(each, is_baseline=True) for each in baseline or ()]
+    numbers = _numbers(events)
+    require_eval_tasks(task or ())
+    for _, folder, _ in folders:
+        o.open_model(replace(engine, model=str(folder)))
+    from holdfast.training.eval.run import EvalSettings, ModelFolder, run_eval
+    from holdfast.training.eval.table import show_eval
+
     settings = EvalSettings(
         tasks=tuple(task or ()),
-        events=_numbers(events),
+        events=numbers,
         count=count,
         baseline_count=baseline_count,
         seed=seed,
@@ -122,7 +126,7 @@ def thinking(
     def open_llm(folder: Path) -> "LLM":
         return o.open_llm(replace(engine, model=str(folder)))
 
-    report = run_eval(folders, settings, open_llm, out, note)
+    report = run_eval([ModelFolder(*each) for each in folders], settings, open_llm, out, note)
     show_eval(report)
     if out is not None and find_spec("matplotlib") is not None:
         from holdfast.training.eval.plot import plot_eval
@@ -131,15 +135,15 @@ def thinking(
             note(f"wrote {path}")
 
 
-def _model_folder(text: str, *, is_baseline: bool) -> "ModelFolder":
+def _model_folder(text: str, *, is_baseline: bool) -> tuple[str, Path, bool]:
+    """The arguments of a `ModelFolder`, which only the evaluation imports."""
     from holdfast.models.locate import COIN, locate
-    from holdfast.training.eval.run import ModelFolder
 
     name, is_named, path = text.rpartition("=")
     folder = locate(COIN).path if path == COIN else Path(path).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no model folder {folder}; expected FOLDER or NAME=FOLDER, or {COIN}")
-    return ModelFolder(name if is_named else folder.resolve().name, folder, is_baseline)
+    return name if is_named else folder.resolve().name, folder, is_baseline
 
 
 def _numbers(text: str) -> tuple[int, ...]:

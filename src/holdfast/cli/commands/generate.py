@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.core.sampling_params import SamplingParams
     from holdfast.engine.async_engine import RequestHandle
     from holdfast.engine.llm import LLM
+    from holdfast.engine.preflight import OpenedModel
     from holdfast.text.tokenizer import Tokenizer
 
 _SAMPLING = SamplingOptions()
@@ -94,7 +95,8 @@ def generate(
     texts = read_prompts(prompt, prompts or [], prompts_file)
     if receipt is not None:
         require_writable(receipt)
-    llm = o.open_llm(replace(engine, model=model))
+    config = replace(engine, model=model)
+    llm = o.open_llm(config, opened=_check(config, params, texts, chat))
     output = Output(
         len(texts),
         json_output,
@@ -113,6 +115,24 @@ def generate(
             show_error(result.error)
     if any(result.error is not None for result in results):
         raise typer.Exit(1)
+
+
+def _check(
+    config: EngineConfig, params: "SamplingParams", prompts: list[str], chat: bool | None
+) -> "OpenedModel":
+    """Refuse wrong settings, grammars and models before torch is imported.
+
+    The length of a prompt is known here only if no chat template is applied to it.
+    """
+    if params.structured is not None:
+        from holdfast.structured.check import check_grammar
+
+        check_grammar(params.structured)
+    opened = o.open_model(config)
+    is_raw = opened.tokenizer.chat_template is None if chat is None else not chat
+    for prompt in prompts if is_raw else [[0]]:
+        opened.check_request(prompt, params)
+    return opened
 
 
 def _answer(

@@ -70,7 +70,10 @@ def score(
     """
     texts = [text for text in (prompt, completion) if text is not None]
     pairs = read_pairs(texts, prompt_ids, completion_ids, file)
-    llm = o.open_llm(replace(engine, model=model))
+    config = replace(engine, model=model)
+    opened = o.open_model(config)
+    opened.check_request([0], score_params(deterministic=not ordinary, think=think))
+    llm = o.open_llm(config, opened=opened)
     for scored in _score(llm, pairs, chat, not ordinary, think):
         if json_output:
             typer.echo(json.dumps(scored.as_dict(), ensure_ascii=False))

@@ -70,6 +70,8 @@ def serve(
             "--gpu-memory-utilization is accepted for scripts written for vLLM and has no effect; "
             "--kv-memory sets the memory of the KV cache"
         )
+    engine = replace(engine, model=model)
+    o.open_model(engine)
     from holdfast.server.main import run
 
-    raise typer.Exit(run(server, replace(engine, model=model)))
+    raise typer.Exit(run(server, engine))

@@ -1,4 +1,7 @@
-"""The model and the engine's options. `EngineConfig` is the option group."""
+"""The model and the engine's options. `EngineConfig` is the option group.
+
+A command checks its settings with `open_model` before it imports torch.
+"""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +12,7 @@ from holdfast.engine.config import EngineConfig
 if TYPE_CHECKING:
     from holdfast.cli.console import StageBars
     from holdfast.engine.llm import LLM
+    from holdfast.engine.preflight import OpenedModel
 
 MODEL_HELP = "Folder, .gguf file, Hugging Face id or built-in name. Default: the default model."
 
@@ -18,10 +22,20 @@ ModelArgument = Annotated[str | None, typer.Argument(help=MODEL_HELP, show_defau
 ENGINE = EngineConfig()
 
 
-def open_llm(config: EngineConfig, bars: "StageBars | None" = None) -> "LLM":
+def open_model(config: EngineConfig) -> "OpenedModel":
+    """Check the settings and the model's files, without torch."""
+    from holdfast.engine import preflight
+
+    return preflight.open_model(config)
+
+
+def open_llm(
+    config: EngineConfig, bars: "StageBars | None" = None, opened: "OpenedModel | None" = None
+) -> "LLM":
     """Load the model, with a progress bar."""
+    opened = opened or open_model(config)
     from holdfast.cli.console import StageBars
     from holdfast.engine.llm import LLM
 
     with bars or StageBars() as progress:
-        return LLM.from_config(config, progress)
+        return LLM.from_config(config, progress, opened)

@@ -2,16 +2,18 @@
 are read."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from holdfast.models.checkpoint import RawTensor, Shape, expected_tensors, require_tensors
-from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.names import architecture, gguf_config, gguf_name
 from holdfast.models.gguf.reader import GgufFile
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class GgufCheckpoint:
@@ -31,8 +33,12 @@ class GgufCheckpoint:
     def shape(self, name: str) -> Shape:
         return self._shapes[name]
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
         """The tensor rounded to `dtype`; without one in fp32, or as stored in a float format."""
+        import torch
+
+        from holdfast.models.gguf.dequantize import dequantize
+
         shape, stored = self._shapes[name], self.file.tensors[gguf_name(name)].stored
         return dequantize(torch.from_numpy(self._bytes(name)), stored, dtype).view(shape)
 

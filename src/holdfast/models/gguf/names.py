@@ -7,12 +7,11 @@ for a GGUF file.
 from collections.abc import Mapping
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from holdfast.errors import BadWeights, UnsupportedModel
 from holdfast.models.config import DecoderConfig, parse_config
 from holdfast.models.fields import Fields, read_float, refuse
-from holdfast.models.gguf.dequantize import dequantize
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.models.rope import FactorsRope
 
@@ -148,7 +147,7 @@ def _with_tensors(file: GgufFile, config: DecoderConfig) -> DecoderConfig:
         raise BadWeights(
             f"rope_freqs.weight is {tensor.stored.name} {tensor.shape}; expected F32, one a frequency"
         )
-    factors = dequantize(torch.from_numpy(file.raw(tensor.name)), tensor.stored).tolist()
+    factors = np.frombuffer(file.raw(tensor.name), dtype="<f4").tolist()
     for each in factors:
         read_float({"rope_freqs.weight": each}, "rope_freqs.weight", 0.0, 1e6)
     return replace(config, rope_scaling=FactorsRope(tuple(factors)))

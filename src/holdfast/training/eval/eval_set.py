@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigError
 from holdfast.thinking.config import ThinkingConfig
+from holdfast.training.eval.tasks import require_eval_tasks
 from holdfast.training.export import TrainingInfo
 from holdfast.training.settings import TrainingSettings
 from holdfast.training.tasks.source import BatchSource, open_topics
@@ -19,7 +20,6 @@ from holdfast.training.tasks.task import AnswerForm
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TASKS = ("parity", "variables")
 _CHAINS = ("cot", "words")
 _SO = "So"
 _SPARE = 8  # tokens an answer may be longer than the gold one
@@ -66,9 +66,7 @@ class EvalSet:
         seed: int,
         long_texts: bool,
     ) -> None:
-        unknown = [task for task in tasks if task not in TASKS]
-        if unknown:
-            raise ConfigError(f"there is no eval set for {unknown[0]!r}; there are {', '.join(TASKS)}")
+        require_eval_tasks(tasks)
         self.tokenizer = open_task_tokenizer(folder)
         self.form: AnswerForm = info.form
         settings = TrainingSettings(

@@ -1,0 +1,118 @@
+"""Checks an engine's settings and its model's files without torch and without reading weights.
+
+A wrong setting or a missing model is answered at once: importing torch takes seconds, loading a
+model up to minutes. `open_model` opens what the builder needs anyway, so nothing is done twice.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from holdfast.core.sampling_params import SamplingParams
+from holdfast.engine.config import EngineConfig
+from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
+from holdfast.errors import ConfigError
+from holdfast.models.checkpoint import Checkpoint, open_checkpoint
+from holdfast.models.config import DecoderConfig
+from holdfast.models.locate import locate
+from holdfast.models.safetensors import read_config
+from holdfast.models.shapes import published_config
+from holdfast.structured.compiler import GrammarCompiler
+from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
+from holdfast.thinking.config import ThinkingConfig, read_thinking
+from holdfast.worker.gpu_presence import require_gpu
+
+DETERMINISM_OFF = "this engine runs with determinism off; start it with determinism auto or verify"
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model's configuration and files, opened and checked. checkpoint is None for random weights."""
+
+    config: EngineConfig
+    model: DecoderConfig
+    checkpoint: Checkpoint | None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; for random weights without one, a token for each byte."""
+        template = self.config.chat_template
+        if self.checkpoint is not None:
+            return open_tokenizer(self.checkpoint.path, chat_template=template)
+        folder = Path(self.config.model or "").expanduser()
+        if self.config.model and (folder / "tokenizer.json").is_file():
+            return open_tokenizer(folder, chat_template=template)
+        tokenizer = byte_tokenizer()
+        return tokenizer if template is None else tokenizer.with_chat_template(template)
+
+    @cached_property
+    def thinking(self) -> ThinkingConfig | None:
+        """How the model thinks; None if it does not."""
+        if self.checkpoint is None or not self.checkpoint.path.is_dir():
+            return None
+        return read_thinking(self.checkpoint.path, self.model)
+
+    @cached_property
+    def limits(self) -> RequestLimits:
+        """What the model allows a request. A certificate may add a refusal."""
+        thinking = self.thinking
+        return RequestLimits(
+            vocab_size=self.model.vocab_size,
+            max_model_len=context_len(self.config, self.model),
+            eos_ids=frozenset(self.model.eos_token_ids) | self.tokenizer.eos_token_ids,
+            refusal=DETERMINISM_OFF if self.config.determinism == "off" else None,
+            max_thought=0 if thinking is None else thinking.max_thought,
+            thought_end=-1 if thinking is None else thinking.end_id,
+            defaults=self.config.request_defaults,
+        )
+
+    def check_request(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise what the engine would raise for this request, but for its grammar and the memory of
+        the KV cache.
+        """
+        limits = self.limits
+        grammars = GrammarCompiler(self.tokenizer, limits.vocab_size, limits.eos_ids)
+        processor = InputProcessor(self.tokenizer, limits, grammars, lambda length: None)
+        processor.process(prompt, replace(params, structured=None), want_receipt=False)
+
+
+def open_model(config: EngineConfig) -> OpenedModel:
+    """Check the settings, find the model and open its files.
+
+    Raises `ConfigError` or `ModelError`. The tokenizer is opened on first use.
+    """
+    require_gpu(config.device, config.kernels)
+    if config.receipt_key is not None:
+        from holdfast.receipts.signing import SigningKey
+
+        SigningKey.read(Path(config.receipt_key).expanduser())
+    if config.load_format == "dummy":
+        opened = OpenedModel(config, dummy_config(config.model), None)
+    else:
+        checkpoint = open_checkpoint(locate(config.model).path)
+        opened = OpenedModel(config, checkpoint.config, checkpoint)
+    context_len(config, opened.model)
+    _ = opened.thinking
+    return opened
+
+
+def context_len(config: EngineConfig, model: DecoderConfig) -> int:
+    """The configured context, or the model's."""
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, the model's context is {longest}; lower it"
+        )
+    return config.max_model_len
+
+
+def dummy_config(model: str | None) -> DecoderConfig:
+    """The shape of random weights: a folder with a config.json or the name of a published shape."""
+    if model is None:
+        raise ConfigError(
+            "load_format dummy needs a model: a folder with a config.json, or a name such as llama-3.1-8b"
+        )
+    folder = Path(model).expanduser()
+    return read_config(folder) if folder.is_dir() else published_config(model)
