@@ -1,8 +1,9 @@
 """Write an answer to the terminal as it is streamed, with the thoughts of a thinking model.
 
-stdout gets the answer only, byte for byte; thoughts go to stderr. If both are terminals, each
-thought is shown dimmed after the text it is about. Otherwise each thought is a line of its own,
-after the text that was read since the last one. Trivial thoughts are not shown.
+stdout gets the answer only, byte for byte; in a terminal it is wrapped between words. Thoughts go
+to stderr. If both are terminals, each thought is shown dimmed after the text it is about. Otherwise
+each thought is a line of its own, after the text that was read since the last one. Trivial thoughts
+are not shown.
 
     inline      the coin is heads, flip it ‹tails› and again ‹heads›
                 heads
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.cli.console import note, stderr
+from holdfast.cli.word_wrap import WordWrap
 from holdfast.core.results import Thought
 from holdfast.core.sampling_params import SamplingParams
 
@@ -59,6 +61,7 @@ class AnswerWriter:
         self._answering = False
         self._line_is_open = False  # inline, before the answer
         self._unshown = ""  # not inline: text since the last thought
+        self._wrap = WordWrap(sys.stdout.write) if sys.stdout.isatty() else None
 
     def write(self, text: str, thoughts: Iterable[Thought] = ()) -> None:
         """Write the next text. The thoughts are those before it."""
@@ -70,12 +73,14 @@ class AnswerWriter:
             self._begin_answer()
             if self._with_thoughts and not self.inline:
                 self._unshown += text
-            sys.stdout.write(text)
+            (sys.stdout if self._wrap is None else self._wrap).write(text)
             sys.stdout.flush()
 
     def end(self) -> None:
         """The answer is complete."""
         self._begin_answer()
+        if self._wrap is not None:
+            self._wrap.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
 
@@ -91,9 +96,13 @@ class AnswerWriter:
             return
         from rich.text import Text
 
-        sys.stdout.flush()
         starts_line = not self._answering and not self._line_is_open
-        stderr().print(Text(mark if starts_line else f" {mark}", style=_STYLE), end="")
+        shown = Text(mark if starts_line else f" {mark}", style=_STYLE)
+        if self._wrap is not None and self._answering:
+            self._wrap.flush()
+            self._wrap.advance(shown.cell_len)
+        sys.stdout.flush()
+        stderr().print(shown, end="")
         self._line_is_open = not self._answering
 
     def _begin_answer(self) -> None:

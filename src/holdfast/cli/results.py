@@ -19,16 +19,14 @@ def bits(value: float) -> str:
     return struct.pack(">f", value).hex()
 
 
-def as_json(result: Result) -> str:
+def as_json(result: Result, *, with_receipt: bool = False) -> str:
     """One line with everything that a second run is compared with.
 
-    As in a `Result`, the fields of the first choice are at the top level as well; "choices" has all
-    choices.
+    The fields of the only choice are at the top level; of several choices, in "choices".
     """
     choices = [_choice(one) for one in result.choices]
     content = {
-        **choices[0],
-        "choices": choices,
+        **(choices[0] if len(choices) == 1 else {"choices": choices}),
         "determinism": result.determinism,
         "seed": result.seed,
         "prompt_tokens": len(result.prompt_token_ids),
@@ -36,8 +34,9 @@ def as_json(result: Result) -> str:
         "stats": asdict(result.stats),
         "error": result.error,
         "fingerprint": None if result.receipt is None else result.receipt["fingerprint"]["digest"],
-        "receipt": result.receipt,
     }
+    if with_receipt:
+        content["receipt"] = result.receipt
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -91,6 +90,13 @@ def mode_line(result: Result) -> str:
 
 
 def stats_line(result: Result) -> str:
+    """The mode line and the prompt's length."""
+    num_cached = result.stats.cached_tokens
+    cached = f", {num_cached} cached" if num_cached else ""
+    return f"{mode_line(result)} · prompt {len(result.prompt_token_ids)} tokens{cached}"
+
+
+def full_stats(result: Result) -> str:
     """The mode line, and the counts of the engine's work for this result."""
     stats = result.stats
     return (

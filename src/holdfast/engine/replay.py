@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from holdfast.core.results import Choice, Determinism, Result
-from holdfast.core.sampling_params import SamplingParams
+from holdfast.core.sampling_params import SamplingParams, params_to_json, show
 from holdfast.core.step_plan import ThoughtIds
 from holdfast.errors import EngineStopped, InvalidRequest
 from holdfast.receipts.reader import parse_receipt
@@ -174,8 +174,8 @@ def _scores_end(scores: PromptLogprobBits | None) -> int:
     return 0 if scores is None else scores.first + len(scores.logprobs.bits)
 
 
-def compare(expected: Receipt, got: Receipt, text: TokenText) -> Difference | None:
-    """The first difference between two receipts' answers."""
+def compare(expected: Receipt, got: Receipt, text: TokenText | None = None) -> Difference | None:
+    """The first difference between two receipts' answers. text is a token's, for the message."""
     scored = _compare_prompts(expected.prompt_logprobs, got.prompt_logprobs)
     if scored is not None:
         return Difference(0, None, scored)
@@ -190,8 +190,31 @@ def compare(expected: Receipt, got: Receipt, text: TokenText) -> Difference | No
     return None
 
 
+def compare_requests(one: Receipt, other: Receipt) -> list[str]:
+    """What two receipts say differently about the request: prompt, seed and settings.
+
+    The prompts are compared only if both receipts have their tokens.
+    """
+    differences = []
+    if one.prompt_ids is not None and other.prompt_ids is not None and one.prompt_ids != other.prompt_ids:
+        at = next(
+            (at for at, (a, b) in enumerate(zip(one.prompt_ids, other.prompt_ids, strict=False)) if a != b),
+            min(len(one.prompt_ids), len(other.prompt_ids)),
+        )
+        differences.append(
+            f"prompt: {len(one.prompt_ids)} and {len(other.prompt_ids)} tokens, which differ from token {at} on"
+        )
+    if one.seed != other.seed:
+        differences.append(f"seed: {one.seed}, {other.seed}")
+    settings, others = params_to_json(one.params), params_to_json(other.params)
+    for name in dict.fromkeys((*settings, *others)):
+        if name != "seed" and settings.get(name) != others.get(name):
+            differences.append(f"{name}: {show(settings.get(name))}, {show(others.get(name))}")
+    return differences
+
+
 def _compare_choice(
-    one: ReceiptChoice, other: ReceiptChoice, text: TokenText
+    one: ReceiptChoice, other: ReceiptChoice, text: TokenText | None
 ) -> tuple[int | None, str] | None:
     """(position, what) of the first difference.
 
@@ -201,10 +224,10 @@ def _compare_choice(
     bits, got_bits = _bits(one.logprobs), _bits(other.logprobs)
     for position, (id_, got) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
         if id_ != got:
-            return position, f"expected token {id_} {text(id_)!r}, got {got} {text(got)!r}"
+            return position, f"expected token {_token(id_, text)}, got {_token(got, text)}"
         if bits is not None and got_bits is not None and bits[position] != got_bits[position]:
             return position, (
-                f"the same token {id_} {text(id_)!r}, but the bits of its logprob differ: expected {bits[position]}, "
+                f"the same token {_token(id_, text)}, but the bits of its logprob differ: expected {bits[position]}, "
                 f"got {got_bits[position]}"
             )
     if len(one.token_ids) != len(other.token_ids):
@@ -215,6 +238,10 @@ def _compare_choice(
     if bits is not None and got_bits is not None and one.logprobs != other.logprobs:
         return None, "the logprobs of the chosen tokens agree, the top logprobs differ"
     return _compare_thoughts(one, other)
+
+
+def _token(token_id: int, text: TokenText | None) -> str:
+    return str(token_id) if text is None else f"{token_id} {text(token_id)!r}"
 
 
 def _compare_thoughts(one: ReceiptChoice, other: ReceiptChoice) -> tuple[None, str] | None:

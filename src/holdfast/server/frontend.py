@@ -36,6 +36,7 @@ class Frontend:
         traces: Traces,
         admission: Admission,
         defaults: RequestDefaults = NO_DEFAULTS,
+        about: str | None = None,
     ) -> None:
         self.config = config
         self.names = names
@@ -45,6 +46,7 @@ class Frontend:
         self.traces = traces
         self.admission = admission
         self.defaults = defaults
+        self.about = about  # what to expect of a built-in demo model
         self.created = int(time.time())
         self._calls: set[Call] = set()
 

@@ -106,6 +106,7 @@ class Server:
         self.frontend = Frontend(
             config,
             names=self.names,
+            about=located.about,
             prompts=self.prompts,
             supervisor=self.supervisor,
             metrics=self.metrics,
@@ -138,6 +139,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         say(f"Listening on {self.url}; loading {self.names[0]} ...")
+        if self.frontend.about is not None:
+            say(self.frontend.about)
         tasks = [
             asyncio.create_task(work)
             for work in (

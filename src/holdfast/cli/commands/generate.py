@@ -3,9 +3,10 @@
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from holdfast.cli.answer_writer import AnswerWriter, PromptText, has_thoughts
 from holdfast.cli.console import note, show_error
@@ -17,6 +18,7 @@ from holdfast.cli.options.structured import StructuredOptions
 from holdfast.cli.results import (
     as_json,
     drop_prompt,
+    full_stats,
     require_writable,
     show_logprobs,
     stats_line,
@@ -24,6 +26,7 @@ from holdfast.cli.results import (
 )
 from holdfast.core.results import Result
 from holdfast.engine.config import EngineConfig
+from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.core.results import Delta
@@ -33,8 +36,18 @@ if TYPE_CHECKING:
     from holdfast.engine.preflight import OpenedModel
     from holdfast.text.tokenizer import Tokenizer
 
+_STATS = {"--stats=full": "--stats-full", "--stats=line": "--stats"}
 _SAMPLING = SamplingOptions()
 _STRUCTURED = StructuredOptions()
+
+
+class GenerateCommand(TyperCommand):
+    """Reads --stats=full. An option with an optional value would take the prompt after it as value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        spelled = [_STATS.get(one, one) for one in args[:end]]
+        return super().parse_args(ctx, [*spelled, *args[end:]])
 
 
 @grouped()
@@ -60,7 +73,11 @@ def generate(
     ] = None,
     json_output: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object for each prompt, on one line, with all its choices."),
+        typer.Option(
+            "--json",
+            help="One JSON object for each prompt, on one line: text, token ids, logprobs with their bits, seed, counts. "
+            "With --n above 1 these are in choices.",
+        ),
     ] = False,
     thoughts: Annotated[
         bool,
@@ -71,11 +88,20 @@ def generate(
             "each. --json always has them.",
         ),
     ] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Show mode, seed and counts on stderr.")] = False,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats",
+            help="Show mode, tokens, seed and finish reason on stderr, in one line. --stats=full also shows the counts "
+            "of the engine's work.",
+        ),
+    ] = False,
+    stats_full: Annotated[bool, typer.Option("--stats-full", hidden=True)] = False,
     receipt: Annotated[
         Path | None,
         typer.Option(
-            help="Write the receipt to this file, for holdfast replay; for several prompts, one a line, in order.",
+            help="Write the receipt to this file, for holdfast replay; for several prompts, one a line, in order. With "
+            '--json, "-" adds it to the JSON instead.',
             show_default=False,
         ),
     ] = None,
@@ -93,24 +119,32 @@ def generate(
     """Answer a prompt, or several in one batch."""
     params = sampling.params(structured.structured_output())
     texts = read_prompts(prompt, prompts or [], prompts_file)
-    if receipt is not None:
+    in_json = str(receipt) == "-"
+    if in_json and not json_output:
+        raise InvalidRequest(
+            "--receipt - adds the receipt to the JSON of an answer; give --json, too, or a file"
+        )
+    if receipt is not None and not in_json:
         require_writable(receipt)
     config = replace(engine, model=model)
-    llm = o.open_llm(config, opened=_check(config, params, texts, chat))
+    opened = _check(config, params, texts, chat)
+    o.show_hint(model)
+    llm = o.open_llm(config, opened=opened)
     output = Output(
         len(texts),
         json_output,
         keep_prompts=not no_prompt_in_receipt,
+        with_receipts=in_json,
         with_thoughts=thoughts and has_thoughts(llm, params),
     )
     results = _answer(llm, texts, params, chat, output)
-    if receipt is not None:
+    if receipt is not None and not in_json:
         write_receipts(receipt, results)
     for number, result in enumerate(results, 1):
         if not json_output:
             _show_tables(number, result, output)
-        if stats:
-            note(stats_line(result))
+        if stats or stats_full:
+            note(full_stats(result) if stats_full else stats_line(result))
         if result.error is not None:
             show_error(result.error)
     if any(result.error is not None for result in results):
@@ -164,6 +198,7 @@ class Output:
     num_prompts: int
     as_json: bool
     keep_prompts: bool
+    with_receipts: bool = False
     with_thoughts: bool = False
 
     def show(
@@ -192,7 +227,7 @@ class Output:
         if not self.keep_prompts:
             result = drop_prompt(result)
         if self.as_json:
-            typer.echo(as_json(result))
+            typer.echo(as_json(result, with_receipt=self.with_receipts))
         else:
             for index in range(1, len(result.choices)):
                 writer = self._begin(number, index, num_choices)

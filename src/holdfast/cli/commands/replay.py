@@ -1,4 +1,5 @@
-"""`holdfast replay`: repeat the request of a receipt and compare the result bit for bit.
+"""`holdfast replay`: repeat the request of a receipt and compare the result bit for bit, or compare
+two receipts without a model.
 
 Exit codes: 0 the same, 1 different, 2 an error.
 """
@@ -16,16 +17,17 @@ from holdfast.cli.inputs import parse_ids
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import given_options, grouped
 from holdfast.engine.config import EngineConfig
-from holdfast.errors import InvalidRequest
+from holdfast.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
-    from holdfast.engine.replay import ReplayResult
+    from holdfast.engine.replay import Difference, ReplayResult
     from holdfast.receipts.check import ReceiptCheck
     from holdfast.receipts.receipt import Receipt
 
 _MAX_LOAD = 1024
 _ENGINE = ("dtype", "determinism", "num_threads", "kernels")
+_RUN_OPTIONS = ("model", "force", "load", "prompt", "prompt_ids", "prompt_salt")
 
 
 @grouped(only=_ENGINE)
@@ -38,6 +40,14 @@ def replay(
     ] = None,
     line: LineOption = None,
     force: Annotated[bool, typer.Option("--force", help="Compare even if the fingerprints differ.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with this receipt instead of running anything: no model is loaded.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     load: Annotated[
         int,
         typer.Option(help="Run this many random ordinary requests at the same time.", min=0, max=_MAX_LOAD),
@@ -68,11 +78,17 @@ def replay(
 ) -> None:
     """Replay a receipt: compare fingerprints, repeat the request, compare tokens and logprob bits.
 
+    With --against, compare two receipts: settings, fingerprints, tokens and logprob bits.
     The seal is checked first, and with --public-key the signature: if one is wrong, nothing runs.
     dtype, threads and kernels are those of the receipt unless they are given.
     Exits with 0 if everything is the same, with 1 if not, with 2 if nothing could be compared.
     """
 
+    if against is not None:
+        given = given_options(context, (*_RUN_OPTIONS, *_ENGINE))
+        if given:
+            raise ConfigError(f"{', '.join(given)}: nothing is run with --against; leave it out")
+        raise typer.Exit(_compare(receipt, against, line, public_key, json_output))
     read, checked = _read(receipt, line, public_key)
     recorded = {name: getattr(read.engine, name) for name in ("dtype", "num_threads", "kernels")}
     recorded = {name: value for name, value in recorded.items() if not given_options(context, (name,))}
@@ -104,6 +120,49 @@ def _read(source: str, line: int | None, public_key: Path | None) -> tuple["Rece
     key = None if public_key is None else PublicKey.read(public_key)
     receipt = read_receipt(read_stdin() if source == "-" else Path(source), line)
     return receipt, check_signature(receipt, key)
+
+
+def _compare(source: str, against: str, line: int | None, public_key: Path | None, json_output: bool) -> int:
+    """Compare two receipts and return the exit code. line holds for both files."""
+    from holdfast.engine.replay import compare, compare_requests
+
+    if source == against == "-":
+        raise InvalidRequest("stdin can be read once: give a file for one of the two receipts")
+    (one, checked), (other, other_checked) = (_read(each, line, public_key) for each in (source, against))
+    fingerprints = one.fingerprint.differences(
+        other.fingerprint, here="in the first receipt", there="in the second"
+    )
+    request = compare_requests(one, other)
+    first = compare(one, other)
+    is_same = not fingerprints and not request and first is None
+    if json_output:
+        content = {
+            "same": is_same,
+            "fingerprint_differences": fingerprints,
+            "request_differences": request,
+            "compared": True,
+            "difference": _difference(first),
+            "promised": "none" not in (one.mode, other.mode),
+            "modes": [one.mode, other.mode],
+            "seals": [checked.seal, other_checked.seal],
+            "signatures": [checked.signature, other_checked.signature],
+        }
+        typer.echo(json.dumps(content, ensure_ascii=False))
+        return 0 if is_same else 1
+    for name, each in ((source, checked), (against, other_checked)):
+        typer.echo(f"{name}: {each.describe()}.")
+    for title, lines in (("The requests differ:", request), ("The fingerprints differ:", fingerprints)):
+        if lines:
+            typer.echo("\n".join((title, *(f"  {each}" for each in lines))))
+    if None in (one.prompt_ids, other.prompt_ids) and one.prompt_digest != other.prompt_digest:
+        note("a receipt without its prompt: the prompts were not compared")
+    if first is not None:
+        _show_difference(first)
+    else:
+        num_tokens = sum(len(choice.token_ids) for choice in one.choices)
+        also = ", though not under the same conditions" if request or fingerprints else ""
+        typer.echo(f"The answers are the same, bit for bit: {num_tokens} tokens{also}.")
+    return 0 if is_same else 1
 
 
 def _run(
@@ -153,22 +212,28 @@ def _show(receipt: "Receipt", differences: list[str], replayed: "ReplayResult | 
             f"({replayed.mode}{beside})."
         )
         return
-    first = replayed.difference
+    _show_difference(replayed.difference)
+
+
+def _show_difference(first: "Difference") -> None:
     at = "" if first.position is None else f", position {first.position}"
     typer.echo(f"Different: choice {first.choice}{at}: {first.what}.")
+
+
+def _difference(first: "Difference | None") -> dict[str, object] | None:
+    if first is None:
+        return None
+    return {"choice": first.choice, "position": first.position, "what": first.what}
 
 
 def _as_json(
     receipt: "Receipt", differences: list[str], replayed: "ReplayResult | None"
 ) -> dict[str, object]:
-    first = None if replayed is None else replayed.difference
     return {
         "same": replayed is not None and replayed.same,
         "fingerprint_differences": differences,
         "compared": replayed is not None,
-        "difference": None
-        if first is None
-        else {"choice": first.choice, "position": first.position, "what": first.what},
+        "difference": None if replayed is None else _difference(replayed.difference),
         "promised": receipt.mode != "none",
         "mode": None if replayed is None else replayed.mode,
     }

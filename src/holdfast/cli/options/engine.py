@@ -29,6 +29,15 @@ def open_model(config: EngineConfig) -> "OpenedModel":
     return preflight.open_model(config)
 
 
+def show_hint(model: str | None) -> None:
+    """Say on stderr what `coin` understands, if that is the model: other prompts make no sense to it."""
+    from holdfast.cli.console import note
+    from holdfast.models.locate import COIN, locate
+
+    if model == COIN:
+        note(locate(COIN).about or "")
+
+
 def open_llm(
     config: EngineConfig, bars: "StageBars | None" = None, opened: "OpenedModel | None" = None
 ) -> "LLM":

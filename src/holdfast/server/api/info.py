@@ -122,4 +122,5 @@ def _model(frontend: Frontend, name: str) -> dict[str, Any]:
         "owned_by": "holdfast",
         "root": frontend.model,
         "max_model_len": None if ready is None else ready.max_model_len,
+        "about": frontend.about,
     }

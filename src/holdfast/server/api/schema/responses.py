@@ -250,6 +250,7 @@ class ModelInfo(ResponseModel):
     owned_by: str
     root: str
     max_model_len: int | None
+    about: str | None  # what to expect of a built-in demo model
 
 
 class ModelList(ResponseModel):

@@ -1,0 +1,98 @@
+"""Commands and options of other engines, answered with ours.
+
+Users of ollama, vLLM, SGLang and llama.cpp type what they are used to. The answer is one line with
+the command to type instead; nothing is run, because the other command does not mean exactly that.
+"""
+
+import shlex
+from collections.abc import Collection, Sequence
+
+_CHAT_OR_SERVE = (
+    "to talk: holdfast chat {model}; for one prompt: holdfast generate -m {model} PROMPT; "
+    "to serve it: holdfast serve {model}"
+)
+_NO_DOWNLOAD = "a model is downloaded when it is first used: holdfast serve {model}, or holdfast generate -m {model} PROMPT"
+_LIST = "holdfast models lists the models on this machine"
+_STATUS = "a server says at /health and /metrics what it does; holdfast doctor checks this machine"
+_NOT_MANAGED = "Holdfast keeps no models of its own; holdfast models says where each one is"
+
+# Other engines' commands: what to type here. {model} is the next argument, or MODEL.
+_COMMANDS = {
+    **dict.fromkeys(("run", "cli", "llama-cli"), _CHAT_OR_SERVE),
+    **dict.fromkeys(("pull", "download", "get", "fetch"), _NO_DOWNLOAD),
+    **dict.fromkeys(("list", "ls", "model", "list-models"), _LIST),
+    **dict.fromkeys(("ps", "status", "stop"), _STATUS),
+    **dict.fromkeys(("rm", "remove", "delete", "cp", "create", "push", "import"), _NOT_MANAGED),
+    **dict.fromkeys(
+        ("server", "start", "serve-model", "launch", "launch_server", "launch-server", "api_server", "llama-server"),
+        "to serve a model: holdfast serve {model}",
+    ),
+    **dict.fromkeys(
+        ("complete", "completion", "ask", "prompt", "predict", "run-batch"),
+        "to answer prompts: holdfast generate PROMPT, or holdfast generate --prompts-file FILE",
+    ),
+    **dict.fromkeys(("show", "info", "inspect"), "holdfast models shows what is known of each model"),
+    **dict.fromkeys(("collect-env", "env", "check", "version"), "holdfast doctor checks this machine; holdfast --version"),
+    **dict.fromkeys(("benchmark", "llama-bench"), "holdfast bench --help lists the benchmarks"),
+    **dict.fromkeys(("verify", "compare"), "holdfast replay compares an answer with its receipt, or two receipts"),
+    **dict.fromkeys(("logprobs", "perplexity", "loglikelihood"), "holdfast score PROMPT COMPLETION"),
+    "help": "holdfast --help, or holdfast COMMAND --help",
+}  # fmt: skip
+
+# Other engines' options: ours.
+_OPTIONS = {
+    **dict.fromkeys(("--model", "-m", "--model-path", "--model-id"), "model"),
+    **dict.fromkeys(("--ctx-size", "-c", "--context-length", "--max-seq-len", "--max-model-length"), "--max-model-len"),
+    **dict.fromkeys(("--threads", "--num-thread"), "--num-threads"),
+    **dict.fromkeys(("--parallel", "--max-running-requests", "--max-batch-size"), "--max-num-seqs"),
+    **dict.fromkeys(("--chunked-prefill-size", "--batch-size", "-b"), "--max-pass-tokens"),
+    **dict.fromkeys(("--mem-fraction-static", "--kv-cache-memory-bytes", "--gpu-memory"), "--kv-memory"),
+    **dict.fromkeys(("--enable-prefix-caching", "--enable-radix-cache"), "--prefix-cache, which is the default"),
+    **dict.fromkeys(("--no-enable-prefix-caching", "--disable-radix-cache"), "--no-prefix-cache"),
+    **dict.fromkeys(("--alias", "-a"), "--served-model-name"),
+    **dict.fromkeys(("--enable-deterministic-inference", "--deterministic-inference"), "--deterministic"),
+    **dict.fromkeys(("--n-predict", "--num-predict", "--max-new-tokens"), "--max-tokens"),
+    **dict.fromkeys(("--temp",), "--temperature"),
+    **dict.fromkeys(("--grammar", "--guided-grammar"), "--lark"),
+    **dict.fromkeys(("--guided-regex",), "--regex"),
+    **dict.fromkeys(("--guided-json", "--format"), "--json-schema"),
+}  # fmt: skip
+
+_UNSUPPORTED = {
+    **dict.fromkeys(
+        ("--tensor-parallel-size", "--tp", "--tp-size", "--pipeline-parallel-size", "--data-parallel-size"),
+        "Holdfast uses one GPU; start one server for each GPU",
+    ),
+    **dict.fromkeys(
+        ("--quantization", "-q", "--load-in-4bit"),
+        "a model is served as it is stored: give a .gguf file for quantised weights",
+    ),
+    **dict.fromkeys(("--trust-remote-code",), "Holdfast never runs code from a model; leave it out"),
+    **dict.fromkeys(
+        ("--n-gpu-layers", "--gpu-layers"), "a model is on the GPU or on the CPU as a whole: --device"
+    ),
+    **dict.fromkeys(("--enforce-eager",), "there is nothing to switch off; leave it out"),
+}  # fmt: skip
+
+
+def command_hint(command: str, rest: Sequence[str]) -> str | None:
+    """What to type instead of another engine's command; None if it is not known."""
+    hint = _COMMANDS.get(command)
+    if hint is None:
+        return None
+    model = next((shlex.quote(one) for one in rest if not one.startswith("-")), "MODEL")
+    return f"there is no command {command}; {hint.format(model=model)}"
+
+
+def option_hint(command: str, option: str, names: Collection[str]) -> str | None:
+    """What to give instead of another engine's option; None if it is not known.
+
+    names are the options and arguments that the command has.
+    """
+    if option in _UNSUPPORTED and "--device" in names:
+        return f"{command} has no option {option}: {_UNSUPPORTED[option]}"
+    ours = _OPTIONS.get(option)
+    if ours is None or ours.split(",")[0] not in names:
+        return None
+    wanted = f"its model without an option: holdfast {command} MODEL" if ours == "model" else ours
+    return f"{command} has no option {option}; give {wanted}"
