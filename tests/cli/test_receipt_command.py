@@ -92,6 +92,18 @@ def test_redacted_receipt_is_still_valid(holdfast, signed, public):
         assert holdfast("receipt", "check", "-", "--public-key", public, stdin=redacted).exit_code == 0
 
 
+def test_format_1_is_redacted_only_knowingly(holdfast):
+    old = json.dumps(as_format_1(receipt_of(PARAMS)))
+    refused = holdfast("receipt", "redact", "-", stdin=old)
+    assert refused.exit_code == 2 and refused.stdout == ""
+    assert "has no salt: guesses of the prompt can be tried" in refused.stderr
+    assert "--unsalted" in refused.stderr
+    printed = holdfast("receipt", "redact", "-", "--unsalted", stdin=old)
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout)["prompt"]["token_ids"] is None
+    assert holdfast("receipt", "redact", "-", stdin=printed.stdout).exit_code == 0  # it has no prompt
+
+
 def test_redact_says_what_stays(holdfast):
     whole = receipt_of(SamplingParams(deterministic=True, prompt_logprobs=0))
     assert "guesses of the prompt" in holdfast("receipt", "redact", "-", stdin=json.dumps(whole)).stderr

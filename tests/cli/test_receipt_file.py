@@ -30,9 +30,11 @@ def test_receipts_of_several_prompts_are_one_a_line(holdfast, model, file):
     holdfast("generate", "-p", "dog", "-p", "fox", "-m", model, *QUICK, "-d", "--raw", "--receipt", file)
     lines = file.read_text().splitlines()
     answers = [
-        json.loads(holdfast("generate", prompt, "-m", model, *QUICK, "-d", "--raw", "--json").stdout)[
-            "receipt"
-        ]
+        json.loads(
+            holdfast(
+                "generate", prompt, "-m", model, *QUICK, "-d", "--raw", "--json", "--receipt", "-"
+            ).stdout
+        )["receipt"]
         for prompt in ("dog", "fox")
     ]
     assert [json.loads(line)["prompt"]["token_ids"] for line in lines] == [
@@ -43,11 +45,21 @@ def test_receipts_of_several_prompts_are_one_a_line(holdfast, model, file):
 
 def test_receipt_without_prompt_has_its_digest(holdfast, model, file):
     asked = ("generate", "the dog", "-m", model, *QUICK, "-d", "--no-prompt-in-receipt", "--json")
-    answer = json.loads(holdfast(*asked, "--receipt", file).stdout)
-    assert answer["receipt"]["prompt"]["token_ids"] is None
-    assert json.loads(file.read_text()) == answer["receipt"]
+    assert "receipt" not in json.loads(holdfast(*asked, "--receipt", file).stdout)
+    assert json.loads(file.read_text())["prompt"]["token_ids"] is None
     assert holdfast("replay", file).exit_code == 2
     assert holdfast("replay", file, "--prompt", "the dog").exit_code == 0
+
+
+def test_receipt_in_json_is_asked_for_with_a_dash(holdfast, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ("generate", "the dog", "-m", model, *QUICK, "-d")
+    assert "receipt" not in json.loads(holdfast(*asked, "--json").stdout)
+    answer = holdfast(*asked, "--json", "--receipt", "-")
+    assert holdfast("replay", "-", stdin=answer.stdout).exit_code == 0
+    assert not list(tmp_path.iterdir())
+    refused = holdfast(*asked, "--receipt", "-")
+    assert refused.exit_code == 2 and "give --json" in refused.stderr
 
 
 def test_receipt_file_is_overwritten(holdfast, model, file):

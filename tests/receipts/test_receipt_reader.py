@@ -52,6 +52,8 @@ def test_receipt_inside_a_response_is_read() -> None:
     assert read_receipt(json.dumps({"text": "x", "receipt": VALID})).as_dict() == VALID
     assert read_receipt(json.dumps({"choices": [], "holdfast": {"receipt": VALID}})).as_dict() == VALID
     assert "not an object with a format" in refused(json.dumps({"text": "x", "receipt": None}))
+    assert "holdfast generate --json --receipt -" in refused(json.dumps({"text": "x", "token_ids": [1]}))
+    assert "return_receipt" in refused(json.dumps({"choices": [], "holdfast": {"mode": "certified"}}))
 
 
 def test_line_selects_one_of_several_receipts(tmp_path: Path) -> None:

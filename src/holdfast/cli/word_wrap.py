@@ -24,6 +24,7 @@ class WordWrap:
         self._column = 0
         self._space = ""  # held back: it is dropped where a line is broken
         self._word = ""  # held back: it may go on
+        self._is_inside = False  # a part of a word longer than a line has been written
         self._is_line_start = True
         self._in_fence = False
         self._is_code = False
@@ -35,6 +36,7 @@ class WordWrap:
             elif piece.isspace():
                 self._put_word()
                 self._space += piece
+                self._is_inside = False
             else:
                 self._add(piece)
 
@@ -53,12 +55,13 @@ class WordWrap:
         for character in piece:
             if _cells(character) > 1:
                 self._put_word()
-                self._word = character
+                self._word, self._is_inside = character, False
                 self._put_word()
             else:
                 self._word += character
         if _cells(self._word) >= self._width():  # longer than a line: the terminal breaks it
             self._put_word()
+            self._is_inside = True
 
     def _put_word(self) -> None:
         if not self._word:
@@ -70,7 +73,8 @@ class WordWrap:
             if word.startswith(_FENCE):
                 self._in_fence, self._is_code = not self._in_fence, True
         needed = self._column + _cells(space) + _cells(word)
-        if self._column and not self._is_code and needed > self._width():
+        is_fixed = self._is_code or self._is_inside
+        if self._column and not is_fixed and needed > self._width():
             self._write("\n")
             self._column, space = 0, ""
         self._put(space + word)
@@ -78,7 +82,7 @@ class WordWrap:
     def _end_line(self) -> None:
         self.flush()
         self._write("\n")
-        self._column, self._is_line_start = 0, True
+        self._column, self._is_line_start, self._is_inside = 0, True, False
 
     def _put(self, text: str) -> None:
         if text:

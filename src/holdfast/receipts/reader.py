@@ -146,7 +146,14 @@ def _inside_response(content: object) -> object:
     if not isinstance(content, dict) or "format" in content:
         return content
     answer = content["holdfast"] if isinstance(content.get("holdfast"), dict) else content
-    return answer["receipt"] if isinstance(answer.get("receipt"), dict) else content
+    if isinstance(answer.get("receipt"), dict):
+        return answer["receipt"]
+    if "receipt" not in answer and ("token_ids" in content or "choices" in content):
+        _refuse(
+            "it is an answer without its receipt; ask for it: holdfast generate --json --receipt -, or "
+            '"return_receipt": true in a request'
+        )
+    return content
 
 
 def read_stdin() -> bytes:

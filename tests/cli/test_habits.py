@@ -1,0 +1,58 @@
+"""Commands and options of other engines are answered in one line with ours."""
+
+import pytest
+from typer.main import get_command
+
+from holdfast.cli import habits
+from holdfast.cli.main import app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["run", "llama3"], "holdfast chat llama3; for one prompt: holdfast generate -m llama3 PROMPT"),
+        (["run", "-v", "a b"], "holdfast chat 'a b'"),
+        (["run"], "holdfast chat MODEL"),
+        (["pull", "org/name"], "downloaded when it is first used: holdfast serve org/name"),
+        (["list"], "holdfast models lists"),
+        (["ls"], "holdfast models lists"),
+        (["ps"], "holdfast doctor"),
+        (["launch_server", "--model-path", "x"], "holdfast serve x"),
+        (["serve", "--model", "x"], "give its model without an option: holdfast serve MODEL"),
+        (["serve", "--ctx-size", "4"], "serve has no option --ctx-size; give --max-model-len"),
+        (["serve", "--tensor-parallel-size", "2"], "Holdfast uses one GPU"),
+        (["generate", "--temp", "1", "x"], "generate has no option --temp; give --temperature"),
+        (["bench", "cpu", "--threads", "1"], "cpu has no option --threads; give --num-threads"),
+    ],
+)
+def test_other_engines_words_are_answered_with_ours(holdfast, arguments, answer):
+    result = holdfast(*arguments)
+    assert result.exit_code == 2
+    assert answer in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["generat", "x"], "Did you mean 'generate'?"),
+        (["bench", "serv"], "Did you mean 'serve'?"),
+        (["generate", "--temperatur", "1"], "--temperature"),
+        (["serve", "--prot", "1"], "--port"),
+    ],
+)
+def test_mistyped_words_are_answered_with_the_near_one(holdfast, arguments, near, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = holdfast(*arguments)
+    assert result.exit_code == 2 and near in result.stderr
+
+
+def test_hints_name_what_exists():
+    commands = get_command(app).commands
+    assert not set(habits._COMMANDS) & set(commands)
+    options = {
+        name
+        for one in commands.values()
+        for param in one.params
+        for name in (*param.opts, *param.secondary_opts)
+    }
+    assert {ours.split(",")[0] for ours in habits._OPTIONS.values()} <= options
