@@ -52,12 +52,11 @@ BAD: dict[str, list[Any]] = {
         ["a", ""],
         [1],
         3,
-        None,
         ["a"] * (MAX_STOPS + 1),
         ["x" * (MAX_STOP_CHARS + 1)],
         [b"a"],
     ],
-    "stop_token_ids": ["12", [-1], [1 << 31], [1.0], [True], 7, None, range(MAX_STOPS + 1), [10**30]],
+    "stop_token_ids": ["12", [-1], [1 << 31], [1.0], [True], 7, range(MAX_STOPS + 1), [10**30]],
     "ignore_eos": [1, 0, None, "yes"],
     "logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5", 10**30],
     "deterministic": [1, "true"],
@@ -68,7 +67,6 @@ BAD: dict[str, list[Any]] = {
     "logit_bias": [
         "5",
         7,
-        None,
         [5],
         [(5, 1.0, 2.0)],
         ["ab"],
@@ -94,7 +92,6 @@ BAD: dict[str, list[Any]] = {
         [1],
         ["\ud800"],
         3,
-        None,
         ["a"] * (MAX_BAD_WORDS + 1),
         ["x" * (MAX_STOP_CHARS + 1)],
         [b"a"],
@@ -117,6 +114,11 @@ BAD: dict[str, list[Any]] = {
 def test_invalid_value_is_refused_by_field_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=name.removesuffix("s") if name == "stop" else name):
         SamplingParams(**{name: value})
+
+
+def test_none_is_an_empty_list_as_in_vllm() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None, logit_bias=None)
+    assert params == SamplingParams()
 
 
 def test_every_field_has_bad_values_above() -> None:

@@ -58,8 +58,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | Iterable[str] = ()
-    stop_token_ids: Iterable[int] = ()
+    stop: str | Iterable[str] | None = ()
+    stop_token_ids: Iterable[int] | None = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     deterministic: bool | None = None
@@ -67,10 +67,10 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = ()
     allowed_token_ids: Iterable[int] | None = None
     bad_token_ids: Iterable[int] = ()
-    bad_words: str | Iterable[str] = ()
+    bad_words: str | Iterable[str] | None = ()
     prompt_logprobs: int | None = None
     echo: bool = False
     structured: StructuredOutput | None = None
@@ -81,6 +81,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen
+        for name in ("stop", "stop_token_ids", "bad_words", "logit_bias"):
+            if getattr(self, name) is None:  # vLLM's default
+                put(self, name, ())
         put(self, "max_tokens", _integer("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "min_tokens", _integer("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, 100.0))
