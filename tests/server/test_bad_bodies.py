@@ -12,7 +12,19 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from support.bodies import SCORE, Body, assert_serving, chat, checked_client, completion, error_of, raw, user
+from support.bodies import (
+    EMBEDDINGS,
+    SCORE,
+    Body,
+    assert_serving,
+    chat,
+    checked_client,
+    completion,
+    embedding,
+    error_of,
+    raw,
+    user,
+)
 from support.serving import Server
 
 JSON = {"content-type": "application/json"}
@@ -73,6 +85,22 @@ LIMITS = (
     chat("tools beyond the context", "the prompt has", TOO_LONG, tools=[LONG_TOOL], tool_choice="required"),
     chat("template variables of 5 MB", "context", TOO_LONG, chat_template_kwargs={"x": "a" * 5_000_000}),
     raw("score of 400,000 ids", MANY_IDS, "context", TOO_LONG, path=SCORE),
+    embedding("no input", "input", "missing_required_parameter", "input", raw_body={}),
+    embedding("empty list of inputs", "empty", "invalid_value", "input", input=[]),
+    embedding("empty input", "empty", "invalid_value", input=""),
+    embedding("empty input among others", "empty", "invalid_value", input=["a", ""]),
+    embedding("empty list of ids among others", "empty", "invalid_value", input=[[5], []]),
+    embedding("id outside the vocabulary", "vocabulary", "invalid_value", input=[[5], [320]]),
+    embedding("257 inputs", "257 prompts", "invalid_value", "input", input=["a"] * 257),
+    embedding("input beyond the context", "context", TOO_LONG, input=[[5], [5] * 513]),
+    embedding("input of 5 MB", "context", TOO_LONG, input="a" * 5_000_000),
+    embedding("input of 500,000 ids", "context", TOO_LONG, input=[5] * 500_000),
+    embedding("texts and ids", "input", "invalid_type", "input[0]", input=[[5], "a"]),
+    embedding("65 dimensions", "at most 64", "invalid_value", dimensions=65),
+    embedding("other pooling", "pooling", "invalid_value", "pooling", pooling="max"),
+    embedding("other encoding", "encoding_format", "invalid_value", "encoding_format", encoding_format="bytes"),
+    embedding("receipt of an embedding", "Unknown", "unknown_parameter", "return_receipt", return_receipt=True),
+    embedding("thinking of a plain model", "think", "unsupported_value", "think", think=True),
 )  # fmt: skip
 # Unusual, but valid: the response is JSON, without NaN.
 ACCEPTED = (
@@ -127,7 +155,11 @@ def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/score", "/v1/replay"]
+    "path",
+    [
+        *("/v1/completions", "/v1/chat/completions", "/v1/embeddings"),
+        *("/tokenize", "/v1/score", "/v1/replay"),
+    ],
 )
 def test_any_value_in_any_field_gives_a_documented_status(client: httpx.Client, path: str) -> None:
     document = client.get("/openapi.json").json()
@@ -135,7 +167,8 @@ def test_any_value_in_any_field_gives_a_documented_status(client: httpx.Client, 
     fields = document["components"]["schemas"][name.rpartition("/")[2]]["properties"]
     for field in fields:
         for value in (-7, 0.5, "\0", [[[]]], {"": None}, [None], [{}]):
-            response = client.post(path, json={"prompt": "a", "max_tokens": 1, field: value})
+            usual = {"input": "a"} if path == EMBEDDINGS else {"prompt": "a", "max_tokens": 1}
+            response = client.post(path, json={**usual, field: value})
             assert response.status_code in (200, 400, 404)
             assert response.status_code == 200 or error_of(response)["message"]
     nothing = client.post(path, json=dict.fromkeys(fields))

@@ -19,6 +19,7 @@ INTERNALS = (
     *("holdfast.", "site-packages", " at 0x", "/src/"),
 )
 COMPLETIONS, CHAT, SCORE = "/v1/completions", "/v1/chat/completions", "/v1/score"
+EMBEDDINGS = "/v1/embeddings"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,19 @@ def chat(
 ) -> Body:
     body = {"messages": [user("hi")], "max_tokens": 2, **fields}
     return raw(name, json.dumps(body).encode(), message, code, param, status=status, path=CHAT)
+
+
+def embedding(
+    name: str,
+    message: str = "",
+    code: str | None = None,
+    param: str | None = None,
+    *,
+    raw_body: Any = None,
+    **fields: Any,
+) -> Body:
+    body = {"input": "hi", **fields} if raw_body is None else raw_body
+    return raw(name, json.dumps(body).encode(), message, code, param, path=EMBEDDINGS)
 
 
 def user(content: Any, **fields: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import schemathesis
 
-from support.tiny import VOCAB_SIZE
+from support.tiny import HIDDEN_SIZE, VOCAB_SIZE
 
 _LONG, _LARGE = 1000, 1 << 24
 INTERNALS = (
@@ -62,6 +62,10 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
         tamed["model"] = "tiny"
     if tamed.get("prompt") in ("", []):
         tamed["prompt"] = "a"
+    if "encoding_format" in tamed or "pooling" in tamed or tamed.get("input") in ("", []):
+        tamed["input"] = tamed.get("input") or "a"
+    if tamed.get("dimensions") is not None and tamed["dimensions"] < _LARGE:
+        tamed["dimensions"] = min(tamed["dimensions"], HIDDEN_SIZE)
     if tamed.get("completion") in ("", []):
         tamed["completion"] = [7]
     if "prompt" in tamed and "messages" in tamed:

@@ -14,6 +14,7 @@ from typing import Any
 EOS, IM_START, IM_END = 0, 1, 2
 SPECIAL_TOKENS = ("<|end|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 320
+HIDDEN_SIZE = 64
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -23,7 +24,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
+    "hidden_size": HIDDEN_SIZE,
     "intermediate_size": 160,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 
 from holdfast.server.api.chat import chat_routes
 from holdfast.server.api.completions import completion_routes
+from holdfast.server.api.embeddings import embedding_routes
 from holdfast.server.api.info import info_routes
 from holdfast.server.api.messages_api.routes import message_routes
 from holdfast.server.api.replay import replay_routes
@@ -27,6 +28,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         completion_routes(frontend),
         responses_routes(frontend),
         message_routes(frontend),
+        embedding_routes(frontend),
         token_routes(frontend),
         score_routes(frontend),
         replay_routes(frontend),

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from holdfast.core.pooling import Pooling
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, HoldfastError
@@ -66,8 +67,10 @@ class Call:
         echo_text: str | None = None,
         want_receipt: bool = False,
         cache_salt: str | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
-        """Send the engine one prompt; with completion_ids, to score this completion.
+        """Send the engine one prompt; with completion_ids, to score this completion; with pooling,
+        to embed it.
 
         A receipt needs the fingerprint. Wait for it here, so that the engine's loop never has to.
         """
@@ -76,7 +79,7 @@ class Call:
         self._require_open()
         self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
         self._num_choices = params.n
-        self._trace_span(params if completion_ids is None else None)
+        self._trace_span(params if completion_ids is None and pooling is None else None)
         with _as_api_error():
             stream = self._link.submit(
                 self._updated,
@@ -86,6 +89,7 @@ class Call:
                 echo_text=echo_text,
                 want_receipt=want_receipt,
                 cache_salt=cache_salt or "",
+                pooling=pooling,
             )
         self.streams.append(stream)
 

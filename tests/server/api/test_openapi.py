@@ -25,6 +25,7 @@ def test_document_contains_every_route(document: dict[str, Any]) -> None:
         *((f"/v1/{name}", "post") for name in ("chat/completions", "completions", "score", "replay")),
         *((f"/v1/{name}", "post") for name in ("responses", "responses/input_tokens")),
         *((f"/v1/{name}", "post") for name in ("messages", "messages/count_tokens")),
+        ("/v1/embeddings", "post"),
         *(("/tokenize", "post"), ("/detokenize", "post"), ("/tokenizer_info", "get")),
         *(("/health", "get"), ("/version", "get")),
         *(

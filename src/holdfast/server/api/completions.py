@@ -16,6 +16,7 @@ from starlette.responses import Response
 from holdfast.core.results import Delta, Result, Thought
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import HoldfastError
+from holdfast.server.api.prompt_list import prompt_list
 from holdfast.server.api.response_fields import (
     StreamUsage,
     TextLogprobs,
@@ -60,7 +61,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
         frontend.require_model(body.model)
         _refuse_unsupported(body)
         use_request_id(request, body.request_id)
-        prompts = _prompts(body, frontend.config.max_prompts)
+        prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
         try:
             params = await frontend.prompts.run_in_thread(lambda: _params(body, frontend))
         except HoldfastError as error:
@@ -281,27 +282,6 @@ def _params(body: CompletionRequest, frontend: Frontend) -> SamplingParams:
         prompt_logprobs=max(wanted, default=None),
         echo=echo,
     )
-
-
-def _prompts(body: CompletionRequest, max_prompts: int) -> list[str | list[int]]:
-    """The list of prompts. A list of numbers is one prompt."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise ApiError(
-            400, "prompt is empty; it must have at least one token", param="prompt", code="invalid_value"
-        )
-    if isinstance(prompt[0], int):
-        return [[one for one in prompt if isinstance(one, int)]]
-    if len(prompt) > max_prompts:
-        raise ApiError(
-            400,
-            f"prompt has {len(prompt)} prompts; at most {max_prompts} are allowed",
-            param="prompt",
-            code="invalid_value",
-        )
-    return [one for one in prompt if not isinstance(one, int)]
 
 
 def _refuse_unsupported(body: CompletionRequest) -> None:

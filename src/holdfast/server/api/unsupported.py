@@ -6,7 +6,6 @@ from starlette.responses import Response
 from holdfast.server.errors import ApiError
 
 _INSTEAD = {
-    "/v1/embeddings": "embeddings are not supported",
     "/v1/moderations": "moderation is not supported",
     "/v1/assistants": "assistants are not supported; use POST /v1/chat/completions",
     "/v1/images/generations": "images are not supported",

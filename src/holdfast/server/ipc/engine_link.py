@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.framing import ConnectionLost
+from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import SamplingParams, params_to_json
 from holdfast.engine.config import EngineConfig
@@ -114,6 +115,7 @@ class EngineLink:
         echo_text: str | None = None,
         want_receipt: bool = False,
         cache_salt: str = "",
+        pooling: Pooling | None = None,
     ) -> ResponseStream:
         """Send a request.
 
@@ -130,6 +132,7 @@ class EngineLink:
             echo_text,
             want_receipt,
             cache_salt,
+            pooling,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
         self.next_id += params.n

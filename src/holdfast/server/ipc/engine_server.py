@@ -68,6 +68,7 @@ class EngineServer:
                 message.prompt_ids,
                 params_from_json(message.settings),
                 completion=message.completion_ids,
+                pooling=message.pooling,
                 echo_text=message.echo_text,
                 want_receipt=message.want_receipt,
                 request_id=message.request_id,

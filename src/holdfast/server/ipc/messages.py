@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.framing import pack_frame, read_frame, read_frame_async
+from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.status import EngineStatus
@@ -40,7 +41,8 @@ class Start(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """A request, to generate or, with completion_ids, to score this completion.
+    """A request, to generate or, with completion_ids, to score this completion, or with pooling to
+    embed the prompt.
 
     settings are those of `SamplingParams`, as a receipt writes them. The n choices take the ids
     request_id to request_id + n - 1.
@@ -53,6 +55,7 @@ class Submit(Message, frozen=True):
     echo_text: str | None = None
     want_receipt: bool = False
     cache_salt: str = ""
+    pooling: Pooling | None = None
 
 
 class Abort(Message, frozen=True):

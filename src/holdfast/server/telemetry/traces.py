@@ -17,7 +17,7 @@ from holdfast.core.results import Stats
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import ConfigError
 
-Operation = Literal["chat", "text_completion", "score", "replay"]
+Operation = Literal["chat", "text_completion", "embeddings", "score", "replay"]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from holdfast.server.api.schema.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     ReplayRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -33,6 +34,7 @@ _BODIES = (
     InputTokensRequest,
     MessagesRequest,
     CountTokensRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ScoreRequest,
@@ -56,6 +58,7 @@ ENGINE_ERRORS = (*BODY_ERRORS, 429, 503, 504)
 _TAGS = {
     "completions": "Chat completions, completions and responses, compatible with OpenAI's.",
     "messages": "Messages, compatible with Anthropic's.",
+    "embeddings": "Embeddings, compatible with OpenAI's.",
     "tokens": "Tokenization.",
     "reproducibility": "Bitwise reproduction: scores and replays.",
     "server": "Information about the server.",

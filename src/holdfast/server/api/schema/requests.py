@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from holdfast.core.pooling import PoolingType
 from holdfast.server.api.schema.field_schemas import (
     ForcedThoughts,
     LogitBias,
@@ -95,7 +96,24 @@ class SamplingFields(ThinkingFields):
     user: str | None = Field(None, description="Accepted and ignored.")
 
 
-class GenerationRequest(SamplingFields):
+class ServingFields(RequestModel):
+    """vLLM's fields about how a request is served."""
+
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Share cached prefixes only with requests that have the same salt.",
+    )
+    request_id: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="The end of the response's id, and its X-Request-Id. The request's header takes precedence.",
+    )
+    priority: Literal[0] | None = Field(None, description="Only 0: requests are served in order of arrival.")
+
+
+class GenerationRequest(SamplingFields, ServingFields):
     """Fields that chat completions and completions share."""
 
     max_tokens: int | None = Field(None, ge=0, le=1 << 24)
@@ -121,18 +139,6 @@ class GenerationRequest(SamplingFields):
     truncate_prompt_tokens: TruncatePromptTokens | None = Field(
         None, description="Keep only the last tokens of the prompt: this many, or with -1 as many as fit."
     )
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=256,
-        description="Share cached prefixes only with requests that have the same salt.",
-    )
-    request_id: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="The end of the response's id, and its X-Request-Id. The request's header takes precedence.",
-    )
-    priority: Literal[0] | None = Field(None, description="Only 0: requests are served in order of arrival.")
 
 
 class CompletionRequest(GenerationRequest):
@@ -224,6 +230,35 @@ class DetokenizeRequest(RequestModel):
     model: str | None = Field(None, max_length=1024)
     tokens: TokenIds
     skip_special_tokens: bool | None = None
+
+
+class EmbeddingRequest(ThinkingFields, ServingFields):
+    """/v1/embeddings"""
+
+    input: str | TokenIds | Many[str] | Many[TokenIds] = Field(
+        description="Text or token ids, one input or a batch."
+    )
+    model: str | None = Field(None, max_length=1024)
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="Default: float. base64: fp32 in little-endian order."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, le=1 << 17, description="Keep only the first ones. Default: the model's hidden size."
+    )
+    pooling: PoolingType | None = Field(
+        None, description="Default: last, the last token's hidden state. mean: the mean over all tokens."
+    )
+    normalize: bool | None = Field(None, description="Default: true. Divide by the Euclidean norm.")
+    deterministic: bool | None = Field(
+        None, description="The same bits alone and in any batch. Default: the server's."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer adds its special tokens to a text."
+    )
+    truncate_prompt_tokens: TruncatePromptTokens | None = Field(
+        None, description="Keep only the first tokens of an input: this many, or with -1 as many as fit."
+    )
+    user: str | None = Field(None, description="Accepted and ignored.")
 
 
 class ScoreRequest(ThinkingFields):

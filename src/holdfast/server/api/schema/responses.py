@@ -200,6 +200,40 @@ class TokenizerInfo(ResponseModel):
     chat_template: str | None
 
 
+class EmbeddingData(ResponseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="Base64 if the request asked for it.")
+
+
+class EmbeddingUsage(ResponseModel):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class EmbeddingRequestDetails(ResponseModel):
+    mode: Mode = Field(description="certified and verified are guaranteed, none is not.")
+    stats: Stats
+
+
+class EmbeddingDetails(EmbeddingRequestDetails):
+    """With several inputs: of all together, and of each one in `requests`."""
+
+    requests: list[EmbeddingRequestDetails] | None = None
+
+
+class EmbeddingResponse(ResponseModel):
+    object: Literal["list"]
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    data: list[EmbeddingData]
+    usage: EmbeddingUsage
+    holdfast: EmbeddingDetails
+
+
 class ScoreResponse(ResponseModel):
     object: Literal["holdfast.score"]
     model: str

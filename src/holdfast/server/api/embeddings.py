@@ -1,0 +1,109 @@
+"""POST /v1/embeddings: embeddings of texts or token ids, one or a batch."""
+
+import base64
+import time
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.embeddings import unpack_embedding
+from holdfast.core.pooling import Pooling, truncate_ids
+from holdfast.core.sampling_params import score_params
+from holdfast.errors import HoldfastError
+from holdfast.server.api.prompt_list import prompt_list
+from holdfast.server.api.response_fields import usage
+from holdfast.server.api.sampling import max_prompt_len
+from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
+from holdfast.server.api.schema.requests import EmbeddingRequest
+from holdfast.server.api.schema.responses import EmbeddingResponse
+from holdfast.server.api.thinking import forced_thoughts, require_thinking_model
+from holdfast.server.call import Call
+from holdfast.server.errors import to_api_error
+from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
+from holdfast.server.http.json_body import read_body
+from holdfast.server.http.responses import JSONResponse
+from holdfast.server.middleware.response_headers import use_request_id
+
+
+def embedding_routes(frontend: Frontend) -> APIRouter:
+    router = APIRouter(tags=["embeddings"])
+
+    @router.post(
+        "/v1/embeddings",
+        openapi_extra=body_schema(EmbeddingRequest),
+        responses=responses(EmbeddingResponse, ENGINE_ERRORS),
+    )
+    async def embeddings(request: Request) -> Response:
+        """Create embeddings of one or several inputs."""
+        body = await read_body(request, EmbeddingRequest)
+        frontend.require_model(body.model)
+        use_request_id(request, body.request_id)
+        inputs = prompt_list(body.input, frontend.config.max_prompts, "input")
+        async with frontend.call(
+            request, "embeddings", deterministic=body.deterministic, num_choices=len(inputs)
+        ) as call:
+            await run_until_disconnect(request, _run(frontend, call, inputs, body))
+            call.finished(["length"] * len(inputs))
+            head = {
+                "object": "list",
+                "id": f"embd-{call.request_id}",
+                "created": int(time.time()),
+                "model": frontend.model,
+                "system_fingerprint": await call.fingerprint(),
+            }
+            # A million numbers take long to write.
+            return await frontend.prompts.run_in_thread(lambda: JSONResponse({**head, **_result(call, body)}))
+
+    return router
+
+
+async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], body: EmbeddingRequest) -> None:
+    """Submit every input and wait for all results."""
+    require_thinking_model(call, body)
+    add_special_tokens = body.add_special_tokens is not False
+    try:
+        params = score_params(
+            deterministic=body.deterministic,
+            think=body.think is not False,
+            forced_thoughts=forced_thoughts(body.forced_thoughts or {}),
+        )
+        pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
+        for one in inputs:
+            ids = (
+                await frontend.prompts.encode(one, add_special_tokens=add_special_tokens)
+                if isinstance(one, str)
+                else one
+            )
+            ids = list(truncate_ids(ids, body.truncate_prompt_tokens, max_prompt_len(frontend)))
+            frontend.prompts.require_room(len(ids))
+            await call.submit(ids, params, pooling=pooling, cache_salt=body.cache_salt)
+    except HoldfastError as error:
+        raise to_api_error(error) from None
+    await call.accepted()
+    async for _ in call.deltas():
+        pass
+
+
+def _result(call: Call, body: EmbeddingRequest) -> dict[str, Any]:
+    counts = usage(call)
+    del counts["completion_tokens"]
+    each = [{"mode": result.determinism, "stats": asdict(result.stats)} for result in call.results]
+    several = {"mode": call.mode, "stats": asdict(call.stats), "requests": each}
+    return {
+        "data": [
+            {"object": "embedding", "index": index, "embedding": _encode(result.embedding or b"", body)}
+            for index, result in enumerate(call.results)
+        ],
+        "usage": counts,
+        "holdfast": each[0] if len(each) == 1 else several,
+    }
+
+
+def _encode(embedding: bytes, body: EmbeddingRequest) -> list[float] | str:
+    if body.encoding_format == "base64":
+        return base64.b64encode(embedding).decode("ascii")
+    return unpack_embedding(embedding)

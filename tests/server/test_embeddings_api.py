@@ -1,0 +1,91 @@
+"""POST /v1/embeddings: OpenAI's shape through OpenAI's client, and the same bits alone and in a batch."""
+
+import base64
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+from support.serving import Server
+from support.tiny import HIDDEN_SIZE
+
+TEXTS = ["the quick brown fox", "a", "jumps over the lazy dog, and then the dog sleeps", "1 2 3"]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_server: Server) -> Iterator[openai.OpenAI]:
+    url = f"{tiny_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def embed(server: Server, **body: Any) -> dict[str, Any]:
+    response = server.post("/v1/embeddings", body)
+    assert response.status_code == 200, response.text
+    content: dict[str, Any] = response.json()
+    return content
+
+
+def vectors(server: Server, **body: Any) -> list[list[float]]:
+    return [one["embedding"] for one in embed(server, deterministic=True, **body)["data"]]
+
+
+def test_openai_client_reads_base64_and_floats(client: openai.OpenAI) -> None:
+    response = client.embeddings.create(model="tiny", input=TEXTS)  # the client asks for base64
+    assert [one.index for one in response.data] == [0, 1, 2, 3]
+    assert {len(one.embedding) for one in response.data} == {HIDDEN_SIZE}
+    assert response.object == "list" and response.model == "tiny"
+    assert response.usage.prompt_tokens == response.usage.total_tokens > 0
+    floats = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
+    for one, other in zip(response.data, floats.data, strict=True):
+        assert other.embedding == pytest.approx(one.embedding, abs=1e-5)
+        assert sum(value * value for value in one.embedding) == pytest.approx(1, abs=1e-5)
+
+
+def test_response_has_mode_and_fingerprint(tiny_server: Server) -> None:
+    ordinary, both = embed(tiny_server, input="a"), embed(tiny_server, input=["a", "b"], deterministic=True)
+    assert ordinary["holdfast"]["mode"] == "none" and "seed" not in ordinary["holdfast"]
+    assert both["holdfast"]["mode"] in ("certified", "verified") and len(both["holdfast"]["requests"]) == 2
+    certificate = tiny_server.get("/v1/certificate").json()
+    assert both["system_fingerprint"] == certificate["fingerprint"]["digest"]
+    assert both["id"].startswith("embd-") and set(both["usage"]) >= {"prompt_tokens", "total_tokens"}
+
+
+def test_server_default_decides_the_mode(deterministic_server: Server) -> None:
+    assert embed(deterministic_server, input="a")["holdfast"]["mode"] in ("certified", "verified")
+    assert embed(deterministic_server, input="a", deterministic=False)["holdfast"]["mode"] == "none"
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_same_bits_alone_in_a_batch_and_under_load(tiny_server: Server, pooling: str) -> None:
+    alone = [vectors(tiny_server, input=text, pooling=pooling)[0] for text in TEXTS]
+    busy = {"prompt": TEXTS, "max_tokens": 30, "ignore_eos": True}
+    with ThreadPoolExecutor(3) as pool:
+        load = [pool.submit(tiny_server.post, "/v1/completions", busy) for _ in range(2)]
+        batch = vectors(tiny_server, input=TEXTS[::-1], pooling=pooling)
+        assert all(one.result().status_code == 200 for one in load)
+    assert batch[::-1] == alone
+    ids = [tiny_server.post("/tokenize", {"prompt": text}).json()["tokens"] for text in TEXTS]
+    assert vectors(tiny_server, input=ids, pooling=pooling) == alone
+    assert vectors(tiny_server, input=ids[0], pooling=pooling) == alone[:1]
+
+
+def test_forms_of_an_embedding(tiny_server: Server) -> None:
+    (raw,) = vectors(tiny_server, input="a", normalize=False)
+    (short,) = vectors(tiny_server, input="a", normalize=False, dimensions=3)
+    assert short == raw[:3] and len(raw) == HIDDEN_SIZE
+    (encoded,) = vectors(tiny_server, input="a", normalize=False, encoding_format="base64")
+    assert list(struct.unpack(f"<{HIDDEN_SIZE}f", base64.b64decode(str(encoded)))) == raw
+    assert vectors(tiny_server, input=[[5] * 600], truncate_prompt_tokens=2) == vectors(
+        tiny_server, input=[5, 5]
+    )
+    whole = {"input": [5] * 600, "truncate_prompt_tokens": -1}
+    assert embed(tiny_server, **whole)["usage"]["prompt_tokens"] == 512
+
+
+def test_more_inputs_than_places_wait(tiny_server: Server) -> None:
+    many = [[number % 300] for number in range(64)]  # of 16 sequences that run at once
+    assert vectors(tiny_server, input=many)[40] == vectors(tiny_server, input=many[40:41])[0]
