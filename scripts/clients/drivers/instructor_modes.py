@@ -1,0 +1,69 @@
+"""instructor: every mode of its OpenAI provider."""
+
+from typing import Any
+
+import instructor
+import openai
+from pydantic import BaseModel, Field
+
+from checks import Target
+
+CLIENT = "instructor"
+QUESTION: Any = [{"role": "user", "content": "Genoa is a port. Describe the city."}]
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(max_length=12)
+    is_port: bool
+
+
+def _extract(target: Target, mode: instructor.Mode, **settings: Any) -> City:
+    with openai.OpenAI(base_url=target.base_url, api_key="unused", max_retries=0, timeout=120) as plain:
+        client = instructor.from_openai(plain, mode=mode)
+        found, again = (
+            client.create(
+                model=target.model, response_model=City, messages=QUESTION, max_retries=0, **settings
+            )
+            for _ in range(2)
+        )
+    assert isinstance(found, City) and found == again
+    return found
+
+
+def check_tools(target: Target) -> None:
+    """Mode.TOOLS, twice the same object"""
+    _extract(target, instructor.Mode.TOOLS, max_tokens=64)
+
+
+def check_tools_strict(target: Target) -> None:
+    """Mode.TOOLS_STRICT"""
+    _extract(target, instructor.Mode.TOOLS_STRICT, max_tokens=64)
+
+
+def check_json(target: Target) -> None:
+    """Mode.JSON"""
+    _extract(target, instructor.Mode.JSON, max_tokens=64)
+
+
+def check_json_schema(target: Target) -> None:
+    """Mode.JSON_SCHEMA"""
+    _extract(target, instructor.Mode.JSON_SCHEMA, max_tokens=64)
+
+
+def check_responses_tools(target: Target) -> None:
+    """Mode.RESPONSES_TOOLS"""
+    _extract(target, instructor.Mode.RESPONSES_TOOLS, max_output_tokens=64)
+
+
+def check_partial(target: Target) -> None:
+    """create_partial: a streamed object"""
+    with openai.OpenAI(base_url=target.base_url, api_key="unused", max_retries=0, timeout=120) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        stages = list(
+            client.create_partial(
+                model=target.model, response_model=City, messages=QUESTION, max_tokens=64, max_retries=0
+            )
+        )
+    assert len(stages) > 1 and stages[-1].is_port is not None
