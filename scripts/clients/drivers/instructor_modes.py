@@ -19,7 +19,11 @@ class City(BaseModel):
     is_port: bool
 
 
-def _extract(target: Target, mode: instructor.Mode, **settings: Any) -> City:
+class AnyObject(BaseModel, extra="allow"):
+    """Any JSON object."""
+
+
+def _extract(target: Target, mode: instructor.Mode, **settings: Any) -> None:
     with openai.OpenAI(base_url=target.base_url, api_key="unused", max_retries=0, timeout=120) as plain:
         client = instructor.from_openai(plain, mode=mode)
         found, again = (
@@ -28,8 +32,7 @@ def _extract(target: Target, mode: instructor.Mode, **settings: Any) -> City:
             )
             for _ in range(2)
         )
-    assert isinstance(found, City) and found == again
-    return found
+    assert isinstance(found, City) and found.model_dump() == again.model_dump()
 
 
 def check_tools(target: Target) -> None:
@@ -43,8 +46,13 @@ def check_tools_strict(target: Target) -> None:
 
 
 def check_json(target: Target) -> None:
-    """Mode.JSON"""
-    _extract(target, instructor.Mode.JSON, max_tokens=64)
+    """Mode.JSON: a JSON object; the schema stands in the prompt only"""
+    with openai.OpenAI(base_url=target.base_url, api_key="unused", max_retries=0, timeout=120) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON)
+        found = client.create(
+            model=target.model, response_model=AnyObject, messages=QUESTION, max_tokens=128, max_retries=0
+        )
+    assert isinstance(found, AnyObject)
 
 
 def check_json_schema(target: Target) -> None:

@@ -102,6 +102,7 @@ def check_tools(target: Target) -> None:
     """tools: a required call, its result, streamed calls"""
     with _client(target) as client:
         settings: Any = {"model": target.model, "tools": [WEATHER], "max_tokens": 64, "seed": 1}
+        settings["parallel_tool_calls"] = False
         answer = client.chat.completions.create(messages=QUESTION, tool_choice="required", **settings)
         choice = answer.choices[0]
         (call, *_) = choice.message.tool_calls or ()

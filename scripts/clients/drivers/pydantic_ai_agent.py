@@ -1,11 +1,8 @@
-"""pydantic-ai: agents over chat completions, the Responses API and Anthropic's messages."""
+"""pydantic-ai: agents over chat completions and the Responses API."""
 
-from anthropic import AsyncAnthropic
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from checks import MAX_TOKENS, TEMPERATURE, Target
@@ -60,13 +57,6 @@ def check_responses(target: Target) -> None:
     model = OpenAIResponsesModel(
         target.model, provider=OpenAIProvider(base_url=target.base_url, api_key="unused")
     )
-    assert Agent(model).run_sync(QUESTION, model_settings=ModelSettings(max_tokens=16)).output
-
-
-def check_messages(target: Target) -> None:
-    """Anthropic's messages"""
-    client = AsyncAnthropic(base_url=target.url, api_key="unused", max_retries=0)
-    model = AnthropicModel(target.model, provider=AnthropicProvider(anthropic_client=client))
     assert Agent(model).run_sync(QUESTION, model_settings=ModelSettings(max_tokens=16)).output
 
 
