@@ -3,18 +3,20 @@
 import tempfile
 from typing import Any
 
+from checks import MAX_TOKENS, PROMPTS, TEMPERATURE, Target
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
 from inspect_ai.scorer import includes
 
-from checks import MAX_TOKENS, PROMPTS, TEMPERATURE, Target
-
 CLIENT = "inspect-ai"
 
 
 def _evaluate(target: Target, prompts: list[str], **settings: Any) -> EvalLog:
-    task = Task([Sample(prompt, "e", id=number) for number, prompt in enumerate(prompts)], scorer=includes())
+    task = Task(
+        [Sample(input=prompt, target="e", id=number) for number, prompt in enumerate(prompts)],
+        scorer=includes(),
+    )
     with tempfile.TemporaryDirectory() as folder:
         (log,) = eval(
             task,

@@ -4,9 +4,8 @@ from typing import Any
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
-
 from checks import Target
+from pydantic import BaseModel, Field
 
 CLIENT = "instructor"
 QUESTION: Any = [{"role": "user", "content": "Genoa is a port. Describe the city."}]

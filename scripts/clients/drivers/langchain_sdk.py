@@ -2,11 +2,10 @@
 
 from typing import Any
 
+from checks import MAX_TOKENS, TEMPERATURE, Target
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field, SecretStr
-
-from checks import MAX_TOKENS, TEMPERATURE, Target
 
 CLIENT = "langchain-openai"
 QUESTION = "Name three rivers of Europe."
@@ -83,4 +82,6 @@ def check_embeddings(target: Target) -> None:
 
 
 def ask(target: Target, prompt: str, seed: int) -> str:
-    return str(_model(target, temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed).invoke(prompt).content)
+    return str(
+        _model(target, temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed).invoke(prompt).content
+    )

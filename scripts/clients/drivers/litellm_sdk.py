@@ -7,9 +7,8 @@ from typing import Any
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no price list from the network
 
 import litellm
-from pydantic import BaseModel, Field
-
 from checks import MAX_TOKENS, TEMPERATURE, Target
+from pydantic import BaseModel, Field
 
 CLIENT = "litellm"
 QUESTION: Any = [{"role": "user", "content": "Name three rivers of Europe."}]

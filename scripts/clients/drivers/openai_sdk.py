@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import openai
-from pydantic import BaseModel, Field
-
 from checks import MAX_TOKENS, TEMPERATURE, Target
+from pydantic import BaseModel, Field
 
 CLIENT = "openai"
 QUESTION: Any = [{"role": "user", "content": "Name three rivers of Europe."}]
@@ -80,7 +79,9 @@ def check_completions(target: Target) -> None:
     """completions: several prompts, echo, logprobs, stream"""
     with _client(target) as client:
         settings: Any = {"model": target.model, "max_tokens": 4, "temperature": 0}
-        answer = client.completions.create(prompt=["The sky is", "Two and"], echo=True, logprobs=1, **settings)
+        answer = client.completions.create(
+            prompt=["The sky is", "Two and"], echo=True, logprobs=1, **settings
+        )
         assert [choice.index for choice in answer.choices] == [0, 1]
         logprobs = answer.choices[0].logprobs
         assert logprobs is not None and logprobs.token_logprobs is not None
@@ -134,8 +135,9 @@ def check_responses(target: Target) -> None:
         whole = client.responses.create(**settings)
         assert whole.object == "response" and whole.usage is not None
         with client.responses.stream(**settings) as stream:
-            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-            final = stream.get_final_response()
+            events = list(stream)
+        final = events[-1].response  # completed, or incomplete after max_output_tokens
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
         assert text == final.output_text == whole.output_text and final.status == whole.status
 
 

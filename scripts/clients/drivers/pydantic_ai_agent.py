@@ -1,11 +1,10 @@
 """pydantic-ai: agents over chat completions and the Responses API."""
 
+from checks import MAX_TOKENS, TEMPERATURE, Target
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-from checks import MAX_TOKENS, TEMPERATURE, Target
 
 CLIENT = "pydantic-ai-slim"
 QUESTION = "Name three rivers of Europe."
