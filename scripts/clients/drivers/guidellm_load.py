@@ -23,15 +23,21 @@ def _run(target: Target, route: str) -> list[dict[str, Any]]:
         rows = [{"prompt": PROMPTS[number % len(PROMPTS)]} for number in range(REQUESTS)]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         done = subprocess.run(
-            [COMMAND, "run", "--backend", f"{backend},max_tokens={MAX_TOKENS}"]
-            + [
+            [
+                COMMAND,
+                "run",
+                "--backend",
+                f"{backend},max_tokens={MAX_TOKENS}",
                 "--profile",
                 "kind=concurrent,streams=4",
                 "--constraint",
                 f"kind=max_requests,count={REQUESTS}",
-            ]
-            + ["--data", f"kind=json_file,path={data}", "--output", f"kind=json,path={report}"]
-            + ["--disable-console"],
+                "--data",
+                f"kind=json_file,path={data}",
+                "--output",
+                f"kind=json,path={report}",
+                "--disable-console",
+            ],
             env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": folder},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -31,8 +31,22 @@ def _evaluate(target: Target, model: str, tasks: list[str], *flags: str, **model
     given = {"model": target.model, "base_url": f"{target.base_url}/{route}", **model_args}
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [COMMAND, "run", "--model", model, "--model_args", *(f"{k}={v}" for k, v in given.items())]
-            + ["--tasks", *tasks, "--include_path", TASKS, "--output_path", folder, "--log_samples", *flags],
+            [
+                COMMAND,
+                "run",
+                "--model",
+                model,
+                "--model_args",
+                *(f"{k}={v}" for k, v in given.items()),
+                "--tasks",
+                *tasks,
+                "--include_path",
+                TASKS,
+                "--output_path",
+                folder,
+                "--log_samples",
+                *flags,
+            ],
             cwd=TASKS,  # the task files name their data relative to it
             env={**os.environ, **OFFLINE, "HF_HOME": folder},
             stdin=subprocess.DEVNULL,

@@ -38,8 +38,18 @@ def _evaluate(configuration: dict[str, Any], *flags: str) -> list[str]:
         config, report = Path(folder, "promptfooconfig.json"), Path(folder, "report.json")
         config.write_text(json.dumps(configuration))
         done = subprocess.run(
-            [FOLDER / "node_modules" / ".bin" / "promptfoo", "eval", "-c", config, "-o", report]
-            + ["--no-cache", "--no-progress-bar", "--no-table", *flags],
+            [
+                FOLDER / "node_modules" / ".bin" / "promptfoo",
+                "eval",
+                "-c",
+                config,
+                "-o",
+                report,
+                "--no-cache",
+                "--no-progress-bar",
+                "--no-table",
+                *flags,
+            ],
             env={**os.environ, **OFFLINE, "PROMPTFOO_CONFIG_DIR": folder},
             stdin=subprocess.DEVNULL,
             capture_output=True,
