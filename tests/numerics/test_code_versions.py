@@ -67,6 +67,7 @@ DECIDES_NOTHING = {
     "numerics/recipe.py": "names what a backend computes with",
     "numerics/select_backend.py": "chooses the backend, which the recipe names",
     "receipts/": "describes answers",
+    "recordings/": "answers recorded on other machines",
     "sandbox/grammar_sandbox.py": "refuses grammars that take too long",
     "sandbox/supervisor.py": "starts and ends processes",
     "scheduler/": "what runs when; verification.py is guarded",

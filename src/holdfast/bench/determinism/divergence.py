@@ -51,7 +51,6 @@ from holdfast.worker.model_runner import ModelRunner
 
 QUESTION = "In two sentences: what does a holdfast do for seaweed?"
 NUM_ALONE = 2  # alone twice: without neighbours nothing differs
-_MAX_NEIGHBOURS = 31
 _MAX_PROMPT_LEN, _MAX_TOKENS = 48, 64  # of a neighbour
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -62,6 +61,7 @@ class RecordSettings:
 
     runs: int = 48
     num_tokens: int = 48
+    load: int = 31  # the largest number of other requests
     temperature: float = 0.0
     seed: int = 7
     seconds: float = 60.0
@@ -151,10 +151,13 @@ class _Side:
 
 
 def _sides(pair: EnginePair) -> list[_Side]:
-    """The ordinary runs first, then the controls. Without a certificate, `auto` is as `verify`."""
+    """The ordinary runs first, then the controls."""
     certified = "certified" if _backend(pair.exact).device.type == "cuda" else "library"
-    sides = [_Side(pair.plain, "off", "library"), _Side(pair.plain, "verify", "library")]
-    return sides if pair.exact.certificate is None else [*sides, _Side(pair.exact, "auto", certified)]
+    return [
+        _Side(pair.plain, "off", "library"),
+        _Side(pair.plain, "verify", "library"),
+        _Side(pair.exact, "auto", certified),
+    ]
 
 
 def _run_sides(sides: Sequence[_Side], probe: ProbeRequest, settings: RecordSettings) -> None:
@@ -164,17 +167,17 @@ def _run_sides(sides: Sequence[_Side], probe: ProbeRequest, settings: RecordSett
         if number > NUM_ALONE and time.monotonic() > deadline:
             settings.log(f"stopped after {number} of {settings.runs} loads: {settings.seconds:g} s are over")
             return
-        load = _load(number, sides[0].engine)
+        load = _load(number, settings.load, sides[0].engine)
         for side in sides:
             side.run(load, probe)
         if number % 8 == 7:
             settings.log(f"{number + 1} of {settings.runs} loads")
 
 
-def _load(number: int, engine: Engine) -> StressLoad:
+def _load(number: int, largest: int, engine: Engine) -> StressLoad:
     """Load number 0 and 1 are empty. All others are random, with one neighbour or more."""
     rng = random.Random(number)
-    limit = min(_MAX_NEIGHBOURS, engine.scheduler.config.max_num_seqs - 1)
+    limit = min(largest, engine.scheduler.config.max_num_seqs - 1)
     vocab = min(engine.tokenizer.vocab_size, engine.limits.vocab_size, 400)
     count = 0 if number < NUM_ALONE else rng.randint(1, limit)
     return StressLoad(

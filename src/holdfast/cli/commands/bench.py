@@ -50,11 +50,12 @@ def demo(model: o.ModelArgument = None, engine: EngineConfig = o.ENGINE) -> None
 
 
 @bench.command()
-@grouped(only=("device", "dtype", "kernels", "determinism", "num_threads", "load_format"))
+@grouped(only=("device", "dtype", "kernels", "num_threads", "load_format"))
 def divergence(
     model: o.ModelArgument = None,
     runs: Annotated[int, typer.Option(min=3, help="Runs in each mode; the first two have no load.")] = 48,
     num_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 48,
+    load: Annotated[int, typer.Option(min=1, max=31, help="Largest number of other requests.")] = 31,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     seconds: Annotated[float, typer.Option(min=1.0, help="Start no new load after this time.")] = 60.0,
     engine: EngineConfig = _RECORDED,
@@ -67,8 +68,7 @@ def divergence(
     """Record one prompt's answers alone and under load: with the guarantee off, and with it.
 
     Exits with 1 unless the ordinary answers differ and the deterministic ones do not. On CPUs use
-    --kernels torch: the answers of the C kernels do not depend on the load. With --determinism verify
-    nothing is certified, and the control in mode auto is left out.
+    --kernels torch: the answers of the C kernels do not depend on the load.
     """
     from holdfast.bench.determinism.divergence import RecordSettings, open_recorded, record_with
     from holdfast.bench.determinism.divergence_plot import plot_recording
@@ -81,7 +81,7 @@ def divergence(
     if recording is not None:
         report = read_recording(recording)
     else:
-        settings = RecordSettings(runs, num_tokens, temperature, seconds=seconds, log=note)
+        settings = RecordSettings(runs, num_tokens, load, temperature, seconds=seconds, log=note)
         with StageBars() as progress:
             pair, described = open_recorded(replace(engine, model=model), progress)
         report = record_with(pair, described, settings)
