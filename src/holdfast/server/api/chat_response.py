@@ -174,7 +174,7 @@ async def _collect(response: ChatResponse) -> None:
 
 def _truncate(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> ChatPrompt:
     room = max_prompt_len(frontend) - (_max_tokens(body) or 1)
-    return replace(prompt, ids=truncate_prompt(prompt.ids, body.truncate_prompt_tokens, room))
+    return replace(prompt, ids=truncate_prompt(body, prompt.ids, room))
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

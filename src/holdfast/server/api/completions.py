@@ -101,7 +101,7 @@ async def _submit(
             given = prompt
             if isinstance(given, str):
                 given = await frontend.prompts.encode(given, add_special_tokens=add_special_tokens)
-            ids = truncate_prompt(given, body.truncate_prompt_tokens, room)
+            ids = truncate_prompt(body, given, room)
             frontend.prompts.require_room(len(ids))
             await call.submit(
                 ids,

@@ -112,7 +112,7 @@ def chat_logprobs(
 class TextLogprobs:
     """Logprobs in the format of completions, with the offset of every token in the text.
 
-    The top logprobs of a token always have the token itself. as_ids: tokens are written as
+    The top logprobs of a token always have the token itself, first. as_ids: tokens are written as
     token_id:123.
     """
 
@@ -137,8 +137,8 @@ class TextLogprobs:
         }
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        top = {self._name(id_): finite(value) for id_, value in one.top[: self._num_top]}
-        return top | {self._name(one.token_id): finite(one.logprob)}
+        entries = {one.token_id: one.logprob, **dict(one.top[: self._num_top])}
+        return {self._name(id_): finite(value) for id_, value in entries.items()}
 
 
 def _id_name(token_id: int) -> str:

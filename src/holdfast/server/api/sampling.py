@@ -3,6 +3,7 @@
 `SamplingParams` and the server's limits validate the values.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from holdfast.core.sampling_params import SamplingParams, show
@@ -18,6 +19,7 @@ _SAME_NAMES = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
     *("think", "skip_special_tokens", "include_stop_str_in_output"),
 )
+_MAX_NAMED = 8  # keys in an error message
 
 
 def sampling_params(
@@ -37,7 +39,7 @@ def sampling_params(
     if body.stop is not None:
         given["stop"] = _stops(body.stop, config.max_stops)
     if body.logit_bias is not None:
-        given["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
+        given["logit_bias"] = _biases(body.logit_bias)
     if body.forced_thoughts is not None:
         given["forced_thoughts"] = forced_thoughts(body.forced_thoughts)
     if given.get("n", 1) > config.max_choices:
@@ -77,11 +79,12 @@ def max_prompt_len(frontend: Frontend) -> int:
     return min(ready.max_model_len, ready.num_kv_positions)
 
 
-def truncate_prompt(ids: list[int], truncate_to: int | None, room: int) -> list[int]:
-    """The last tokens of a prompt: truncate_to, with -1 as many as there is room for."""
-    if truncate_to is None:
+def truncate_prompt(body: GenerationRequest, ids: list[int], room: int) -> list[int]:
+    """The last tokens of a prompt, or the first: as many as the body says, or as there is room for."""
+    if body.truncate_prompt_tokens is None:
         return ids
-    return ids[-max(1, room if truncate_to == -1 else truncate_to) :]
+    length = max(1, room if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens)
+    return ids[:length] if body.truncation_side == "right" else ids[-length:]
 
 
 def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:
@@ -95,12 +98,14 @@ def _stops(stop: str | list[str], max_stops: int) -> str | list[str]:
     return stop
 
 
-def _token_id(key: str) -> int:
-    if not key.isascii() or not key.isdigit() or len(key) > 10:
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    bad = [key for key in given if not key.isascii() or not key.isdigit() or len(key) > 10]
+    if bad:
+        named = ", ".join(map(show, bad[:_MAX_NAMED])) + (", ..." if len(bad) > _MAX_NAMED else "")
         raise ApiError(
             400,
-            f"the keys of logit_bias must be token ids, as strings; {show(key)} is none",
+            f"the keys of logit_bias must be token ids, as strings; these are none: {named}",
             param="logit_bias",
             code="invalid_value",
         )
-    return int(key)
+    return {int(key): bias for key, bias in given.items()}

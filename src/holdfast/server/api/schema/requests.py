@@ -139,6 +139,9 @@ class GenerationRequest(SamplingFields, ServingFields):
     truncate_prompt_tokens: TruncatePromptTokens | None = Field(
         None, description="Keep only the last tokens of the prompt: this many, or with -1 as many as fit."
     )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Which end of a truncated prompt is cut off. Default: left."
+    )
 
 
 class CompletionRequest(GenerationRequest):

@@ -1,0 +1,329 @@
+"""What the server tests of llama.cpp, vLLM and SGLang expect, on one running server.
+
+Each row names its source: the project, the test file and the test. Rows whose source is a peer's
+difference from us are in docs/http-api.md, under "Differences from vLLM, SGLang and llama.cpp".
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from support.serving import Server
+from support.tiny import EOS, SPECIAL_TOKENS
+
+LLAMA = "llama.cpp tools/server/tests/unit/"
+VLLM = "vLLM tests/entrypoints/openai/"
+VLLM_TESTS = "vLLM tests/"
+SGLANG = "SGLang test/"
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+TOKEN = 70  # any that is not special
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
+PREFILL = [{"role": "user", "content": "the best book"}, {"role": "assistant", "content": "Whill"}]
+PROMPT = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+FORCED = {"structured_outputs": {"choice": ["yes#no"]}, "max_tokens": 20}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+Check = Callable[[Any], bool]
+
+
+class Row(NamedTuple):
+    """A request and what is expected. `check` gets the JSON of a response, or the chunks of a
+    stream; a text must be in the error."""
+
+    source: str
+    path: str
+    body: dict[str, Any]
+    status: int = 200
+    check: Check | str = lambda answer: True
+
+
+def first(answer: Any) -> Any:
+    return answer["choices"][0]
+
+
+def content(answer: Any) -> Any:
+    return first(answer)["message"]["content"]
+
+
+def last_choice(chunks: list[Any]) -> Any:
+    return [chunk for chunk in chunks if chunk["choices"]][-1]["choices"][0]
+
+
+def counts(chunks: list[Any]) -> list[int]:
+    return [chunk["usage"]["completion_tokens"] for chunk in chunks]
+
+
+ROWS = [
+    # structured output
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
+        {**HELLO, "max_tokens": 9, "response_format": {"type": "json_object", "schema": {"const": "42"}}},
+        check=lambda answer: content(answer) == '"42"'),
+    Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
+        {**HELLO, "max_tokens": 40, "response_format": {"type": "json_object", "schema": SCHEMA}},
+        check=lambda answer: json.loads(content(answer)) == {"a": 1}),
+    *[
+        Row(LLAMA + "test_chat_completion.py::test_completion_with_response_format", CHAT,
+            {**HELLO, "response_format": bad}, 400, "schema" if "schema" in bad else "response_format.type")
+        for bad in (
+            {"type": "sound"},
+            {"type": "json_object", "schema": 123},
+            {"type": "json_object", "schema": {"type": 123}},
+            {"type": "json_object", "schema": {"type": "hiccup"}},
+        )
+    ],
+    Row(VLLM + "chat_completion/test_chat_error.py::test_json_schema_response_format_missing_schema", CHAT,
+        {**HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+    Row(VLLM + "chat_completion/test_chat_completion.py::test_invalid_regex", CHAT,
+        {**HELLO, "structured_outputs": {"regex": "[.*"}}, 400, "regular expression"),
+    Row(VLLM + "chat_completion/test_chat_completion.py::test_empty_grammar", CHAT,
+        {**HELLO, "structured_outputs": {"grammar": ""}}, 400, "structured_outputs.grammar"),
+    Row(VLLM + "chat_completion/test_chat.py::test_structured_outputs_type_error", CHAT,
+        {**HELLO, "structured_outputs": {"regex": {1: "Python"}}}, 400, "structured_outputs.regex"),
+    # continuing a message
+    Row(LLAMA + "test_chat_completion.py::test_chat_template_continue_final_message_mutual_exclusion", CHAT,
+        {**HELLO, "messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True},
+        400, "continue_final_message"),
+    Row(LLAMA + "test_chat_completion.py::test_chat_template_continue_final_message_vllm_compat", CHAT,
+        {**HELLO, "messages": PREFILL, "continue_final_message": True, "add_generation_prompt": False,
+         "return_token_ids": True},
+        check=lambda answer: answer["prompt_token_ids"][-1] != 2),  # the message is not closed
+    Row("vLLM TokenizeChatRequest", TOKENIZE,
+        {"messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True}, 400,
+        "continue_final_message"),
+    # usage in streams
+    Row(VLLM + "chat_completion/test_chat.py::test_chat_completion_stream_options", CHAT,
+        {**HELLO, "stream": False, "stream_options": {"include_usage": None}}, 400, "stream_options"),
+    Row(VLLM + "completion/test_completion.py::test_completion_stream_options", COMPLETIONS,
+        {**PROMPT, "stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    Row(VLLM + "chat_completion/test_chat.py::test_chat_completion_stream_options", CHAT,
+        {**HELLO, **CONTINUOUS, "max_tokens": 10, "min_tokens": 10},
+        check=lambda chunks: counts(chunks)[-1] == 10
+        and all(one["usage"]["prompt_tokens"] + count == one["usage"]["total_tokens"]
+                for one, count in zip(chunks, counts(chunks), strict=True))
+        and counts(chunks) == sorted(counts(chunks))),
+    Row(VLLM + "completion/test_completion.py::test_completion_stream_options", COMPLETIONS,
+        {**PROMPT, **CONTINUOUS, "min_tokens": 4}, check=lambda chunks: counts(chunks)[-2:] == [4, 4]),
+    Row(SGLANG + "manual/openai_server/features/test_continuous_usage_stats.py::test_continuous_usage_stats_disabled",
+        CHAT, {**HELLO, **USAGE}, check=lambda chunks: [bool(one["choices"]) for one in chunks if one["usage"]] == [False]),
+    # the end of an answer
+    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
+        {**PROMPT, **FORCED, "stop": ["x", "#"]},
+        check=lambda answer: (first(answer)["text"], first(answer)["stop_reason"]) == ("yes", "#")),
+    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
+        {**PROMPT, "allowed_token_ids": [TOKEN], "stop_token_ids": [TOKEN]},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", TOKEN)),
+    Row(VLLM_TESTS + "detokenizer/test_stop_reason.py::test_stop_reason", COMPLETIONS,
+        {**PROMPT, "allowed_token_ids": [EOS]},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["stop_reason"]) == ("stop", None)),
+    Row(VLLM_TESTS + "detokenizer/test_stop_strings.py::test_stop_strings", COMPLETIONS,
+        {**PROMPT, **FORCED, "stop": "#", "include_stop_str_in_output": True},
+        check=lambda answer: first(answer)["text"] == "yes#"),
+    Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_stop_str", CHAT,
+        {**HELLO, **FORCED, "stop": "#"}, check=lambda answer: first(answer)["matched_stop"] == "#"),
+    Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_stop_eos", CHAT,
+        {**HELLO, "allowed_token_ids": [EOS]},
+        check=lambda answer: first(answer)["matched_stop"] == EOS),
+    Row(SGLANG + "registered/openai_server/validation/test_matched_stop.py::test_finish_length", CHAT,
+        {**HELLO, "min_tokens": 4},
+        check=lambda answer: (first(answer)["finish_reason"], first(answer)["matched_stop"]) == ("length", None)),
+    Row(VLLM + "completion/test_completion.py::test_completion_streaming", COMPLETIONS,
+        {**PROMPT, "stream": True, "min_tokens": 4},
+        check=lambda chunks: [one["choices"][0]["finish_reason"] for one in chunks] == [None] * 3 + ["length"]
+        and last_choice(chunks)["text"] != ""),
+    Row(VLLM + "test_return_token_ids.py::test_chat_completion_with_emoji_and_token_ids", CHAT,
+        {**HELLO, "allowed_token_ids": [EOS], "stream": True, "return_token_ids": True, "logprobs": True},
+        check=lambda chunks: last_choice(chunks)["token_ids"] == [EOS]
+        and last_choice(chunks)["finish_reason"] == "stop"
+        and last_choice(chunks)["matched_stop"] == EOS
+        and len(last_choice(chunks)["logprobs"]["content"]) == 1),
+    # logprobs
+    Row(VLLM + "completion/test_completion.py::test_zero_logprobs", COMPLETIONS,
+        {**PROMPT, "prompt": [5] * 5, "logprobs": 0},
+        check=lambda answer: [[*one] for one in first(answer)["logprobs"]["top_logprobs"]]
+        == [[token] for token in first(answer)["logprobs"]["tokens"]]),
+    Row(VLLM + "test_return_tokens_as_ids.py::test_completion_return_tokens_as_token_ids_completion", COMPLETIONS,
+        {**PROMPT, "prompt": "Say 'Hello!' 🎉", "echo": True, "logprobs": 1, "return_tokens_as_token_ids": True},
+        check=lambda answer: first(answer)["logprobs"]["tokens"][1:]
+        == [next(iter(one)) for one in first(answer)["logprobs"]["top_logprobs"][1:]]
+        and all(one.startswith("token_id:") for one in first(answer)["logprobs"]["tokens"])),
+    Row(VLLM + "test_return_tokens_as_ids.py::test_chat_return_tokens_as_token_ids_completion", CHAT,
+        {**HELLO, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True, "return_token_ids": True},
+        check=lambda answer: [one["token"] for one in first(answer)["logprobs"]["content"]]
+        == [f"token_id:{one}" for one in first(answer)["token_ids"]]),
+    *[
+        Row(VLLM + "chat_completion/test_chat.py::test_prompt_logprobs_chat", CHAT,
+            {**HELLO, "prompt_logprobs": count},
+            check=lambda answer: answer["prompt_logprobs"][0] is None
+            and len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"])
+        for count in (0, 1)
+    ],
+    Row(VLLM + "chat_completion/test_chat.py::test_prompt_logprobs_chat", CHAT,
+        {**HELLO, "prompt_logprobs": -1}, 400, "prompt_logprobs"),
+    Row(VLLM + "completion/test_completion.py::test_prompt_logprobs_completion", COMPLETIONS,
+        {**PROMPT, "prompt": ["A robot may not", "My name is"], "prompt_logprobs": 1},
+        check=lambda answer: all(len(one["prompt_logprobs"]) > 1 for one in answer["choices"])),
+    Row(VLLM + "completion/test_completion.py::test_too_many_completion_logprobs", COMPLETIONS,
+        {**PROMPT, "logprobs": 21}, 400, "logprobs"),
+    # fields
+    Row(VLLM + "completion/test_completion.py::test_completion_truncation_side_controls_prompt_truncation", COMPLETIONS,
+        {**PROMPT, "prompt": [*range(3, 11)], "truncate_prompt_tokens": 4, "return_token_ids": True},
+        check=lambda answer: first(answer)["prompt_token_ids"] == [7, 8, 9, 10]),
+    Row(VLLM + "completion/test_completion.py::test_completion_truncation_side_controls_prompt_truncation", COMPLETIONS,
+        {**PROMPT, "prompt": [*range(3, 11)], "truncate_prompt_tokens": 4, "truncation_side": "right",
+         "return_token_ids": True},
+        check=lambda answer: first(answer)["prompt_token_ids"] == [3, 4, 5, 6]),
+    Row(VLLM + "chat_completion/test_non_object_body_validation.py::"
+        "test_chat_completion_request_cache_salt_still_validated_on_dict", CHAT,
+        {**HELLO, "cache_salt": ""}, 400, "cache_salt"),
+    Row(VLLM + "chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_non_integer_key", CHAT,
+        {**HELLO, "logit_bias": {"not_a_token_id": 50}}, 400, "not_a_token_id"),
+    Row(VLLM + "chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_multiple_non_integer_keys", CHAT,
+        {**HELLO, "logit_bias": {"bad1": 50.0, "bad2": 20.0}}, 400, "'bad1', 'bad2'"),
+    Row(VLLM + "completion/test_prompt_validation.py::test_empty_prompt", COMPLETIONS,
+        {**PROMPT, "prompt": ""}, 400, "prompt"),
+    Row(VLLM + "completion/test_prompt_validation.py::test_out_of_vocab_token_ids", COMPLETIONS,
+        {**PROMPT, "prompt": [999999]}, 400, "999999"),
+    Row(SGLANG + "registered/unit/entrypoints/openai/test_protocol.py::test_invalid_tool_choice_type", CHAT,
+        {**HELLO, "tool_choice": 123}, 400, "tool_choice"),
+    Row(SGLANG + "registered/unit/entrypoints/openai/test_protocol.py::test_negative_token_limits", COMPLETIONS,
+        {**PROMPT, "max_tokens": -1}, 400, "max_tokens"),
+    Row(SGLANG + "registered/openai_server/validation/test_request_length_validation.py::test_max_tokens_validation", CHAT,
+        {**HELLO, "max_tokens": 1_000_000}, 400, "max_tokens"),
+    Row(SGLANG + "manual/openai_server/function_call/test_tool_choice.py::test_invalid_tool_missing_name", CHAT,
+        {**HELLO, "tools": [{"type": "function", "function": {"description": "d"}}]}, 400, "tools[0].function.name"),
+    *[
+        Row(LLAMA + "test_chat_completion.py::test_invalid_chat_completion_req", CHAT, {"messages": bad}, 400, "messages")
+        for bad in (None, "string", [123], [{}], [{"role": 123}], [{"role": "system", "content": 123}])
+    ],
+    # what SDKs send
+    Row("openai CompletionCreateParams", CHAT,
+        {**HELLO, **dict.fromkeys(("moderation", "prompt_cache_options", "prediction", "web_search_options"))}),
+    Row("openai: a fixed tool_choice", CHAT, {**HELLO, "tools": [], "tool_choice": "auto"}),
+    Row("vLLM ChatCompletionRequest", CHAT,
+        {**HELLO, "priority": 0, "chat_template_kwargs": {"enable_thinking": False}, "skip_special_tokens": True}),
+    Row("vLLM ChatCompletionRequest", CHAT, {**HELLO, "max_tokens": 0}, 400, "/tokenize"),
+    Row("vLLM ChatCompletionRequest", CHAT, {**HELLO, "max_tokens": 0, "prompt_logprobs": 0},
+        check=lambda answer: answer["usage"]["completion_tokens"] == 0 and len(answer["prompt_logprobs"]) > 3),
+    Row("vLLM CompletionRequest", COMPLETIONS,
+        {**PROMPT, "allowed_token_ids": [EOS], "ignore_eos": True, "max_tokens": 2, "skip_special_tokens": False},
+        check=lambda answer: first(answer)["text"] == SPECIAL_TOKENS[EOS] * 2),
+    Row("vLLM CompletionRequest", COMPLETIONS, {**PROMPT, "stream": True, "prompt_logprobs": 1}, 400, "prompt_logprobs"),
+    # unknown fields are refused at every depth, as OpenAI does
+    *[
+        Row("OpenAI: unknown parameters", CHAT, {**HELLO, **body}, 400, f"'{path}'")
+        for path, body in (
+            ("tool", {"tool": []}),
+            ("response_format.x", {"response_format": {"type": "text", "x": 1}}),
+            ("response_format.json_schema.x",
+             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "x": 1}}}),
+            ("tools[0].x", {"tools": [{**TOOL, "x": 1}]}),
+            ("tools[0].function.x", {"tools": [{**TOOL, "function": {**TOOL["function"], "x": 1}}]}),  # type: ignore[dict-item]
+            ("tool_choice.function.x",
+             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}}),
+            ("stream_options.x", {"stream": True, "stream_options": {"x": 1}}),
+        )
+    ],
+    # another base URL
+    Row(LLAMA + "test_chat_completion.py::test_chat_completion", "/chat/completions", HELLO, 404,
+        "POST /v1/chat/completions"),
+    Row("openai: base_url with two /v1", "/v1/v1/chat/completions", HELLO, 404, "POST /v1/chat/completions"),
+    Row("openai: base_url with /v1", "/v1/tokenize", {"prompt": "a"}, 404, "POST /tokenize"),
+    Row("any: a wrong URL", "/v1/chat/completion", HELLO, 404, "typos"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(tiny_server: Server) -> Any:
+    unkept = httpx.Limits(max_keepalive_connections=0)  # a route that is not found reads no body
+    with httpx.Client(base_url=tiny_server.url, timeout=60, limits=unkept) as client:
+        yield client
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{n}-{row.source.split('/')[-1]}" for n, row in enumerate(ROWS)])
+def test_peer_expectation(client: httpx.Client, row: Row) -> None:
+    response = client.post(row.path, json=row.body)
+    assert response.status_code == row.status, response.text
+    if isinstance(row.check, str):
+        assert row.check in response.json()["error"]["message"]
+    else:
+        answer = parse_events(response.text) if row.body.get("stream") else response.json()
+        assert row.check(answer), answer
+
+
+def parse_events(text: str) -> list[Any]:
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_continued_message_ends_the_prompt(client: httpx.Client) -> None:
+    """vLLM tests/entrypoints/openai/chat_completion/test_chat_echo.py."""
+    asked = {"messages": PREFILL, "continue_final_message": True}
+    ids = client.post(TOKENIZE, json=asked).json()["tokens"]
+    text = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert text.endswith("<|im_start|>assistant\nWhill")
+    answer = client.post(CHAT, json={**HELLO, **asked, "return_token_ids": True}).json()
+    assert answer["prompt_token_ids"] == ids
+    open_, closed = (
+        client.post(TOKENIZE, json={"messages": PREFILL, "add_generation_prompt": flag}).json()["count"]
+        for flag in (True, False)
+    )
+    assert len(ids) < closed < open_
+
+
+def test_salt_separates_the_prefix_cache_and_changes_no_bit(client: httpx.Client) -> None:
+    """vLLM tests/v1/core/test_prefix_caching.py::test_cache_key_salting."""
+    body = {
+        "prompt": [*range(200, 280)],
+        "max_tokens": 8,
+        "seed": 3,
+        "logprobs": 2,
+        "deterministic": True,
+        "return_receipt": True,
+    }
+
+    def ask(**more: Any) -> tuple[int, Any, Any]:
+        answer = client.post(COMPLETIONS, json={**body, **more}).json()
+        settings = answer["holdfast"]["receipt"]["settings"]
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"], settings
+
+    plain, again = ask(), ask()
+    salted, other, salted_again = ask(cache_salt="a"), ask(cache_salt="b"), ask(cache_salt="a")
+    assert (plain[0], salted[0], other[0]) == (0, 0, 0)
+    assert again[0] == salted_again[0] > 0
+    assert plain[1:] == again[1:] == salted[1:] == other[1:] == salted_again[1:]
+    assert "cache_salt" not in plain[2]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), (COMPLETIONS, PROMPT)])
+def test_request_id_names_the_response(client: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """vLLM's field `request_id`; the header takes precedence."""
+    named = client.post(path, json={**body, "request_id": "my-id.7"})
+    assert named.headers["X-Request-Id"] == "my-id.7" and named.json()["id"].endswith("-my-id.7")
+    both = client.post(path, json={**body, "request_id": "my-id.7"}, headers={"X-Request-Id": "other"})
+    assert both.headers["X-Request-Id"] == "other" and both.json()["id"].endswith("-other")
+
+
+def test_prompt_logprobs_are_those_of_echo(client: httpx.Client) -> None:
+    """Scores in vLLM's shape have the bits of those in OpenAI's."""
+    answer = client.post(
+        COMPLETIONS,
+        json={**PROMPT, "echo": True, "logprobs": 1, "prompt_logprobs": 3, "return_token_ids": True},
+    ).json()
+    choice = first(answer)
+    prompt_ids, echoed = choice["prompt_token_ids"], choice["logprobs"]
+    assert len(choice["prompt_logprobs"]) == len(prompt_ids) and choice["prompt_logprobs"][0] is None
+    for token_id, entries, logprob, top in zip(
+        prompt_ids, choice["prompt_logprobs"], echoed["token_logprobs"], echoed["top_logprobs"], strict=False
+    ):
+        if entries is not None:
+            assert entries[str(token_id)]["logprob"] == logprob
+            assert len(top) <= 2 and 3 <= len(entries) <= 4
+            ranks = sorted(one["rank"] for one in entries.values() if one["rank"] is not None)
+            assert ranks == [1, 2, 3]
