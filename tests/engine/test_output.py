@@ -129,6 +129,25 @@ def test_stop_reason_names_the_stop_string_or_the_stop_token(tokenizer: Tokenize
     assert reason(letters["a"], "length", stop_token_ids=[letters["b"]]) is None
 
 
+@pytest.mark.parametrize("sizes", [[1] * 9, [9], [2, 3]])
+def test_stop_string_is_kept_if_requested(tokenizer: Tokenizer, sizes: list[int]) -> None:
+    answer = make(tokenizer, stop=["q", "xyz"], include_stop_str_in_output=True, max_tokens=99)
+    deltas, stopped = feed(answer, [tokenizer.encode(letter)[0] for letter in "axybxyzq"], sizes)
+    last, choice = end(answer, "stop")
+    assert stopped
+    assert "".join(delta.text for delta in [*deltas, last]) == choice.text == "axybxyz"
+    assert choice.stop_reason == "xyz"
+
+
+def test_stop_token_is_kept_if_requested(tokenizer: Tokenizer) -> None:
+    token_id = tokenizer.encode("a", add_special_tokens=False)[0]
+    for stop_id, text in ((token_id, "a"), (EOS, "")):  # a special token has no text
+        answer = make(tokenizer, stop_token_ids=[token_id], include_stop_str_in_output=True)
+        answer.push(stop_id)
+        answer.add_samples([Sampled(stop_id)])
+        assert end(answer, "stop")[1].text == text
+
+
 def test_logprobs_only_if_requested(tokenizer: Tokenizer) -> None:
     asked, plain = make(tokenizer, logprobs=0), make(tokenizer)
     sampled = [Sampled(9, TokenLogprob(9, -0.25))]
