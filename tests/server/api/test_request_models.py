@@ -60,6 +60,7 @@ COMPLETION: list[Case] = [
     *[({"cache_salt": bad}, "cache_salt", "invalid_value") for bad in ("", "x" * 257)],
     *[({"request_id": bad}, "request_id", "invalid_value") for bad in ("", "a b", "a\n", "é", "x" * 65)],
     *[({"priority": bad}, "priority", "invalid_value") for bad in (1, -1, 10**30)],
+    ({"priority": False}, "priority", "invalid_type"),
     ({"skip_special_tokens": 1}, "skip_special_tokens", "invalid_type"),
     ({"include_stop_str_in_output": "no"}, "include_stop_str_in_output", "invalid_type"),
     ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", "invalid_type"),
@@ -167,7 +168,7 @@ def test_many_unknown_fields_give_one_short_error() -> None:
 def bounds() -> Iterator[tuple[str, type, str, float]]:
     """(field, its type, kind of bound, bound) of every setting that `SamplingParams` has, too."""
     for name, field in GenerationRequest.model_fields.items():
-        if name == "prompt_logprobs":  # OpenAI's limit of logprobs holds, too
+        if name in ("prompt_logprobs", "priority"):  # OpenAI's limit of logprobs; no setting
             continue
         kind = int if field.annotation == int | None else float
         for one in field.metadata:

@@ -110,7 +110,9 @@ class ServingFields(RequestModel):
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
         description="The end of the response's id, and its X-Request-Id. The request's header takes precedence.",
     )
-    priority: Literal[0] | None = Field(None, description="Only 0: requests are served in order of arrival.")
+    priority: int | None = Field(
+        None, ge=0, le=0, description="Only 0: requests are served in order of arrival."
+    )
 
 
 class GenerationRequest(SamplingFields, ServingFields):
