@@ -63,7 +63,7 @@ class DeterminismRefused(RequestError):
 class AnswerFailed(HoldfastError):
     """An accepted request ended in an error.
 
-    `Result.error_code` is the code of a subclass; nothing raises these.
+    `Result.error_code` is the code of a subclass. Streams of the Python API raise it.
     """
 
     code = "answer_failed"

@@ -4,11 +4,11 @@ import pickle
 
 import pytest
 
-from holdfast.core.logprobs import DecodedLogprob, Logprob, with_texts
+from holdfast.core.logprobs import DecodedLogprob, Logprob, TokenTexts, with_texts
 from holdfast.core.results import Choice, Delta, Result, Stats, decode_delta, decode_result
 from holdfast.core.step_plan import TokenLogprob
 
-TEXTS = {3: "the", 5: " fox", 9: " dog"}
+TEXTS = TokenTexts({3: "the", 5: " fox", 9: " dog"}.__getitem__)
 FOX = TokenLogprob(5, -1.5, ((3, -0.5), (5, -1.5)))
 DOG = TokenLogprob(9, -2.0, ((3, -0.5),))
 
@@ -18,15 +18,15 @@ def result(*choices: Choice) -> Result:
 
 
 def test_decoded_logprob_equals_the_one_without_text() -> None:
-    one = with_texts(FOX, TEXTS.__getitem__)
+    one = with_texts(FOX, TEXTS)
     assert (one.text, one.top_texts) == (" fox", ("the", " fox"))
     assert one == FOX and one == FOX and hash(one) == hash(FOX) and one != DOG and one != 5
-    assert with_texts(one, str) is one
+    assert with_texts(one, TEXTS) is one
     assert isinstance(one, TokenLogprob)
 
 
 def test_decoded_logprob_reads_as_a_dict() -> None:
-    fox, dog = (with_texts(each, TEXTS.__getitem__) for each in (FOX, DOG))
+    fox, dog = (with_texts(each, TEXTS) for each in (FOX, DOG))
     assert list(fox) == [5, 3] and len(fox) == 2 and 3 in fox and 9 not in fox
     assert fox[5] == Logprob(-1.5, 2, " fox")
     assert dict(fox) == {5: Logprob(-1.5, 2, " fox"), 3: Logprob(-0.5, 1, "the")}
@@ -38,9 +38,7 @@ def test_decoded_logprob_reads_as_a_dict() -> None:
 
 def test_outputs_are_the_choices_in_vllms_form() -> None:
     first = Choice(" fox dog", (5, 9), "stop", (FOX, DOG), stop_reason="!")
-    one = decode_result(
-        result(first, Choice("", (), "length")), TEXTS.__getitem__, prompt="a", request_id="4"
-    )
+    one = decode_result(result(first, Choice("", (), "length")), TEXTS, prompt="a", request_id="4")
     assert (one.prompt, one.request_id, one.finished) == ("a", "4", True)
     fox, other = one.outputs
     assert (fox.index, fox.text, fox.token_ids) == (0, " fox dog", [5, 9])
@@ -64,7 +62,7 @@ def test_result_reads_as_a_list_of_itself() -> None:
 
 
 def test_result_survives_pickling() -> None:
-    one = decode_result(result(Choice("a", (5,), "length", (FOX,))), TEXTS.__getitem__)
+    one = decode_result(result(Choice("a", (5,), "length", (FOX,))), TEXTS)
     again = pickle.loads(pickle.dumps(one))
     assert again == one
     assert again.outputs[0].logprobs == one.outputs[0].logprobs
@@ -72,8 +70,8 @@ def test_result_survives_pickling() -> None:
 
 def test_delta_gains_texts_and_keeps_its_shape() -> None:
     delta = Delta(" fox", (5,), (FOX,))
-    decoded = decode_delta(delta, TEXTS.__getitem__)
+    decoded = decode_delta(delta, TEXTS)
     assert decoded == delta and decoded.logprobs is not None
     assert isinstance(decoded.logprobs[0], DecodedLogprob) and decoded.logprobs[0].text == " fox"
     plain = Delta(" fox", (5,))
-    assert decode_delta(plain, TEXTS.__getitem__) is plain
+    assert decode_delta(plain, TEXTS) is plain

@@ -68,15 +68,25 @@ class DecodedLogprob(TokenLogprob):
         return mine == its
 
 
-def with_texts(one: TokenLogprob, token_text: Callable[[int], str] | None = None) -> DecodedLogprob:
-    """A logprob with the texts of its tokens. Without token_text the texts are empty."""
+class TokenTexts(dict[int, str]):
+    """The texts of tokens by id, made on first use. Reading thousands of them costs little."""
+
+    def __init__(self, make: Callable[[int], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._make(token_id)
+        return text
+
+
+NO_TEXTS = TokenTexts(lambda token_id: "")
+
+
+def with_texts(one: TokenLogprob, texts: TokenTexts) -> DecodedLogprob:
+    """A logprob with the texts of its tokens."""
     if isinstance(one, DecodedLogprob):
         return one
-    text = token_text or _no_text
-    return DecodedLogprob(
-        one.token_id, one.logprob, one.top, text(one.token_id), tuple([text(id_) for id_, _ in one.top])
-    )
-
-
-def _no_text(token_id: int) -> str:
-    return ""
+    top = one.top
+    top_texts = tuple([texts[token_id] for token_id, _ in top]) if top else ()
+    return DecodedLogprob(one.token_id, one.logprob, top, texts[one.token_id], top_texts)

@@ -1,11 +1,11 @@
 """What a client gets: deltas while its request runs, and its result."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from holdfast.core.logprobs import Logprob, with_texts
+from holdfast.core.logprobs import NO_TEXTS, Logprob, TokenTexts, with_texts
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.core.stop_rules import FinishReason
 
@@ -104,7 +104,7 @@ class CompletionOutput:
         ones. None if logprobs were not asked for."""
         if self.choice.logprobs is None:
             return None
-        return [with_texts(one).to_dict() for one in self.choice.logprobs]
+        return [with_texts(one, NO_TEXTS).to_dict() for one in self.choice.logprobs]
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -199,21 +199,21 @@ class Result:
         return 1
 
 
-def decode_result(result: Result, token_text: Callable[[int], str], **changes: Any) -> Result:
+def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
     """The result with the texts of the tokens in its logprobs, and with these fields changed."""
     if any(choice.logprobs for choice in result.choices):
-        changes["choices"] = tuple(_decode_choice(choice, token_text) for choice in result.choices)
+        changes["choices"] = tuple(_decode_choice(choice, texts) for choice in result.choices)
     if result.prompt_logprobs is not None:
         changes["prompt_logprobs"] = tuple(
-            [None if one is None else with_texts(one, token_text) for one in result.prompt_logprobs]
+            [None if one is None else with_texts(one, texts) for one in result.prompt_logprobs]
         )
     return replace(result, **changes)
 
 
-def _decode_choice(choice: Choice, token_text: Callable[[int], str]) -> Choice:
+def _decode_choice(choice: Choice, texts: TokenTexts) -> Choice:
     if choice.logprobs is None:
         return choice
-    return replace(choice, logprobs=tuple([with_texts(one, token_text) for one in choice.logprobs]))
+    return replace(choice, logprobs=tuple([with_texts(one, texts) for one in choice.logprobs]))
 
 
 class Delta(NamedTuple):
@@ -254,8 +254,8 @@ class RequestOutput(NamedTuple):
     result: Result | None = None
 
 
-def decode_delta(delta: Delta, token_text: Callable[[int], str]) -> Delta:
+def decode_delta(delta: Delta, texts: TokenTexts) -> Delta:
     """The delta with the texts of the tokens in its logprobs."""
     if not delta.logprobs:
         return delta
-    return delta._replace(logprobs=tuple([with_texts(one, token_text) for one in delta.logprobs]))
+    return delta._replace(logprobs=tuple([with_texts(one, texts) for one in delta.logprobs]))

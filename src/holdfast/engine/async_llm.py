@@ -60,7 +60,7 @@ class AsyncTokenStream(AsyncIterator[Delta]):
         """The next delta. Raises `StopAsyncIteration` at the end, and once it is closed."""
         delta = await self._next_delta()
         if delta is not None:
-            return decode_delta(delta, self._tokenizer.token_text)
+            return decode_delta(delta, self._tokenizer.token_texts)
         if self.result is not None and self.result.error is not None and not self._is_closed:
             self._is_closed = True
             raise make_error(self.result.error_code or "", self.result.error)
@@ -78,7 +78,7 @@ class AsyncTokenStream(AsyncIterator[Delta]):
         while await self._next_delta() is not None:
             pass
         if self.result is None:
-            raise asyncio.CancelledError("the stream was closed before its answer ended")
+            raise asyncio.InvalidStateError("the stream was closed before its answer ended")
         return self.result
 
     async def _next_delta(self) -> Delta | None:
@@ -92,7 +92,7 @@ class AsyncTokenStream(AsyncIterator[Delta]):
                 assert self._handle.result is not None
                 self.result = decode_result(
                     self._handle.result,
-                    self._tokenizer.token_text,
+                    self._tokenizer.token_texts,
                     prompt=self._text,
                     request_id=str(self._handle.request_id),
                 )

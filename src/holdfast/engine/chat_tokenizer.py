@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.core.logprobs import TokenTexts
 from holdfast.errors import InvalidRequest
 from holdfast.text.chat_template import ChatTemplate, supports_tools
 from holdfast.text.tokenizer import Tokenizer
@@ -19,6 +20,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._template = ChatTemplate.of(tokenizer)
+        self._token_texts = TokenTexts(lambda id_: tokenizer.token_bytes(id_).decode("utf-8", "replace"))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text.
@@ -110,9 +112,10 @@ class ChatTokenizer:
         source = self._tokenizer.chat_templates.get("tool_use", self._tokenizer.chat_template)
         return supports_tools(source or "")
 
-    def token_text(self, token_id: int) -> str:
-        """The text of one token of an answer; bytes that are not UTF-8 become U+FFFD."""
-        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    @property
+    def token_texts(self) -> TokenTexts:
+        """The text of each token, by id. Bytes that are not UTF-8 become U+FFFD."""
+        return self._token_texts
 
     @property
     def vocab_size(self) -> int:

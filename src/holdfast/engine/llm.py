@@ -384,12 +384,12 @@ class LLM:
         (one,) = params_for_each(1, params)
         request = self.engine.prepare(prompt.prompt, one, want_receipt=want_receipt)
         finish = partial(self._finish, request, prompt.text)
-        return TokenStream(self._requests, request, self._tokenizer.token_text, finish)
+        return TokenStream(self._requests, request, self._tokenizer.token_texts, finish)
 
     def _finish(self, request: Request, prompt: str | None, result: Result) -> Result:
         """Add what a caller reads beside the answer: token texts, the prompt, the request's id."""
         return decode_result(
-            result, self._tokenizer.token_text, prompt=prompt, request_id=str(request.request_id)
+            result, self._tokenizer.token_texts, prompt=prompt, request_id=str(request.request_id)
         )
 
     def _answer(

@@ -80,7 +80,7 @@ def replay(
     neighbours = [_neighbour(random.Random(seed), llm, longest) for seed in range(num_neighbours)]
     middle = num_neighbours // 2
     batch = [*neighbours[:middle], (prompt, params), *neighbours[middle:]]
-    result = llm.generate([ids for ids, _ in batch], [each for _, each in batch])[middle]
+    result = llm.generate([ids for ids, _ in batch], [each for _, each in batch], use_tqdm=False)[middle]
     tokenizer = llm.engine.tokenizer
     return compare_result(
         receipt, result, lambda token_id: tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 
+from holdfast.core.logprobs import TokenTexts
 from holdfast.core.request import Request
 from holdfast.core.results import Delta, Result, decode_delta
 from holdfast.engine.shared_engine import Inbox, SharedEngine
@@ -21,12 +22,12 @@ class TokenStream(Iterator[Delta]):
         self,
         engine: SharedEngine,
         request: Request,
-        token_text: Callable[[int], str],
+        texts: TokenTexts,
         finish: Callable[[Result], Result],
     ) -> None:
         self.result: Result | None = None
         self._engine = engine
-        self._token_text = token_text
+        self._texts = texts
         self._finish = finish
         self._is_closed = False
         self._inbox = Inbox([request], wants_deltas=True)
@@ -44,7 +45,7 @@ class TokenStream(Iterator[Delta]):
                 self.result = self._finish(output.result)
                 self._engine.settle()
             if not output.delta.is_empty:
-                return decode_delta(output.delta, self._token_text)
+                return decode_delta(output.delta, self._texts)
         if self.result is not None and self.result.error is not None and not self._is_closed:
             self._is_closed = True
             raise make_error(self.result.error_code or "", self.result.error)

@@ -51,7 +51,7 @@ class EvalModel:
             for each, one in zip(prompts, params, strict=True)
         ]
         results = (llm or self.llm).generate(
-            [each.token_ids for each in prompts], fitting, want_receipts=False
+            [each.token_ids for each in prompts], fitting, use_tqdm=False, want_receipts=False
         )
         for result in results:
             if result.error is not None:
