@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
+from holdfast.cli.main import app
 from holdfast.version import __version__
 
 COMMANDS = {
@@ -45,7 +47,9 @@ COMMANDS = {
     ],
     ("score",): ["[prompt]", "[completion]", "--prompt-ids", "--completion-ids", "--file", "--ordinary"],
     ("certify",): ["--fresh", "--json", "--shapes", "--device"],
-    ("replay",): ["--force", "--load", "--prompt-ids", "--json", "--num-threads"],
+    ("replay",): ["--force", "--against", "--load", "--prompt-ids", "--json", "--num-threads"],
+    ("models",): ["--json", "built-in ones"],
+    ("receipt", "redact"): ["--keep-salt", "--unsalted"],
     ("doctor",): ["default model", "fingerprint"],
     ("serve",): [
         *(
@@ -60,7 +64,7 @@ COMMANDS = {
         *("--dtype", "--max-model-len", "--max-num-seqs", "--gpu-memory-utilization", "--kv-memory"),
         *("--determinism", "--max-body-bytes", "--max-waiting", "--request-timeout", "--drain-timeout"),
         *("--log-format", "--log-level", "--otlp-endpoint", "HOLDFAST_MODEL", "HOLDFAST_API_KEY"),
-        *(" Server ", " Limits ", " Engine ", " Logs ", "HOLDFAST_KV_MEMORY"),
+        *("\nServer:\n", "\nLimits:\n", "\nEngine:\n", "\nLogs:\n", "HOLDFAST_KV_MEMORY"),
     ],
     ("bench",): ["demo", "cpu", "determinism"],
     ("bench", "cpu"): ["--rounds"],
@@ -103,12 +107,32 @@ def test_help_names_every_command(holdfast):
         "score",
         "certify",
         "replay",
+        "models",
         "doctor",
+        "receipt",
         "bench",
         "train",
         "eval",
     ):
         assert f" {name} " in result.stdout
+
+
+def _all_commands(command, path=()):
+    yield path, command
+    for name, one in getattr(command, "commands", {}).items():
+        yield from _all_commands(one, (*path, name))
+
+
+def test_help_is_readable_in_80_columns(holdfast, monkeypatch):
+    """No line is longer, and no name of an option or of a choice is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in _all_commands(get_command(app)):
+        text = holdfast(*path, "--help").stdout
+        assert max(map(len, text.splitlines())) <= 80, path
+        assert "…" not in text, path
+        for param in command.params:
+            if not getattr(param, "hidden", False):
+                assert all(name in text for name in (*param.opts, *param.secondary_opts)), (path, param.opts)
 
 
 def test_version(holdfast):

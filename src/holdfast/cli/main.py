@@ -8,7 +8,6 @@ import logging
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from holdfast.cli.commands.bench import bench
 from holdfast.cli.commands.certify import certify
@@ -24,11 +23,12 @@ from holdfast.cli.commands.serve import CONTEXT, serve
 from holdfast.cli.commands.train import train
 from holdfast.cli.console import show_error
 from holdfast.cli.habits import command_hint, option_hint
+from holdfast.cli.help_format import App, HelpGroup
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.version import __version__
 
 
-class _Commands(TyperGroup):
+class _Commands(HelpGroup):
     """Turns a `HoldfastError` of any command into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -63,7 +63,7 @@ def _refuse_option(error: Any) -> None:
         raise ConfigError(hint) from None
 
 
-app = typer.Typer(
+app = App(
     cls=_Commands,
     name="holdfast",
     help="An LLM inference engine that gives the same answer, bit for bit, every time.",

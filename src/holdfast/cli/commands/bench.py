@@ -14,6 +14,7 @@ import typer
 from holdfast.cli.commands.bench_gpu import gpu
 from holdfast.cli.commands.bench_serve import serve
 from holdfast.cli.console import StageBars, note
+from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.cli.requirements import require_folder, require_packages
@@ -31,7 +32,7 @@ _MEASURED = replace(o.ENGINE, dtype="bf16", num_threads=2)
 # Enough for 32 short requests; fewer batch sizes to capture and certify.
 _RECORDED = replace(o.ENGINE, max_num_seqs=32, max_pass_tokens=128, max_model_len=1024)
 
-bench = typer.Typer(help="Benchmarks, determinism stress tests, a demo.", no_args_is_help=True)
+bench = App(help="Benchmarks, determinism stress tests, a demo.", no_args_is_help=True)
 
 
 @bench.command()

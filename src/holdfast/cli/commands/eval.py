@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import note
+from holdfast.cli.help_format import App
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
 from holdfast.engine.config import EngineConfig
@@ -17,7 +18,7 @@ from holdfast.training.eval.tasks import require_eval_tasks
 if TYPE_CHECKING:
     from holdfast.engine.llm import LLM
 
-evaluate = typer.Typer(help="Evaluate trained models.", no_args_is_help=True)
+evaluate = App(help="Evaluate trained models.", no_args_is_help=True)
 _ENGINE = replace(o.ENGINE, prefix_cache=False)
 
 

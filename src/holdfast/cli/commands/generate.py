@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from holdfast.cli.answer_writer import AnswerWriter, PromptText, has_thoughts
 from holdfast.cli.console import note, show_error
+from holdfast.cli.help_format import HelpCommand
 from holdfast.cli.inputs import read_prompts
 from holdfast.cli.options import engine as o
 from holdfast.cli.options.groups import grouped
@@ -41,7 +41,7 @@ _SAMPLING = SamplingOptions()
 _STRUCTURED = StructuredOptions()
 
 
-class GenerateCommand(TyperCommand):
+class GenerateCommand(HelpCommand):
     """Reads --stats=full. An option with an optional value would take the prompt after it as value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

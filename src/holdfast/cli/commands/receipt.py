@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.console import note
+from holdfast.cli.help_format import App
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.receipts.check import ReceiptCheck
 
-receipt = typer.Typer(help="Check and redact receipts, make keys to sign them.", no_args_is_help=True)
+receipt = App(help="Check and redact receipts, make keys to sign them.", no_args_is_help=True)
 
 ReceiptArgument = Annotated[
     str, typer.Argument(help='A receipt file, or the JSON of an answer with a receipt; "-" reads stdin.')

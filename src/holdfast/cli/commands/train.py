@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.console import note, stderr
+from holdfast.cli.help_format import App
 from holdfast.cli.requirements import require_packages
 from holdfast.errors import ConfigError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.training.loop import StepMetrics, TrainingRun
     from holdfast.training.settings import TrainingSettings
 
-train = typer.Typer(help="Train models that think while they read.", no_args_is_help=True)
+train = App(help="Train models that think while they read.", no_args_is_help=True)
 _FORMS = ("thinking", "none", "cot", "words")
 _THOUGHTS = ("changed", "all", "worked")
 _LOG_STEPS = 250  # steps between log lines without a terminal

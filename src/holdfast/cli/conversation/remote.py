@@ -16,6 +16,7 @@ _SAME_NAMES = (
     *("min_tokens", "top_k", "top_p", "min_p", "seed", "deterministic"),
     *("stop", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_words"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty", "think"),
+    *("skip_special_tokens", "include_stop_str_in_output"),
 )
 
 

@@ -127,13 +127,13 @@ class _Group:
 def _setting_parameters(one: OptionField, default: Any) -> list[inspect.Parameter]:
     """The option, and a hidden one for each alias."""
     option = one.option
-    metavar = option.metavar
-    if option.old_values:
-        metavar = f"<{'|'.join(one.choices)}>"
+    metavar = option.metavar or ("NAME" if one.choices else None)
     hint = _typer_type(one)
     if isinstance(default, tuple):
         default = list(default) or None
     described = f"{option.help} Default: {option.unset}." if option.unset else option.help
+    if one.choices:  # not as metavar: in 80 columns it would leave no room for the text
+        described = f"{' | '.join(one.choices)}. {described}"
     shown = typer.Option(
         help=described, rich_help_panel=option.panel, metavar=metavar, show_default=default is not None
     )

@@ -16,8 +16,10 @@ _SAMPLING = "Sampling"
 _REPORT = "Report"
 
 
-def _option(*names: str, help: str, panel: str = _SAMPLING, default_shown: bool = True) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default_shown)
+def _option(
+    *names: str, help: str, panel: str = _SAMPLING, default_shown: bool = True, metavar: str | None = None
+) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=default_shown, metavar=metavar)
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,12 @@ class SamplingOptions:
             default_shown=False,
         ),
     ] = None
-    stop: Annotated[list[str] | None, _option(help="Stop at this text; may be repeated.")] = None
+    stop: Annotated[list[str] | None, _option(help="Stop at this text; may be repeated.", metavar="TEXT")] = (
+        None
+    )
     stop_token_ids: Annotated[
-        list[int] | None, _option("--stop-token-id", help="Stop at this token; may be repeated.")
+        list[int] | None,
+        _option("--stop-token-id", help="Stop at this token; may be repeated.", metavar="ID"),
     ] = None
     ignore_eos: Annotated[
         bool, _option("--ignore-eos", help="Keep generating after the end-of-text token.")
@@ -75,21 +80,37 @@ class SamplingOptions:
         list[str] | None,
         _option(
             "--logit-bias",
-            help="ID=VALUE: add VALUE, from -100 to 100, to this token's logit; may be repeated.",
+            help="Add VALUE, from -100 to 100, to this token's logit; may be repeated.",
+            metavar="ID=VALUE",
         ),
     ] = None
     allowed_token_ids: Annotated[
         list[int] | None,
         _option(
-            "--allowed-token-id", help="Sample only from the tokens given with this option; may be repeated."
+            "--allowed-token-id",
+            help="Sample only from the tokens given with this option; may be repeated.",
+            metavar="ID",
         ),
     ] = None
     bad_token_ids: Annotated[
-        list[int] | None, _option("--bad-token-id", help="Never sample this token; may be repeated.")
+        list[int] | None,
+        _option("--bad-token-id", help="Never sample this token; may be repeated.", metavar="ID"),
     ] = None
     bad_words: Annotated[
-        list[str] | None, _option("--bad-word", help="Never generate this text; may be repeated.")
+        list[str] | None,
+        _option("--bad-word", help="Never generate this text; may be repeated.", metavar="TEXT"),
     ] = None
+    skip_special_tokens: Annotated[
+        bool,
+        _option(
+            "--skip-special-tokens/--no-skip-special-tokens",
+            help="Leave special tokens out of the answer's text, or not.",
+        ),
+    ] = True
+    include_stop_str_in_output: Annotated[
+        bool,
+        _option("--include-stop-str-in-output", help="Keep the text or token that stopped the answer."),
+    ] = False
     think: Annotated[bool, _option("--think/--no-think", help="Let a thinking model think, or not.")] = True
     logprobs: Annotated[
         int | None,

@@ -15,8 +15,10 @@ from holdfast.core.structured_output import MAX_GRAMMAR_CHARS, StructuredOutput
 from holdfast.errors import InvalidRequest
 
 
-def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Structured output (one of)", show_default=False)
+def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(
+        *names, help=help, rich_help_panel="Structured output (one of)", show_default=False, metavar=metavar
+    )
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class StructuredOptions:
     ] = None
     json_object: Annotated[bool, _option("--json-object", help="Any JSON object.")] = False
     regex: Annotated[str | None, _option(help="Text that matches this regular expression.")] = None
-    choice: Annotated[list[str] | None, _option(help="One of these texts; repeat the option for each.")] = (
-        None
-    )
+    choice: Annotated[
+        list[str] | None, _option(help="One of these texts; repeat the option for each.", metavar="TEXT")
+    ] = None
     lark: Annotated[
         str | None,
         _option(help="Text of this Lark grammar: a file, or the grammar itself if it contains a colon."),
