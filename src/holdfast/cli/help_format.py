@@ -5,12 +5,14 @@ off and texts have 18 characters a line. Here click's formatter writes the text 
 name, and wraps paragraphs to the terminal.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WIDTH = 100
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HelpCommand(TyperCommand):
@@ -42,9 +44,9 @@ class App(typer.Typer):
         context = {"max_content_width": _WIDTH, **settings.pop("context_settings", {})}
         super().__init__(cls=cls, rich_markup_mode=None, context_settings=context, **settings)
 
-    def command(
+    def command(  # type: ignore[override]  # the other settings are passed on
         self, name: str | None = None, *, cls: type[TyperCommand] = HelpCommand, **settings: Any
-    ) -> Any:
+    ) -> Callable[[Function], Function]:
         return super().command(name, cls=cls, **settings)
 
 
