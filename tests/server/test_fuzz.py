@@ -26,13 +26,19 @@ CHECKS = (
 )
 
 
-# Chat completions share most fields with completions; a short run tests boundary values of
+# The chat routes share most fields with completions; a short run tests boundary values of
 # completions only.
-SHORT = """
+SHORT = "".join(
+    f"""
 [[operations]]
-include-path = "/v1/chat/completions"
+include-path = "/v1/{name}"
 phases.coverage.enabled = false
 """
+    for name in (
+        *("chat/completions", "responses", "responses/input_tokens"),
+        *("messages", "messages/count_tokens"),
+    )
+)
 
 
 def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> None:
@@ -42,15 +48,10 @@ def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> No
     assert report["complete"] and report["operations"]["tested"] == report["operations"]["total"] >= 12, said
     assert not report["failures"] and not report["errors"] and report["exit_code"] == 0, said
     assert cases["generated"] >= 5 * int(CASES)
-    answered = (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-    )
-    for operation in answered:
+    for operation in (
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/tokenize", "/detokenize"),
+        *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
+    ):
         rates = report["valid_rates"][f"POST {operation}"].values()
         assert sum(rate["accepted"] for rate in rates), f"no case of {operation} was ever answered"
     assert tiny_server.get("/health").status_code == 200

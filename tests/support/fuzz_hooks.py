@@ -12,6 +12,12 @@ import schemathesis
 from support.tiny import HIDDEN_SIZE, VOCAB_SIZE
 
 _LONG, _LARGE = 1000, 1 << 24
+_LIMITS = {  # the fields that limit an answer
+    "/v1/completions": ("max_tokens",),
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
 INTERNALS = (
     "Traceback",
     "Error:",
@@ -27,7 +33,7 @@ INTERNALS = (
 @schemathesis.hook
 def before_call(context: Any, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
     if case.meta is not None and case.meta.generation.mode.is_positive and isinstance(case.body, dict):
-        case.body = tame(case.body)
+        case.body = tame(case.body, case.operation.path)
 
 
 @schemathesis.check
@@ -36,21 +42,45 @@ def valid_response(context: Any, response: schemathesis.Response, case: schemath
     kind = response.headers.get("content-type", ["none"])[0]
     text = response.content.decode()
     if kind.startswith("text/event-stream"):
-        events = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: ")]
-        assert events[-1] == "[DONE]"
-        contents = [_parse(one) for one in events[:-1]]
-        assert not any("error" in one for one in contents[:-1])
-        if "error" in contents[-1]:  # contradictory settings may be found only when a token is sampled
-            assert contents[-1]["error"]["code"] == "answer_impossible", contents[-1]
+        _check_stream(case.operation.path, text)
     elif kind.startswith("application/json") and text:
         content = _parse(text)
         if response.status_code >= 400:
             error = content["error"]
-            assert set(error) == {"message", "type", "param", "code"} and error["message"]
-            assert not any(one in error["message"] for one in INTERNALS), error
+            if case.operation.path.startswith("/v1/messages"):
+                assert content["type"] == "error" and {"type", "message"} <= set(error) <= {
+                    "type",
+                    "message",
+                    "details",
+                }
+            else:
+                assert set(error) == {"message", "type", "param", "code"}
+            assert error["message"] and not any(one in error["message"] for one in INTERNALS), error
 
 
-def tame(body: dict[str, Any]) -> dict[str, Any]:
+def _check_stream(path: str, text: str) -> None:
+    """A stream ends as its API says. Contradictory settings may be found only when a token is
+    sampled: then it ends with that error."""
+    data = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+    if path not in ("/v1/responses", "/v1/messages"):
+        assert data.pop() == "[DONE]"
+    contents = [_parse(one) for one in data]
+    if path == "/v1/responses":
+        assert [one["sequence_number"] for one in contents] == list(range(len(contents)))
+        kinds = [one["type"] for one in contents]
+        assert kinds[-1] in ("response.completed", "response.incomplete", "response.failed")
+        assert ("error" in kinds) == (kinds[-1] == "response.failed")
+        errors = [one for one in contents if one["type"] == "error"]
+    elif path == "/v1/messages":
+        errors = [one["error"]["details"] for one in contents if one["type"] == "error"]
+        assert contents[-1]["type"] in ("message_stop", "error")
+    else:
+        errors = [one["error"] for one in contents if "error" in one]
+        assert not errors or "error" in contents[-1]
+    assert all(one.get("code", one.get("error_code")) == "answer_impossible" for one in errors), errors
+
+
+def tame(body: dict[str, Any], path: str) -> dict[str, Any]:
     """A valid body for the tiny model: its name, a prompt, ids of its vocabulary, lengths within
     its context.
 
@@ -73,9 +103,14 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
     for message in tamed.get("messages") or ():
         if message.get("content") in (None, []) and not message.get("tool_calls"):
             message["content"] = "a"
-    if "messages" in tamed and tamed.get("max_completion_tokens") is None and tamed.get("max_tokens") is None:
-        tamed["max_tokens"] = 12  # the default would be the rest of the context
-    for name, most in (("max_tokens", 12), ("max_completion_tokens", 12), ("min_tokens", 1), ("n", 4)):
+    if path.startswith("/v1/responses") and isinstance(tamed.get("input"), list):
+        tamed["input"] = [one for item in tamed["input"] for one in _with_call(item)]
+    if path.startswith("/v1/messages"):
+        tamed["messages"] = [one for turn in tamed["messages"] for one in _with_tool_use(turn)]
+    limits = _LIMITS.get(path, ())
+    if limits and all(tamed.get(name) is None for name in limits):
+        tamed[limits[0]] = 12  # the default would be the rest of the context
+    for name, most in (*((name, 12) for name in limits), ("min_tokens", 1), ("n", 4)):
         if tamed.get(name) is not None and tamed[name] < _LARGE:
             tamed[name] = min(tamed[name], most)
     if tamed.get("think") or tamed.get("forced_thoughts"):
@@ -83,6 +118,31 @@ def tame(body: dict[str, Any]) -> dict[str, Any]:
     if tamed.get("logit_bias"):
         tamed["logit_bias"] = {str(int(id_) % VOCAB_SIZE): bias for id_, bias in tamed["logit_bias"].items()}
     return tamed
+
+
+def _with_call(item: Any) -> list[Any]:
+    """An item of `input`, after the call that it answers."""
+    if not isinstance(item, dict) or item.get("type") != "function_call_output":
+        return [item]
+    call = {"type": "function_call", "call_id": item["call_id"], "name": "f", "arguments": "{}"}
+    return [call, item]
+
+
+def _with_tool_use(turn: Any) -> list[Any]:
+    """A turn of Anthropic's API with the blocks that its role may have, after the calls it answers."""
+    content = turn.get("content")
+    if not isinstance(content, list):
+        return [turn]
+    theirs = {"assistant": "tool_use", "user": "tool_result"}.get(turn["role"], "text")
+    blocks = [
+        one for one in content if one["type"] not in ("tool_use", "tool_result") or one["type"] == theirs
+    ]
+    results = [one["tool_use_id"] for one in blocks if one["type"] == "tool_result"]
+    calls = [{"type": "tool_use", "id": id_, "name": "f", "input": {}} for id_ in results]
+    mine = {**turn, "content": blocks or "a"}
+    if any(one["type"] == "tool_use" for one in blocks):
+        return [mine, {"role": "user", "content": "a"}]
+    return [{"role": "assistant", "content": calls}, mine] if calls else [mine]
 
 
 def _with_known_ids(value: Any, *, is_id: bool = False) -> Any:

@@ -249,7 +249,7 @@ class ResponsesRequest(SamplingFields, InputFields):
         None, ge=1, le=1 << 24, description="Accepted and ignored: it limits built-in tools."
     )
     background: Annotated[
-        Literal[False] | None,
+        bool | None,
         refuse_unless(
             lambda value: value is not True, "a response is made while the client waits; omit background"
         ),

@@ -1,6 +1,7 @@
 """POST /v1/responses and /v1/responses/input_tokens."""
 
 from fastapi import APIRouter
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,6 +16,12 @@ from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
+
+_STORED = {
+    "/v1/responses/{id}": ["GET", "POST", "DELETE"],
+    "/v1/responses/{id}/cancel": ["POST"],
+    "/v1/responses/{id}/input_items": ["GET"],
+}
 
 
 def responses_routes(frontend: Frontend) -> APIRouter:
@@ -50,10 +57,12 @@ def responses_routes(frontend: Frontend) -> APIRouter:
             prompt = await prompts.render(chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
-    async def refuse_stored() -> Response:
+    async def refuse_stored(id: str) -> Response:
+        if id == "input_tokens":
+            raise HTTPException(405, headers={"Allow": "POST"})
         message = "responses are not stored; keep the response of POST /v1/responses."
         raise ApiError(404, message, code="not_served")
 
-    for path in ("/v1/responses/{id}", "/v1/responses/{id}/cancel", "/v1/responses/{id}/input_items"):
-        router.add_api_route(path, refuse_stored, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    for path, methods in _STORED.items():
+        router.add_api_route(path, refuse_stored, methods=methods, include_in_schema=False)
     return router
