@@ -1,4 +1,4 @@
-"""Servers that several tests share: two of a tiny model, one of the default model."""
+"""Servers that several tests share: three of tiny models, one of the default model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.receipts.signing import SigningKey
 from support.serving import Server, serving
+from support.tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +33,17 @@ def deterministic_server(tiny_llama: Path) -> Iterator[Server]:
     with serving(
         tiny_llama, "--deterministic", "--max-num-seqs", "16", "--served-model-name", "tiny"
     ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A random model with a context that is long enough for tools.
+
+    Its template does not support them.
+    """
+    model = tiny_model(tmp_path_factory.mktemp("tools") / "llama", max_position_embeddings=2048)
+    with serving(model, "--max-num-seqs", "4", "--served-model-name", "tiny") as server:
         yield server
 
 

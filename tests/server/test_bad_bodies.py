@@ -8,12 +8,15 @@ Here is one body of each kind, and everything that only the running server refus
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from support.bodies import (
     EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
     SCORE,
     Body,
     assert_serving,
@@ -22,7 +25,9 @@ from support.bodies import (
     completion,
     embedding,
     error_of,
+    message,
     raw,
+    response,
     user,
 )
 from support.serving import Server
@@ -31,7 +36,15 @@ JSON = {"content-type": "application/json"}
 TOO_LONG = "context_length_exceeded"
 MANY_IDS = b'{"prompt": "a", "completion": [%s5]}' % (b"5," * 399_999)
 LONG_TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 600}}
+CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+FLAT_TOOL = {"type": "function", "name": "f", "description": "a" * 600, "parameters": {"type": "object"}}
+PROMPT = {"prompt": "a"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}}
+
+
+def deep(levels: int) -> Any:
+    return {"x": deep(levels - 1)} if levels else 1
+
 
 # One body for each layer that refuses it.
 MAPPINGS = (
@@ -60,6 +73,45 @@ MAPPINGS = (
     chat("refused by the tools", "function", "invalid_value", tools=[{"type": "function"}]),
     raw("tools of a prompt", b'{"prompt": "a", "tools": [{}]}', "tools", "invalid_value", path="/tokenize"),
     raw("nothing to score", b'{"prompt": [], "completion": []}', "nothing to score", "invalid_value", path=SCORE),
+)  # fmt: skip
+IMAGE_BLOCK = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/latest/meta-data/"}}
+RESULT_BLOCK = {"type": "tool_result", "tool_use_id": "x"}
+CALL_BLOCK = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+MANY_CALLS = {"role": "assistant", "content": [CALL_BLOCK] * 2048}
+NO_TYPE = {"type": "json_schema", "schema": {"type": "nothing"}}
+COUNT = "/v1/messages/count_tokens"
+# One body of each layer, in the routes that translate theirs into a chat.
+TRANSLATED = (
+    raw("no body of a response", b"", "no body", "invalid_json", path=RESPONSES),
+    raw("no body of a message", b"", "no body", "invalid_json", path=MESSAGES),
+    raw("deep message", b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested", "invalid_json", path=MESSAGES),
+    response("deep input", "nested", "invalid_json", input=[user([deep(62)])]),
+    raw("lone surrogate in the input", b'{"input": "\\ud800"}', "surrogate", "invalid_json", path=RESPONSES),
+    response("unknown field of a response", "Unknown", "unknown_parameter", "chat_template", chat_template="{{ 7 }}"),
+    response("image by URL", "images", "unsupported_value", "input[0].content[0]", input=[user([{"type": "input_image"}])]),
+    response("response refused by SamplingParams", "min_tokens", "invalid_value", min_tokens=9),
+    response("response refused by the compiler", "schema", "invalid_value", text={"format": {"name": "a", **NO_TYPE}}),
+    response("response refused by the context", "max_output_tokens", TOO_LONG, max_output_tokens=512),
+    response("response with tools beyond the context", "the prompt has", TOO_LONG, tools=[FLAT_TOOL], tool_choice="required"),
+    response("input of 5 MB", "context", TOO_LONG, input="a" * 5_000_000),
+    response("instructions of 5 MB", "context", TOO_LONG, instructions="a" * 5_000_000),
+    response("2048 calls", "the prompt has", TOO_LONG, input=[CALL_ITEM] * 2048),
+    response("reserved template variable of a response", "tools", "invalid_value", chat_template_kwargs={"tools": []}),
+    message("unknown field of a message", "Unknown", "unknown_parameter", chat_template="{{ 7 }}"),
+    message("image block by URL", "images", "unsupported_value", messages=[user([IMAGE_BLOCK])]),
+    message("message refused by SamplingParams", "min_tokens", "invalid_value", min_tokens=9),
+    message("message refused by the compiler", "schema", "invalid_value", output_format=NO_TYPE),
+    message("message refused by the context", "max_tokens", TOO_LONG, max_tokens=512),
+    message("message of 5 MB text", "context", TOO_LONG, messages=[user("a" * 5_000_000)]),
+    message("system of 5 MB", "context", TOO_LONG, system="a" * 5_000_000),
+    message("counted message of 5 MB", "context", TOO_LONG, messages=[user("a" * 5_000_000)], path=COUNT),
+    message("16000 blocks", "too large", "invalid_json", messages=[user([{"type": "text", "text": ""}] * 17_000)]),
+    message("tool result without a call", "no tool_use", "invalid_value", messages=[user([RESULT_BLOCK])]),
+    message("2048 calls of a message", "the prompt has", TOO_LONG, messages=[MANY_CALLS, user("a")]),
+    message("2048 turns of 2 KB", "context", TOO_LONG, messages=[user("a" * 2048)] * 2048),
+    message("1000 stop sequences", "stop_sequences", "invalid_value", stop_sequences=["a"] * 1000),
+    message("1000 tools", "at most 128", "invalid_value", tools=[{"name": "f", "input_schema": {}}] * 1000),
+    message("message server of the client", "no other server", "unsupported_value", mcp_servers=[{"url": "http://169.254.169.254"}]),
 )  # fmt: skip
 # The server's own limits.
 LIMITS = (
@@ -111,6 +163,12 @@ ACCEPTED = (
     completion("bias of 5 and 05", status=200, logit_bias={"5": 1, "05": 2}),
     completion("surrogate pair", status=200, prompt="\U0001f600"),
     completion("NUL", status=200, prompt="a\0b", stop="\0"),
+    response("input without text", status=200, input=""),
+    response("content of a response without parts", status=200, input=[user([])]),
+    response("arguments that are no JSON", status=200, input=[{**CALL_ITEM, "arguments": "{{ 7 }"}, user("a")]),
+    message("content of a message without blocks", status=200, messages=[user([])]),
+    message("only a prefill", status=200, messages=[{"role": "assistant", "content": "a"}]),
+    message("empty prefill", status=200, messages=[user("a"), {"role": "assistant", "content": ""}]),
     chat("content without parts", status=200, messages=[user([])]),
     chat("other template variable", status=200, chat_template_kwargs={"tokenize": True, "chat_template": "{{ 7 }}"}),
 )  # fmt: skip
@@ -122,7 +180,7 @@ def client(tiny_server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.mark.parametrize("body", [*MAPPINGS, *LIMITS], ids=str)
+@pytest.mark.parametrize("body", [*MAPPINGS, *TRANSLATED, *LIMITS], ids=str)
 def test_bad_body_is_refused(client: httpx.Client, body: Body) -> None:
     response = client.post(body.path, content=body.raw, headers=JSON)
     assert response.status_code == body.status, response.text[:500]
@@ -155,20 +213,23 @@ def test_other_model_name_is_not_found(client: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("path", "base"),
     [
-        *("/v1/completions", "/v1/chat/completions", "/v1/embeddings"),
-        *("/tokenize", "/v1/score", "/v1/replay"),
+        *((path, PROMPT) for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/score", "/v1/replay")),
+        *((path, {"input": "a"}) for path in (EMBEDDINGS, RESPONSES, "/v1/responses/input_tokens")),
+        *((path, {"messages": [user("a")]}) for path in (MESSAGES, COUNT)),
     ],
-)
-def test_any_value_in_any_field_gives_a_documented_status(client: httpx.Client, path: str) -> None:
+)  # fmt: skip
+def test_any_value_in_any_field_gives_a_documented_status(
+    client: httpx.Client, path: str, base: dict[str, Any]
+) -> None:
     document = client.get("/openapi.json").json()
     name = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     fields = document["components"]["schemas"][name.rpartition("/")[2]]["properties"]
+    limits = {name: 1 for name in ("max_tokens", "max_output_tokens") if name in fields}
     for field in fields:
         for value in (-7, 0.5, "\0", [[[]]], {"": None}, [None], [{}]):
-            usual = {"input": "a"} if path == EMBEDDINGS else {"prompt": "a", "max_tokens": 1}
-            response = client.post(path, json={**usual, field: value})
+            response = client.post(path, json={**base, **limits, field: value})
             assert response.status_code in (200, 400, 404)
             assert response.status_code == 200 or error_of(response)["message"]
     nothing = client.post(path, json=dict.fromkeys(fields))

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from support.serving import Server, serving
-from support.tiny import EOS, tiny_model
+from support.serving import Server
+from support.tiny import EOS
 
 
 def function(name: str, **properties: Any) -> Any:
@@ -27,19 +27,10 @@ QUESTION: Any = [{"role": "user", "content": "How is the weather in Paris, and w
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A random model with a context that is long enough for tools.
-
-    Its template does not support them.
-    """
-    model = tiny_model(tmp_path_factory.mktemp("tools") / "llama", max_position_embeddings=2048)
-    with serving(model, "--max-num-seqs", "4", "--served-model-name", "tiny") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+def client(tools_server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{tools_server.url}/v1", api_key="unused", max_retries=0, timeout=120
+    ) as client:
         yield client
 
 

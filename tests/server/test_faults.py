@@ -122,6 +122,32 @@ def engine_of(server: Server) -> int | None:
         return None
 
 
+def test_failed_pass_ends_streams_of_every_api(server: Server, faulty: FaultyServer) -> None:
+    """Each stream ends with the error events of its API."""
+    faulty.set_faults(slow=SLOW)
+    settings: dict[str, Any] = {"stream": True, "ignore_eos": True}
+    message = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
+    response = {"input": "hi", "max_output_tokens": 200}
+    streams = [
+        Client(server, "/v1/messages", **message, **settings),
+        Client(server, "/v1/responses", **response, **settings),
+    ]
+    wait_until(lambda: all(len(one.events) > 6 for one in streams))
+    faulty.set_faults(raise_once=1)
+    messages, responses = (one.wait() for one in streams)
+    error = messages.events[-1]
+    assert (error["type"], error["error"]["type"]) == ("error", "api_error")
+    assert error["error"]["details"] == {"error_code": "pass_failed"}
+    said, failed = responses.events[-2:]
+    assert (said["type"], said["code"]) == ("error", "pass_failed")
+    assert failed["type"] == "response.failed" and failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": said["message"]}
+    numbers = [one["sequence_number"] for one in responses.events]
+    assert numbers == list(range(len(numbers)))
+    assert not messages.is_done and not responses.is_done  # these streams have no [DONE]
+    assert all("secret" not in one["message"] for one in (error["error"], said))
+
+
 def test_failed_pass_ends_its_requests_only(server: Server, faulty: FaultyServer) -> None:
     """The requests in the pass get an error without internals; those in the queue are answered."""
     faulty.set_faults(slow=SLOW)

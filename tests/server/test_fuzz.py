@@ -49,7 +49,14 @@ def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> No
     assert not report["failures"] and not report["errors"] and report["exit_code"] == 0, said
     assert cases["generated"] >= 5 * int(CASES)
     for operation in (
-        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/tokenize", "/detokenize"),
+        *(
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/embeddings",
+            "/v1/score",
+            "/tokenize",
+            "/detokenize",
+        ),
         *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
     ):
         rates = report["valid_rates"][f"POST {operation}"].values()

@@ -51,3 +51,23 @@ def test_sampled_answers_of_a_load_are_one_for_each_prompt_and_seed(client: open
         seen.setdefault(one, set()).add(answer.choices[0].model_dump_json())
     assert len(seen) == 6 and all(len(texts) == 1 for texts in seen.values())
     assert len({text for texts in seen.values() for text in texts}) == 6  # prompt and seed decide
+
+
+def test_every_chat_api_has_the_defaults(deterministic_server: Server) -> None:
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    bodies = {
+        "/v1/chat/completions": asked,
+        "/v1/messages": asked,
+        "/v1/responses": {"input": PROMPT, "max_output_tokens": 8},
+    }
+    for path, body in bodies.items():
+        first, second = (
+            deterministic_server.post(path, {**body, "return_token_ids": True}).json() for _ in range(2)
+        )
+        assert first["holdfast"]["mode"] in ("certified", "verified") and first["holdfast"]["seed"] == 0
+        assert answer_ids(first) == answer_ids(second) and len(answer_ids(first)) == 8
+
+
+def answer_ids(answer: dict[str, Any]) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"] if "choices" in answer else answer["token_ids"]
+    return ids

@@ -20,6 +20,7 @@ INTERNALS = (
 )
 COMPLETIONS, CHAT, SCORE = "/v1/completions", "/v1/chat/completions", "/v1/score"
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,33 @@ def embedding(
     return raw(name, json.dumps(body).encode(), message, code, param, path=EMBEDDINGS)
 
 
+def response(
+    name: str,
+    message: str = "",
+    code: str | None = None,
+    param: str | None = None,
+    *,
+    status: int = 400,
+    **fields: Any,
+) -> Body:
+    body = {"input": "hi", "max_output_tokens": 2, **fields}
+    return raw(name, json.dumps(body).encode(), message, code, param, status=status, path=RESPONSES)
+
+
+def message(
+    name: str,
+    message: str = "",
+    code: str | None = None,
+    *,
+    status: int = 400,
+    path: str = MESSAGES,
+    **fields: Any,
+) -> Body:
+    """Anthropic's errors have no param."""
+    body = {"messages": [user("hi")], **({"max_tokens": 2} if path == MESSAGES else {}), **fields}
+    return raw(name, json.dumps(body).encode(), message, code, status=status, path=path)
+
+
 def user(content: Any, **fields: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **fields}
 
@@ -113,8 +141,14 @@ def checked_client(server: Server) -> Iterator[httpx.Client]:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """OpenAI's error object. It must be complete and expose no internals."""
-    error: dict[str, Any] = response.json()["error"]
+    """OpenAI's error object, or Anthropic's in its shape. It must be complete and expose no internals."""
+    content = response.json()
+    error: dict[str, Any] = content["error"]
+    if response.url.path.startswith(MESSAGES):
+        assert set(content) == {"type", "error", "request_id"} and content["type"] == "error"
+        assert set(error) == {"type", "message", "details"}
+        code = error["details"]["error_code"]
+        error = {"message": error["message"], "type": error["type"], "param": None, "code": code}
     assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 1000
     assert not any(one in error["message"] for one in INTERNALS), error
     return error

@@ -36,7 +36,7 @@ class ResponseHeadersMiddleware:
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = scope["state"]["request_id"]
                 if is_anthropic(scope["path"]):
-                    headers["Request-Id"] = request_id  # where Anthropic's clients look for it
+                    headers["Request-Id"] = headers["X-Request-Id"]  # where Anthropic's clients look for it
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)

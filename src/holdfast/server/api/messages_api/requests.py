@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.refusals import by_type, null_only, refuse, refuse_unless
-from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields
+from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields, ServingFields
 from holdfast.server.http.json_body import Many
 
 _IGNORED = "Accepted and ignored."
@@ -183,7 +183,7 @@ class CountTokensRequest(ConversationFields):
     """/v1/messages/count_tokens"""
 
 
-class MessagesRequest(SamplingFields, ConversationFields):
+class MessagesRequest(SamplingFields, ServingFields, ConversationFields):
     """/v1/messages"""
 
     max_tokens: int = Field(ge=1, le=1 << 24)

@@ -19,6 +19,7 @@ from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
+from holdfast.server.middleware.response_headers import use_request_id
 
 
 def message_routes(frontend: Frontend) -> APIRouter:
@@ -33,8 +34,9 @@ def message_routes(frontend: Frontend) -> APIRouter:
     async def create_message(request: Request) -> Response:
         """Create a message."""
         body = await read_body(request, MessagesRequest)
+        use_request_id(request, body.request_id)
         frontend.require_model(body.model)
-        chat = to_chat(body)
+        chat = await frontend.prompts.run_in_thread(lambda: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(request, frontend, prompts, chat, MessageWriter)
 
@@ -47,7 +49,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
         """Count the tokens of a message's prompt, without a message."""
         body = await read_body(request, CountTokensRequest)
         frontend.require_model(body.model)
-        chat = to_chat_prompt(body)
+        chat = await frontend.prompts.run_in_thread(lambda: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             prompt = await prompts.render(chat)
         return JSONResponse({"input_tokens": len(prompt.ids)})

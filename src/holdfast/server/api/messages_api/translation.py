@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.server.api.conversation import Conversation
 from holdfast.server.api.messages_api.requests import (
     ContentBlockParam,
     ConversationFields,
@@ -26,7 +27,12 @@ from holdfast.server.api.messages_api.requests import (
     ToolResultBlockParam,
     ToolUseBlockParam,
 )
-from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, SamplingFields
+from holdfast.server.api.schema.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    SamplingFields,
+    ServingFields,
+)
 from holdfast.server.errors import ApiError, ErrorWords
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -43,7 +49,8 @@ ERROR_WORDS: ErrorWords = (
 
 def to_chat(body: MessagesRequest) -> ChatCompletionRequest:
     """The chat completion request. Its values were validated with the body."""
-    shared = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    names = (*SamplingFields.model_fields, *ServingFields.model_fields)
+    shared = {name: getattr(body, name) for name in names}
     return ChatCompletionRequest.model_construct(
         **{**shared, **_prompt_fields(body)}, max_tokens=body.max_tokens, stop=body.stop_sequences
     )
@@ -57,7 +64,7 @@ def to_chat_prompt(body: ConversationFields) -> ChatCompletionRequest:
 def _prompt_fields(body: ConversationFields) -> dict[str, Any]:
     choice, config = body.tool_choice, body.output_config
     messages = to_messages(body.system, body.messages)
-    is_prefilled = messages[-1].role == "assistant"
+    is_prefilled = messages[-1].role == "assistant" and bool(messages[-1].content)
     return {
         "messages": messages,
         "add_generation_prompt": not is_prefilled,
@@ -76,102 +83,80 @@ def to_messages(
 ) -> list[ChatMessage]:
     """The conversation. Raises `ApiError` if a turn has blocks that its role cannot have, or if the
     conversation cannot be answered."""
-    messages: list[ChatMessage] = []
+    conversation = Conversation()
     call_ids: set[str] = set()
     for index, turn in enumerate(turns):
         if isinstance(turn.content, str):
-            _append_text(messages, turn.role, [turn.content])
+            _add_text(conversation, turn.role, [turn.content])
         elif turn.role == "assistant":
-            _append_assistant(messages, f"messages[{index}]", turn.content, call_ids)
+            _add_assistant(conversation, f"messages[{index}]", turn.content, call_ids)
         else:
-            _append_user(messages, f"messages[{index}]", turn.role, turn.content, call_ids)
-    if not messages:
+            _add_user(conversation, f"messages[{index}]", turn.role, turn.content, call_ids)
+    if conversation.is_empty:
         raise _invalid("messages", "it has only thinking blocks; it must have text.")
-    if messages[-1].tool_calls:
+    if conversation.ends_with_calls:
         raise _invalid(
             "messages", "the last message has tool_use blocks; send their tool_result blocks in the next one."
         )
-    if system is not None:
-        messages.insert(0, ChatMessage(role="system", content=_text_of(system)))
-    return messages
+    messages = conversation.messages()
+    if system is None:
+        return messages
+    return [ChatMessage(role="system", content="\n".join(_texts_of(system))), *messages]
 
 
-def _append_text(messages: list[ChatMessage], role: str, texts: Sequence[str]) -> None:
-    """Add text to the last message of the same role, or a new message."""
-    last = messages[-1] if messages else None
-    if last is not None and role != "system" and last.role == role and not last.tool_calls:
-        messages[-1] = ChatMessage(role=role, content="\n".join([str(last.content), *texts]))
+def _add_text(conversation: Conversation, role: str, texts: Sequence[str]) -> None:
+    """Turns of one role are one message, but system messages stay apart."""
+    if role == "system":
+        conversation.add(role, texts)
     else:
-        messages.append(ChatMessage(role=role, content="\n".join(texts)))
+        conversation.add_text(role, texts)
 
 
-def _append_assistant(
-    messages: list[ChatMessage], path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
+def _add_assistant(
+    conversation: Conversation, path: str, blocks: Sequence[ContentBlockParam], call_ids: set[str]
 ) -> None:
-    texts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    """The texts, then the calls."""
+    texts = [block.text for block in blocks if isinstance(block, TextBlockParam)]
+    if texts or not blocks:
+        conversation.add_text("assistant", texts)
     for index, block in enumerate(blocks):
-        if isinstance(block, TextBlockParam):
-            texts.append(block.text)
-        elif isinstance(block, ToolUseBlockParam):
-            calls.append(_to_call(block))
+        if isinstance(block, ToolUseBlockParam):
             call_ids.add(block.id)
+            conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         elif isinstance(block, ToolResultBlockParam):
             raise _invalid(f"{path}.content[{index}]", "tool_result blocks belong into a user message.")
-    if texts or not blocks:
-        _append_text(messages, "assistant", texts)
-    if calls:
-        content = messages.pop().content if texts else None
-        messages.append(ChatMessage(role="assistant", content=content, tool_calls=calls))
 
 
-def _append_user(
-    messages: list[ChatMessage],
+def _add_user(
+    conversation: Conversation,
     path: str,
     role: str,
     blocks: Sequence[ContentBlockParam],
     call_ids: set[str],
 ) -> None:
     """Texts and tool results, in their order."""
-    texts: list[str] = []
+    if not blocks:
+        _add_text(conversation, role, [])
     for index, block in enumerate(blocks):
         where = f"{path}.content[{index}]"
         if isinstance(block, TextBlockParam):
-            texts.append(block.text)
+            conversation.add_text(role, [block.text])
         elif isinstance(block, ToolResultBlockParam) and role == "user":
             if block.tool_use_id not in call_ids:
                 raise _invalid(f"{where}.tool_use_id", "no tool_use block before it has this id.")
-            if texts:
-                _append_text(messages, "user", texts)
-                texts = []
-            messages.append(_to_result(block))
+            _add_result(conversation, block)
         elif not isinstance(block, ThinkingBlockParam):
             raise _invalid(where, f"a {role} message cannot have {block.type} blocks.")
-    if texts or not blocks:
-        _append_text(messages, role, texts)
 
 
-def _to_result(block: ToolResultBlockParam) -> ChatMessage:
-    text = _text_of(block.content or "")
-    return ChatMessage(
-        role="tool",
-        content=f"Error: {text}" if block.is_error else text,
-        tool_call_id=block.tool_use_id,
-    )
+def _add_result(conversation: Conversation, block: ToolResultBlockParam) -> None:
+    text = "\n".join(_texts_of(block.content or ""))
+    text = f"Error: {text}" if block.is_error else text
+    conversation.add("tool", [text], tool_call_id=block.tool_use_id)
 
 
-def _to_call(block: ToolUseBlockParam) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments},
-    }
-
-
-def _text_of(content: str | Sequence[TextBlockParam]) -> str:
-    """Blocks are joined as the parts of a chat message."""
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _texts_of(content: str | Sequence[TextBlockParam]) -> list[str]:
+    return [content] if isinstance(content, str) else [block.text for block in content]
 
 
 def _to_tool(tool: ToolParam) -> dict[str, Any]:

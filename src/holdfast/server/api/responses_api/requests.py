@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.refusals import by_type, null_only, refuse, refuse_unless
-from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields
+from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields, ServingFields
 from holdfast.server.http.json_body import Many
 
 _IGNORED = "Accepted and ignored."
@@ -226,7 +226,7 @@ class InputFields(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponsesRequest(SamplingFields, InputFields):
+class ResponsesRequest(SamplingFields, ServingFields, InputFields):
     """/v1/responses"""
 
     max_output_tokens: int | None = Field(None, ge=1, le=1 << 24)

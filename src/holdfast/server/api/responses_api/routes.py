@@ -16,6 +16,7 @@ from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
+from holdfast.server.middleware.response_headers import use_request_id
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -36,8 +37,9 @@ def responses_routes(frontend: Frontend) -> APIRouter:
     async def create_response(request: Request) -> Response:
         """Create a response. Nothing is stored."""
         body = await read_body(request, ResponsesRequest)
+        use_request_id(request, body.request_id)
         frontend.require_model(body.model)
-        chat = to_chat(body)
+        chat = await frontend.prompts.run_in_thread(lambda: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(
                 request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
@@ -52,7 +54,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
         """Count the tokens of a response's prompt, without a response."""
         body = await read_body(request, InputTokensRequest)
         frontend.require_model(body.model)
-        chat = to_chat_prompt(body)
+        chat = await frontend.prompts.run_in_thread(lambda: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
             prompt = await prompts.render(chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})

@@ -11,6 +11,7 @@ settings.
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.server.api.conversation import Conversation
 from holdfast.server.api.responses_api.requests import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -26,7 +27,12 @@ from holdfast.server.api.responses_api.requests import (
     ResponsesRequest,
     TextConfig,
 )
-from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, SamplingFields
+from holdfast.server.api.schema.requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    SamplingFields,
+    ServingFields,
+)
 from holdfast.server.errors import ApiError, ErrorWords
 
 LOGPROBS = "message.output_text.logprobs"
@@ -42,7 +48,8 @@ ERROR_WORDS: ErrorWords = (
 
 def to_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The chat completion request. Its values were validated with the body."""
-    shared = {name: getattr(body, name) for name in SamplingFields.model_fields}
+    names = (*SamplingFields.model_fields, *ServingFields.model_fields)
+    shared = {name: getattr(body, name) for name in names}
     logprobs = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
     return ChatCompletionRequest.model_construct(
         **shared,
@@ -74,52 +81,31 @@ def _prompt_fields(body: InputFields) -> dict[str, Any]:
 
 def to_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
     """The conversation. Raises `ApiError` if it is empty or answers a call that was not made."""
-    messages: list[ChatMessage] = []
-    if instructions is not None:
-        messages.append(ChatMessage(role="system", content=instructions))
-    if isinstance(items, str):
-        return [*messages, ChatMessage(role="user", content=items)]
-    num_instructions = len(messages)
+    conversation = Conversation()
     call_ids: set[str] = set()
+    if isinstance(items, str):
+        conversation.add("user", [items])
+        items = ()
     for index, item in enumerate(items):
         if isinstance(item, MessageItem):
-            messages.append(ChatMessage(role=item.role, content=_text_of(item.content)))
+            conversation.add(item.role, _texts_of(item.content))
         elif isinstance(item, FunctionCallItem):
             call_ids.add(item.call_id)
-            _append_call(messages, item)
+            conversation.add_call(item.call_id, item.name, item.arguments)
         elif isinstance(item, FunctionCallOutputItem):
             if item.call_id not in call_ids:
-                raise _unknown_call(f"input[{index}].call_id", item.call_id)
-            messages.append(
-                ChatMessage(role="tool", content=_text_of(item.output), tool_call_id=item.call_id)
-            )
-    if len(messages) == num_instructions:
-        raise ApiError(
-            400, "input has only reasoning items; it must have a message", param="input", code="invalid_value"
-        )
-    return messages
+                raise _invalid(f"input[{index}].call_id", "no function_call before it has this id.")
+            conversation.add("tool", _texts_of(item.output), tool_call_id=item.call_id)
+    if conversation.is_empty:
+        raise _invalid("input", "it has only reasoning items; it must have a message.")
+    messages = conversation.messages()
+    return messages if instructions is None else [ChatMessage(role="system", content=instructions), *messages]
 
 
-def _append_call(messages: list[ChatMessage], item: FunctionCallItem) -> None:
-    call = {
-        "id": item.call_id,
-        "type": "function",
-        "function": {"name": item.name, "arguments": item.arguments},
-    }
-    if not messages or messages[-1].role != "assistant":
-        messages.append(ChatMessage(role="assistant", content=None, tool_calls=[call]))
-        return
-    last = messages[-1]
-    messages[-1] = ChatMessage(
-        role="assistant", content=last.content, tool_calls=[*(last.tool_calls or ()), call]
-    )
-
-
-def _text_of(content: str | Sequence[InputText | OutputText | Refusal]) -> str:
-    """Parts are joined as in a chat message."""
+def _texts_of(content: str | Sequence[InputText | OutputText | Refusal]) -> list[str]:
     if isinstance(content, str):
-        return content
-    return "\n".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+        return [content]
+    return [part.refusal if isinstance(part, Refusal) else part.text for part in content]
 
 
 def _to_tool(tool: FunctionTool) -> dict[str, Any]:
@@ -140,7 +126,5 @@ def _to_response_format(text: TextConfig | None) -> dict[str, Any] | None:
     return {"type": text.format.type}
 
 
-def _unknown_call(param: str, call_id: str) -> ApiError:
-    shown = call_id if len(call_id) <= 64 else f"{call_id[:64]}..."
-    message = f"'{param}' is {shown!r}, which no function_call before it has."
-    return ApiError(400, message, param=param, code="invalid_value")
+def _invalid(param: str, why: str) -> ApiError:
+    return ApiError(400, f"Invalid '{param}': {why}", param=param, code="invalid_value")

@@ -93,6 +93,12 @@ class SamplingFields(ThinkingFields):
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
     guided_grammar: str | None = None
+    skip_special_tokens: bool | None = Field(
+        None, description="Default: true. False: the text has special tokens, too."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="Keep the stop string or stop token at the end of the text."
+    )
     user: str | None = Field(None, description="Accepted and ignored.")
 
 
@@ -131,12 +137,6 @@ class GenerationRequest(SamplingFields, ServingFields):
     )
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Write tokens in logprobs as token_id:123."
-    )
-    skip_special_tokens: bool | None = Field(
-        None, description="Default: true. False: the text has special tokens, too."
-    )
-    include_stop_str_in_output: bool | None = Field(
-        None, description="Keep the stop string or stop token at the end of the text."
     )
     truncate_prompt_tokens: TruncatePromptTokens | None = Field(
         None, description="Keep only the last tokens of the prompt: this many, or with -1 as many as fit."

@@ -1,0 +1,244 @@
+"""/v1/messages with Anthropic's client: whole, streamed, tools, structured output, counted tokens, errors; sync
+and async."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import anthropic
+import httpx
+import pytest
+from pydantic import BaseModel
+
+from support.serving import Server
+from support.tiny import EOS
+
+EXTRA = {"deterministic": True, "seed": 3}
+CITY = {"type": "string", "enum": ["Paris", "Rome", "Oslo"]}
+TOOL: Any = {
+    "name": "weather",
+    "description": "The weather.",
+    "input_schema": {"type": "object", "properties": {"city": CITY}, "required": ["city"]},
+}
+QUESTION: Any = [{"role": "user", "content": "hi"}]
+
+
+class Answer(BaseModel):
+    city: Literal["Paris", "Rome"]
+    is_big: bool
+
+
+@pytest.fixture(scope="module")
+def client(tools_server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=tools_server.url, api_key="unused", max_retries=0, timeout=120
+    ) as client:
+        yield client
+
+
+def settings_of(**settings: Any) -> Any:
+    return {"model": "tiny", "messages": QUESTION, "max_tokens": 8, "extra_body": EXTRA, **settings}
+
+
+def ask(client: anthropic.Anthropic, **settings: Any) -> Any:
+    return client.messages.create(**settings_of(**settings))
+
+
+def test_message(client: anthropic.Anthropic) -> None:
+    message = ask(client, system="be kind", metadata={"user_id": "u"})
+    assert message.id.startswith("msg_") and (message.type, message.role) == ("message", "assistant")
+    assert (message.stop_reason, message.stop_sequence, message.model) == ("max_tokens", None, "tiny")
+    (block,) = message.content
+    assert block.type == "text" and block.text
+    assert message.usage.output_tokens == 8 and message.usage.cache_creation_input_tokens == 0
+    details = message.model_extra["holdfast"]
+    assert details["seed"] == 3 and details["mode"] in ("certified", "verified")
+    assert message.id == f"msg_{message._request_id}"
+
+
+def test_message_that_ends_has_an_empty_text(client: anthropic.Anthropic) -> None:
+    message = ask(client, extra_body={"logit_bias": {str(EOS): 100}})
+    assert message.stop_reason == "end_turn" and [block.text for block in message.content] == [""]
+
+
+def test_stop_sequence_is_named(client: anthropic.Anthropic) -> None:
+    text = ask(client).content[0].text
+    stop = text[3:5]
+    for message in (ask(client, stop_sequences=["\0", stop]), streamed(client, stop_sequences=["\0", stop])):
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+        assert message.content[0].text == text[: text.index(stop)]
+
+
+def streamed(client: anthropic.Anthropic, **settings: Any) -> Any:
+    with client.messages.stream(**settings_of(**settings)) as stream:
+        return stream.get_final_message()
+
+
+def test_stream_equals_the_whole_message(client: anthropic.Anthropic) -> None:
+    whole = ask(client)
+    events = list(ask(client, stream=True))
+    kinds = [event.type for event in events]
+    num_deltas = kinds.count("content_block_delta")
+    assert kinds == [
+        *(
+            "message_start",
+            "content_block_start",
+            *["content_block_delta"] * num_deltas,
+            "content_block_stop",
+        ),
+        *("message_delta", "message_stop"),
+    ]
+    assert (
+        "".join(event.delta.text for event in events if event.type == "content_block_delta")
+        == whole.content[0].text
+    )
+    assert events[0].message.stop_reason is None and events[0].message.content == []
+    end = events[-2]
+    assert (end.delta.stop_reason, end.usage.output_tokens) == ("max_tokens", 8)
+    assert end.model_extra["holdfast"]["seed"] == 3
+    with client.messages.stream(**settings_of()) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text
+    final = streamed(client)
+    assert final.content[0].text == whole.content[0].text and final.usage.output_tokens == 8
+
+
+def test_stream_begins_with_a_ping(client: anthropic.Anthropic, tools_server: Server) -> None:
+    body = {"messages": QUESTION, "max_tokens": 2, "stream": True}
+    answer = httpx.post(f"{tools_server.url}/v1/messages", json=body, timeout=60)
+    names = [line.removeprefix("event: ") for line in answer.text.split("\n") if line.startswith("event: ")]
+    assert names[:2] == ["message_start", "ping"] and names[-1] == "message_stop"
+    assert "[DONE]" not in answer.text and answer.headers["request-id"] == answer.headers["x-request-id"]
+
+
+def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
+    prompt: Any = {"messages": QUESTION, "system": [{"type": "text", "text": "be kind"}], "tools": [TOOL]}
+    counted = client.messages.count_tokens(model="tiny", **prompt).input_tokens
+    for message in (ask(client, **prompt), ask(client, **prompt), streamed(client, **prompt)):
+        assert message.usage.input_tokens + message.usage.cache_read_input_tokens == counted
+    assert message.usage.cache_read_input_tokens > 0
+    assert counted > client.messages.count_tokens(model="tiny", messages=QUESTION).input_tokens
+
+
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}]
+)
+def test_tool_use_round_trip(client: anthropic.Anthropic, choice: Any) -> None:
+    settings: Any = {"tools": [TOOL], "tool_choice": choice, "max_tokens": 200}
+    message = ask(client, **settings)
+    (call,) = message.content
+    assert message.stop_reason == "tool_use" and call.type == "tool_use" and call.name == "weather"
+    assert call.id.startswith("toolu_") and call.input["city"] in CITY["enum"]
+    assert streamed(client, **settings).content == message.content
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    turns = [
+        *QUESTION,
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [result]},
+    ]
+    answer = ask(client, messages=turns, tools=[TOOL])
+    assert answer.content[0].text
+    dumped = [*QUESTION, {"role": "assistant", "content": [call.model_dump()]}, turns[-1]]
+    assert ask(client, messages=dumped, tools=[TOOL]).content == answer.content
+    wrong = [*turns[:-1], {"role": "user", "content": [{**result, "is_error": True}]}]
+    assert ask(client, messages=wrong, tools=[TOOL]).usage != answer.usage  # the model reads that it failed
+
+
+@pytest.mark.parametrize("max_tokens", [50, 52])
+def test_truncated_tool_use_has_the_complete_part_of_its_input(
+    client: anthropic.Anthropic, max_tokens: int
+) -> None:
+    settings: Any = {
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "weather"},
+        "max_tokens": max_tokens,
+    }
+    message = ask(client, **settings)
+    assert message.stop_reason == "max_tokens" and isinstance(message.content[0].input, dict)
+    assert streamed(client, **settings).content == message.content
+
+
+def test_last_assistant_message_is_continued(client: anthropic.Anthropic, tools_server: Server) -> None:
+    turns = [*QUESTION, {"role": "assistant", "content": "The answer is"}]
+    message = ask(client, messages=turns, extra_body={**EXTRA, "return_token_ids": True})
+    ids = message.model_extra["prompt_token_ids"]
+    prompt = tools_server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nThe answer is"
+    assert client.messages.count_tokens(model="tiny", messages=turns).input_tokens == len(ids)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_structured_output(client: anthropic.Anthropic, is_streamed: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": CITY},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    settings: Any = {
+        "output_config": {"format": {"type": "json_schema", "schema": schema}},
+        "max_tokens": 100,
+    }
+    message = streamed(client, **settings) if is_streamed else ask(client, **settings)
+    assert message.stop_reason == "end_turn" and json.loads(message.content[0].text)["city"] in CITY["enum"]
+
+
+def test_parsed_message_follows_the_model(client: anthropic.Anthropic) -> None:
+    message = client.messages.parse(**settings_of(max_tokens=100, output_format=Answer))
+    assert isinstance(message.parsed_output, Answer)
+
+
+def test_beta_client(client: anthropic.Anthropic) -> None:
+    message = client.beta.messages.create(**settings_of(betas=["files-api-2025-04-14"]))
+    assert message.content[0].type == "text" and message.content[0].text == ask(client).content[0].text
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "expected"),
+    [
+        ({"model": "claude-1"}, anthropic.NotFoundError, "does not exist"),
+        ({"max_tokens": 0}, anthropic.BadRequestError, "max_tokens"),
+        ({"max_tokens": 4000}, anthropic.BadRequestError, "the context of 2048"),
+        ({"extra_body": {"temperature": -1}}, anthropic.BadRequestError, "temperature"),
+        ({"extra_body": {"n": 2}}, anthropic.BadRequestError, "Unknown parameter: 'n'"),
+        ({"thinking": {"type": "adaptive"}}, anthropic.BadRequestError, "writes no thinking blocks"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, anthropic.BadRequestError, r"tools\[0\].name must be"),
+        (
+            {"tools": [{**TOOL, "input_schema": {"type": "array"}}]},
+            *(anthropic.BadRequestError, r"tools\[0\].input_schema.type must be"),
+        ),
+        ({"tool_choice": {"type": "any"}}, anthropic.BadRequestError, "requires tools"),
+        ({"stop_sequences": ["x"] * 17}, anthropic.BadRequestError, "stop_sequences may have"),
+    ],
+)
+def test_errors_map_to_the_clients_exceptions(
+    client: anthropic.Anthropic, settings: Any, error: type[anthropic.APIStatusError], expected: str
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(error, match=expected) as caught:
+            ask(client, stream=stream, **settings)
+        assert caught.value.type in ("invalid_request_error", "not_found_error") and caught.value.error_code
+        assert caught.value.request_id
+
+
+def test_other_routes_are_not_found(client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="batches are not supported"):
+        client.messages.batches.list()
+    with pytest.raises(anthropic.NotFoundError, match="Unknown request URL"):
+        client.post("/v1/messages/nothing", cast_to=object)
+
+
+def test_async_client(client: anthropic.Anthropic) -> None:
+    async def work() -> tuple[Any, Any, int]:
+        async with anthropic.AsyncAnthropic(
+            base_url=str(client.base_url), api_key="unused", max_retries=0
+        ) as one:
+            whole = await one.messages.create(**settings_of())
+            async with one.messages.stream(**settings_of()) as stream:
+                final = await stream.get_final_message()
+            counted = await one.messages.count_tokens(model="tiny", messages=QUESTION)
+            return whole, final, counted.input_tokens
+
+    whole, final, counted = asyncio.run(work())
+    assert whole.content[0].text == final.content[0].text == ask(client).content[0].text
+    assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens

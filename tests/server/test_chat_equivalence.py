@@ -1,0 +1,178 @@
+"""One conversation through chat completions, responses and messages: the same prompt, settings, tokens and
+logprob bits, which the receipts have."""
+
+from typing import Any
+
+import pytest
+
+from support.serving import Server
+
+SHARED: dict[str, Any] = {
+    "deterministic": True,
+    "seed": 11,
+    "temperature": 0.9,
+    "top_p": 0.95,
+    "top_k": 50,
+    "min_tokens": 4,
+    "repetition_penalty": 1.1,
+    "return_token_ids": True,
+    "return_receipt": True,
+}
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+FUNCTION = {"name": "weather", "description": "The weather.", "parameters": SCHEMA}
+ARGUMENTS = '{"city": "Paris"}'
+PARTS = ("How is", "the weather?")
+
+# The same conversations in the three APIs.
+PLAIN = (
+    {
+        "messages": [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": one} for one in PARTS]},
+            {"role": "assistant", "content": "Where?"},
+            {"role": "user", "content": "In Rome."},
+        ],
+        "stop": ["zz", "qq"],
+    },
+    {
+        "instructions": "be kind",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": one} for one in PARTS]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Where?"}]},
+            {"role": "user", "content": "In Rome."},
+        ],
+        "stop": ["zz", "qq"],
+    },
+    {
+        "system": [{"type": "text", "text": "be kind"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": one} for one in PARTS]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Where?"}]},
+            {"role": "user", "content": "In Rome."},
+        ],
+        "stop_sequences": ["zz", "qq"],
+    },
+)
+RESULTS = (
+    {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": "wait",
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "rain"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+    },
+    {
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "wait"},
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": ARGUMENTS},
+            {"type": "function_call_output", "call_id": "c", "output": "rain"},
+        ],
+        "tools": [{"type": "function", **FUNCTION}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "wait"},
+                    {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Paris"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "rain"}]},
+        ],
+        "tools": [{"name": "weather", "description": "The weather.", "input_schema": SCHEMA}],
+    },
+)
+HI = [{"role": "user", "content": "hi"}]
+FORCED = (
+    {"messages": HI, "tools": RESULTS[0]["tools"], "tool_choice": "required", "parallel_tool_calls": False},
+    {"input": "hi", "tools": RESULTS[1]["tools"], "tool_choice": "required", "parallel_tool_calls": False},
+    {
+        "messages": HI,
+        "tools": RESULTS[2]["tools"],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    },
+)
+STRUCTURED = (
+    {
+        "messages": HI,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    },
+    {"input": "hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
+    {"messages": HI, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+)
+ROUTES = (
+    ("/v1/chat/completions", "max_tokens"),
+    ("/v1/responses", "max_output_tokens"),
+    ("/v1/messages", "max_tokens"),
+)
+
+
+@pytest.mark.parametrize(
+    "bodies", [PLAIN, RESULTS, FORCED, STRUCTURED], ids=["plain", "results", "forced", "JSON"]
+)
+def test_three_apis_give_the_same_bits(tools_server: Server, bodies: tuple[dict[str, Any], ...]) -> None:
+    answers = []
+    for (path, limit), body in zip(ROUTES, bodies, strict=True):
+        answer = tools_server.post(path, {**SHARED, **body, limit: 120})
+        assert answer.status_code == 200, answer.text
+        answers.append(answer.json())
+    chat, *others = answers
+    ids = chat["choices"][0]["token_ids"]
+    receipt = chat["holdfast"]["receipt"]
+    assert len(ids) >= 4 and chat["holdfast"]["mode"] in ("certified", "verified")
+    for other in others:
+        assert (other["prompt_token_ids"], other["token_ids"]) == (chat["prompt_token_ids"], ids)
+        assert other["system_fingerprint"] == chat["system_fingerprint"]
+        theirs = other["holdfast"]["receipt"]
+        for name in ("settings", "seed", "choices", "mode", "fingerprint", "certificate"):
+            assert theirs[name] == receipt[name], name
+    assert contents(chat) == contents(others[0]) == contents(others[1])
+
+
+def contents(answer: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls of a response of any API."""
+    if "choices" in answer:
+        message = answer["choices"][0]["message"]
+        calls = [
+            (one["id"].removeprefix("call_"), one["function"]["name"])
+            for one in message.get("tool_calls", ())
+        ]
+        return message["content"] or "", calls
+    blocks = answer["output"] if "output" in answer else answer["content"]
+    texts = [
+        part["text"] for one in blocks for part in (one.get("content", [one]) if "name" not in one else ())
+    ]
+    calls = [
+        ((one.get("call_id") or one["id"]).removeprefix("call_").removeprefix("toolu_"), one["name"])
+        for one in blocks
+        if "name" in one
+    ]
+    return "".join(texts), calls
+
+
+def test_requests_are_counted_and_logged_alike(tools_server: Server) -> None:
+    before = tools_server.metric("holdfast_request_success_total")
+    tools_server.post("/v1/responses", {})  # the first error makes the series
+    errors = tools_server.metric("holdfast_request_errors_total")
+    for (path, limit), body in zip(
+        ROUTES, ({"messages": HI}, {"input": "hi"}, {"messages": HI}), strict=True
+    ):
+        answer = tools_server.post(
+            path, {**body, limit: 3, "stream": path != ROUTES[0][0], "ignore_eos": True}
+        )
+        line = tools_server.wait_for(f"request_id={answer.headers['x-request-id']} ")
+        assert f"route={path} status=200" in line.string and "completion_tokens=3" in line.string
+        assert "finish_reason=length" in line.string and "first_token_ms=" in line.string
+        assert tools_server.post(path, {**body, limit: 3, "min_tokens": 9}).status_code == 400
+    assert tools_server.metric("holdfast_request_success_total") == before + 3
+    assert tools_server.metric("holdfast_request_errors_total") == errors + 3

@@ -1,0 +1,214 @@
+"""/v1/responses with OpenAI's client: whole, streamed, parsed, tools, logprobs, errors; sync and async."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from support.serving import Server
+from support.tiny import EOS
+
+EXTRA = {"deterministic": True, "seed": 3}
+CITY = {"type": "string", "enum": ["Paris", "Rome", "Oslo"]}
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather.",
+    "parameters": {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False},
+    "strict": True,
+}  # fmt: skip
+ITEM_EVENTS = ["response.output_item.added", "response.content_part.added"]
+ITEM_ENDS = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+
+
+class Answer(BaseModel):
+    city: Literal["Paris", "Rome"]
+    is_big: bool
+
+
+@pytest.fixture(scope="module")
+def client(tools_server: Server) -> Iterator[openai.OpenAI]:
+    url = f"{tools_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0, timeout=120) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **settings: Any) -> Any:
+    given: dict[str, Any] = {"model": "tiny", "input": "hi", "max_output_tokens": 8, "extra_body": EXTRA}
+    return client.responses.create(**{**given, **settings})
+
+
+def test_response_repeats_its_settings(client: openai.OpenAI) -> None:
+    response = ask(client, instructions="be kind", metadata={"a": "b"}, temperature=0.5, user="u", store=True)
+    assert response.object == "response" and response.id.startswith("resp_") and response.model == "tiny"
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (response.instructions, response.metadata) == ("be kind", {"a": "b"})
+    assert (response.temperature, response.top_p, response.max_output_tokens) == (0.5, 1.0, 8)
+    assert response.model_extra["store"] is False  # nothing is stored
+    assert response.output_text == response.output[0].content[0].text
+    assert response.output[0].status == "incomplete"
+    assert response.usage.output_tokens == 8
+    assert response.usage.total_tokens == response.usage.input_tokens + 8
+    details = response.model_extra["holdfast"]
+    assert details["seed"] == 3 and details["mode"] in ("certified", "verified")
+    assert response.model_extra["system_fingerprint"]
+
+
+def test_response_that_ends_is_completed(client: openai.OpenAI) -> None:
+    response = ask(client, extra_body={"logit_bias": {str(EOS): 100}})
+    assert (response.status, response.incomplete_details, response.output_text) == ("completed", None, "")
+    assert response.completed_at >= response.created_at and response.output[0].status == "completed"
+
+
+def test_stream_equals_the_whole_response(client: openai.OpenAI) -> None:
+    whole = ask(client)
+    events = list(ask(client, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    num_deltas = kinds.count("response.output_text.delta")
+    assert kinds == [
+        *("response.created", "response.in_progress"),
+        *(*ITEM_EVENTS, *["response.output_text.delta"] * num_deltas, *ITEM_ENDS),
+        "response.incomplete",
+    ]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final = events[-1].response
+    assert text == whole.output_text == final.output_text
+    assert events[0].response.status == "in_progress" and events[0].response.usage is None
+    assert final.usage.output_tokens == 8 and final.model_extra["holdfast"]["seed"] == 3
+    assert events[-2].item.model_dump() == final.output[0].model_dump()
+
+
+def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
+    settings: Any = {"model": "tiny", "input": "hi", "extra_body": {**EXTRA, "logit_bias": {str(EOS): 12}}}
+    with client.responses.stream(**settings) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    assert final.status == "completed" and "response.completed" in kinds
+    assert final.output_text == client.responses.create(**settings).output_text
+
+
+def test_parsed_response_follows_the_model(client: openai.OpenAI) -> None:
+    settings: Any = {"model": "tiny", "input": "A city.", "text_format": Answer, "extra_body": EXTRA}
+    parsed = client.responses.parse(**settings).output_parsed
+    assert isinstance(parsed, Answer)
+    with client.responses.stream(**settings) as stream:
+        assert stream.get_final_response().output_parsed == parsed
+
+
+def test_json_object_format(client: openai.OpenAI) -> None:
+    bias = {str(EOS): 100}  # ends the answer where the grammar allows it
+    extra = {**EXTRA, "logit_bias": bias}
+    response = ask(client, text={"format": {"type": "json_object"}}, extra_body=extra, max_output_tokens=500)
+    assert response.status == "completed" and response.text.format.type == "json_object"
+    assert isinstance(json.loads(response.output_text), dict)
+
+
+def test_logprobs_are_those_of_chat(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=8, logprobs=True, top_logprobs=2, extra_body=EXTRA
+    )
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
+    expected = [one.model_dump() for one in chat.choices[0].logprobs.content]
+    for settings in ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"top_logprobs": 2}):
+        part = ask(client, **settings).output[0].content[0]
+        assert [one.model_dump() for one in part.logprobs] == expected
+        events = list(ask(client, stream=True, **settings))
+        done = next(event for event in events if event.type == "response.output_text.done")
+        deltas = [
+            one for event in events if event.type == "response.output_text.delta" for one in event.logprobs
+        ]
+        assert [one.logprob for one in done.logprobs] == [one["logprob"] for one in expected]
+        assert [one.logprob for one in deltas] == [one["logprob"] for one in expected][: len(deltas)]
+    assert ask(client).output[0].content[0].logprobs == []
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_tool_call_round_trip(client: openai.OpenAI, choice: Any) -> None:
+    question = {"role": "user", "content": "How is the weather?"}
+    settings: Any = {"tools": [TOOL], "max_output_tokens": None}
+    first = ask(client, input=[question], tool_choice=choice, parallel_tool_calls=False, **settings)
+    (call,) = first.output
+    assert first.status == "completed" and call.type == "function_call" and call.name == "weather"
+    assert json.loads(call.arguments)["city"] in CITY["enum"] and call.status == "completed"
+    events = list(
+        ask(client, input=[question], tool_choice=choice, parallel_tool_calls=False, stream=True, **settings)
+    )
+    arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(arguments) == call.arguments
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
+    assert (done.call_id, done.name, done.arguments) == (call.call_id, call.name, call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    answers = {
+        ask(client, input=[question, *sent, result], tools=[TOOL]).output_text
+        for sent in (first.output, [call.to_dict()], [call.model_dump()])
+    }
+    assert len(answers) == 1 and answers != {""}
+
+
+def test_hidden_tools_are_not_in_the_prompt(client: openai.OpenAI) -> None:
+    plain = ask(client)
+    hidden = ask(client, tools=[TOOL], tool_choice="none")
+    assert hidden.usage.input_tokens == plain.usage.input_tokens and hidden.output_text == plain.output_text
+
+
+def test_input_tokens_are_counted(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(
+        model="tiny", input="hi", instructions="be kind", tools=[TOOL]
+    )
+    used = ask(client, instructions="be kind", tools=[TOOL]).usage.input_tokens
+    assert counted.input_tokens == used
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"previous_response_id": "resp_1"}, "not stored"),
+        ({"background": True}, "while the client waits"),
+        ({"tools": [{"type": "web_search"}]}, "built-in tools"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, r"tools\[0\].name must be"),
+        ({"tools": [{**TOOL, "parameters": {"type": "array"}}]}, r"tools\[0\].parameters.type must be"),
+        ({"tools": [{**TOOL, "parameters": {"not": {}}}], "tool_choice": "required"}, "tool 'weather' cannot"),
+        ({"tool_choice": {"type": "function", "name": "rain"}, "tools": [TOOL]}, "not one of the tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name must be"),
+        ({"max_output_tokens": 1 << 20}, "max_output_tokens is 1048576"),
+        ({"extra_body": {"stop": ["x"] * 17}}, "stop may have"),
+    ],
+)  # fmt: skip
+def test_errors_map_to_the_clients_exceptions(client: openai.OpenAI, settings: Any, expected: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=expected):
+        ask(client, **settings)
+    if "stream" not in settings:
+        with pytest.raises(openai.BadRequestError, match=expected):
+            ask(client, stream=True, **settings)
+
+
+def test_stored_responses_are_not_found(client: openai.OpenAI) -> None:
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="not stored"):
+            call("resp_1")
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        ask(client, model="gpt-5")
+
+
+def test_async_client(client: openai.OpenAI) -> None:
+    async def work() -> tuple[str, str]:
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="unused", max_retries=0) as one:
+            whole = await one.responses.create(
+                model="tiny", input="hi", max_output_tokens=8, extra_body=EXTRA
+            )
+            text = ""
+            stream = await one.responses.create(
+                model="tiny", input="hi", max_output_tokens=8, extra_body=EXTRA, stream=True
+            )
+            async for event in stream:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+            return whole.output_text, text
+
+    whole, streamed = asyncio.run(work())
+    assert whole == streamed == ask(client).output_text
