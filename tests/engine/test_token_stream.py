@@ -164,6 +164,25 @@ def test_failed_answer_raises_after_the_last_delta(auto_llm: LLM, monkeypatch: p
     assert next(stream, None) is None
 
 
+def test_call_inside_a_step_raises(auto_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler would make it. It must not wait for itself."""
+    inner = auto_llm.engine.runner
+
+    class Nested:
+        def run(self, plan: StepPlan) -> Any:
+            if not nested:
+                nested.append(True)
+                auto_llm.generate("the fox", PARAMS)
+            return inner.run(plan)
+
+    nested: list[bool] = []
+    monkeypatch.setattr(auto_llm.engine, "runner", Nested())
+    result = auto_llm.generate("the dog", PARAMS)[0]
+    assert "in a step of the same engine already" in (result.error or "")
+    assert auto_llm.generate("the dog", PARAMS)[0].error is None
+    assert not auto_llm.engine.has_work
+
+
 def test_closed_llm_ends_streams_and_refuses_calls(auto_llm: LLM) -> None:
     llm = copy.copy(auto_llm)
     llm.engine = auto_llm.engine.restarted(auto_llm.engine.scheduler.config)

@@ -26,6 +26,7 @@ from holdfast.errors import EngineStopped, HoldfastError
 _TAKE_OVER_SECONDS = 0.02  # a waiting caller looks this often whether no other steps the engine
 
 _INTERRUPTED = "the engine was interrupted in the middle of a step; submit the request again"
+_NESTED = "this thread is in a step of the same engine already, and cannot wait for another answer there"
 _LOST = "the engine lost this request; submit it again"
 
 
@@ -69,6 +70,8 @@ class SharedEngine:
     def read(self, inbox: Inbox) -> RequestOutput:
         """Wait for the next output of a call. Raises what ended the call."""
         while not self._drive(lambda: not inbox.outputs.empty() or self._is_lost(inbox)):
+            if self._is_stepping_here:
+                raise EngineStopped(_NESTED)
             try:
                 output = inbox.outputs.get(timeout=_TAKE_OVER_SECONDS)
                 break
@@ -132,6 +135,12 @@ class SharedEngine:
                 return False
             frame = frame.f_back
         return True
+
+    @property
+    def _is_stepping_here(self) -> bool:
+        """Whether a signal handler or a callback runs inside a step of this thread."""
+        holder = self._stepper.get("now")
+        return holder is not None and holder.thread_id == threading.get_ident()
 
     def _run_posted(self) -> None:
         """Run posted commands, unless a call steps the engine: that one will run them."""
