@@ -13,6 +13,7 @@ from holdfast.server.api.schema.openapi import make_documented_app
 from holdfast.server.api.score import score_routes
 from holdfast.server.api.tokenize import token_routes
 from holdfast.server.api.unsupported import unsupported_routes
+from holdfast.server.docs_page.routes import docs_router
 from holdfast.server.frontend import Frontend
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.inspector.routes import inspector_router
@@ -35,6 +36,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
         unsupported_routes(),
     ):
         app.include_router(routes)
+    app.include_router(docs_router())
     if frontend.config.inspector:
         app.include_router(inspector_router(hub))
     add_middleware(app, frontend.config, frontend.metrics.refused)

@@ -1,8 +1,8 @@
 """API keys. Every route but /health requires one, if any are configured.
 
 OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `X-Api-Key: KEY`. A browser that opens
-the inspector page sends Basic with the key as password; the user name is ignored. Starlette's `AuthenticationMiddleware`
-only attaches a user to the request: each route would have to require one, and a new route without
+the inspector or /docs sends Basic with the key as password; the user name is ignored. Starlette's
+`AuthenticationMiddleware` only attaches a user to the request: each route would have to require one, and a new route without
 that would be open.
 """
 
@@ -17,7 +17,8 @@ from holdfast.server.errors import ApiError, is_anthropic
 
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _PUBLIC = frozenset({"/health"})
-_INSPECTOR = "/inspector/"
+_PAGES = frozenset({"/", "/docs"})
+_PAGE_FILES = ("/inspector/", "/docs/")
 
 
 class ApiKeyMiddleware:
@@ -37,7 +38,7 @@ class ApiKeyMiddleware:
         headers: list[tuple[bytes, bytes]] = [
             (name, value) for name, value in scope["headers"] if name in _KEY_HEADERS
         ]
-        is_page = scope["path"] == "/" or scope["path"].startswith(_INSPECTOR)
+        is_page = scope["path"] in _PAGES or scope["path"].startswith(_PAGE_FILES)
         challenge = {"WWW-Authenticate": 'Basic realm="holdfast"' if is_page else "Bearer"}
         if not headers:
             how = "X-Api-Key: YOUR_KEY" if is_anthropic(scope["path"]) else "Authorization: Bearer YOUR_KEY"
