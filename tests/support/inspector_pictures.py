@@ -1,9 +1,10 @@
 """Makes the screenshots of the inspector for the docs: `inspector_pictures.py docs [dark] [prove]
 ...`.
 
-light, phone    mode verify, with injected faults, so that a rollback is visible
-dark            mode auto, while "prove it" runs
-prove           the result of "prove it"
+light    mode verify, with injected faults, so that a rollback is visible
+phone    an answer in the playground
+dark     mode auto, while "prove it" runs
+prove    the result of "prove it", with a recording where this machine's ordinary answers agree
 """
 
 import re
@@ -84,7 +85,6 @@ def show_rollback(page: Any, file: Path) -> None:
     in_time = False
     while not in_time:
         page.wait_for_selector(".deterministic .strip:has(.rolled-back):has(.candidate)")
-        page.eval_on_selector("#requests-title", "one => { if (innerWidth < 500) one.scrollIntoView(); }")
         page.screenshot(path=file)
         still_red = "all => all.some((one) => Number(getComputedStyle(one).opacity) > 0.9)"
         in_time = page.eval_on_selector_all(".deterministic .strip .token.rolled-back", still_red)
@@ -96,18 +96,29 @@ def show_proof(page: Any, file: Path) -> None:
     page.click("#prove-go")
     page.wait_for_selector("#prove-go:enabled")
     page.wait_for_selector(".request", state="detached")
-    page.locator(".prove").screenshot(path=file)
+    page.wait_for_timeout(500)  # the recordings are loaded
+    page.locator(".proof").screenshot(path=file)
 
 
-def light_and_phone(browser: Any, folder: Path) -> None:
+def light(browser: Any, folder: Path) -> None:
     settings = {"wrong_candidates": 0.2, "slow": 0.01}
-    with serving(
-        None, "--determinism", "verify", engine="faulty_engine.py", engine_settings=settings
-    ) as server:
-        with neighbours(server, 3):
-            show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
-        with neighbours(server, 1):
-            show_rollback(visit(browser, server, **PHONE), folder / "inspector-phone.png")
+    with (
+        serving(
+            None, "--determinism", "verify", engine="faulty_engine.py", engine_settings=settings
+        ) as server,
+        neighbours(server, 3),
+    ):
+        show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
+
+
+def phone(browser: Any, folder: Path) -> None:
+    with serving(None) as server:
+        page = visit(browser, server, **PHONE)
+        page.click("#send")
+        page.wait_for_selector("#facts:visible")
+        page.evaluate("() => scrollTo(0, 0)")
+        page.screenshot(path=folder / "inspector-phone.png")
+        page.context.close()
 
 
 def dark(browser: Any, folder: Path) -> None:
@@ -120,12 +131,12 @@ def dark(browser: Any, folder: Path) -> None:
 
 
 def prove(browser: Any, folder: Path) -> None:
-    with serving(None, "--determinism", "verify", "--kernels", "torch") as server:
+    with serving(None) as server:
         show_proof(visit(browser, server, **WIDE), folder / "inspector-prove.png")
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[2:] or ["light_and_phone", "dark", "prove"]
+    chosen = sys.argv[2:] or ["light", "phone", "dark", "prove"]
     with browsing() as browser:
         for name in chosen:
             globals()[name](browser, Path(sys.argv[1]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast import LLM, SamplingParams
+from holdfast.models.locate import locate
 from holdfast.recordings import recording_files
 from support.browsing import browsing
 from support.serving import Server, serving
@@ -541,6 +542,22 @@ def test_figures_have_tooltips(visit: Visit) -> None:
 
 def test_connection_is_called_live(page: "Page") -> None:
     assert page.inner_text("#link") == "live"
+
+
+def test_page_says_what_a_builtin_model_understands(visit: Visit) -> None:
+    assert visit.page.is_hidden("#hint"), "the tiny model is not built in"
+    coin = locate("coin").about
+    assert coin is not None
+
+    def respond(route: "Route") -> None:
+        models = route.fetch().json()
+        models["data"][0]["about"] = coin
+        route.fulfill(json=models)
+
+    visit.page.route("**/v1/models", respond)
+    visit.page.reload()
+    visit.page.wait_for_selector("#hint:visible")
+    assert visit.page.inner_text("#hint") == coin
 
 
 def test_page_requests_only_its_own_server(visit: Visit, server: Server) -> None:

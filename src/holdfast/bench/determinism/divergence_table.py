@@ -6,7 +6,7 @@ from holdfast.bench.determinism.recording import RecordedAnswer, RecordedSide, R
 from holdfast.bench.tables import make_table, open_console
 
 _MAX_SHOWN = 8
-_AROUND = 3  # token ids shown before and after a difference
+_AROUND = 2  # token ids shown before and after a difference
 
 
 def show_recording(recording: Recording, console: Console | None = None) -> None:
@@ -39,7 +39,7 @@ def side_sentence(side: RecordedSide) -> str:
 
 
 def _show_ordinary(side: RecordedSide, console: Console) -> None:
-    table = make_table("ordinary", "runs", "other requests", "from", "answer", num_left=4)
+    table = make_table("ordinary", "runs", "beside", "leaves the first at", "answer", num_left=4)
     first = side.answers[0]
     for one in side.answers[:_MAX_SHOWN]:
         at = "" if one.first_difference is None else f"token {one.first_difference}"
@@ -50,9 +50,8 @@ def _show_ordinary(side: RecordedSide, console: Console) -> None:
 
 
 def _neighbours(answer: RecordedAnswer) -> str:
-    counts = sorted(set(answer.neighbours))
-    shown = ", ".join(str(one) for one in counts[:6])
-    return f"{shown}, ..." if len(counts) > 6 else shown
+    least, most = min(answer.neighbours), max(answer.neighbours)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _excerpt(answer: RecordedAnswer, first: RecordedAnswer) -> str:
