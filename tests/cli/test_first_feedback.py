@@ -53,7 +53,11 @@ def _cases(folder: Path) -> list[tuple[list[str], str]]:
         (["generate", "-m", str(unknown), "Hi"], "the model's architecture is gpt_neox"),
         (["generate", "-m", str(empty), "Hi"], "the model's architecture is not given"),
         (["generate", "-m", "coin", "--max-model-len", "9999999", "Hi"], "max_model_len is 9999999"),
-        (["generate", "-m", "coin", "-n", "9999999", "Hi"], "more than the context"),
+        (["generate", "-m", "coin", "-n", "9999999", "Hi", "--raw"], "more than the context"),
+        (
+            ["generate", "-m", "coin", "-n", "9999999", "Hi", "--chat"],
+            "max_tokens is 9999999, and the context",
+        ),
         (["generate", "-m", "coin", "--stop-token-id", "629000", "Hi"], "token id 629000 is not in"),
         (["generate", "-m", "coin", "-d", "--determinism", "off", "Hi"], "with determinism off"),
         (["generate", "-m", "coin", "--receipt-key", missing, "Hi"], missing),

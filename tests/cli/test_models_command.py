@@ -10,6 +10,7 @@ from holdfast.cli import inventory
 from holdfast.cli.options import engine as o
 from holdfast.errors import ConfigError
 from holdfast.models.locate import locate
+from support.serving import serving
 from support.tiny import tiny_model
 
 
@@ -112,3 +113,9 @@ def test_coin_answers_its_own_examples(holdfast):
     examples = re.findall('"([^"]+A:)"', locate("coin").about or "")
     answers = [holdfast("generate", "-m", "coin", "-t", "0", one).stdout.strip() for one in examples]
     assert answers == ["heads.", "8."]
+
+
+@pytest.mark.long
+def test_server_says_what_to_expect_of_a_demo_model():
+    with serving("coin", ready=False) as server:
+        assert server.wait_for("^coin is a demo").string.strip() == locate("coin").about

@@ -134,7 +134,8 @@ def test_version_models_and_certificate(tiny_server: Server) -> None:
 
     assert tiny_server.get("/health").json() == {"status": "ok"}
     assert tiny_server.get("/version").json() == {"version": __version__}
-    assert tiny_server.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    (model,) = tiny_server.get("/v1/models").json()["data"]
+    assert (model["id"], model["about"]) == ("tiny", None)
     certificate = tiny_server.get("/v1/certificate").json()
     assert certificate["determinism"] == "auto" and certificate["certificate"]["sizes"]
     assert certificate["revocation"] is None

@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.input_processor import InputProcessor, Prompt, RequestLimits
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, PromptTooLong
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
 from holdfast.models.locate import locate
@@ -74,6 +74,16 @@ class OpenedModel:
         grammars = GrammarCompiler(self.tokenizer, limits.vocab_size, limits.eos_ids)
         processor = InputProcessor(self.tokenizer, limits, grammars, lambda length: None)
         processor.process(prompt, replace(params, structured=None), want_receipt=False)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """The same, for a prompt that is not known yet."""
+        room = self.limits.max_model_len
+        if params.max_tokens >= room:
+            raise PromptTooLong(
+                f"max_tokens is {params.max_tokens}, and the context has {room} tokens for prompt and answer together; "
+                "lower max_tokens"
+            )
+        self.check_request([0], params)
 
 
 def open_model(config: EngineConfig) -> OpenedModel:

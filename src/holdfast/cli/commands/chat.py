@@ -94,7 +94,7 @@ def chat(
     params = sampling.params()
     config = replace(engine, model=model or model_name, max_num_seqs=1)
     opened = o.open_model(config)
-    opened.check_request([0], params)
+    opened.check_params(params)
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
     from holdfast.cli.conversation.local import LocalConversation

@@ -164,8 +164,11 @@ def _check(
         check_grammar(params.structured)
     opened = o.open_model(config)
     is_raw = opened.tokenizer.chat_template is None if chat is None else not chat
-    for prompt in prompts if is_raw else [[0]]:
-        opened.check_request(prompt, params)
+    if is_raw:
+        for prompt in prompts:
+            opened.check_request(prompt, params)
+    else:
+        opened.check_params(params)
     return opened
 
 

@@ -72,7 +72,7 @@ def score(
     pairs = read_pairs(texts, prompt_ids, completion_ids, file)
     config = replace(engine, model=model)
     opened = o.open_model(config)
-    opened.check_request([0], score_params(deterministic=not ordinary, think=think))
+    opened.check_params(score_params(deterministic=not ordinary, think=think))
     llm = o.open_llm(config, opened=opened)
     for scored in _score(llm, pairs, chat, not ordinary, think):
         if json_output:
