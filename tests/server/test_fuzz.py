@@ -26,19 +26,21 @@ CHECKS = (
 )
 
 
-# The chat routes share most fields with completions; a short run tests boundary values of
-# completions only.
-SHORT = "".join(
-    f"""
+# The chat routes share most fields with completions, and those of the other APIs become chat
+# completions; a short run tests boundary values of completions only.
+CHAT = """
 [[operations]]
-include-path = "/v1/{name}"
+include-path = "/v1/chat/completions"
 phases.coverage.enabled = false
 """
-    for name in (
-        *("chat/completions", "responses", "responses/input_tokens"),
-        *("messages", "messages/count_tokens"),
-    )
-)
+TRANSLATED = """
+[[operations]]
+include-path = "{path}"
+phases.coverage.enabled = false
+generation.max-examples = 6
+"""
+APIS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens")
+SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in APIS)
 
 
 def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> No
             "/tokenize",
             "/detokenize",
         ),
-        *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
+        *APIS,
     ):
         rates = report["valid_rates"][f"POST {operation}"].values()
         assert sum(rate["accepted"] for rate in rates), f"no case of {operation} was ever answered"
