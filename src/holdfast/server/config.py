@@ -34,8 +34,8 @@ class ServerConfig:
     port: int = _server(8000, "Port to listen on; 0 takes a free one.")
     api_keys: tuple[str, ...] = _server(
         (),
-        "A key that clients must send, as Authorization: Bearer KEY. Repeat the option for several keys. In the "
-        "environment, separate keys by commas; other users of this machine cannot read them there.",
+        "A key that clients must send, as Authorization: Bearer KEY or X-Api-Key: KEY. Repeat the option for several "
+        "keys. In the environment, separate keys by commas; other users of this machine cannot read them there.",
         name="api_key",
         metavar="KEY",
     )
