@@ -13,6 +13,7 @@ tests, do not import torch. Errors are in `holdfast.errors`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.embeddings import EmbeddingOutput, EmbeddingResult
 from holdfast.core.logprobs import Logprob
 from holdfast.core.results import Choice, CompletionOutput, Delta, Result, Stats, Thought
 from holdfast.core.sampling_params import SamplingParams
@@ -31,6 +32,8 @@ __all__ = [
     "Choice",
     "CompletionOutput",
     "Delta",
+    "EmbeddingOutput",
+    "EmbeddingResult",
     "Logprob",
     "Result",
     "SamplingParams",

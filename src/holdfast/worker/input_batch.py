@@ -7,7 +7,7 @@ The place of everything before the page table depends only on the numbers of tok
 CUDA graph can read it there, whatever the pass (`cuda_graphs.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -25,7 +25,7 @@ from holdfast.worker.transfer import aligned, send, staging_buffer
 
 Ints = NDArray[np.int64]
 
-_SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index")
+_SPAN_NUMBERS = attrgetter("start", "sample_from", "request_index", "num_pooled")
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,20 @@ def make_input_batch(
     spans = pass_.spans
     token_ids = [span.token_ids for span in spans]
     index = _SpanIndex(np.fromiter(map(len, token_ids), np.int64, len(spans)))
-    numbers = np.fromiter(chain.from_iterable(map(_SPAN_NUMBERS, spans)), np.int64, 3 * len(spans))
-    starts, sample_from, request_indices = numbers.reshape(-1, 3).T  # [spans] each
+    numbers = np.fromiter(chain.from_iterable(map(_SPAN_NUMBERS, spans)), np.int64, 4 * len(spans))
+    starts, sample_from, request_indices, num_pooled = numbers.reshape(-1, 4).T  # [spans] each
     positions = index.per_token(starts) + index.offsets
     ids = np.fromiter(chain.from_iterable(token_ids), np.int64, index.num_tokens)
     table = (page_tables or PageTableCache()).table([span.pages for span in spans])
     slots = table[index.span_of, positions // page_size].astype(np.int64) * page_size + positions % page_size
     tiles, num_short_tiles = _tiles(index, tile_tokens, table.shape[1])
     sampled = np.flatnonzero(index.offsets >= index.per_token(sample_from))
-    scored = _before(sample_from, index, [span.num_scored for span in spans])
-    pooled = _before(sample_from, index, [span.num_pooled for span in spans])
+    scored_ids = [span.scored_ids for span in spans]
+    scored = pooled = np.empty(0, np.int64)
+    if any(scored_ids):
+        scored = _before(sample_from, index, np.fromiter(map(len, scored_ids), np.int64, len(spans)))
+    if num_pooled.any():
+        pooled = _before(sample_from, index, num_pooled)
     ring_starts = index.per_token(request_indices) * SAMPLED_RING_SIZE  # [tokens]; negative: not in the ring
     unknown = np.flatnonzero(ids == UNKNOWN_TOKEN)
     assert (ring_starts[unknown] >= 0).all(), "an unknown token needs a request index"
@@ -275,11 +279,8 @@ def _tiles(
     return tiles[np.argsort(is_tall, kind="stable")], int((~is_tall).sum())
 
 
-def _before(stops: Ints, index: _SpanIndex, num_tokens: Sequence[int]) -> Ints:
+def _before(stops: Ints, index: _SpanIndex, counts: Ints) -> Ints:
     """The last so many tokens of each span before its sampled ones, which begin at stops."""
-    if not any(num_tokens):
-        return np.empty(0, np.int64)
-    counts = np.array(num_tokens)
     assert (counts <= stops).all(), "a scored or pooled token must be one of its own span"
     offsets = index.offsets
     return np.flatnonzero((offsets >= index.per_token(stops - counts)) & (offsets < index.per_token(stops)))
