@@ -28,6 +28,10 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+YES = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+FINITE = {"type": "object", "properties": {"in": YES}, "required": ["in"]}
+FINITE_TOOL = {"type": "function", "function": {"name": "g", "parameters": FINITE}}
+ENDS = [("stop", {"in"}), ("tool_calls", {"in"})]
 
 Check = Callable[[Any], bool]
 
@@ -49,6 +53,12 @@ def first(answer: Any) -> Any:
 
 def content(answer: Any) -> Any:
     return first(answer)["message"]["content"]
+
+
+def written(answer: Any) -> Any:
+    """The content, or the arguments of the call."""
+    calls = first(answer)["message"].get("tool_calls")
+    return calls[0]["function"]["arguments"] if calls else content(answer)
 
 
 def last_choice(chunks: list[Any]) -> Any:
@@ -85,6 +95,21 @@ ROWS = [
         {**HELLO, "structured_outputs": {"grammar": ""}}, 400, "structured_outputs.grammar"),
     Row(VLLM + "chat_completion/test_chat.py::test_structured_outputs_type_error", CHAT,
         {**HELLO, "structured_outputs": {"regex": {1: "Python"}}}, 400, "structured_outputs.regex"),
+    # objects that list their properties are closed, so answers of a finite schema end
+    *[
+        Row("OpenAI: strict schemas; xgrammar: strict_mode", CHAT,
+            {**HELLO, "max_tokens": 120, "truncate_prompt_tokens": 200, **body},
+            check=lambda answer: (first(answer)["finish_reason"], json.loads(written(answer)).keys()) in ENDS)
+        for body in (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": FINITE}}},
+            {"response_format": {"type": "json_object", "schema": FINITE}},
+            {"structured_outputs": {"json": FINITE}},
+            {"guided_json": json.dumps(FINITE)},
+            {"tools": [FINITE_TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            {"tools": [FINITE_TOOL], "tool_choice": "required", "parallel_tool_calls": False,
+             "include_stop_str_in_output": True, "skip_special_tokens": False},
+        )
+    ],
     # continuing a message
     Row(LLAMA + "test_chat_completion.py::test_chat_template_continue_final_message_mutual_exclusion", CHAT,
         {**HELLO, "messages": PREFILL, "continue_final_message": True, "add_generation_prompt": True},

@@ -246,7 +246,7 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
     structured = params.structured
     if structured is not None:
         written: dict[str, object] = {structured.kind: _to_lists(getattr(structured, structured.kind))}
-        if structured.kind in ("json_schema", "json_object"):
+        if structured.kind in ("json_schema", "json_object") and structured.json_rules > 1:
             written["json_rules"] = structured.json_rules
         settings["structured"] = written
     return settings

@@ -45,7 +45,7 @@ class StructuredOutput:
             raise InvalidRequest(
                 f"structured output needs exactly one of {', '.join(names)}; it has {len(given)}"
             )
-        if self.json_rules not in range(1, JSON_RULES + 1) or isinstance(self.json_rules, bool):
+        if type(self.json_rules) is not int or self.json_rules not in range(1, JSON_RULES + 1):
             raise InvalidRequest(f"json_rules must be from 1 to {JSON_RULES}, not {self.json_rules!r:.80}")
         put = object.__setattr__  # the dataclass is frozen
         kind = given[0]

@@ -253,6 +253,24 @@ def test_too_large_grammar_is_refused() -> None:
 
 
 @needs_llguidance
+def test_objects_are_closed_in_calls_and_in_json_beside_them() -> None:
+    nested = {
+        "type": "object",
+        "properties": {"in": {"type": "object", "properties": {"id": {"type": "null"}}}},
+    }
+    schemas = (nested, {**nested, "required": ["in"]})
+    for schema in schemas:
+        _, output = parameters(schema)
+        assert allows(output, '{"name": "f", "parameters": {"in": {"id": null}}}')
+        assert not allows(output, '{"name": "f", "parameters": {"in": {"z": null}}}')
+        beside = calls_or_json_grammar(use_of("auto"), HERMES, StructuredOutput(json_schema=schema))
+        assert allows(beside, '{"in": {"id": null}}')
+        assert not allows(beside, '{"in": {"id": null}, "z": 1}')
+        assert not allows(beside, '{"in": {"z": null}}')
+        assert not allows(beside, '{"in":\n{"id": null}}')
+
+
+@needs_llguidance
 def test_grammar_error_names_the_structured_output() -> None:
     config = use_of("auto")
     output = calls_or_json_grammar(config, HERMES, StructuredOutput(json_schema={"type": "text"}))

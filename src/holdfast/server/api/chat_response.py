@@ -184,6 +184,8 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
 def _params(frontend: Frontend, body: ChatCompletionRequest, prompt: ChatPrompt) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = _max_tokens(body)
+    if prompt.plan.config.is_forced:  # nothing but calls is in the text, also no special token
+        body = body.model_copy(update={"skip_special_tokens": True})
     if max_tokens is None:  # the rest of the context
         max_tokens = max(1, max_prompt_len(frontend) - len(prompt.ids))
     return sampling_params(
