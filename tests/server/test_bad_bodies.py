@@ -38,6 +38,12 @@ MANY_IDS = b'{"prompt": "a", "completion": [%s5]}' % (b"5," * 399_999)
 LONG_TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 600}}
 CALL_ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 FLAT_TOOL = {"type": "function", "name": "f", "description": "a" * 600, "parameters": {"type": "object"}}
+X_NULL: dict[str, Any] = {"properties": {"x": {"type": "null"}}}
+ENTANGLED = {
+    "$defs": {f"d{n}": {**X_NULL, "allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(900)}
+    | {"d900": X_NULL},
+    "properties": {f"p{n}": {**X_NULL, "$ref": "#/$defs/d0"} for n in range(900)},
+}
 PROMPT = {"prompt": "a"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest/meta-data/"}}
 
@@ -125,6 +131,14 @@ LIMITS = (
     completion("bias of a word", "logit_bias", "invalid_value", "logit_bias", logit_bias={"AI": -100}),
     completion("bias of -1", "logit_bias", "invalid_value", "logit_bias", logit_bias={"-1": 1}),
     completion("bias of an Arabic 5", "logit_bias", "invalid_value", "logit_bias", logit_bias={"\u0665": 1}),
+    completion("5 MB of one letter, truncated", "context", TOO_LONG, prompt="a" * 5_000_000, truncate_prompt_tokens=4),
+    completion("header in the request id", "request_id", "invalid_value", "request_id", request_id="a\r\nX-Y: 1"),
+    completion("schema of chained references", "combines too many", "invalid_value", guided_json=ENTANGLED),
+    completion("schema that refers to itself", "schema", "invalid_value", guided_json={"$ref": "#"}),
+    chat("nothing to continue", "continue_final_message", "invalid_value", continue_final_message=True,
+         messages=[user("a"), {"role": "assistant", "content": ""}]),
+    chat("unknown field of a tool", "Unknown", "unknown_parameter", "tools[0].function.x",
+         tools=[{"type": "function", "function": {"name": "f", "x": 1}}]),
     raw("neither prompt nor messages", b"{}", "exactly one of prompt and messages", "invalid_value", path="/tokenize"),
     raw("id without a text", b'{"tokens": [300]}', "vocabulary", "invalid_value", path="/detokenize"),
     # Prompts far beyond the context are refused before they are tokenised or sent to the engine
@@ -157,6 +171,8 @@ LIMITS = (
 # Unusual, but valid: the response is JSON, without NaN.
 ACCEPTED = (
     completion("denormal temperature", status=200, temperature=5e-324, logprobs=5),
+    completion("more truncated than there is", status=200, prompt=[5], truncate_prompt_tokens=1 << 24, max_tokens=1),
+    completion("5,000 ids, truncated to fit", status=200, prompt=[5] * 5000, truncate_prompt_tokens=-1, max_tokens=1),
     completion("max_tokens 0 with echo", status=200, max_tokens=0, echo=True, logprobs=1),
     completion("ids without a text", status=200, prompt=[310, 319], echo=True, logprobs=5, return_token_ids=True),
     completion("only an id without a text", status=200, allowed_token_ids=[319], logprobs=20, max_tokens=8),
