@@ -115,7 +115,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS, ids=[str(one[0])[:40] for one in BAD_PROMPTS])
+@pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS, ids=range(len(BAD_PROMPTS)))
 def test_wrong_prompts_are_refused_and_nothing_is_queued(auto_llm: LLM, prompts: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         auto_llm.generate(prompts, GOOD)
