@@ -19,7 +19,7 @@ help:  ## show this list
 run: $(VENV)/.run  ## serve the default model, and say which address to open (PORT=8000)
 	@exec $(VENV)/bin/holdfast serve --host $(HOST) --port $(PORT)
 
-demo: $(VENV)/.run  ## one deterministic answer: alone, under two loads, after forced rollbacks
+demo: $(VENV)/.run  ## one prompt, ordinary and deterministic: alone, under two loads, after forced rollbacks
 	$(VENV)/bin/holdfast bench demo
 
 test: $(VENV)/.dev browser  ## all tests but the long ones: the gate, with `make check`

@@ -125,7 +125,7 @@ def dark(browser: Any, folder: Path) -> None:
     with serving(None) as server:
         page = visit(browser, server, color_scheme="dark", **WIDE)
         page.click("#prove-go")
-        wait_steps(page)
+        page.wait_for_selector("[data-side=ordinary] .tally i[data-group]:nth-child(4)")
         page.screenshot(path=folder / "inspector-dark.png")
         page.context.close()
 

@@ -25,4 +25,8 @@ export function describe(list, entries) {
   ]));
 }
 
+// How many answers a group has, and whether the one given alone is among them.
+export const showCount = (count, alone, title) =>
+  make("b", { textContent: `${count} ×`, title }, ...(alone ? [make("small", { textContent: " incl. alone" })] : []));
+
 export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

@@ -3,7 +3,7 @@
 
 import { ApiError, choiceLogprobs, post, requestFor, choiceText } from "./client.js";
 import { firstDifference, group, judge, reference } from "./compare.js";
-import { byId, make } from "./dom.js";
+import { byId, make, showCount } from "./dom.js";
 import { makeLoad, pause } from "./load.js";
 import { settings } from "./playground.js";
 import { showRecordings } from "./recordings.js";
@@ -82,7 +82,7 @@ function showGroup({ text, members }, usual) {
   }
   const alone = members.some((output) => output.alone);
   const title = `${members.length} of the answers${alone ? ", among them the one given without other requests" : ""}`;
-  return make("div", { className: "group" }, make("b", { textContent: `${members.length} ×${alone ? " alone" : ""}`, title }), body);
+  return make("div", { className: "group" }, showCount(members.length, alone, title), body);
 }
 
 export class Prove {

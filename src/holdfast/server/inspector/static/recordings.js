@@ -1,7 +1,7 @@
 // Recordings of ordinary answers that differ under load, made on other machines. They are never shown as live results.
 
 import { firstDifference } from "./compare.js";
-import { make, plural } from "./dom.js";
+import { make, plural, showCount } from "./dom.js";
 
 const SHOWN_ANSWERS = 4, IDS_AROUND = 4;
 
@@ -25,7 +25,7 @@ function showRecording({ date, machine, model, ordinary, controls, settings }) {
   const others = Math.max(...ordinary.answers.flatMap((one) => one.neighbours));
   const element = make("section", { className: "side recorded" },
     make("h3", { textContent: "Ordinary, recorded" }),
-    make("p", { className: "note", textContent: `Not live: recorded on ${date} on ${machine.device}, with ${model.name}${weights}, ${model.dtype}, ${model.kernels} kernels, ${versions}.` }),
+    make("p", { className: "note", textContent: `Not live: recorded on ${date} on ${machine.device}, with ${model.name}${weights}, ${model.dtype}, ${model.kernels} kernels, ${versions}.${first.text === null ? " The answers are token ids." : ""}` }),
     makeTally(ordinary),
     make("p", { className: "verdict", textContent:
       `${ordinary.runs} runs at temperature ${settings.temperature}, alone and beside up to ${others} other requests, same kernels: ${plural(ordinary.answers.length, "distinct output")}. `
@@ -57,7 +57,7 @@ function showAnswer(answer, first) {
   }
   const alone = answer.neighbours.includes(0);
   const title = `${plural(answer.runs, "run")}, beside ${[...new Set(answer.neighbours)].sort((one, other) => one - other).join(", ")} other requests`;
-  return make("div", { className: "group" }, make("b", { textContent: `${answer.runs} ×${alone ? " alone" : ""}`, title }), body);
+  return make("div", { className: "group" }, showCount(answer.runs, alone, title), body);
 }
 
 function splitText(text, usual) {
