@@ -218,3 +218,20 @@ def test_a_cursor_starts_again_after_reset_and_adds_nothing_after_close() -> Non
     cursor.close()
     cursor.extend(12, canonical_len=12, page_table=table, tokens=ids, thoughts=None)
     assert cache.num_pages == 2
+
+
+def test_salt_separates_chains_and_leaves_nothing_behind(pool: PagePool, cache: PrefixCache) -> None:
+    tables = {salt: PageTable(pool) for salt in ("", "a", "b")}
+    for salt, table in tables.items():
+        table.grow(4)
+        PrefixCursor(cache, 2, salt).extend(
+            4, canonical_len=4, page_table=table, tokens=lambda start, stop: IDS[start:stop], thoughts=None
+        )
+    for salt, table in tables.items():
+        match = cache.match(IDS[:5], canonical_only=True, salt=salt)
+        assert match.pages == tuple(table.pages)
+    assert cache.match(IDS[:5], canonical_only=True, salt="c").pages == ()
+    assert len(cache.root.children) == 3
+    cache.check()
+    cache.clear()
+    assert not cache.root.children

@@ -16,9 +16,11 @@ def matches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     match = PrefixCache.match
 
-    def counted(cache: PrefixCache, token_ids: Sequence[int], *, canonical_only: bool) -> PrefixMatch:
+    def counted(
+        cache: PrefixCache, token_ids: Sequence[int], *, canonical_only: bool, salt: str
+    ) -> PrefixMatch:
         lengths.append(len(token_ids))
-        return match(cache, token_ids, canonical_only=canonical_only)
+        return match(cache, token_ids, canonical_only=canonical_only, salt=salt)
 
     monkeypatch.setattr(PrefixCache, "match", counted)
     return lengths
