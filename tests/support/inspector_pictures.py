@@ -124,6 +124,7 @@ def phone(browser: Any, folder: Path) -> None:
 def dark(browser: Any, folder: Path) -> None:
     with serving(None) as server:
         page = visit(browser, server, color_scheme="dark", **WIDE)
+        page.fill("#seed", "7")
         page.click("#prove-go")
         page.wait_for_selector("[data-side=ordinary] .tally i[data-group]:nth-child(4)")
         page.screenshot(path=folder / "inspector-dark.png")
