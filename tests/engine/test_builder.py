@@ -302,3 +302,15 @@ def test_gpu_passes_are_padded_to_sizes_with_a_graph() -> None:
     assert build._padded_sizes([3, 5], OnGpu(), limits) == ()  # type: ignore[arg-type]
     OnGpu.device = CPU
     assert build._padded_sizes([3, 5], OnGpu(), limits) == (3, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_memory_that_runs_out_while_building_is_explained(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def load(*_: object) -> None:
+        raise error("CUDA out of memory. Tried to allocate 224.00 MiB.")
+
+    monkeypatch.setattr(build, "load_decoder", load)
+    with pytest.raises(ConfigError, match=r"ran out of memory .* GiB in float32.* lower kv_memory"):
+        build.build(EngineConfig(str(tiny_llama), device="cpu", dtype="float32"))

@@ -108,7 +108,11 @@ def assemble(
     device = choose_device(config.device, config.kernels)
     settings = numeric_settings(config.num_threads, device=device)
     with SettingsGuard(device, own_workers=True):
-        return _assemble(_make_setup(config, checkpoint, device, settings), checkpoint, tokenizer, show)
+        setup = _make_setup(config, checkpoint, device, settings)
+        try:
+            return _assemble(setup, checkpoint, tokenizer, show)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise ConfigError(_out_of_memory(setup)) from error
 
 
 def _make_setup(
@@ -181,6 +185,17 @@ def _assemble(
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
         ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
+    )
+
+
+def _out_of_memory(setup: _Setup) -> str:
+    """What did not fit, and what to change."""
+    weights = setup.model.num_parameters * setup.dtype.itemsize / 2**30
+    dtype = str(setup.dtype).removeprefix("torch.")
+    return (
+        f"{device_name(setup.device)} ran out of memory while the engine was built; the weights of this model take "
+        f"{weights:.1f} GiB in {dtype}. Use a device with more memory or a smaller model, or lower kv_memory, "
+        "max_pass_tokens or max_num_seqs"
     )
 
 
