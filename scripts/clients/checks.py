@@ -88,7 +88,7 @@ def version_of(driver: ModuleType) -> str:
     return own() if own is not None else importlib.metadata.version(driver.CLIENT)
 
 
-def _run_checks(driver: ModuleType, target: Target) -> Iterator[dict[str, Any]]:
+def run_checks(driver: ModuleType, target: Target) -> Iterator[dict[str, Any]]:
     yield {"client": driver.CLIENT, "version": version_of(driver)}
     for check in checks_of(driver):
         started = time.monotonic()
@@ -116,7 +116,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):
         driver = load(given.driver)
         for _ in range(given.rounds):
-            lines = _run_checks(driver, target) if given.what == "check" else answers_of(driver, target)
+            lines = run_checks(driver, target) if given.what == "check" else answers_of(driver, target)
             for line in lines:
                 print(json.dumps(line), file=report, flush=True)
 

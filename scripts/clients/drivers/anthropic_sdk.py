@@ -32,7 +32,7 @@ def check_messages(target: Target) -> None:
         settings: Any = {"model": target.model, "messages": QUESTION, "system": "Be brief.", "max_tokens": 8}
         first, second = (client.messages.create(**settings) for _ in range(2))
         assert first.role == "assistant" and first.stop_reason in ("max_tokens", "end_turn")
-        assert first.content == second.content and first.usage == second.usage
+        assert first.content == second.content and first.stop_reason == second.stop_reason
         assert first.usage.output_tokens <= 8
 
 
@@ -52,12 +52,12 @@ def check_stream(target: Target) -> None:
 def check_stop_sequences(target: Target) -> None:
     """a stop sequence ends the message and is named"""
     with _client(target) as client:
-        settings: Any = {"model": target.model, "messages": QUESTION, "max_tokens": 8}
+        settings: Any = {"model": target.model, "messages": QUESTION, "max_tokens": 24}
         (block,) = client.messages.create(**settings).content
-        stop = block.text[len(block.text) // 2 :]
+        stop = next(letter for letter in block.text[1:] if letter.isascii() and letter.isprintable())
         stopped = client.messages.create(stop_sequences=[stop], **settings)
         assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
-        assert "".join(part.text for part in stopped.content) == block.text[: len(block.text) // 2]
+        assert "".join(part.text for part in stopped.content) == block.text[: block.text.index(stop)]
 
 
 def check_tools(target: Target) -> None:
@@ -112,7 +112,7 @@ def ask(target: Target, prompt: str) -> str:
         answer = client.messages.create(
             model=target.model,
             messages=[{"role": "user", "content": prompt}],
-            temperature=TEMPERATURE,
             max_tokens=MAX_TOKENS,
+            extra_body={"temperature": TEMPERATURE},  # version 2 of the package does not name it
         )
     return "".join(block.text for block in answer.content if block.type == "text")
