@@ -112,6 +112,26 @@ def test_thoughts_of_several_prompts_have_choice_indices(thinker: Server) -> Non
     )
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_other_chat_apis_have_the_same_thoughts(thinker: Server, path: str) -> None:
+    given = {name: value for name, value in SETTINGS.items() if name != "max_tokens"}
+    bodies = {
+        "/v1/responses": {"input": PROMPT, "max_output_tokens": 14},
+        "/v1/messages": {"messages": QUESTION, "max_tokens": 14},
+    }
+    body = {**given, **bodies[path]}
+    chat = thinker.post("/v1/chat/completions", {**SETTINGS, "messages": QUESTION}).json()
+    thoughts = chat["holdfast"]["thoughts"]
+    assert thoughts and thinker.post(path, body).json()["holdfast"]["thoughts"] == thoughts
+    text = thinker.post(path, {**body, "stream": True}).text
+    events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+    assert stream_thoughts(events) == thoughts
+    if path == "/v1/responses":  # its last event has the whole response
+        assert events[-1]["response"]["holdfast"]["thoughts"] == thoughts
+    declined = thinker.post(path, {**body, "think": False}).json()
+    assert declined["holdfast"]["thoughts"] == []
+
+
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}], ids=["plain", "usage"])
 def test_openai_client_reads_thoughts(thinker: Server, client: openai.OpenAI, usage: dict[str, Any]) -> None:
     settings: Any = {

@@ -86,13 +86,13 @@ def _input(arguments: str) -> msgspec.Raw:
     """The arguments as the model wrote them. Of truncated ones the part that is complete, as
     Anthropic's clients read it from a stream."""
     try:
-        if isinstance(from_json(arguments), dict):
+        if isinstance(from_json(arguments, allow_inf_nan=False), dict):
             return msgspec.Raw(arguments.encode())
         return _NO_INPUT
     except ValueError:
         pass
     try:
-        partial = from_json(arguments, allow_partial=True)
+        partial = from_json(arguments, allow_partial=True, allow_inf_nan=False)
         return msgspec.Raw(json.dumps(partial, allow_nan=False).encode())
     except ValueError:
         return _NO_INPUT
