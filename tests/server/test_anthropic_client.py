@@ -9,7 +9,8 @@ from typing import Any, Literal
 import anthropic
 import httpx
 import pytest
-from pydantic import BaseModel
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 from support.serving import Server
 from support.tiny import EOS
@@ -55,6 +56,24 @@ def test_message(client: anthropic.Anthropic) -> None:
     details = message.model_extra["holdfast"]
     assert details["seed"] == 3 and details["mode"] in ("certified", "verified")
     assert message.id == f"msg_{message._request_id}"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 300}]
+)
+def test_messages_and_events_have_the_types_of_the_sdk(
+    tools_server: Server, settings: dict[str, Any]
+) -> None:
+    """The client itself reads any JSON without validation."""
+    body = {"messages": QUESTION, "max_tokens": 8, **EXTRA, **settings}
+    message = tools_server.post("/v1/messages", body).json()
+    assert Message.model_validate(message).id == message["id"]
+    lines = tools_server.post("/v1/messages", {**body, "stream": True}).text.split("\n")
+    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    data = [
+        line.removeprefix("data: ") for line in lines if line.startswith("data: ") and '"ping"' not in line
+    ]
+    assert len([adapter.validate_json(one) for one in data]) > 5
 
 
 def test_message_that_ends_has_an_empty_text(client: anthropic.Anthropic) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 from support.serving import Server
 from support.tiny import EOS
@@ -56,6 +57,32 @@ def test_response_repeats_its_settings(client: openai.OpenAI) -> None:
     details = response.model_extra["holdfast"]
     assert details["seed"] == 3 and details["mode"] in ("certified", "verified")
     assert response.model_extra["system_fingerprint"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 300}]
+)
+def test_responses_and_events_have_the_types_of_the_sdk(
+    tools_server: Server, settings: dict[str, Any]
+) -> None:
+    """The client itself reads any JSON without validation."""
+    body = {
+        "input": "hi",
+        "max_output_tokens": 8,
+        "top_logprobs": 1,
+        "reasoning": {"effort": "low"},
+        **EXTRA,
+        **settings,
+    }
+    response = tools_server.post("/v1/responses", body).json()
+    assert Response.model_validate(response).id == response["id"]
+    lines = tools_server.post("/v1/responses", {**body, "stream": True}).text.split("\n")
+    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    events = [
+        adapter.validate_json(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")
+    ]
+    assert [event.type for event in events] == names and len(events) > 8
 
 
 def test_response_that_ends_is_completed(client: openai.OpenAI) -> None:
