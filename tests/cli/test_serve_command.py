@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.cli.options import engine as o
 from holdfast.cli.options.config_file import MAX_FILE_BYTES
 from holdfast.core.options import option_fields
 from holdfast.engine.config import EngineConfig
@@ -50,6 +51,7 @@ def served(monkeypatch):
 
     served = Served()
     monkeypatch.setitem(sys.modules, "holdfast.server.main", SimpleNamespace(run=run))
+    monkeypatch.setattr(o, "open_model", lambda config: None)  # the models do not exist
     return served
 
 

@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, RequestError
 
 _SAMPLING = SamplingOptions(max_tokens=512)
 _HELP = "/reset clears the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
-_LOCAL_ONLY = parameter_names(EngineConfig)
+_LOCAL_ONLY = parameter_names(EngineConfig) - parameter_names(SamplingOptions)
 _SERVER = "Server"
 
 
@@ -94,7 +94,8 @@ def chat(
     params = sampling.params()
     config = replace(engine, model=model or model_name, max_num_seqs=1)
     opened = o.open_model(config)
-    opened.check_params(params)
+    if params.max_tokens < opened.limits.max_model_len or given_options(context, ("max_tokens",)):
+        opened.check_params(params)  # a small context refuses the default of max_tokens turn by turn
     o.show_hint(config.model)
     llm = o.open_llm(config, opened=opened)
     from holdfast.cli.conversation.local import LocalConversation
