@@ -99,6 +99,8 @@ BAD: dict[str, list[Any]] = {
     ],
     "prompt_logprobs": [-1, MAX_LOGPROBS + 1, 1.0, True, "5"],
     "echo": [1, None, "true"],
+    "skip_special_tokens": [1, None, "true"],
+    "include_stop_str_in_output": [0, None, "false"],
     "structured": ["json", {"regex": "a"}, True, [StructuredOutput(regex="a")]],
 }
 
