@@ -108,6 +108,11 @@ class ApiError(Exception):
         return ApiError(self.status, message, param=self.param, code=self.code, headers=self.headers)
 
 
+def invalid_value(param: str, why: str) -> ApiError:
+    """A value of this field that cannot be used."""
+    return ApiError(400, f"Invalid '{param}': {why}", param=param, code="invalid_value")
+
+
 @contextmanager
 def errors_in_words(words: ErrorWords) -> Iterator[None]:
     """Errors from inside have the field names of another API."""

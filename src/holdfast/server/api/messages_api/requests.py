@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.refusals import by_type, null_only, refuse, refuse_unless
-from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields, ServingFields
+from holdfast.server.api.schema.requests import (
+    MAX_MESSAGES,
+    RequestModel,
+    ReturnedModel,
+    SamplingFields,
+    ServingFields,
+)
 from holdfast.server.http.json_body import Many
 
 _IGNORED = "Accepted and ignored."
@@ -18,18 +24,10 @@ _ID = Field(min_length=1, max_length=256)
 CacheControl = Annotated[dict[str, Any] | None, Field(description=_IGNORED)]
 
 
-class BlockModel(RequestModel):
-    """An object inside of `messages`. Clients send blocks of earlier messages back, with all fields,
-    so any field may be null."""
+class BlockModel(ReturnedModel):
+    """A content block."""
 
     cache_control: CacheControl = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: one for name, one in value.items() if one is not None}
 
 
 class TextBlockParam(BlockModel):

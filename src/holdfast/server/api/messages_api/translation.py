@@ -33,7 +33,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.errors import ApiError, ErrorWords
+from holdfast.server.errors import ErrorWords, invalid_value
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -93,9 +93,9 @@ def to_messages(
         else:
             _add_user(conversation, f"messages[{index}]", turn.role, turn.content, call_ids)
     if conversation.is_empty:
-        raise _invalid("messages", "it has only thinking blocks; it must have text.")
+        raise invalid_value("messages", "it has only thinking blocks; it must have text.")
     if conversation.ends_with_calls:
-        raise _invalid(
+        raise invalid_value(
             "messages", "the last message has tool_use blocks; send their tool_result blocks in the next one."
         )
     messages = conversation.messages()
@@ -124,7 +124,7 @@ def _add_assistant(
             call_ids.add(block.id)
             conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         elif isinstance(block, ToolResultBlockParam):
-            raise _invalid(f"{path}.content[{index}]", "tool_result blocks belong into a user message.")
+            raise invalid_value(f"{path}.content[{index}]", "tool_result blocks belong into a user message.")
 
 
 def _add_user(
@@ -143,10 +143,10 @@ def _add_user(
             conversation.add_text(role, [block.text])
         elif isinstance(block, ToolResultBlockParam) and role == "user":
             if block.tool_use_id not in call_ids:
-                raise _invalid(f"{where}.tool_use_id", "no tool_use block before it has this id.")
+                raise invalid_value(f"{where}.tool_use_id", "no tool_use block before it has this id.")
             _add_result(conversation, block)
         elif not isinstance(block, ThinkingBlockParam):
-            raise _invalid(where, f"a {role} message cannot have {block.type} blocks.")
+            raise invalid_value(where, f"a {role} message cannot have {block.type} blocks.")
 
 
 def _add_result(conversation: Conversation, block: ToolResultBlockParam) -> None:
@@ -180,7 +180,7 @@ def _output_format(body: ConversationFields) -> JsonOutputFormat | None:
     if config is None or config.format is None:
         return body.output_format
     if body.output_format is not None:
-        raise _invalid("output_format", "output_config.format replaces it; send one of them.")
+        raise invalid_value("output_format", "output_config.format replaces it; send one of them.")
     return config.format
 
 
@@ -188,7 +188,3 @@ def _to_response_format(output: JsonOutputFormat | None) -> dict[str, Any] | Non
     if output is None:
         return None
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": output.schema_}}
-
-
-def _invalid(param: str, why: str) -> ApiError:
-    return ApiError(400, f"Invalid '{param}': {why}", param=param, code="invalid_value")

@@ -8,39 +8,33 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from holdfast.server.api.schema.refusals import by_type, null_only, refuse, refuse_unless
-from holdfast.server.api.schema.requests import MAX_MESSAGES, RequestModel, SamplingFields, ServingFields
+from holdfast.server.api.schema.requests import (
+    MAX_MESSAGES,
+    RequestModel,
+    ReturnedModel,
+    SamplingFields,
+    ServingFields,
+)
 from holdfast.server.http.json_body import Many
 
 _IGNORED = "Accepted and ignored."
 _NOT_STORED = "responses are not stored; send the whole conversation as input"
 
 
-class ItemModel(RequestModel):
-    """An object inside of `input`. Clients send items of earlier responses back, with all fields, so
-    any field may be null."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: one for name, one in value.items() if one is not None}
-
-
-class InputText(ItemModel):
+class InputText(ReturnedModel):
     type: Literal["input_text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = Field(None, description=_IGNORED)
 
 
-class OutputText(ItemModel):
+class OutputText(ReturnedModel):
     type: Literal["output_text"]
     text: str
     annotations: Many[Any] | None = Field(None, description=_IGNORED)
     logprobs: Many[Any] | None = Field(None, description=_IGNORED)
 
 
-class Refusal(ItemModel):
+class Refusal(ReturnedModel):
     type: Literal["refusal"]
     refusal: str
 
@@ -64,7 +58,7 @@ TextInput = Annotated[
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class MessageItem(ItemModel):
+class MessageItem(ReturnedModel):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Many[ContentPart]
@@ -73,7 +67,7 @@ class MessageItem(ItemModel):
     phase: str | None = Field(None, description=_IGNORED)
 
 
-class FunctionCallItem(ItemModel):
+class FunctionCallItem(ReturnedModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
@@ -83,7 +77,7 @@ class FunctionCallItem(ItemModel):
     caller: dict[str, Any] | None = Field(None, description=_IGNORED)
 
 
-class FunctionCallOutputItem(ItemModel):
+class FunctionCallOutputItem(ReturnedModel):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)
     output: str | Many[TextInput]
@@ -93,7 +87,7 @@ class FunctionCallOutputItem(ItemModel):
     caller: dict[str, Any] | None = Field(None, description=_IGNORED)
 
 
-class ReasoningItem(ItemModel):
+class ReasoningItem(ReturnedModel):
     """Ignored: it comes from another model."""
 
     type: Literal["reasoning"]

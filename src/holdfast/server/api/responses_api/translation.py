@@ -33,7 +33,7 @@ from holdfast.server.api.schema.requests import (
     SamplingFields,
     ServingFields,
 )
-from holdfast.server.errors import ApiError, ErrorWords
+from holdfast.server.errors import ErrorWords, invalid_value
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -94,10 +94,10 @@ def to_messages(instructions: str | None, items: str | Sequence[InputItem]) -> l
             conversation.add_call(item.call_id, item.name, item.arguments)
         elif isinstance(item, FunctionCallOutputItem):
             if item.call_id not in call_ids:
-                raise _invalid(f"input[{index}].call_id", "no function_call before it has this id.")
+                raise invalid_value(f"input[{index}].call_id", "no function_call before it has this id.")
             conversation.add("tool", _texts_of(item.output), tool_call_id=item.call_id)
     if conversation.is_empty:
-        raise _invalid("input", "it has only reasoning items; it must have a message.")
+        raise invalid_value("input", "it has only reasoning items; it must have a message.")
     messages = conversation.messages()
     return messages if instructions is None else [ChatMessage(role="system", content=instructions), *messages]
 
@@ -124,7 +124,3 @@ def _to_response_format(text: TextConfig | None) -> dict[str, Any] | None:
         given = text.format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         return {"type": "json_schema", "json_schema": given}
     return {"type": text.format.type}
-
-
-def _invalid(param: str, why: str) -> ApiError:
-    return ApiError(400, f"Invalid '{param}': {why}", param=param, code="invalid_value")

@@ -7,7 +7,7 @@ supported must be null.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from holdfast.core.pooling import PoolingType
 from holdfast.server.api.schema.field_schemas import (
@@ -31,6 +31,17 @@ class RequestModel(BaseModel):
     """A request body: strict types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ReturnedModel(RequestModel):
+    """A part of an earlier response that clients send back, with all its fields: any may be null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: one for name, one in value.items() if one is not None}
 
 
 class StreamOptions(RequestModel):
