@@ -108,7 +108,8 @@ def light(browser: Any, folder: Path) -> None:
         ) as server,
         neighbours(server, 3),
     ):
-        show_rollback(visit(browser, server, **WIDE), folder / "inspector-light.png")
+        page = visit(browser, server, reduced_motion="reduce", **WIDE)  # rejected tokens do not fade
+        show_rollback(page, folder / "inspector-light.png")
 
 
 def phone(browser: Any, folder: Path) -> None:
