@@ -24,20 +24,14 @@ class Group:
 GROUPS = (
     Group(
         "openai3",
-        (
-            "openai_sdk",
-            "anthropic_sdk",
-            "langchain_sdk",
-            "instructor_modes",
-            "pydantic_ai_agent",
-            "inspect_evals",
-        ),
-        ("openai", "anthropic", "langchain-openai", "instructor", "pydantic-ai-slim[openai]", "inspect-ai"),
+        ("openai_sdk", "anthropic_sdk", "pydantic_ai_agent", "inspect_evals"),
+        ("openai", "anthropic", "pydantic-ai-slim[openai]", "inspect-ai"),
     ),
     Group(
-        "openai2",  # litellm and llm need openai<3
-        ("litellm_sdk", "simonw_llm", "lm_eval_harness"),
-        ("litellm", "mcp", "llm", "lm-eval[api]"),  # litellm imports mcp as soon as tools are sent
+        "openai2",  # with openai 3, pip finds only old versions of these
+        ("litellm_sdk", "langchain_sdk", "instructor_modes", "simonw_llm", "lm_eval_harness"),
+        # litellm imports mcp as soon as tools are sent
+        ("openai<3", "litellm", "mcp", "langchain-openai", "instructor", "llm", "lm-eval[api]"),
     ),
     Group(
         "torch",

@@ -14,6 +14,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -92,25 +93,32 @@ def served(arguments: list[str], log: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def lines_of(process: "subprocess.Popen[str]") -> tuple[list[dict[str, Any]], int]:
-    """What a driver printed, and its exit code."""
+def lines_of(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    """What a driver prints, as it comes. The process is killed if it takes too long."""
+    assert process.stdout is not None
+    killer = threading.Timer(_DRIVER_SECONDS, process.kill)
+    killer.start()
     try:
-        output, _ = process.communicate(timeout=_DRIVER_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-    return [json.loads(line) for line in output.splitlines()], process.returncode
+        for line in process.stdout:
+            yield json.loads(line)
+        process.wait()
+    finally:
+        killer.cancel()
 
 
 def check(driver: Driver, url: str, model: str) -> Iterator[Row]:
     """The rows of one driver."""
     started = time.monotonic()
-    lines, code = lines_of(driver.start(url, model, "check"))
-    client, version = (lines[0]["client"], lines[0]["version"]) if lines else (driver.name, "")
-    for line in lines[1:]:
+    process = driver.start(url, model, "check")
+    client, version, count = driver.name, "", 0
+    for line in lines_of(process):
+        if "client" in line:
+            client, version = line["client"], line["version"]
+            continue
+        count += 1
         yield Row(client, version, line["says"], line["seconds"], line["error"])
-    if code or len(lines) < 2:
-        error = f"the driver ended with code {code}; see {driver.folder / driver.name}.log"
+    if process.returncode or not count:
+        error = f"the driver ended with code {process.returncode}; see {driver.folder / driver.name}.log"
         yield Row(client, version, "driver", time.monotonic() - started, error)
 
 
@@ -120,11 +128,11 @@ def one_answer(drivers: list[Driver], url: str, model: str, rounds: int) -> Iter
     running = {driver.name: driver.start(url, model, "ask", "--rounds", str(rounds)) for driver in drivers}
     answers: dict[tuple[str, int], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, process in running.items():
-        lines, code = lines_of(process)
-        for line in lines:
+        for line in lines_of(process):
             answers[line["prompt"], line["seed"]][line["text"]].add(f"{name}.{line['way']}")
-        if code:
-            yield Row(name, "", "ask beside all others", time.monotonic() - started, f"exit code {code}")
+        if process.returncode:
+            error = f"exit code {process.returncode}"
+            yield Row(name, "", "ask beside all others", time.monotonic() - started, error)
     for (prompt, seed), texts in sorted(answers.items()):
         ways = sum(map(len, texts.values()))
         error = None if len(texts) == 1 else repr({text: sorted(names) for text, names in texts.items()})

@@ -140,8 +140,8 @@ def test_tool_choice_none_hides_tools(client: openai.OpenAI) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "not one of the tools"),
         ({"tools": openai.NOT_GIVEN, "tool_choice": "required"}, "tool_choice requires tools"),
         (
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
-            "cannot be combined with structured output",
+            {"tool_choice": "required", "extra_body": {"guided_regex": "a"}},
+            "cannot be combined with structured output of kind 'regex'",
         ),
         (
             {"tools": [*TOOLS, function("odd", x={"not": {}})], "tool_choice": "required"},

@@ -28,7 +28,7 @@ def _evaluate(target: Target, prompts: list[str], **settings: Any) -> EvalLog:
             max_retries=0,
             **settings,
         )
-    assert log.status == "success", log.error
+    assert log.status == "success", log.error and log.error.message
     return log
 
 

@@ -40,19 +40,21 @@ def test_auto_is_unconstrained_or_calls_or_json() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_forced_call_excludes_structured_output(choice: Any) -> None:
+@pytest.mark.parametrize("structured", [None, JSON], ids=["alone", "with a JSON format"])
+def test_forced_call_leaves_nothing_to_a_json_format(
+    choice: Any, structured: StructuredOutput | None
+) -> None:
     use = parse_tools(TOOLS, choice)
-    plan = plan_tools(use, HERMES, None)
+    plan = plan_tools(use, HERMES, structured)
     assert plan.structured == forced_grammar(use, HERMES)
     assert isinstance(plan.parser(b""), ForcedToolParser)
-    with pytest.raises(InvalidRequest, match="cannot be combined with structured output"):
-        plan_tools(use, HERMES, JSON)
 
 
 @pytest.mark.parametrize("structured", [{"regex": "a"}, {"choice": ["a"]}, {"lark": "start: A"}], ids=str)
-def test_tools_combine_with_json_only(structured: dict[str, Any]) -> None:
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_tools_combine_with_json_only(structured: dict[str, Any], choice: Any) -> None:
     with pytest.raises(InvalidRequest, match="only with JSON"):
-        plan_tools(parse_tools(TOOLS), HERMES, StructuredOutput(**structured))
+        plan_tools(parse_tools(TOOLS, choice), HERMES, StructuredOutput(**structured))
 
 
 def test_parsers_make_the_requests_call_ids() -> None:

@@ -53,18 +53,14 @@ class ToolPlan:
 
 def plan_tools(config: ToolConfig, tool_format: ToolFormat, structured: StructuredOutput | None) -> ToolPlan:
     """The plan. Raises `InvalidRequest` if tools and structured output cannot be combined."""
-    if config.is_forced:
-        if structured is not None:
-            raise InvalidRequest(
-                "a forced tool call cannot be combined with structured output; omit one of them, or set tool_choice to auto"
-            )
+    if config.callable and structured is not None and structured.kind not in ("json_schema", "json_object"):
+        raise InvalidRequest(
+            f"tools cannot be combined with structured output of kind {structured.kind!r}, only with JSON; "
+            "set tool_choice to none"
+        )
+    if config.is_forced:  # the answer has no text that a JSON format could apply to
         return ToolPlan(config, tool_format, forced_grammar(config, tool_format), is_tool_grammar=True)
     if config.callable and structured is not None:
-        if structured.kind not in ("json_schema", "json_object"):
-            raise InvalidRequest(
-                f"tools cannot be combined with structured output of kind {structured.kind!r}, only with JSON; "
-                "set tool_choice to none"
-            )
         return ToolPlan(
             config, tool_format, calls_or_json_grammar(config, tool_format, structured), is_tool_grammar=True
         )
