@@ -11,7 +11,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-fast test-long check bench install browser clean
+.PHONY: help run demo test test-fast test-long clients check bench install browser clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-fast: $(VENV)/.dev  ## the inner loop: scheduler, cache, protocol, worker, 
 test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger stress tests, more random schedules
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) tests/protocol
+
+clients: $(VENV)/.run  ## real clients at their current versions, each in its environment (build/clients, 6 GB)
+	$(PY) scripts/clients/run.py
 
 check: $(VENV)/.dev  ## lint, format, types, layers
 	$(VENV)/bin/ruff check .

@@ -128,10 +128,11 @@ def one_answer(drivers: list[Driver], url: str, model: str, rounds: int) -> Iter
     running = {driver.name: driver.start(url, model, "ask", "--rounds", str(rounds)) for driver in drivers}
     answers: dict[tuple[str, int], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, process in running.items():
-        for line in lines_of(process):
+        lines = list(lines_of(process))
+        for line in lines:
             answers[line["prompt"], line["seed"]][line["text"]].add(f"{name}.{line['way']}")
-        if process.returncode:
-            error = f"exit code {process.returncode}"
+        if process.returncode or not lines:
+            error = f"exit code {process.returncode}, {len(lines)} answers"
             yield Row(name, "", "ask beside all others", time.monotonic() - started, error)
     for (prompt, seed), texts in sorted(answers.items()):
         ways = sum(map(len, texts.values()))

@@ -6,13 +6,14 @@ from typing import Any
 from checks import MAX_TOKENS, PROMPTS, TEMPERATURE, Target
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
-from inspect_ai.log import EvalLog
+from inspect_ai.log import EvalSample
 from inspect_ai.scorer import includes
 
 CLIENT = "inspect-ai"
 
 
-def _evaluate(target: Target, prompts: list[str], **settings: Any) -> EvalLog:
+def _evaluate(target: Target, prompts: list[str], **settings: Any) -> list[EvalSample]:
+    """The samples, read while the log exists."""
     task = Task(
         [Sample(input=prompt, target="e", id=number) for number, prompt in enumerate(prompts)],
         scorer=includes(),
@@ -28,12 +29,12 @@ def _evaluate(target: Target, prompts: list[str], **settings: Any) -> EvalLog:
             max_retries=0,
             **settings,
         )
-    assert log.status == "success", log.error and log.error.message
-    return log
+        assert log.status == "success", log.error and log.error.message
+        return list(log.samples or ())
 
 
-def _answers(log: EvalLog) -> list[tuple[Any, str]]:
-    return sorted((sample.id, sample.output.completion) for sample in log.samples or ())
+def _answers(samples: list[EvalSample]) -> list[tuple[Any, str]]:
+    return sorted((sample.id, sample.output.completion) for sample in samples)
 
 
 def check_eval(target: Target) -> None:
@@ -46,12 +47,11 @@ def check_eval(target: Target) -> None:
 
 def check_logprobs(target: Target) -> None:
     """eval() with logprobs"""
-    log = _evaluate(target, [PROMPTS[0]], max_tokens=4, logprobs=True, top_logprobs=2)
-    (sample,) = log.samples or ()
+    (sample,) = _evaluate(target, [PROMPTS[0]], max_tokens=4, logprobs=True, top_logprobs=2)
     logprobs = sample.output.choices[0].logprobs
     assert logprobs is not None and 0 < len(logprobs.content) <= 4
 
 
 def ask(target: Target, prompt: str, seed: int) -> str:
-    log = _evaluate(target, [prompt], temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=seed)
-    return _answers(log)[0][1]
+    settings: Any = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, "seed": seed}
+    return _answers(_evaluate(target, [prompt], **settings))[0][1]
