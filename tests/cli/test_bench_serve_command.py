@@ -107,7 +107,7 @@ def latencies(value, count=20):
 
 
 @pytest.mark.parametrize(("among", "code"), [(0.109, 0), (0.2, 1)])
-def test_interference_is_shown_and_judged(holdfast, monkeypatch, tmp_path, among, code):
+def test_interference_is_shown_and_judged(holdfast, monkeypatch, tmp_path, tiny_llama, among, code):
     seen = []
 
     async def measure(arguments, modes, workload, rounds, api_key, log):
@@ -121,7 +121,9 @@ def test_interference_is_shown_and_judged(holdfast, monkeypatch, tmp_path, among
         return interference.InterferenceReport("a machine", "tiny", "4 + 5 tokens", rounds, findings)
 
     monkeypatch.setattr(interference, "measure_interference", measure)
-    result = holdfast("bench", "serve", "m", "--interference", "--rounds", "2", "--json", tmp_path / "i.json")
+    result = holdfast(
+        "bench", "serve", tiny_llama, "--interference", "--rounds", "2", "--json", tmp_path / "i.json"
+    )
     assert result.exit_code == code, result.stdout + result.stderr
     assert re.search(r"time to first text \(TTFT\) +verify +p50 +100 +\d+ +\d\.\d\dx +1\.25x", result.stdout)
     ((arguments, modes, rounds),) = seen

@@ -261,7 +261,8 @@ def test_settings_round_trip(structured: StructuredOutput | None) -> None:
 def test_any_settings_round_trip(
     temperature: float, top_p: float, bias: dict[int, float], stop: list[str], seed: int | None
 ) -> None:
-    params = SamplingParams(temperature=temperature, top_p=top_p, logit_bias=bias, stop=stop, seed=seed)
+    settings: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "logit_bias": bias, "stop": stop}
+    params = SamplingParams(**settings, seed=seed, deterministic=False)
     assert parse_receipt(json.loads(json.dumps(receipt_of(params)))).params == params
 
 
@@ -277,7 +278,7 @@ def test_rewritten_numbers_keep_the_digest() -> None:
             return int(value)
         return int(float(value)) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0})
+    params = SamplingParams(temperature=1.0, seed=(1 << 64) - 1, logit_bias={3: 2.0}, deterministic=False)
     receipt = receipt_of(params)
     receipt["fingerprint"]["parts"]["config"].update(rope_theta=10000.0, rms_norm_eps=1e-05)
     receipt = resealed(receipt, fingerprint=Fingerprint(receipt["fingerprint"]["parts"]).as_dict())

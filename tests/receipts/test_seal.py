@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast import SamplingParams
+from holdfast.core.sampling_params import params_to_json
 from holdfast.errors import InvalidRequest
 from holdfast.receipts.check import check_content, check_signature
 from holdfast.receipts.reader import parse_receipt, read_receipt
@@ -169,7 +170,11 @@ def test_receipt_that_an_earlier_version_wrote_is_read() -> None:
     assert check_signature(read, None).describe() == "unsealed (format 1)"
     assert [len(one.token_ids) for one in read.choices] == [6, 6]
     written = json.loads(file.read_text())
-    assert {**read.as_dict(), "fingerprint": written["fingerprint"]} == written
+    now = {**read.as_dict(), "fingerprint": written["fingerprint"]}
+    added = now["settings"].keys() - written["settings"].keys()
+    defaults = params_to_json(SamplingParams())
+    assert {name: now["settings"].pop(name) for name in added} == {name: defaults[name] for name in added}
+    assert now == written
     written["fingerprint"]["parts"]["config"]["rms_norm_eps"] = 2e-06
     with pytest.raises(InvalidRequest, match="fingerprint's digest is not that of its parts"):
         parse_receipt(written)

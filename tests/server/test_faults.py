@@ -133,7 +133,7 @@ def test_failed_pass_ends_streams_of_every_api(server: Server, faulty: FaultySer
         Client(server, "/v1/responses", **response, **settings),
     ]
     wait_until(lambda: all(len(one.events) > 6 for one in streams))
-    faulty.set_faults(raise_once=1)
+    faulty.set_faults(raise_once=2)
     messages, responses = (one.wait() for one in streams)
     error = messages.events[-1]
     assert (error["type"], error["error"]["type"]) == ("error", "api_error")

@@ -37,7 +37,6 @@ def recording() -> Recording:
         max_num_seqs=6,
         max_pass_tokens=32,
         max_model_len=128,
-        num_threads=1,
     )
     engine = tiny_engine(config, near_ties=True)
     return record_with(EnginePair(engine, engine), MODEL, RecordSettings(runs=5, num_tokens=10, load=5))
