@@ -127,7 +127,12 @@ def test_interference_is_shown_and_judged(holdfast, monkeypatch, tmp_path, tiny_
     assert result.exit_code == code, result.stdout + result.stderr
     assert re.search(r"time to first text \(TTFT\) +verify +p50 +100 +\d+ +\d\.\d\dx +1\.25x", result.stdout)
     ((arguments, modes, rounds),) = seen
-    assert (arguments, modes, rounds.pairs, rounds.num_deterministic) == (["m"], ("auto", "verify"), 2, 2)
+    assert (arguments, modes, rounds.pairs, rounds.num_deterministic) == (
+        [str(tiny_llama)],
+        ("auto", "verify"),
+        2,
+        2,
+    )
     assert len(json.loads((tmp_path / "i.json").read_text())["findings"]) == 2
 
 
