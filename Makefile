@@ -32,7 +32,7 @@ test-long: $(VENV)/.dev browser  ## what takes longer: training runs, larger str
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) -m long
 	HOLDFAST_TEST_SCALE=10 $(PYTEST) tests/protocol
 
-clients: $(VENV)/.run  ## real clients at their current versions, each in its environment (build/clients, 6 GB)
+clients: $(VENV)/.run  ## real clients at their current versions, each in its environment (build/clients, 5 GB)
 	$(PY) scripts/clients/run.py
 
 check: $(VENV)/.dev  ## lint, format, types, layers
