@@ -25,7 +25,7 @@ UNKNOWN_PATHS = (
     "/release_memory_occupation", "/start_profile", "/sleep", "/wake_up", "/reset_prefix_cache",
     "/collective_rpc", "/v1/load_lora_adapter", "/slots", "/slots/0?action=erase", "/props",
     "/infill", "/completion", "/get_server_info", "/server_info", "/pause", "/abort_request",
-    "/docs", "/redoc", "/v1", "//", "/v1//models", "/v1/models/", "/../../etc/passwd",
+    "/redoc", "/v1", "//", "/v1//models", "/v1/models/", "/../../etc/passwd",
     "/%2e%2e/%2e%2e/etc/passwd", "/inspector/../../../config.py", "/inspector/%2e%2e%2froutes.py",
     "/inspector/..%5c..%5croutes.py", "/inspector/index.html", "/inspector/main.js%00.py",
     "/inspector/%ff", "/v1/models/..%2f..%2fetc%2fpasswd", "/v1/models/%2fetc%2fpasswd",

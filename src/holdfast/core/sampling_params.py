@@ -243,7 +243,6 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
     """Every field as a JSON value. Seeds are strings: many tools round numbers above 2 ** 53."""
     settings = {one.name: _to_lists(getattr(params, one.name)) for one in fields(params)}
     settings["seed"] = None if params.seed is None else str(params.seed)
-    settings["deterministic"] = bool(params.deterministic)  # decided by the engine
     structured = params.structured
     if structured is not None:
         written: dict[str, object] = {structured.kind: _to_lists(getattr(structured, structured.kind))}

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from holdfast.core.request import Request
 from holdfast.core.results import Choice, Determinism, Result
-from holdfast.core.sampling_params import MAX_TOKEN_ID, SamplingParams, params_to_json
+from holdfast.core.sampling_params import MAX_TOKEN_ID, NO_DEFAULTS, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.receipts.canonical_json import (
     JsonValue,
@@ -260,7 +260,7 @@ def make_receipt(
         engine=engine_hints(fingerprint, model),
         prompt_ids=result.prompt_token_ids,
         prompt_digest=digest_prompt(result.prompt_token_ids, salt),
-        params=request.params,
+        params=NO_DEFAULTS.apply(request.params),
         seed=result.seed,
         choices=tuple(
             _choice(choice, given, request.params, thinks="thinking" in fingerprint.parts)
