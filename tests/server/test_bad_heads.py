@@ -50,7 +50,8 @@ def ask(server: Server, raw: bytes) -> httpx.Response:
     with Connection(httpx.URL(server.url).port or 0) as wire:
         wire.send(raw)
         reply = wire.read()
-    return httpx.Response(reply.status, headers=reply.all_headers, content=reply.body)
+    request = httpx.Request("GET", server.url)  # the path may be none that httpx accepts
+    return httpx.Response(reply.status, headers=reply.all_headers, content=reply.body, request=request)
 
 
 def post(
