@@ -10,6 +10,7 @@ import { showRecordings } from "./recordings.js";
 
 const WORKERS = 3; // a browser opens six connections; events, load and the playground need one each
 const SHOWN_GROUPS = 6;
+const MAX_TOKENS = 24; // of each answer: the whole run takes half a minute with the default model on two CPU cores
 
 class Side {
   constructor(title, deterministic, times) {
@@ -106,7 +107,7 @@ export class Prove {
     this.started = performance.now();
     this.#setBusy(true);
     this.#showProgress(sides);
-    await this.#sendAll(sides, { ...form, seed }, this.abort.signal);
+    await this.#sendAll(sides, { ...form, seed, maxTokens: Math.min(form.maxTokens, MAX_TOKENS) }, this.abort.signal);
     const stopped = this.abort.signal.aborted;
     this.abort.abort(); // the load
     this.abort = null;
