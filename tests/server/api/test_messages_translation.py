@@ -9,7 +9,7 @@ import pytest
 from holdfast.server.api.messages_api.message_object import tool_use_id
 from holdfast.server.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from holdfast.server.api.messages_api.translation import ERROR_WORDS, to_chat, to_chat_prompt
-from holdfast.server.api.schema.requests import ChatCompletionRequest
+from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage
 from holdfast.server.errors import ApiError
 from holdfast.server.http.json_body import parse_body
 
@@ -124,6 +124,13 @@ def test_turns_become_messages(given: Any, expected: list[dict[str, Any]]) -> No
         (
             {"messages": [USER, {"role": "assistant", "content": "The"}]},
             {"continue_final_message": True, "add_generation_prompt": False},
+        ),
+        *(
+            (
+                {"messages": [USER, {"role": "assistant", "content": empty}]},
+                {"continue_final_message": False, "add_generation_prompt": True, "messages": [ChatMessage(**USER)]},
+            )
+            for empty in ("", [], [{"type": "text", "text": ""}])
         ),
     ],
 )  # fmt: skip

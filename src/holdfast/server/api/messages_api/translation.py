@@ -99,6 +99,8 @@ def to_messages(
             "messages", "the last message has tool_use blocks; send their tool_result blocks in the next one."
         )
     messages = conversation.messages()
+    if len(messages) > 1 and messages[-1].role == "assistant" and not messages[-1].content:
+        del messages[-1]  # an empty beginning of the answer is none
     if system is None:
         return messages
     return [ChatMessage(role="system", content="\n".join(_texts_of(system))), *messages]
