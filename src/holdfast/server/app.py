@@ -22,7 +22,7 @@ from holdfast.server.middleware.stack import add_middleware
 
 def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     """Everything a client can reach over HTTP."""
-    app = make_documented_app(with_keys=bool(frontend.config.api_keys))
+    app = make_documented_app(with_keys=frontend.config.has_keys)
     for routes in (
         info_routes(frontend),
         chat_routes(frontend),
@@ -39,5 +39,5 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     app.include_router(docs_router())
     if frontend.config.inspector:
         app.include_router(inspector_router(hub))
-    add_middleware(app, frontend.config, frontend.metrics.refused)
+    add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused)
     return app

@@ -12,6 +12,7 @@ from typing import Literal
 
 from holdfast.core.options import check_choices, option
 from holdfast.errors import ConfigError
+from holdfast.server.tenants.addresses import parse_proxies
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -25,7 +26,7 @@ _logs = partial(option, panel="Logs")
 class ServerConfig:
     """Address, access, limits, logs.
 
-    Sizes are bytes, times are seconds. Without api_keys every client is accepted.
+    Sizes are bytes, times are seconds. Without keys every client is accepted.
     """
 
     host: str = _server(
@@ -38,6 +39,19 @@ class ServerConfig:
         "keys. In the environment, separate keys by commas; other users of this machine cannot read them there.",
         name="api_key",
         metavar="KEY",
+    )
+    key_file: str | None = _server(
+        None,
+        "A TOML file with named keys and the limits of each; SIGHUP reads it again. See Tenants and limits.",
+        metavar="FILE",
+        unset="no named keys",
+    )
+    trusted_proxies: tuple[str, ...] = _server(
+        (),
+        "Address or network (10.0.0.0/8) of a proxy whose X-Forwarded-For or Forwarded header says who the client is. "
+        "Repeat the option for several.",
+        name="trusted_proxy",
+        metavar="ADDRESS",
     )
     served_model_names: tuple[str, ...] = _server(
         (),
@@ -98,6 +112,17 @@ class ServerConfig:
                     raise ConfigError(f"{one.name} must be more than 0 seconds, not {value!r}")
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}")
-        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
+        if not all(map(is_valid_key, self.api_keys)):
             raise ConfigError("an API key must be ASCII, not empty, without spaces around it")
+        parse_proxies(self.trusted_proxies)
         check_choices(self)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether clients must send a key."""
+        return bool(self.api_keys) or self.key_file is not None
+
+
+def is_valid_key(key: str) -> bool:
+    """Whether a client can send this API key in a header."""
+    return bool(key) and key.isascii() and key.isprintable() and key == key.strip()

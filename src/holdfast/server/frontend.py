@@ -20,6 +20,7 @@ from holdfast.server.middleware.access_log import AccessLogEntry
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
+from holdfast.server.tenants.directory import TenantDirectory
 
 
 class Frontend:
@@ -35,6 +36,7 @@ class Frontend:
         metrics: Metrics,
         traces: Traces,
         admission: Admission,
+        tenants: TenantDirectory,
         defaults: RequestDefaults = NO_DEFAULTS,
         about: str | None = None,
     ) -> None:
@@ -45,6 +47,7 @@ class Frontend:
         self.metrics = metrics
         self.traces = traces
         self.admission = admission
+        self.tenants = tenants
         self.defaults = defaults
         self.about = about  # what to expect of a built-in demo model
         self.created = int(time.time())

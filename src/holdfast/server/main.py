@@ -3,8 +3,8 @@
     bound -> loading (health says 503) -> ready -> draining -> ended, with exit code 0
 
 SIGTERM or SIGINT starts draining: new requests are refused, running ones may finish. A second
-signal ends the running requests at once. Exit code 2: the configuration is wrong; 1: the engine
-process died too often.
+signal ends the running requests at once. SIGHUP reads the key file again. Exit code 2: the
+configuration is wrong; 1: the engine process died too often.
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
+from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
 
@@ -67,10 +68,12 @@ def run(
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
     )
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
+    tenants = TenantDirectory(server)
+    configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
     with _bind(server.host, server.port) as listening:
-        if not server.api_keys and not _is_loopback(listening.getsockname()[0]):
+        if not server.has_keys and not _is_loopback(listening.getsockname()[0]):
             _log.warning("everyone who can reach this machine can use this server; set an --api-key")
-        return _event_loop_runner()(Server(server, engine, listening, progress, command).run())
+        return _event_loop_runner()(Server(server, engine, tenants, listening, progress, command).run())
 
 
 class Server:
@@ -80,12 +83,14 @@ class Server:
         self,
         config: ServerConfig,
         engine: EngineConfig,
+        tenants: TenantDirectory,
         listening: socket.socket,
         progress: ShowProgress,
         command: Sequence[str],
     ) -> None:
         self.config = config
         self.engine = engine
+        self.tenants = tenants
         self.listening = listening
         self.began = time.monotonic()
         self.metrics = Metrics()
@@ -112,6 +117,7 @@ class Server:
             metrics=self.metrics,
             traces=self.traces,
             admission=self.admission,
+            tenants=tenants,
             defaults=engine.request_defaults,
         )
         self.http = _HttpServer(
@@ -138,6 +144,8 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if self.config.key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         say(f"Listening on {self.url}; loading {self.names[0]} ...")
         if self.frontend.about is not None:
             say(self.frontend.about)
@@ -212,6 +220,13 @@ class Server:
             self._cut_off()
             self.supervisor.kill()
             self.http.force_exit = True
+
+    def _reload_keys(self) -> None:
+        """Requests that run keep the limits they were admitted with."""
+        old = self.tenants.keys
+        if self.tenants.reload():
+            secrets = tuple({*old, *self.tenants.keys})
+            configure_logging(self.config.log_format, self.config.log_level, secrets=secrets)
 
     def _on_ready(self, link: EngineLink) -> None:
         assert link.ready is not None

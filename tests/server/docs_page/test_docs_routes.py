@@ -13,6 +13,7 @@ from holdfast.server.docs_page.routes import ASSETS, INSPECTOR_STATIC, PAGE, SHA
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.api_keys import ApiKeyMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from holdfast.server.tenants.directory import TenantDirectory
 from support.asgi import call_app, ok
 
 FILES = [Path(str(STATIC / name)) for name in (PAGE, *ASSETS)]
@@ -68,7 +69,7 @@ def test_no_file_refers_to_another_host_or_parses_text_as_code(path: Path) -> No
 
 @pytest.mark.parametrize("path", ["/docs", "/docs/docs.js"])
 def test_browser_is_asked_for_the_key(path: str) -> None:
-    app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=("a-key",))))
+    app = ExceptionMiddleware(ApiKeyMiddleware(ok, TenantDirectory(ServerConfig(api_keys=("a-key",)))))
     refused = call_app(app, path=path)
     assert refused.status == 401 and refused.headers["www-authenticate"].startswith("Basic")
     assert call_app(app, path=path, headers=[("Authorization", "Bearer a-key")]).body == b"yes"

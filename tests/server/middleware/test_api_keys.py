@@ -9,6 +9,7 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.api_keys import ApiKeyMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from holdfast.server.tenants.directory import TenantDirectory
 from support.asgi import call_app, ok
 from support.raw_http import HttpResponse
 
@@ -18,7 +19,7 @@ KEYS = ("first-key", "second:key")
 def response(
     *authorization: str | bytes, path: str = "/v1/models", keys: tuple[str, ...] = KEYS
 ) -> HttpResponse:
-    app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=keys)))
+    app = ExceptionMiddleware(ApiKeyMiddleware(ok, TenantDirectory(ServerConfig(api_keys=keys))))
     return call_app(app, path=path, headers=[("Authorization", value) for value in authorization])
 
 
@@ -121,7 +122,7 @@ def test_health_is_public_and_no_keys_means_no_check() -> None:
 
 def test_error_does_not_quote_the_key() -> None:
     with pytest.raises(ApiError) as caught:
-        ApiKeyMiddleware(ok, ServerConfig(api_keys=KEYS))._require_key(
+        ApiKeyMiddleware(ok, TenantDirectory(ServerConfig(api_keys=KEYS)))._require_key(
             {"path": "/x", "headers": [(b"authorization", b"Bearer mine")]}
         )
     assert "mine" not in caught.value.message
@@ -142,7 +143,7 @@ def test_error_does_not_quote_the_key() -> None:
     ],
 )
 def test_key_in_the_header_of_anthropics_clients(headers: list[tuple[str, str]], is_accepted: bool) -> None:
-    app = ExceptionMiddleware(ApiKeyMiddleware(ok, ServerConfig(api_keys=KEYS)))
+    app = ExceptionMiddleware(ApiKeyMiddleware(ok, TenantDirectory(ServerConfig(api_keys=KEYS))))
     for path in ("/v1/messages", "/v1/chat/completions"):
         answer = call_app(app, path=path, headers=headers)
         assert answer.status == (200 if is_accepted else 401)

@@ -18,6 +18,7 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.middleware.stack import add_middleware
+from holdfast.server.tenants.directory import TenantDirectory
 from support.raw_http import HttpResponse, ServerThread, served, wait_until
 
 KEY = "the-key"
@@ -44,7 +45,7 @@ class RecordingApp:
         self.app.get("/fail")(self.fail)
         self.app.get("/fail-late")(self.fail_late)
         self.app.get("/")(self.health)
-        add_middleware(self.app, config)
+        add_middleware(self.app, config, TenantDirectory(config))
 
     async def health(self) -> Response:
         return JSONResponse({"status": "ok"})

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from holdfast.server.tenants.tenant import tenant_of
+
 _log = logging.getLogger("holdfast.access")
 CLIENT_DISCONNECTED = 499  # logged if the client left before the response started; never sent
 
@@ -30,6 +32,7 @@ class AccessLogEntry:
     request_id: str | None = None
     engine_ids: tuple[int, ...] | None = None  # of its prompts, in the engine's log and the inspector
     client: str | None = None  # its address
+    tenant: str | None = None  # the name of its key; without keys, its address or the /64 of it
     deterministic: bool | None = None
     mode: str | None = None
     prompt_tokens: int | None = None
@@ -80,6 +83,7 @@ class AccessLogMiddleware:
         finally:
             if "route" in scope:
                 access.route = scope["route"].path
+            access.tenant = tenant_of(scope).name
             access.total_ms = 1e3 * (time.monotonic() - began)
             access.write()
             if access.status >= 400 and access.deterministic is None:  # a `Call` counts its own errors

@@ -1,4 +1,4 @@
-"""API keys. Every route but /health requires one, if any are configured.
+"""API keys. Every route but /health requires one, if any are configured. The key names the tenant.
 
 OpenAI's clients send `Authorization: Bearer KEY`, Anthropic's `X-Api-Key: KEY`. A browser that opens
 the inspector or /docs sends Basic with the key as password; the user name is ignored. Starlette's
@@ -8,12 +8,12 @@ that would be open.
 
 import base64
 import binascii
-import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, is_anthropic
+from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.server.tenants.tenant import Tenant, set_tenant
 
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 _PUBLIC = frozenset({"/health"})
@@ -24,17 +24,18 @@ _PAGE_FILES = ("/inspector/", "/docs/")
 class ApiKeyMiddleware:
     """Passes every request if no keys are configured."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, tenants: TenantDirectory) -> None:
         self.app = app
-        self._keys = [key.encode("ascii") for key in config.api_keys]
+        self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"] not in _PUBLIC:
-            self._require_key(scope)
+        if scope["type"] == "http" and self._tenants.has_keys and scope["path"] not in _PUBLIC:
+            set_tenant(scope, self._require_key(scope))
         await self.app(scope, receive, send)
 
-    def _require_key(self, scope: Scope) -> None:
-        """One header with a known key is enough; a proxy may have added the other."""
+    def _require_key(self, scope: Scope) -> Tenant:
+        """One header with a known key is enough; a proxy may have added the other. Keys of two
+        tenants are refused."""
         headers: list[tuple[bytes, bytes]] = [
             (name, value) for name, value in scope["headers"] if name in _KEY_HEADERS
         ]
@@ -46,12 +47,10 @@ class ApiKeyMiddleware:
             raise ApiError(401, message, code="missing_api_key", headers=challenge)
         keys = [value.strip() if name == b"x-api-key" else _key_of(value) for name, value in headers]
         is_repeated = len({name for name, _ in headers}) < len(headers)
-        if is_repeated or not sum(self._is_known(key) for key in keys):
+        found = {tenant for key in keys if (tenant := self._tenants.by_key(key)) is not None}
+        if is_repeated or len(found) != 1:
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
-
-    def _is_known(self, key: bytes) -> bool:
-        """Compares in constant time."""
-        return sum(hmac.compare_digest(key, one) for one in self._keys) > 0
+        return found.pop()
 
 
 def _key_of(authorization: bytes) -> bytes:

@@ -117,7 +117,7 @@ _UNKNOWN_HOST = ApiError(
 
 
 def _host_names(config: ServerConfig) -> frozenset[str]:
-    if config.api_keys or not _is_loopback(config.host):
+    if config.has_keys or not _is_loopback(config.host):
         return frozenset()
     origins = (_ORIGIN.fullmatch(origin.lower().rstrip("/")) for origin in config.allowed_origins)
     return frozenset({"localhost", config.host.lower(), *(match["name"] for match in origins if match)})

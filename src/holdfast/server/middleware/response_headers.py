@@ -19,7 +19,7 @@ _SAFE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,64}")
 
 
 class ResponseHeadersMiddleware:
-    """The outermost layer."""
+    """Outside of every layer that responds."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -2,11 +2,12 @@
 
 The order matters: each layer relies on the others.
 
+    ClientAddressMiddleware     the client's address and its tenant, for all layers
     ResponseHeadersMiddleware   every response has the request id, also an error
     AccessLogMiddleware         logs the status that was sent
     OriginMiddleware            adds CORS headers also to errors, so that a browser can read them
     ExceptionMiddleware         turns exceptions of all layers inside into responses
-    ApiKeyMiddleware            refuses unauthorized requests before any further work
+    ApiKeyMiddleware            refuses unauthorized requests before any further work; the key names the tenant
     HeadRequestMiddleware       answers HEAD through GET routes
     BodyLimitMiddleware         limits the body while a route reads it
 
@@ -26,24 +27,30 @@ from holdfast.server.config import ServerConfig
 from holdfast.server.middleware.access_log import AccessLogMiddleware
 from holdfast.server.middleware.api_keys import ApiKeyMiddleware
 from holdfast.server.middleware.body_limits import BodyLimitMiddleware
+from holdfast.server.middleware.client_address import ClientAddressMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware, add_exception_handlers
 from holdfast.server.middleware.origins import OriginMiddleware
 from holdfast.server.middleware.response_headers import ResponseHeadersMiddleware
+from holdfast.server.tenants.directory import TenantDirectory
 
 
 def add_middleware(
-    app: FastAPI, config: ServerConfig, refused: Callable[[str], None] = lambda code: None
+    app: FastAPI,
+    config: ServerConfig,
+    tenants: TenantDirectory,
+    refused: Callable[[str], None] = lambda code: None,
 ) -> None:
     """Install the middleware.
 
     `refused` is called with the code of each error that occurs before a route runs.
     """
     app.user_middleware[:] = [
+        Middleware(ClientAddressMiddleware, tenants),
         Middleware(ResponseHeadersMiddleware),
         Middleware(AccessLogMiddleware, refused),
         Middleware(OriginMiddleware, config),
         Middleware(ExceptionMiddleware),
-        Middleware(ApiKeyMiddleware, config),
+        Middleware(ApiKeyMiddleware, tenants),
         Middleware(HeadRequestMiddleware),
         Middleware(BodyLimitMiddleware, config),
     ]

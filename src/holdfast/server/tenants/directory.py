@@ -1,0 +1,91 @@
+"""The tenants of one server: those with an API key, else those of addresses."""
+
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+
+from holdfast.errors import ConfigError
+from holdfast.server.config import ServerConfig
+from holdfast.server.tenants.addresses import Address, Headers, client_address, network_of, parse_proxies
+from holdfast.server.tenants.key_file import read_key_file, warn_if_readable_by_others
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant, address_tenant, key_tenant
+
+_log = logging.getLogger("holdfast.server")
+
+
+class TenantDirectory:
+    """Finds the tenant of a key or of an address. Raises `ConfigError` if the key file is wrong.
+
+    Keys are looked up by an HMAC with a secret of this process: how long a look-up takes says
+    nothing about the keys.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.has_keys = config.has_keys
+        self._config = config
+        self._proxies = parse_proxies(config.trusted_proxies)
+        self._secret = secrets.token_bytes(32)
+        self._by_digest: Mapping[bytes, Tenant] = {}
+        self._keys: tuple[str, ...] = ()
+        self._load()
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """All keys, to redact them in logs."""
+        return self._keys
+
+    @property
+    def tenants(self) -> Sequence[Tenant]:
+        """The tenants that have keys."""
+        return tuple(dict.fromkeys(self._by_digest.values()))
+
+    def reload(self) -> bool:
+        """Read the key file again. If it cannot be used, say why in the log and keep the old
+        keys."""
+        try:
+            self._load()
+        except ConfigError as error:
+            _log.error("the keys stay as they are: %s", error)
+            return False
+        _log.info("read the key file again: %d tenants", len(self.tenants))
+        return True
+
+    def by_key(self, key: bytes) -> Tenant | None:
+        """The tenant with this key."""
+        return self._by_digest.get(self._digest(key))
+
+    def address(self, peer: str, headers: Headers) -> Address | None:
+        """The address of the client, which may be behind trusted proxies."""
+        return client_address(peer, headers, self._proxies)
+
+    def by_address(self, address: Address | str | None) -> Tenant:
+        """The tenant of an address: of the /64 if it is IPv6."""
+        if isinstance(address, str):
+            address = ip_address(address)
+        return UNKNOWN_TENANT if address is None else address_tenant(network_of(address))
+
+    def _load(self) -> None:
+        keys = {key: key_tenant(f"api-key-{number}") for number, key in _numbered(self._config.api_keys)}
+        path = self._config.key_file
+        if path is not None:
+            named = read_key_file(path)
+            clash = {one.name for one in named.values()} & {one.name for one in keys.values()}
+            if clash:
+                raise ConfigError(
+                    f"the key file {path} has a tenant {min(clash)}; this name is that of an --api-key"
+                )
+            keys |= named
+            warn_if_readable_by_others(path)
+        self._by_digest = {self._digest(key.encode("ascii")): tenant for key, tenant in keys.items()}
+        self._keys = tuple(keys)
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, hashlib.sha256)
+
+
+def _numbered(keys: Sequence[str]) -> list[tuple[int, str]]:
+    """Numbers, from 1: a name made from the key itself would reveal a part of it."""
+    return list(enumerate(dict.fromkeys(keys), 1))

@@ -1,0 +1,62 @@
+"""A tenant: the clients that share one API key, or one address if there are no keys."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+    from starlette.types import Scope
+
+_STATE = "tenant"
+
+
+@dataclass(frozen=True)
+class TenantLimits:
+    """The limits of one tenant. None: the server's own limits and the fair share are the only
+    ones.
+
+    max_running and max_waiting count answers: a request for n answers to k prompts counts n k.
+    tokens_per_minute counts the tokens of prompts and answers.
+    """
+
+    max_running: int | None = None
+    max_waiting: int | None = None
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Two tenants are equal if they have the same id. Neither id nor name contains the key."""
+
+    id: str
+    name: str = field(compare=False)
+    has_key: bool = field(default=False, compare=False)
+    is_admin: bool = field(default=False, compare=False)
+    limits: TenantLimits = field(default=TenantLimits(), compare=False)
+
+
+def key_tenant(name: str, *, is_admin: bool = False, limits: TenantLimits | None = None) -> Tenant:
+    """The tenant of the API keys with this name."""
+    return Tenant(f"key:{name}", name, has_key=True, is_admin=is_admin, limits=limits or TenantLimits())
+
+
+def address_tenant(network: str) -> Tenant:
+    """The tenant of an address, see `addresses.network_of`."""
+    return Tenant(f"address:{network}", network)
+
+
+UNKNOWN_TENANT = address_tenant("unknown")
+
+
+def tenant_of(request: "HTTPConnection | Scope") -> Tenant:
+    """Who sent the request."""
+    scope = cast("Scope", getattr(request, "scope", request))
+    tenant = scope.get("state", {}).get(_STATE, UNKNOWN_TENANT)
+    assert isinstance(tenant, Tenant)
+    return tenant
+
+
+def set_tenant(scope: "Scope", tenant: Tenant) -> None:
+    """For the middleware that identifies clients."""
+    scope.setdefault("state", {})[_STATE] = tenant
