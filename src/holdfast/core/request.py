@@ -32,7 +32,8 @@ class Request:
     may not be completed. echo_text is the beginning of the answer's text. grammars has one for each
     answer, if the output is structured. read_len is the length of the prompt if the tokens after it
     are an answer to be scored. want_receipt: the result gets a receipt. cache_salt separates the
-    prefix cache: pages are shared among requests with the same salt.
+    prefix cache: pages are shared among requests with the same salt. tenant is an opaque name:
+    tenants get equal shares of the engine while it is busy.
     pooling: the result is an embedding of the prompt.
     """
 
@@ -49,6 +50,7 @@ class Request:
     read_len: int | None = None
     want_receipt: bool = True
     cache_salt: str = ""
+    tenant: str = ""
     pooling: Pooling | None = None
     grammars: tuple[Grammar, ...] = field(default=(), compare=False, repr=False)
 

@@ -157,6 +157,7 @@ class Engine:
         want_receipt: bool = True,
         request_id: int | None = None,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> Request:
         """Make a valid request, or raise an error that says what is wrong.
 
@@ -166,7 +167,8 @@ class Engine:
         tokens (`score_params`). With pooling the result has the prompt's embedding. echo_text is the
         text the prompt's ids were made from, where it is known. A caller that numbers its requests
         itself gives the request_id; the next params.n - 1 ids belong to the request, too. Requests
-        share cached pages if they have the same cache_salt.
+        share cached pages if they have the same cache_salt. tenant is an opaque name: tenants get
+        equal shares of the engine while it is busy.
         """
         self._require_own_process()
         return self._input_processor.process(
@@ -178,6 +180,7 @@ class Engine:
             want_receipt=want_receipt,
             request_id=request_id,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def _require_own_process(self) -> None:

@@ -80,6 +80,7 @@ class InputProcessor:
         want_receipt: bool = True,
         request_id: int | None = None,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> Request:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
@@ -114,6 +115,7 @@ class InputProcessor:
             read_len=read_len,
             want_receipt=want_receipt,
             cache_salt=cache_salt,
+            tenant=tenant,
             pooling=pooling,
             grammars=grammars,
         )

@@ -24,6 +24,7 @@ from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
+from holdfast.server.tenants.tenant import Tenant
 
 _QUIET_SECONDS = 15.0
 _CLIENT_LEFT = 499  # the status in the access log
@@ -37,11 +38,13 @@ class Call:
         request_id: str,
         link: EngineLink,
         *,
+        tenant: Tenant,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
     ) -> None:
         self.request_id = request_id  # of the HTTP request
+        self.tenant = tenant
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
@@ -90,6 +93,7 @@ class Call:
                 want_receipt=want_receipt,
                 cache_salt=cache_salt or "",
                 pooling=pooling,
+                tenant=self.tenant.id,
             )
         self.streams.append(stream)
 

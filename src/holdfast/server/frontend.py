@@ -21,6 +21,7 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 from holdfast.server.tenants.directory import TenantDirectory
+from holdfast.server.tenants.tenant import tenant_of
 
 
 class Frontend:
@@ -95,6 +96,7 @@ class Frontend:
             call = Call(
                 request.state.request_id,
                 link,
+                tenant=tenant_of(request),
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,

@@ -116,6 +116,7 @@ class EngineLink:
         want_receipt: bool = False,
         cache_salt: str = "",
         pooling: Pooling | None = None,
+        tenant: str = "",
     ) -> ResponseStream:
         """Send a request.
 
@@ -133,6 +134,7 @@ class EngineLink:
             want_receipt,
             cache_salt,
             pooling,
+            tenant,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
         self.next_id += params.n

@@ -73,6 +73,7 @@ class EngineServer:
                 want_receipt=message.want_receipt,
                 request_id=message.request_id,
                 cache_salt=message.cache_salt,
+                tenant=message.tenant,
             )
         except HoldfastError as error:
             refused = m.Refused(message.request_id, error.code, str(error))

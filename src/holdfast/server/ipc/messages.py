@@ -56,6 +56,7 @@ class Submit(Message, frozen=True):
     want_receipt: bool = False
     cache_salt: str = ""
     pooling: Pooling | None = None
+    tenant: str = ""
 
 
 class Abort(Message, frozen=True):
