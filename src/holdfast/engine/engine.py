@@ -158,6 +158,7 @@ class Engine:
         request_id: int | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        max_running: int | None = None,
     ) -> Request:
         """Make a valid request, or raise an error that says what is wrong.
 
@@ -168,7 +169,8 @@ class Engine:
         text the prompt's ids were made from, where it is known. A caller that numbers its requests
         itself gives the request_id; the next params.n - 1 ids belong to the request, too. Requests
         share cached pages if they have the same cache_salt. tenant is an opaque name: tenants get
-        equal shares of the engine while it is busy.
+        equal shares of the engine while it is busy, and at most max_running requests of one run at
+        once.
         """
         self._require_own_process()
         return self._input_processor.process(
@@ -181,6 +183,7 @@ class Engine:
             request_id=request_id,
             cache_salt=cache_salt,
             tenant=tenant,
+            max_running=max_running,
         )
 
     def _require_own_process(self) -> None:

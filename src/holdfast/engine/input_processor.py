@@ -81,6 +81,7 @@ class InputProcessor:
         request_id: int | None = None,
         cache_salt: str = "",
         tenant: str = "",
+        max_running: int | None = None,
     ) -> Request:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
@@ -116,6 +117,7 @@ class InputProcessor:
             want_receipt=want_receipt,
             cache_salt=cache_salt,
             tenant=tenant,
+            max_running=max_running,
             pooling=pooling,
             grammars=grammars,
         )

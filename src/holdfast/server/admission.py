@@ -1,56 +1,67 @@
-"""Limits the number of choices in progress.
+"""Decides which requests are let in: limits of the server, shares between tenants, limits of each.
 
-A request above the limit is refused with the time after which to retry.
+Places are counted in answers: a request for n answers to each of k prompts takes n k of them.
+max_running answers can be computed at once, and up to max_waiting more wait in the engine's queue.
+
+    all places taken?   one tenant alone may take all of them. Others that come later are admitted
+                        nevertheless up to their max-min fair share, and a tenant above its share is
+                        refused until places are free. So the places in use can exceed the limit for a
+                        while: N tenants hold at most 1 + 1/2 + ... + 1/N times as many.
+    limits of a key     max_running (kept by the engine), max_waiting, tokens and requests per minute
+
+A refusal says which limit it was, and after how many seconds to retry.
 """
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from holdfast.server.errors import ApiError
+from holdfast.server.tenants.rate_limits import Clock, TokenBucket, TokenMeter
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant
 
-_MAX_RETRY_SECONDS = 60
+_MAX_RETRY_SECONDS = 60  # of an estimate
 
 
 class Admission:
-    """Counts choices: a request for n choices of each of k prompts counts n k.
+    """The places of one server, and who holds them."""
 
-    max_running of them can be computed at once. Up to max_waiting more wait in the engine's queue.
-    """
-
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, clock: Clock = time.monotonic) -> None:
         self.max_running = 1
-        self.num_admitted = 0
         self.is_open = True
         self._max_waiting = max_waiting
+        self._held: dict[str, int] = {}  # by the id of a tenant that holds any
+        self._rates = _Rates(clock)
         self._mean_seconds = 1.0  # of a request; a moving average
 
     @property
     def capacity(self) -> int:
+        """The places of all tenants."""
         return self.max_running + self._max_waiting
 
+    @property
+    def num_admitted(self) -> int:
+        """The places in use."""
+        return sum(self._held.values())
+
+    def num_held(self, tenant: Tenant) -> int:
+        """The places that a tenant holds."""
+        return self._held.get(tenant.id, 0)
+
     @contextmanager
-    def admit(self, num_choices: int) -> Iterator[None]:
-        """Hold room for so many choices, or refuse them."""
+    def admit(self, num_choices: int, tenant: Tenant = UNKNOWN_TENANT) -> Iterator[TokenMeter]:
+        """Hold places for so many answers, or refuse them. Its tokens go to the meter."""
         self.require_open()
-        if num_choices > self.capacity:
-            raise ApiError(
-                400,
-                f"the request asks for {num_choices} answers at once; at most {self.capacity} are possible",
-                param="n",
-            )
-        if self.num_admitted + num_choices > self.capacity:
-            raise ApiError(
-                429,
-                "too many requests wait already; ask again later",
-                code="too_many_requests",
-                headers={"Retry-After": str(self.retry_after())},
-            )
-        self.num_admitted += num_choices
+        self._require_places(num_choices, tenant)
+        meter = self._rates.admit(tenant)
+        self._held[tenant.id] = self.num_held(tenant) + num_choices
         try:
-            yield
+            yield meter
         finally:
-            self.num_admitted -= num_choices
+            self._held[tenant.id] -= num_choices
+            if not self._held[tenant.id]:
+                del self._held[tenant.id]
 
     def require_open(self) -> None:
         """Refuse every new request once the server shuts down."""
@@ -66,7 +77,86 @@ class Admission:
         """A request took so long."""
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
-    def retry_after(self) -> int:
-        """Estimated seconds until there is room: the time to answer the waiting requests."""
-        num_waiting = max(1, self.num_admitted - self.max_running)
-        return min(_MAX_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * num_waiting / self.max_running)))
+    def retry_after(self, tenant: Tenant = UNKNOWN_TENANT) -> int:
+        """Estimated seconds until the tenant gets a place: the time to answer those of its requests
+        that wait, on its share of the engine."""
+        num_tenants = len(self._held.keys() | {tenant.id})
+        num_running = max(1, self.max_running // num_tenants)
+        num_waiting = max(1, self.num_held(tenant) - num_running)
+        return min(_MAX_RETRY_SECONDS, max(1, math.ceil(self._mean_seconds * num_waiting / num_running)))
+
+    def _require_places(self, num_choices: int, tenant: Tenant) -> None:
+        limit = self._tenant_capacity(tenant)
+        if num_choices > limit:
+            raise ApiError(
+                400,
+                f"the request asks for {num_choices} answers at once; at most {limit} are possible",
+                param="n",
+            )
+        held = self.num_held(tenant) + num_choices
+        retry = {"Retry-After": str(self.retry_after(tenant))}
+        if held > limit and limit < self.capacity:
+            message = f"too many requests of {tenant.name}: at most {limit} answers may run and wait at once"
+            raise ApiError(429, message, code="max_waiting_exceeded", headers=retry)
+        others = [num for one, num in self._held.items() if one != tenant.id]
+        if held + sum(others) > self.capacity and held > fair_share(self.capacity, others):
+            message = "too many requests wait already; ask again later"
+            raise ApiError(429, message, code="too_many_requests", headers=retry)
+
+    def _tenant_capacity(self, tenant: Tenant) -> int:
+        """The places that one tenant may take if it is alone."""
+        limits = tenant.limits
+        num_running = self.max_running if limits.max_running is None else limits.max_running
+        num_waiting = self._max_waiting if limits.max_waiting is None else limits.max_waiting
+        return min(num_running, self.max_running) + min(num_waiting, self._max_waiting)
+
+
+def fair_share(capacity: int, others: Collection[int]) -> int:
+    """What one more tenant gets if all share max-min fairly: those that hold less than an equal part
+    leave the rest to the others."""
+    left, num_tenants = capacity, len(others) + 1
+    for held in sorted(others):
+        if held * num_tenants > left:
+            break
+        left -= held
+        num_tenants -= 1
+    return left // num_tenants
+
+
+class _Rates:
+    """The buckets of tenants with limits per minute."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tokens: dict[str, TokenBucket] = {}
+        self._requests: dict[str, TokenBucket] = {}
+
+    def admit(self, tenant: Tenant) -> TokenMeter:
+        limits = tenant.limits
+        requests = self._bucket(self._requests, tenant, limits.requests_per_minute)
+        tokens = self._bucket(self._tokens, tenant, limits.tokens_per_minute)
+        for bucket, what in ((requests, "requests"), (tokens, "tokens")):
+            if bucket is not None and (seconds := bucket.seconds_until(1)):
+                message = f"{tenant.name} has used its {bucket.per_minute} {what} per minute"
+                raise ApiError(
+                    429,
+                    f"{message}; ask again in {seconds} s",
+                    code=f"{what}_per_minute_exceeded",
+                    headers={"Retry-After": str(seconds)},
+                )
+        if requests is not None:
+            requests.take(1)
+        return TokenMeter(tokens)
+
+    def _bucket(
+        self, buckets: dict[str, TokenBucket], tenant: Tenant, per_minute: int | None
+    ) -> TokenBucket | None:
+        if per_minute is None:
+            buckets.pop(tenant.id, None)
+            return None
+        bucket = buckets.get(tenant.id)
+        if bucket is None:
+            bucket = buckets[tenant.id] = TokenBucket(per_minute, self._clock)
+        elif bucket.per_minute != per_minute:
+            bucket.set_rate(per_minute)
+        return bucket

@@ -24,6 +24,7 @@ from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.ipc.response_stream import ResponseStream
 from holdfast.server.telemetry.request_metrics import RequestMetrics
 from holdfast.server.telemetry.traces import TraceSpan
+from holdfast.server.tenants.rate_limits import TokenMeter
 from holdfast.server.tenants.tenant import Tenant
 
 _QUIET_SECONDS = 15.0
@@ -39,6 +40,7 @@ class Call:
         link: EngineLink,
         *,
         tenant: Tenant,
+        meter: TokenMeter,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
         timeout: float,
@@ -52,6 +54,7 @@ class Call:
         self.finish_reasons: tuple[str, ...] = ()
         self.streams: list[ResponseStream] = []
         self._link = link
+        self._meter = meter
         self._metrics = metrics
         self._begin_span = begin_span
         self._span: TraceSpan | None = None
@@ -94,8 +97,10 @@ class Call:
                 cache_salt=cache_salt or "",
                 pooling=pooling,
                 tenant=self.tenant.id,
+                max_running=self.tenant.limits.max_running,
             )
         self.streams.append(stream)
+        self._meter.add_prompt(len(self.prompts[-1]), params.n, params.max_tokens)
 
     async def fingerprint(self) -> str:
         """The `system_fingerprint` of the response.
@@ -188,6 +193,7 @@ class Call:
     def close(self) -> None:
         """Free everything."""
         self._deadline.cancel()
+        self._meter.close(was_accepted=any(stream.seed is not None for stream in self.streams))
         self.cancel(EngineStopped("the client left"))
 
     def _expire(self, timeout: float) -> None:
@@ -233,6 +239,7 @@ class Call:
                 self.first_token = time.monotonic()
                 self._trace_span().first_token()
             self.num_completion_tokens += len(delta.token_ids)
+            self._meter.add_generated(len(delta.token_ids))
             self._metrics.tokens(stream.request_id + delta.index, len(delta.token_ids))
 
 

@@ -92,11 +92,13 @@ class Frontend:
         access: AccessLogEntry = request.state.access
         access.deterministic = deterministic
         traced = TracedRequest(operation, self.model, request.state.request_id, None, stream, deterministic)
-        with self.admission.admit(num_choices):
+        tenant = tenant_of(request)
+        with self.admission.admit(num_choices, tenant) as meter:
             call = Call(
                 request.state.request_id,
                 link,
-                tenant=tenant_of(request),
+                tenant=tenant,
+                meter=meter,
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,

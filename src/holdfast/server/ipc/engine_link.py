@@ -117,6 +117,7 @@ class EngineLink:
         cache_salt: str = "",
         pooling: Pooling | None = None,
         tenant: str = "",
+        max_running: int | None = None,
     ) -> ResponseStream:
         """Send a request.
 
@@ -135,6 +136,7 @@ class EngineLink:
             cache_salt,
             pooling,
             tenant,
+            max_running,
         )
         self._send(message)  # raises for what cannot be encoded; then there is no stream
         self.next_id += params.n

@@ -74,6 +74,7 @@ class EngineServer:
                 request_id=message.request_id,
                 cache_salt=message.cache_salt,
                 tenant=message.tenant,
+                max_running=message.max_running,
             )
         except HoldfastError as error:
             refused = m.Refused(message.request_id, error.code, str(error))

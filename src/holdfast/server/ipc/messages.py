@@ -57,6 +57,7 @@ class Submit(Message, frozen=True):
     cache_salt: str = ""
     pooling: Pooling | None = None
     tenant: str = ""
+    max_running: int | None = None
 
 
 class Abort(Message, frozen=True):
