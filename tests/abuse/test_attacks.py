@@ -1,0 +1,52 @@
+"""What an attack costs an honest client of another tenant.
+
+Its p50 is at most 3 times the quiet value and one step against one hostile tenant, k + 1 times
+against k, and none of its requests is refused.
+"""
+
+import pytest
+
+from abuse.attack import attack_names
+from abuse.attacker import Attacker
+from abuse.honest import Honest
+from abuse.measure import HEADER, LONG, SHORT, Form, Outcome, measure
+from abuse.wire import Target
+from support.serving import Server
+
+SLACK = 0.4  # seconds: the machine of the gate may be busy, and without defences the cost is seconds
+NOISE = 0.03  # of a long run
+
+
+def attack(
+    name: str, honest: Honest, hostile: list[Target], attacker: Attacker, form: Form, slack: float
+) -> Outcome:
+    outcome = measure(name, honest, hostile, attacker, form)
+    print(f"\n{HEADER}\n{outcome.row()}")
+    assert outcome.num_refused == 0, outcome.row()
+    assert outcome.attacked <= outcome.limit + slack, outcome.row()
+    assert outcome.after <= outcome.limit + slack, outcome.row()
+    return outcome
+
+
+@pytest.fixture(autouse=True)
+def sound(attacked: Server) -> None:
+    """The server was not restarted, and nothing failed inside."""
+    yield  # type: ignore[misc]
+    assert attacked.process.poll() is None and "Traceback" not in attacked.text
+    assert attacked.text.count("Ready after") == 1
+
+
+@pytest.mark.parametrize("name", attack_names(in_gate=True))
+def test_honest_client_keeps_its_share(
+    name: str, honest: Honest, hostile: list[Target], attacker: Attacker
+) -> None:
+    attack(name, honest, hostile[:1], attacker, SHORT, SLACK)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_hostile", [1, 2])
+@pytest.mark.parametrize("name", attack_names())
+def test_honest_client_keeps_its_share_for_longer(
+    name: str, num_hostile: int, honest: Honest, hostile: list[Target], attacker: Attacker
+) -> None:
+    attack(name, honest, hostile[:num_hostile], attacker, LONG, NOISE)
