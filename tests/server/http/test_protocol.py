@@ -516,7 +516,7 @@ def test_thousands_of_connections_leave_no_state(toy: ToyApp) -> None:
                 batch.clear()
         assert server.request(GET).status == 200
         wait_until(lambda: server.num_connections == 0 and toy.num_running == 0)
-        assert not server.protocol.idle
+        assert not len(server.protocol.table)
 
 
 def test_closed_connection_leaves_no_state(toy: ToyApp, server: ServerThread) -> None:
@@ -525,4 +525,4 @@ def test_closed_connection_leaves_no_state(toy: ToyApp, server: ServerThread) ->
             connection.send(raw)
             if raw == GET:
                 connection.read()
-    wait_until(lambda: server.num_connections == 0 and not server.protocol.idle)
+    wait_until(lambda: server.num_connections == 0 and not len(server.protocol.table))

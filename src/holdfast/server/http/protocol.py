@@ -7,9 +7,9 @@ of uvicorn's protocol does:
 - Headers must arrive within `header_timeout` and within `MAX_HEADERS` and `MAX_HEADER_BYTES`.
 - A connection has one request at a time. Data that arrives before the response is complete is
   dropped, and the connection closes after that response.
-- A client that does not read its response for `send_timeout` is disconnected.
-- Above `max_connections` the oldest connection without a request is closed, or else the new one is
-  refused.
+- A client that takes no byte of its response for `send_timeout` is disconnected.
+- Above `max_connections` a connection that waits for its client gives way (`connections`), or else the
+  new one is refused.
 
     connected -> headers -> body -> response -> idle -> headers -> ...   from every state: closing, input is dropped
     |- header_timeout -|            |- send_timeout  |- keep_alive_timeout
@@ -19,8 +19,12 @@ because only the reader of the body knows when it waits for it.
 """
 
 import asyncio
-import itertools
+import contextlib
+import fcntl
+import struct
+import termios
 from asyncio import TimerHandle
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import httptools
@@ -30,6 +34,7 @@ from uvicorn.server import ServerState
 
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
+from holdfast.server.http.connections import ConnectionTable, set_connection
 from holdfast.server.http.request_head import (
     HEADERS_TOO_LARGE,
     MAX_HEADER_BYTES,
@@ -41,6 +46,7 @@ from holdfast.server.http.request_head import (
 )
 
 _LINGER_SECONDS = 2.0  # how long input is still read and dropped after the last response
+_MAX_CHECK_SECONDS = 2.0  # between two looks at whether a client reads
 
 _NOT_HTTP = bad_request("it is not HTTP/1.1")
 _TOO_SLOW = ApiError(408, "The request's headers did not arrive in time.", code="header_timeout")
@@ -51,13 +57,19 @@ _TOO_MANY = ApiError(
     code="too_many_connections",
     headers={"Retry-After": "5"},
 )
+_GAVE_WAY = ApiError(
+    503,
+    "The server has too many connections, and this request was arriving too slowly; retry later.",
+    code="too_many_connections",
+    headers={"Retry-After": "5"},
+)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. uvicorn creates it, from the class that `make_protocol` returns."""
 
     settings: ClassVar[ServerConfig]
-    idle: ClassVar[dict["LimitedHttpProtocol", None]]  # connections without a request, oldest first
+    table: ClassVar["ConnectionTable[LimitedHttpProtocol]"]
 
     def __init__(
         self,
@@ -71,6 +83,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             None  # until the headers are complete, and again while closing
         )
         self._send_timer: TimerHandle | None = None  # while the client does not read
+        self._num_unsent_bytes = 0  # at the last look, here and in the kernel
+        self.sent_at = 0.0
+        self._began = 0.0  # when the current request began to arrive
         self._num_head_bytes = 0  # of incomplete headers
         self._num_body_bytes = 0  # on the wire, including chunked framing
         self._is_in_body = False
@@ -82,23 +97,53 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    # For the table of connections
+
+    def receive_rate(self, now: float) -> float:
+        return (self._num_head_bytes + self._num_body_bytes) / max(now - self._began, 1e-3)
+
+    @property
+    def may_give_way(self) -> bool:
+        return not self.flow.read_paused  # otherwise it is this server that does not read
+
+    def give_way(self) -> None:
+        """Close, for another connection. A client whose request was arriving is told so."""
+        self.connections.discard(self)
+        self.table.remove(self)
+        is_arriving = (self._num_head_bytes > 0 or self._is_responding) and not self._drops_input
+        if not is_arriving or self._has_response or self.transport.get_write_buffer_size():
+            self.transport.abort()
+            return
+        self.transport.write(encode_response(_GAVE_WAY, self.server_state.default_headers))
+        self._end_route()
+        self._drops_input = True
+        self.transport.close()
+
+    def assign(self, client: Hashable) -> None:
+        self.table.assign(self, client)
+
     # From the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.settings.max_connections and not self._evict_idle():
-            self._drops_input = True
-            self.transport = transport
-            transport.write(encode_response(_TOO_MANY, self.server_state.default_headers))
-            transport.close()
-            return
+        client = _client_of(transport)
+        self._began = self.loop.time()
+        if self.table.is_full:
+            slowest = self.table.find_room(client, self._began)
+            if slowest is None:
+                self._drops_input = True
+                self.transport = transport
+                transport.write(encode_response(_TOO_MANY, self.server_state.default_headers))
+                transport.close()
+                return
+            slowest.give_way()
         super().connection_made(transport)
         # High water mark 0: `pause_writing` is called for the first unsent byte.
         transport.set_write_buffer_limits(high=0)
-        self.idle[self] = None
+        self.table.add(self, client)
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.idle.pop(self, None)
+        self.table.remove(self)
         _cancel(self._close_timer, self._send_timer, self.timeout_keep_alive_task)
         super().connection_lost(exc)
 
@@ -107,6 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._is_in_body:
             self._num_body_bytes += len(data)
+            self.table.set_receiving(self)
             # Twice the limit and 64 KiB allow for the framing: tiny chunks, trailers.
             if self._num_body_bytes > 2 * self.settings.max_body_bytes + (64 << 10):
                 self._refuse(_TOO_LARGE)
@@ -117,6 +163,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             self._unset_keepalive_if_required()
             self._await_headers()
+            self.table.set_receiving(self)
         self._feed(data)
         if self._close_timer is not None and not self._drops_input:  # the headers are not complete yet
             self._num_head_bytes += len(data)
@@ -125,11 +172,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_timer = self.loop.call_later(self.settings.send_timeout, self.transport.abort)
+        self._num_unsent_bytes = self._count_unsent()
+        self._note_sent()
+        self._watch_reading()
+        largest = self.table.find_excess()
+        if largest is not None:
+            largest.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         _cancel(self._send_timer)
+        self.table.set_read(self)
 
     # From the parser
 
@@ -156,7 +209,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = self._num_body_bytes = 0
         super().on_headers_complete()
         self._is_in_body = True
-        self.idle.pop(self, None)
+        set_connection(self.scope, self)
         if self.parser.should_upgrade():
             self._upgrade_framing = b"".join(
                 name + b": " + value for name, value in body_framing(self.headers)
@@ -169,6 +222,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._upgrade_framing:
             self._is_in_body = False
+            self.table.set_busy(self)
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -178,12 +232,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._is_in_body:  # the route did not read the whole body
             self._close_gracefully()
         else:
-            self.idle[self] = None
+            self._await_request()
 
     # Timeouts
 
+    def _await_request(self) -> None:
+        self._began = self.loop.time()
+        self._num_head_bytes = self._num_body_bytes = 0
+        self.table.set_receiving(self)
+
     def _await_headers(self) -> None:
         if self._close_timer is None:
+            self._began = self.loop.time()
             self._close_timer = self.loop.call_later(
                 self.settings.header_timeout, self._stop_awaiting_headers
             )
@@ -193,6 +253,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(_TOO_SLOW)
         else:  # no byte arrived
             self.transport.abort()
+
+    def _watch_reading(self) -> None:
+        seconds = min(self.settings.send_timeout / 4, _MAX_CHECK_SECONDS)
+        self._send_timer = self.loop.call_later(seconds, self._check_reading)
+
+    def _check_reading(self) -> None:
+        """Disconnect a client that has taken no byte for `send_timeout`."""
+        num_unsent_bytes = self._count_unsent()
+        if num_unsent_bytes != self._num_unsent_bytes:
+            self._num_unsent_bytes = num_unsent_bytes
+            self._note_sent()
+        elif self.loop.time() - self.sent_at >= self.settings.send_timeout:
+            self.transport.abort()
+            return
+        self._watch_reading()
+
+    def _note_sent(self) -> None:
+        self.sent_at = self.loop.time()
+        self.table.set_unread(self, self.transport.get_write_buffer_size())
+
+    def _count_unsent(self) -> int:
+        """Bytes the client has not acknowledged. Nothing is written while they are counted, so the
+        number only decreases.
+        """
+        return self.transport.get_write_buffer_size() + _count_in_kernel(self.transport)
 
     # Closing
 
@@ -204,14 +289,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         A running route sees a disconnect.
         """
+        if self._has_response:
+            self._end_route()
+            self.transport.abort()
+            return
+        self.transport.write(encode_response(error, self.server_state.default_headers))
+        self._end_route()
+        self._close_gracefully()
+
+    @property
+    def _has_response(self) -> bool:
+        """Whether a part of a response is sent already."""
+        return self._is_responding and self.cycle.response_started
+
+    def _end_route(self) -> None:
+        """A running route sees a disconnect."""
         if self._is_responding:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-            if self.cycle.response_started:
-                self.transport.abort()
-                return
-        self.transport.write(encode_response(error, self.server_state.default_headers))
-        self._close_gracefully()
 
     def _close_gracefully(self) -> None:
         """Flush the output, then close.
@@ -219,7 +314,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         Input is read and dropped meanwhile: a TCP reset could discard the response.
         """
         self._drops_input = True
-        self.idle.pop(self, None)
+        self._await_request()
         self._unset_keepalive_if_required()
         _cancel(self._close_timer)
         self._close_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
@@ -229,16 +324,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _close_after_response(self) -> None:
         self._drops_input = True
         self.cycle.keep_alive = False
-
-    def _evict_idle(self) -> bool:
-        """Close the oldest connection that has no request and no unsent output."""
-        for one in itertools.islice(self.idle, 16):
-            if not one.transport.get_write_buffer_size():
-                self.idle.pop(one)
-                self.connections.discard(one)
-                one.transport.abort()
-                return True
-        return False
 
     # Parsing
 
@@ -272,7 +357,7 @@ def make_protocol(config: ServerConfig) -> type[LimitedHttpProtocol]:
 
     class BoundProtocol(LimitedHttpProtocol):
         settings = config
-        idle: ClassVar[dict[LimitedHttpProtocol, None]] = {}
+        table: ClassVar[ConnectionTable[LimitedHttpProtocol]] = ConnectionTable(config.max_connections)
 
     return BoundProtocol
 
@@ -287,6 +372,20 @@ class _BodyOnly:
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         self.on_body = protocol.on_body
         self.on_message_complete = protocol.on_message_complete
+
+
+def _client_of(transport: asyncio.Transport) -> Hashable:
+    return ""
+
+
+def _count_in_kernel(transport: asyncio.Transport) -> int:
+    """Bytes in the socket's send buffer. 0 where the system does not say: then progress is seen only
+    when the kernel takes more.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        fileno = transport.get_extra_info("socket").fileno()
+        return int(struct.unpack("i", fcntl.ioctl(fileno, termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+    return 0
 
 
 def _cancel(*timers: TimerHandle | None) -> None:
