@@ -49,8 +49,8 @@ class ServerThread:
         with asyncio.Runner(loop_factory=self.http.config.get_loop_factory()) as runner:
             runner.run(serve())
 
-    def connect(self, **options: int) -> "Connection":
-        return Connection(self.port, **options)
+    def connect(self, address: str = "", **options: int) -> "Connection":
+        return Connection(self.port, address, **options)
 
     def request(self, raw: bytes) -> "HttpResponse":
         """Send one request on a new connection."""
@@ -96,10 +96,11 @@ class HttpResponse:
 
 
 class Connection:
-    """One connection."""
+    """One connection, from this address of the machine."""
 
-    def __init__(self, port: int, **options: int) -> None:
+    def __init__(self, port: int, address: str = "", **options: int) -> None:
         self.socket = socket.socket()
+        self.socket.bind((address, 0))
         for name, value in options.items():
             self.socket.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
         self.socket.settimeout(PATIENCE)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -425,14 +426,38 @@ def test_client_that_does_not_read_a_small_response_is_disconnected(toy: ToyApp,
             wait_until(lambda: server.num_connections == 0)
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_slow_reader_is_not_disconnected_while_it_reads(toy: ToyApp, loop: str) -> None:
+    """For four times the send timeout, at a rate at which the write buffer never becomes empty."""
+    with served(toy, config(send_timeout=0.3), loop) as server, server.connect(SO_RCVBUF=4096) as connection:
+        connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: toy.num_answered == 1)
+        for _ in range(24):
+            assert connection.socket.recv(16384)
+            threading.Event().wait(0.05)
+        assert server.num_connections == 1
+        wait_until(lambda: server.num_connections == 0)  # it reads no more
+
+
 def test_slow_reader_gets_the_whole_response(toy: ToyApp) -> None:
-    with served(toy, config(send_timeout=10)) as server, server.connect(SO_RCVBUF=65536) as connection:
+    with served(toy, config(send_timeout=0.5)) as server, server.connect(SO_RCVBUF=65536) as connection:
         connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
         left = 64 << 20
         connection._until(b"\r\n\r\n")
         left -= len(connection._pending)
         while left:
             left -= len(connection.socket.recv(1 << 20))
+
+
+def test_unsent_responses_are_limited_in_memory(toy: ToyApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.server.http.connections.MAX_UNSENT_BYTES", 100 << 20)
+    with served(toy, config()) as server, ExitStack() as stack:
+        for number in range(3):  # 64 MB each
+            connection = stack.enter_context(server.connect(SO_RCVBUF=4096))
+            connection.send(b"GET /heap HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda number=number: toy.num_answered == number + 1)
+        wait_until(lambda: server.num_connections == 1)
+        assert server.request(GET).status == 200
 
 
 def test_disconnect_is_noticed(toy: ToyApp, server: ServerThread) -> None:
@@ -499,6 +524,56 @@ def test_idle_connections_are_evicted_for_new_ones(toy: ToyApp) -> None:
         assert connections[2].read().status == 200
         for connection in connections:
             connection.socket.close()
+
+
+BODY_NEVER_COMES = POST + b"Content-Length: 10\r\n\r\n"
+
+
+def test_requests_whose_body_never_comes_give_way(toy: ToyApp) -> None:
+    """Ten times as many as there are connections; no other request is refused."""
+    with served(toy, config(max_connections=20)) as server, ExitStack() as stack:
+        slow = []
+        for number in range(200):
+            connection = stack.enter_context(server.connect())
+            connection.send(BODY_NEVER_COMES)
+            slow.append(connection)
+            if number % 10 == 0:
+                assert server.request(GET).status == 200
+        wait_until(lambda: toy.num_disconnected >= 180)
+        assert server.num_connections <= 20
+        reply = slow[0].read()
+        assert (reply.status, reply.error["code"]) == (503, "too_many_connections")
+        assert slow[0].is_closed()
+        slow[-1].send(b"x" * 10)
+        assert slow[-1].read().status == 200
+
+
+def test_body_that_progresses_outlives_those_that_do_not(toy: ToyApp) -> None:
+    with served(toy, config(max_connections=20)) as server, ExitStack() as stack:
+        honest = stack.enter_context(server.connect())
+        honest.send(POST + b"Content-Length: 1000\r\n\r\n")
+        for number in range(100):
+            connection = stack.enter_context(server.connect())
+            connection.send(BODY_NEVER_COMES + b"x" * (number % 2))
+            honest.send(b"x" * 10)
+            wait_until(lambda: toy.num_running <= 20)
+        assert honest.read().status == 200
+
+
+def test_client_with_few_connections_is_not_displaced(toy: ToyApp) -> None:
+    with served(toy, config(max_connections=20)) as server, ExitStack() as stack:
+        try:
+            few = stack.enter_context(server.connect(address="127.0.0.2"))
+        except OSError:
+            pytest.skip("this system has one loopback address")
+        few.send(BODY_NEVER_COMES)
+        wait_until(lambda: toy.num_running == 1)
+        for _ in range(100):
+            stack.enter_context(server.connect()).send(BODY_NEVER_COMES)
+        few.send(b"x" * 10)
+        assert few.read().status == 200
+        few.send(GET)  # nor while it is idle
+        assert few.read().status == 200
 
 
 def test_thousands_of_connections_leave_no_state(toy: ToyApp) -> None:

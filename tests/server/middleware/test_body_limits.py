@@ -8,8 +8,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, BodyLimitMiddleware
+from holdfast.server.middleware.body_limits import _MAX_FULL_BODIES, MIN_BYTES_PER_SECOND, BodyLimitMiddleware
 from holdfast.server.middleware.exceptions import ExceptionMiddleware
+from holdfast.server.tenants.tenant import address_tenant, set_tenant
 from support.asgi import call_app, ok, scope_of
 from support.raw_http import HttpResponse
 
@@ -133,8 +134,8 @@ class Drip:
         return {"type": "http.request", "body": self.pieces.pop(0), "more_body": True}
 
 
-def test_whole_body_has_one_deadline() -> None:
-    """Neither silence nor slow bytes extend it."""
+def test_slow_body_times_out() -> None:
+    """Neither silence nor bytes below the least rate extend the time."""
 
     async def run(pieces: list[bytes]) -> ApiError:
         app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
@@ -145,6 +146,21 @@ def test_whole_body_has_one_deadline() -> None:
     for pieces in ([], [b"x"], [b"x"] * 1000):
         error = asyncio.run(asyncio.wait_for(run(pieces), 10))
         assert (error.status, error.code) == (408, "body_timeout")
+
+
+def test_body_at_the_least_rate_may_take_longer() -> None:
+    """A client with a slow line may send a large body; a pause still ends it."""
+
+    async def run(pieces: list[bytes]) -> None:
+        app = BodyLimitMiddleware(read, ServerConfig(body_timeout=0.1))
+        await app(scope_of("POST", "/"), Drip(pieces).receive, no_send)
+
+    sent = b"x" * (MIN_BYTES_PER_SECOND // 10)  # ten times the least rate
+    pieces = [sent] * 30  # 0.3 s
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(asyncio.wait_for(run(pieces), 10))
+    assert caught.value.code == "body_timeout"
+    assert not pieces  # all arrived; then it paused
 
 
 async def no_send(message: Message) -> None:
@@ -167,32 +183,71 @@ def test_no_deadline_after_the_body() -> None:
     asyncio.run(app(scope_of("POST", "/"), receive, no_send))
 
 
-def test_memory_of_all_bodies_is_limited_and_released() -> None:
-    """Each body is within its limit; one too many gets 503, and the others continue."""
+class Bodies:
+    """Requests of several tenants whose bodies arrive when a test says so."""
 
-    async def run() -> list[Any]:
-        may_end = asyncio.Event()
+    def __init__(self) -> None:
+        self.app = BodyLimitMiddleware(self._hold, ServerConfig(max_body_bytes=MOST))
+        self._may_end = asyncio.Event()
 
-        async def hold(scope: Scope, receive: Receive, send: Send) -> None:
-            await receive()
-            await may_end.wait()
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await self._may_end.wait()
+
+    async def send(self, tenant: str, *pieces: bytes, complete: bool = True) -> "asyncio.Task[None]":
+        """A request that has sent these pieces, and waits."""
+        messages = [{"type": "http.request", "body": one, "more_body": True} for one in pieces]
+        messages[-1]["more_body"] = not complete
 
         async def receive() -> Message:
-            return {"type": "http.request", "body": b"x" * MOST, "more_body": False}
+            if messages:
+                return messages.pop(0)
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
-        app = BodyLimitMiddleware(hold, ServerConfig(max_body_bytes=MOST))
-        tasks = [
-            asyncio.create_task(app(scope_of("POST", "/"), receive, no_send))
-            for _ in range(_MAX_FULL_BODIES + 1)
-        ]  # type: ignore[arg-type, var-annotated]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        may_end.set()
+        scope = scope_of("POST", "/")
+        set_tenant(scope, address_tenant(tenant))
+        task = asyncio.create_task(self.app(scope, receive, no_send))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+    async def end(self, *tasks: "asyncio.Task[None]") -> list[Any]:
+        self._may_end.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert len(done) == 1
-        await app(scope_of("POST", "/"), receive, no_send)
-        assert app._num_bytes == 0
-        return ended
+        assert (self.app._num_bytes, self.app._num_bytes_by_tenant, self.app._arriving) == (0, {}, {})
+        return [one.code if isinstance(one, ApiError) else one for one in ended]
 
-    *fine, refused = asyncio.run(run())
-    assert fine == [None] * _MAX_FULL_BODIES
-    assert (refused.status, refused.code) == (503, "too_many_bodies")
+
+def test_one_tenant_holds_at_most_half_of_the_memory_of_bodies() -> None:
+    """Each body is within its limit; one too many gets 503, and the others continue."""
+
+    async def run() -> None:
+        bodies = Bodies()
+        fine = [await bodies.send("a", b"x" * MOST) for _ in range(_MAX_FULL_BODIES // 2)]
+        refused = await bodies.send("a", b"x" * MOST)
+        other = await bodies.send("b", b"x" * MOST)
+        assert refused.done()
+        ended = await bodies.end(*fine, other, refused)
+        assert ended == [None] * (_MAX_FULL_BODIES // 2 + 1) + ["too_many_bodies"]
+        assert await bodies.end(await bodies.send("a", b"x" * MOST)) == [None]
+
+    asyncio.run(run())
+
+
+def test_slowest_body_gives_way_to_others_of_its_tenant() -> None:
+    async def run() -> None:
+        bodies = Bodies()
+        slow = [
+            await bodies.send("a", b"x" * (MOST - 1), complete=False) for _ in range(_MAX_FULL_BODIES // 2)
+        ]
+        others = [await bodies.send("a", b"x" * 500) for _ in range(3)]
+        await asyncio.wait(slow, timeout=0.05)
+        gone = [one for one in slow if one.done()]
+        assert 0 < len(gone) <= 3
+        for one in slow:
+            if one not in gone:
+                one.cancel()
+        assert await bodies.end(*gone, *others) == ["too_many_bodies"] * len(gone) + [None] * 3
+
+    asyncio.run(run())

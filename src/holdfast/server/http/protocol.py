@@ -24,12 +24,13 @@ import fcntl
 import struct
 import termios
 from asyncio import TimerHandle
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from holdfast.server.config import ServerConfig
@@ -44,6 +45,8 @@ from holdfast.server.http.request_head import (
     encode_response,
     find_head_error,
 )
+from holdfast.server.tenants.addresses import Network, is_trusted, network_of, parse_address, parse_proxies
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, address_tenant
 
 _LINGER_SECONDS = 2.0  # how long input is still read and dropped after the last response
 _MAX_CHECK_SECONDS = 2.0  # between two looks at whether a client reads
@@ -69,6 +72,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. uvicorn creates it, from the class that `make_protocol` returns."""
 
     settings: ClassVar[ServerConfig]
+    proxies: ClassVar[Sequence[Network]]
     table: ClassVar["ConnectionTable[LimitedHttpProtocol]"]
 
     def __init__(
@@ -122,10 +126,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def assign(self, client: Hashable) -> None:
         self.table.assign(self, client)
 
+    def _client_of(self, transport: asyncio.Transport) -> Hashable:
+        """The tenant of the peer's address until a request says more.
+
+        A connection of a trusted proxy belongs to no client before that: it counts for itself.
+        """
+        peer = get_remote_addr(transport)
+        address = parse_address(peer[0]) if peer is not None else None
+        if address is None:
+            return UNKNOWN_TENANT.id
+        return self if is_trusted(address, self.proxies) else address_tenant(network_of(address)).id
+
     # From the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        client = _client_of(transport)
+        client = self._client_of(transport)
         self._began = self.loop.time()
         if self.table.is_full:
             slowest = self.table.find_room(client, self._began)
@@ -357,6 +372,7 @@ def make_protocol(config: ServerConfig) -> type[LimitedHttpProtocol]:
 
     class BoundProtocol(LimitedHttpProtocol):
         settings = config
+        proxies = parse_proxies(config.trusted_proxies)
         table: ClassVar[ConnectionTable[LimitedHttpProtocol]] = ConnectionTable(config.max_connections)
 
     return BoundProtocol
@@ -374,8 +390,6 @@ class _BodyOnly:
         self.on_message_complete = protocol.on_message_complete
 
 
-def _client_of(transport: asyncio.Transport) -> Hashable:
-    return ""
 
 
 def _count_in_kernel(transport: asyncio.Transport) -> int:

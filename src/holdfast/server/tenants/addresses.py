@@ -64,7 +64,7 @@ def client_address(peer: str, headers: Headers, proxies: Sequence[Network]) -> A
     and the proxy's own address counts. None: the peer has no IP address.
     """
     address = parse_address(peer)
-    if address is None or not _is_trusted(address, proxies):
+    if address is None or not is_trusted(address, proxies):
         return address
     found = {
         _first_untrusted(address, hops, proxies)
@@ -74,7 +74,8 @@ def client_address(peer: str, headers: Headers, proxies: Sequence[Network]) -> A
     return found.pop() if len(found) == 1 else address
 
 
-def _is_trusted(address: Address, proxies: Sequence[Network]) -> bool:
+def is_trusted(address: Address, proxies: Sequence[Network]) -> bool:
+    """Whether this is the address of a trusted proxy."""
     return any(address in network for network in proxies if network.version == address.version)
 
 
@@ -87,7 +88,7 @@ def _first_untrusted(peer: Address, hops: Sequence[str], proxies: Sequence[Netwo
         if address is None:
             return last
         last = address
-        if not _is_trusted(address, proxies):
+        if not is_trusted(address, proxies):
             return last
     return last
 
