@@ -552,6 +552,7 @@ def test_body_that_progresses_outlives_those_that_do_not(toy: ToyApp) -> None:
     with served(toy, config(max_connections=20)) as server, ExitStack() as stack:
         honest = stack.enter_context(server.connect())
         honest.send(POST + b"Content-Length: 1000\r\n\r\n")
+        wait_until(lambda: toy.num_running == 1)
         for number in range(100):
             connection = stack.enter_context(server.connect())
             connection.send(BODY_NEVER_COMES + b"x" * (number % 2))

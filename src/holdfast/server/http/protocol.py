@@ -89,7 +89,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._send_timer: TimerHandle | None = None  # while the client does not read
         self._num_unsent_bytes = 0  # at the last look, here and in the kernel
         self.sent_at = 0.0
-        self._began = 0.0  # when the current request began to arrive
+        self._began = 0.0  # when the current request began to arrive, or the wait for it
+        self._num_request_bytes = 0  # that have arrived since
         self._num_head_bytes = 0  # of incomplete headers
         self._num_body_bytes = 0  # on the wire, including chunked framing
         self._is_in_body = False
@@ -104,7 +105,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # For the table of connections
 
     def receive_rate(self, now: float) -> float:
-        return (self._num_head_bytes + self._num_body_bytes) / max(now - self._began, 1e-3)
+        return self._num_request_bytes / max(now - self._began, 1e-3)
 
     @property
     def may_give_way(self) -> bool:
@@ -114,7 +115,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Close, for another connection. A client whose request was arriving is told so."""
         self.connections.discard(self)
         self.table.remove(self)
-        is_arriving = (self._num_head_bytes > 0 or self._is_responding) and not self._drops_input
+        is_arriving = self._num_request_bytes > 0 and not self._drops_input
         if not is_arriving or self._has_response or self.transport.get_write_buffer_size():
             self.transport.abort()
             return
@@ -167,7 +168,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if self._is_in_body:
             self._num_body_bytes += len(data)
-            self.table.set_receiving(self)
             # Twice the limit and 64 KiB allow for the framing: tiny chunks, trailers.
             if self._num_body_bytes > 2 * self.settings.max_body_bytes + (64 << 10):
                 self._refuse(_TOO_LARGE)
@@ -178,7 +178,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             self._unset_keepalive_if_required()
             self._await_headers()
-            self.table.set_receiving(self)
+        self._num_request_bytes += len(data)
+        self.table.set_receiving(self)
         self._feed(data)
         if self._close_timer is not None and not self._drops_input:  # the headers are not complete yet
             self._num_head_bytes += len(data)
@@ -253,12 +254,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _await_request(self) -> None:
         self._began = self.loop.time()
-        self._num_head_bytes = self._num_body_bytes = 0
+        self._num_request_bytes = 0
         self.table.set_receiving(self)
 
     def _await_headers(self) -> None:
         if self._close_timer is None:
             self._began = self.loop.time()
+            self._num_request_bytes = 0
             self._close_timer = self.loop.call_later(
                 self.settings.header_timeout, self._stop_awaiting_headers
             )
@@ -388,8 +390,6 @@ class _BodyOnly:
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         self.on_body = protocol.on_body
         self.on_message_complete = protocol.on_message_complete
-
-
 
 
 def _count_in_kernel(transport: asyncio.Transport) -> int:
