@@ -78,7 +78,23 @@ def test_candidate_sets_too_large_to_copy(triton: Backend, monkeypatch: pytest.M
     expected = triton.sample(logits, batch)
     monkeypatch.setattr(thresholds, "_MAX_CANDIDATES", 16)
     assert torch.equal(triton.sample(logits, batch), expected)
+    monkeypatch.setattr(thresholds, "_MIN_REFINED", 8)
+    assert torch.equal(triton.sample(logits, batch), expected)
     assert torch.equal(torch_sampling.sample(logits, batch), expected)
+
+
+def test_bins_with_many_tokens_are_divided_again(triton: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat rows: one limit each, then both; k above the number of possible tokens."""
+    from holdfast.numerics.backends.triton import thresholds
+
+    monkeypatch.setattr(thresholds, "_MIN_REFINED", 8)
+    logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(9)) * 0.3
+    logits[5, 3:] = -math.inf
+    batch = SamplingBatch(
+        torch.full((6,), 0.8), torch.tensor([0, 300, 40, 500, 0, 5], dtype=torch.int32),
+        torch.tensor([0.95, 1.0, 0.9, 0.6, 0.3, 0.9]), torch.zeros(6), torch.arange(6), torch.arange(6),
+    )  # fmt: skip
+    assert torch.equal(triton.sample(logits, batch), torch_sampling.sample(logits, batch))
 
 
 def test_extreme_limits(triton: Backend) -> None:

@@ -13,6 +13,7 @@ _STREAM = tl.constexpr(0xD1B54A32D192ED03)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 _MAX_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
+_BOUND_MARGIN = tl.constexpr(1e-3)
 _SQRT_HALF = tl.constexpr(0x3F3504F3)  # bits of sqrt(1/2): mantissas are reduced to [sqrt(1/2), sqrt(2))
 
 
@@ -50,10 +51,25 @@ def _log(x):
 
 
 @triton.jit
-def gumbel(key, ids):
-    """-log(-log(1 - w)) with w uniform in (0, 1); w has a fine resolution near 0."""
+def _uniform(key, ids):
+    """w in (0, 1), with a fine resolution near 0."""
     h = _mix(key + (ids.to(tl.uint64) + 1) * _GOLDEN)
-    w = tl.minimum(((h >> 32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, _MAX_UNIFORM)
+    return tl.minimum(((h >> 32).to(tl.float32) + 0.5) * 2.3283064365386963e-10, _MAX_UNIFORM)
+
+
+@triton.jit
+def gumbel_bound(key, ids):
+    """An upper bound of the noise, quickly: -log(1 - w) is larger than w.
+
+    The margin covers the errors of both logarithms.
+    """
+    return _BOUND_MARGIN - tl.log(_uniform(key, ids))
+
+
+@triton.jit
+def gumbel(key, ids):
+    """-log(-log(1 - w))."""
+    w = _uniform(key, ids)
     y = 1.0 - w
     # w / (1 - y) corrects the rounding error of y = 1 - w
     e = tl.where(y == 1.0, w, -_log(y) * tl.math.div_rn(w, tl.where(y == 1.0, 1.0, 1.0 - y)))

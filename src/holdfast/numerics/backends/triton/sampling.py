@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.gumbel import gumbel, noise_key
+from holdfast.numerics.backends.triton.gumbel import gumbel, gumbel_bound, noise_key
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
     INFINITY,
@@ -161,19 +161,33 @@ def _chunk_gumbel(
     noisy, noisy_ids, logits, best, best_ids, kept_limits, temperatures, min_ps, seeds, positions,
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """The argmax of z + noise over the kept tokens of a chunk. The noise itself is computed only
+    for tokens whose upper bound reaches the best value found so far."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     if temperature > 0.0:
         top, _ = load_argmax(best, best_ids, row, CHUNKS, SLOTS)
-        column = chunk * CHUNK + tl.arange(0, CHUNK)
-        z = scale_logits(load_clean(logits, row, column, V), temperature)
+        max_z, min_p = scale_logits(top, temperature), tl.load(min_ps + row)
         threshold, last = tl.load(kept_limits + row * 2), tl.load(kept_limits + row * 2 + 1)
-        kept = is_kept(rank_of(z), column, threshold, last) & (column < V) & (z > -INFINITY)
-        kept = kept & (tl.exp(z - scale_logits(top, temperature)) >= tl.load(min_ps + row))
-        key = noise_key(tl.load(seeds + row), tl.load(positions + row))
-        found, first = argmax_of(tl.where(kept, z + gumbel(key, column), -INFINITY), column)
+        chunk_max_z = scale_logits(tl.load(best + row * CHUNKS + chunk), temperature)
+        found, found_id = -INFINITY + tl.zeros_like(max_z), tl.full([], NO_ID, tl.int32)
+        if (rank_of(chunk_max_z) >= threshold) & (tl.exp(chunk_max_z - max_z) >= min_p):
+            column = chunk * CHUNK + tl.arange(0, CHUNK)
+            z = scale_logits(load_clean(logits, row, column, V), temperature)
+            kept = is_kept(rank_of(z), column, threshold, last) & (column < V) & (z > -INFINITY)
+            kept = kept & (tl.exp(z - max_z) >= min_p)
+            key = noise_key(tl.load(seeds + row), tl.load(positions + row))
+            bound = tl.where(kept, z + gumbel_bound(key, column), -INFINITY)
+            highest, token_id = argmax_of(bound, column)
+            while (highest > -INFINITY) & (highest >= found):
+                x = clean(tl.load(logits + row.to(tl.int64) * V + token_id))
+                value = scale_logits(x, temperature) + gumbel(key, token_id)
+                is_better = (value > found) | ((value == found) & (token_id < found_id))
+                found, found_id = tl.where(is_better, value, found), tl.where(is_better, token_id, found_id)
+                bound = tl.where(column == token_id, -INFINITY, bound)
+                highest, token_id = argmax_of(bound, column)
         tl.store(noisy + row * CHUNKS + chunk, found)
-        tl.store(noisy_ids + row * CHUNKS + chunk, first)
+        tl.store(noisy_ids + row * CHUNKS + chunk, found_id)
 
 
 @triton.jit

@@ -1,13 +1,18 @@
 """Top-k and top-p thresholds of a row: the rank of the lowest token that is kept, and the last id
 kept at that rank.
 
-    _chunk_histogram [n, chunks, levels]   tokens within some distances of the largest z: their number and their mass
-    _compact         [n, chunks]           copy the tokens of the nearest level that holds the kept set, in order of id
+The threshold lies in one bin of the values of z. Two histograms narrow the bin down, then its tokens
+are copied and searched exactly.
+
+    _chunk_histogram [n, chunks, levels]   the number and the mass of the tokens above some edges of z
+    _choose_bin      [n]                   the bin that holds the threshold, and what lies above it
+    _chunk_histogram, _choose_bin          the same within that bin, if it holds many tokens
+    _compact         [n, chunks]           copy the tokens of the bin, in order of id
     _radix_select    [n]                   find the threshold among them, by the digits of the ranks, four bits at a time
 
-Rows without top-k and top-p return at once. If there are too many candidates to copy, the last
-kernel reads the logits themselves. A mass is an integer multiple of 2^-36 of the largest one, so
-sums do not depend on their order.
+Rows without top-k and top-p return at once. If a bin has too many tokens to copy, the last kernel
+reads the logits themselves. A mass is an integer multiple of 2^-36 of the largest one, so sums do
+not depend on their order, and the threshold does not depend on the bins.
 """
 
 import torch
@@ -15,8 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdfast.numerics.backends.triton.launch import INTERPRETED
 from holdfast.numerics.backends.triton.logits import (
     CHUNK,
+    INFINITY,
     NO_ID,
     clean,
     is_finite,
@@ -28,46 +35,56 @@ from holdfast.numerics.backends.triton.logits import (
 )
 from holdfast.numerics.sampling import SamplingBatch
 
-_MAX_CANDIDATES = 16384  # candidates copied for a row
+_MAX_CANDIDATES = 16384  # tokens of a bin that are copied
+_MIN_REFINED = 2048  # bins with more tokens are divided again
 _BLOCK = 1024  # candidates per step of the selection
+_PART = CHUNK if INTERPRETED else 128  # token ids per step of a histogram; the interpreter is slow
 _LEVELS = tl.constexpr(16)
 _MASS_UNIT = tl.constexpr(2.0**36)
 _COUNT_SHIFT = tl.constexpr(50)  # a histogram entry: count << 50 | mass; both fit for one chunk
 _ONE_TOKEN = tl.constexpr(1 << 50)
 _LOWEST_RANK = tl.constexpr(-(1 << 31))
+_LOWEST_Z = tl.constexpr(-3.4028234663852886e38)  # the lowest finite number
+
+# A row's bin: z in [low, high) are its tokens; the next histogram divides [low, split).
+_LOW, _SPLIT, _HIGH, _NUM_EDGES = (tl.constexpr(place) for place in range(4))
+# And its sums: the weight of the tokens above the bin, the number of tokens in it, the mass of the
+# whole row, and k, which is 0 if it does not limit the row.
+_ABOVE, _COUNT, _TOTAL_MASS, _TOP_K, _NUM_SUMS = (tl.constexpr(place) for place in range(5))
 
 
 def find_thresholds(logits: Tensor, batch: SamplingBatch, best: Tensor, best_ids: Tensor) -> Tensor:
     """logits fp32 [n, V] and the argmax of each chunk [n, chunks] -> int32 [n, 2]: threshold rank
     and last id."""
     rows, vocabulary = logits.shape
-    chunks, max_candidates = best.shape[1], min(_MAX_CANDIDATES, vocabulary)
-    device = logits.device
+    chunks, device = best.shape[1], logits.device
+    max_candidates = min(_MAX_CANDIDATES, vocabulary)
     thresholds = torch.empty((rows, 2), dtype=torch.int32, device=device)
     histogram = torch.empty((rows, chunks, _LEVELS.value), dtype=torch.int64, device=device)
+    edges = torch.empty((rows, _NUM_EDGES.value), dtype=torch.float32, device=device)
+    sums = torch.empty((rows, _NUM_SUMS.value), dtype=torch.int64, device=device)
+    offsets = torch.empty((rows, chunks), dtype=torch.int32, device=device)
     candidates = torch.empty((rows, max_candidates), dtype=torch.float32, device=device)
     candidate_ids = torch.empty((rows, max_candidates), dtype=torch.int32, device=device)
-    # number of candidates and total mass of each row
-    candidate_stats = torch.empty((rows, 2), dtype=torch.int64, device=device)
-    limits = (batch.temperature, batch.top_k, batch.top_p)
+    row_settings = (best, best_ids, batch.temperature, batch.top_k, batch.top_p)
     sizes = {"V": vocabulary, "CHUNKS": chunks, "SLOTS": int(triton.next_power_of_2(chunks))}
-    _chunk_histogram[(rows, chunks)](
-        histogram, logits, best, best_ids, *limits, **sizes, CHUNK=CHUNK, num_warps=8
-    )
+    for is_first in (True, False):
+        _chunk_histogram[(rows, chunks)](
+            *(histogram, edges, sums, logits, *row_settings),
+            **sizes, CHUNK=CHUNK, PART=_PART, MIN_REFINED=_MIN_REFINED, IS_FIRST=is_first, num_warps=4,
+        )  # fmt: skip
+        _choose_bin[(rows,)](
+            *(edges, sums, offsets, histogram, *row_settings),
+            **sizes, MIN_REFINED=_MIN_REFINED, IS_FIRST=is_first, num_warps=1,
+        )  # fmt: skip
     _compact[(rows, chunks)](
-        *(candidates, candidate_ids, candidate_stats, histogram, logits, best, best_ids, *limits),
-        **sizes,
-        CHUNK=CHUNK,
-        MAX_CANDIDATES=max_candidates,
-        num_warps=8,
-    )
+        *(candidates, candidate_ids, edges, sums, offsets, logits, *row_settings),
+        **sizes, CHUNK=CHUNK, MAX_CANDIDATES=max_candidates, num_warps=8,
+    )  # fmt: skip
     _radix_select[(rows,)](
-        *(thresholds, candidates, candidate_ids, candidate_stats, logits, best, best_ids, *limits),
-        **sizes,
-        BLOCK=_BLOCK,
-        MAX_CANDIDATES=max_candidates,
-        num_warps=8,
-    )
+        *(thresholds, candidates, candidate_ids, edges, sums, logits, *row_settings),
+        **sizes, BLOCK=_BLOCK, MAX_CANDIDATES=max_candidates, num_warps=8,
+    )  # fmt: skip
     return thresholds
 
 
@@ -87,14 +104,20 @@ def _limits(
 
 
 @triton.jit
-def _level_distance(level):
-    """How far below the largest z a level reaches: 1, 2, ..
-
-    8, then by factors of 2^0.36, the last without limit.
-    """
+def _first_edge(level, max_z):
+    """The lower edge of a level of the first histogram: 1, 2, .. 8 below the largest z, then by
+    factors of 2^0.36, the last without limit."""
     outer = 8.0 * tl.exp2(0.36 * (level - 7).to(tl.float32))
     within = (level + 1).to(tl.float32)
-    return tl.where(level < 8, within, tl.where(level < _LEVELS - 1, outer, float("inf")))
+    edge = tl.maximum(max_z - tl.where(level < 8, within, outer), _LOWEST_Z)
+    return tl.where(level < _LEVELS - 1, edge, _LOWEST_Z)
+
+
+@triton.jit
+def _inner_edge(level, low, split):
+    """The lower edge of a level of the second histogram: equal parts of [low, split)."""
+    part = (level + 1).to(tl.float32) * (1.0 / _LEVELS)
+    return tl.where(level < _LEVELS - 1, tl.maximum(split - (split - low) * part, low), low)
 
 
 @triton.jit
@@ -109,63 +132,129 @@ def _mass_needed(top_p, total_mass):
 
 @triton.jit
 def _chunk_histogram(
-    histogram, logits, best, best_ids, temperatures, top_ks, top_ps,
-    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    histogram, edges, sums, logits, best, best_ids, temperatures, top_ks, top_ps,
+    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
+    MIN_REFINED: tl.constexpr, IS_FIRST: tl.constexpr,
 ):  # fmt: skip
+    """Of one chunk: the tokens between the upper end of the row's bin and the lower edge of each
+    level."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     temperature, max_z, top_k, top_p = _limits(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
-    if (top_k > 0) | (top_p < 1.0):
-        column = chunk * CHUNK + tl.arange(0, CHUNK)
-        z = scale_logits(load_clean(logits, row, column, V), temperature)
-        entry = tl.where(column < V, _mass(z, max_z) + _ONE_TOKEN, 0)
-        offset = histogram + (row * CHUNKS + chunk).to(tl.int64) * _LEVELS
-        for step in range(_LEVELS):
-            level = tl.full([], 0, tl.int32) + step
-            tl.store(offset + level, tl.sum(tl.where(max_z - z <= _level_distance(level), entry, 0), 0))
+    is_active = (top_k > 0) | (top_p < 1.0)
+    low, split, high = max_z, max_z, max_z * 0.0 + INFINITY
+    if not IS_FIRST and is_active:
+        is_active = tl.load(sums + row * _NUM_SUMS + _COUNT) > MIN_REFINED
+        low = tl.load(edges + row * _NUM_EDGES + _LOW)
+        split = tl.load(edges + row * _NUM_EDGES + _SPLIT)
+        high = tl.load(edges + row * _NUM_EDGES + _HIGH)
+    if is_active:
+        level = tl.arange(0, _LEVELS)
+        lower = _first_edge(level, max_z) if IS_FIRST else _inner_edge(level, low, split)  # [LEVELS]
+        found = tl.zeros([_LEVELS, PART], tl.int64)
+        for start in range(0, CHUNK, PART):
+            column = chunk * CHUNK + start + tl.arange(0, PART)
+            z = scale_logits(load_clean(logits, row, column, V), temperature)
+            entry = tl.where((column < V) & (z < high), _mass(z, max_z) + _ONE_TOKEN, 0)
+            found += tl.where(z[None, :] >= lower[:, None], entry[None, :], 0)
+        offset = (row * CHUNKS + chunk).to(tl.int64) * _LEVELS + level
+        tl.store(histogram + offset, tl.sum(found, 1))
+
+
+@triton.jit
+def _at_level(values, level, selected):
+    """One element of a vector; 0 for a level of -1."""
+    return tl.sum(tl.where(level == selected, values, 0), 0)
+
+
+@triton.jit
+def _choose_bin(
+    edges, sums, offsets, histogram, best, best_ids, temperatures, top_ks, top_ps,
+    V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, MIN_REFINED: tl.constexpr, IS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Choose the first level that holds enough tokens. Its bin starts at the level above, or, with
+    both limits, at the top: top-p then weighs all tokens that top-k keeps."""
+    row = tl.program_id(0)
+    _, max_z, top_k, top_p = _limits(row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS)
+    row_edges, row_sums = edges + row * _NUM_EDGES, sums + row * _NUM_SUMS
+    is_active = (top_k > 0) | (top_p < 1.0)
+    if not IS_FIRST and is_active:
+        is_active = tl.load(row_sums + _COUNT) > MIN_REFINED
+    if is_active:
+        slot, level = tl.arange(0, SLOTS), tl.arange(0, _LEVELS)
+        offset = (row * CHUNKS + slot[:, None]).to(tl.int64) * _LEVELS + level[None, :]
+        entries = tl.load(histogram + offset, mask=slot[:, None] < CHUNKS, other=0)  # [SLOTS, LEVELS]
+        chunk_counts = entries >> _COUNT_SHIFT
+        counts, masses = tl.sum(chunk_counts, 0), tl.sum(entries & (_ONE_TOKEN - 1), 0)  # [LEVELS]
+        above = tl.full([], 0, tl.int64)
+        if IS_FIRST:
+            total_mass = _at_level(masses, level, _LEVELS - 1)
+            # If fewer tokens than k are possible, k does not limit the row.
+            top_k = tl.where(top_k < _at_level(counts, level, _LEVELS - 1), top_k, 0)
+            low, split, high = max_z, max_z, max_z * 0.0 + INFINITY
+        else:
+            above = tl.load(row_sums + _ABOVE)
+            total_mass = tl.load(row_sums + _TOTAL_MASS)
+            top_k = tl.load(row_sums + _TOP_K).to(tl.int32)
+            low, split = tl.load(row_edges + _LOW), tl.load(row_edges + _SPLIT)
+            high = tl.load(row_edges + _HIGH)
+        need = tl.where(top_k > 0, top_k.to(tl.int64), _mass_needed(top_p, total_mass))
+        weights = tl.where(top_k > 0, counts, masses) + above
+        selected = tl.minimum(_LEVELS - tl.sum((weights >= need).to(tl.int32), 0), _LEVELS - 1)
+        if IS_FIRST:
+            new_low, upper = _first_edge(selected, max_z), _first_edge(selected - 1, max_z)
+        else:
+            new_low, upper = _inner_edge(selected, low, split), _inner_edge(selected - 1, low, split)
+        new_split = tl.where(selected > 0, upper, split)
+        has_both = (top_k > 0) & (top_p < 1.0)
+        starts_lower = tl.where(has_both, False, selected > 0)
+        cut = tl.where(starts_lower, selected - 1, -1)
+        new_above = tl.where(starts_lower, _at_level(weights, level, cut), above)
+        in_bin = tl.sum(tl.where(level[None, :] == selected, chunk_counts, 0), 1)  # [SLOTS]
+        in_bin -= tl.sum(tl.where(level[None, :] == cut, chunk_counts, 0), 1)
+        tl.store(offsets + row * CHUNKS + slot, tl.cumsum(in_bin, 0) - in_bin, mask=slot < CHUNKS)
+        tl.store(row_edges + _LOW, new_low)
+        tl.store(row_edges + _SPLIT, new_split)
+        tl.store(row_edges + _HIGH, tl.where(starts_lower, upper, high))
+        tl.store(row_sums + _ABOVE, new_above)
+        tl.store(row_sums + _COUNT, tl.sum(in_bin, 0))
+        tl.store(row_sums + _TOTAL_MASS, total_mass)
+        tl.store(row_sums + _TOP_K, top_k.to(tl.int64))
 
 
 @triton.jit
 def _compact(
-    candidates, candidate_ids, candidate_stats, histogram, logits, best, best_ids, temperatures, top_ks, top_ps,
+    candidates, candidate_ids, edges, sums, offsets, logits, best, best_ids, temperatures, top_ks, top_ps,
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     row, chunk = tl.program_id(0), tl.program_id(1)
-    temperature, max_z, top_k, top_p = _limits(
+    temperature, _max_z, top_k, top_p = _limits(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
     if (top_k > 0) | (top_p < 1.0):
-        slot, level = tl.arange(0, SLOTS)[:, None], tl.arange(0, _LEVELS)[None, :]
-        offset = (row * CHUNKS + slot).to(tl.int64) * _LEVELS + level
-        entries = tl.load(histogram + offset, mask=slot < CHUNKS, other=0)  # [SLOTS, LEVELS]
-        counts, masses = entries >> _COUNT_SHIFT, entries & (_ONE_TOKEN - 1)
-        total_mass = tl.sum(tl.sum(tl.where(level == _LEVELS - 1, masses, 0), 1), 0)
-        by_count, by_mass = tl.sum(counts, 0) >= top_k, tl.sum(masses, 0) >= _mass_needed(top_p, total_mass)
-        enough = tl.where(top_k > 0, by_count, by_mass)  # [LEVELS]
-        selected = tl.minimum(_LEVELS - tl.sum(enough.to(tl.int32), 0), _LEVELS - 1)
-        counts_of_level = tl.where(level == selected, counts, 0)
-        num_before = tl.sum(tl.sum(tl.where(slot < chunk, counts_of_level, 0), 1), 0)
-        count = tl.sum(tl.sum(counts_of_level, 1), 0)
-        if count <= MAX_CANDIDATES:
+        low, high = tl.load(edges + row * _NUM_EDGES + _LOW), tl.load(edges + row * _NUM_EDGES + _HIGH)
+        chunk_max_z = scale_logits(tl.load(best + row * CHUNKS + chunk), temperature)
+        fits = tl.load(sums + row * _NUM_SUMS + _COUNT) <= MAX_CANDIDATES
+        if fits & (chunk_max_z >= low):
             column = chunk * CHUNK + tl.arange(0, CHUNK)
             x = load_clean(logits, row, column, V)
-            within = (column < V) & (max_z - scale_logits(x, temperature) <= _level_distance(selected))
-            place = row.to(tl.int64) * MAX_CANDIDATES + num_before + tl.cumsum(within.to(tl.int32), 0) - 1
+            z = scale_logits(x, temperature)
+            within = (column < V) & (z >= low) & (z < high)
+            start = row.to(tl.int64) * MAX_CANDIDATES + tl.load(offsets + row * CHUNKS + chunk)
+            place = start + tl.cumsum(within.to(tl.int32), 0) - 1
             tl.store(candidates + place, x, mask=within)
             tl.store(candidate_ids + place, column, mask=within)
-        if chunk == 0:
-            tl.store(candidate_stats + row * 2, count)
-            tl.store(candidate_stats + row * 2 + 1, total_mass)
 
 
 @triton.jit
 def _weigh_block(
-    source, ids, is_compacted, start, count, temperature, max_z, threshold, last, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
+    source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last,
+    BLOCK: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
     """Ids, ranks and weights of a block of candidates.
 
-    A weight is 1, or the mass; 0 for tokens that are not kept.
+    A weight is 1, or the mass; 0 for tokens that are not in the bin or not kept.
     """
     offset = start + tl.arange(0, BLOCK)
     real = offset < count
@@ -175,12 +264,14 @@ def _weigh_block(
     weight = tl.full([BLOCK], 1, tl.int64)
     if BY_MASS:
         weight = _mass(z, max_z)
-    return column, rank, tl.where(real & is_kept(rank, column, threshold, last), weight, 0)
+    is_open = real & (z >= low) & (z < high) & is_kept(rank, column, threshold, last)
+    return column, rank, tl.where(is_open, weight, 0)
 
 
 @triton.jit
 def _select(
-    source, ids, is_compacted, count, temperature, max_z, threshold, last, need, BLOCK: tl.constexpr, BY_MASS: tl.constexpr
+    source, ids, is_compacted, count, temperature, max_z, low, high, threshold, last, need,
+    BLOCK: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
     """The smallest set of the best kept tokens with a weight of at least `need`: its threshold and
     last id."""
@@ -193,8 +284,8 @@ def _select(
         sums = tl.zeros([BLOCK, 16], tl.int64)
         for start in range(0, count, BLOCK):
             _, rank, weight = _weigh_block(
-                source, ids, is_compacted, start, count, temperature, max_z, threshold, last, BLOCK, BY_MASS
-            )
+                source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last, BLOCK, BY_MASS
+            )  # fmt: skip
             sums += tl.where(rank[:, None] >= digit_ranks, weight[:, None], 0)
         total = tl.sum(sums, 0)[None, :]  # [1, 16], descending
         selected = tl.sum(tl.sum(((digit > 0) & (total >= need)).to(tl.int64), 1), 0)
@@ -206,8 +297,8 @@ def _select(
     last_found = tl.full([], NO_ID, tl.int32)
     for start in range(0, count, BLOCK):
         column, rank, weight = _weigh_block(
-            source, ids, is_compacted, start, count, temperature, max_z, threshold, last, BLOCK, BY_MASS
-        )
+            source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last, BLOCK, BY_MASS
+        )  # fmt: skip
         weight = tl.where(rank == threshold_found, weight, 0)
         reached = (weight > 0) & (tl.cumsum(weight, 0) >= remaining)
         last_found = tl.minimum(last_found, tl.min(tl.where(reached, column, NO_ID), 0))
@@ -217,7 +308,7 @@ def _select(
 
 @triton.jit
 def _radix_select(
-    thresholds, candidates, candidate_ids, candidate_stats, logits, best, best_ids, temperatures, top_ks, top_ps,
+    thresholds, candidates, candidate_ids, edges, sums, logits, best, best_ids, temperatures, top_ks, top_ps,
     V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, MAX_CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -227,8 +318,11 @@ def _radix_select(
     threshold = tl.full([], _LOWEST_RANK, tl.int32)
     last = tl.full([], NO_ID, tl.int32)
     if (top_k > 0) | (top_p < 1.0):
-        count = tl.load(candidate_stats + row * 2).to(tl.int32)
-        total_mass = tl.load(candidate_stats + row * 2 + 1)
+        low, high = tl.load(edges + row * _NUM_EDGES + _LOW), tl.load(edges + row * _NUM_EDGES + _HIGH)
+        above = tl.load(sums + row * _NUM_SUMS + _ABOVE)
+        count = tl.load(sums + row * _NUM_SUMS + _COUNT).to(tl.int32)
+        total_mass = tl.load(sums + row * _NUM_SUMS + _TOTAL_MASS)
+        top_k = tl.load(sums + row * _NUM_SUMS + _TOP_K).to(tl.int32)
         is_compacted = count <= MAX_CANDIDATES
         source = logits + row.to(tl.int64) * V
         if is_compacted:
@@ -236,21 +330,22 @@ def _radix_select(
         count = tl.where(is_compacted, count, V)
         ids = candidate_ids + row.to(tl.int64) * MAX_CANDIDATES
         if top_k > 0:
-            need = top_k.to(tl.int64)
+            need = top_k.to(tl.int64) - above
             threshold, last = _select(
-                source, ids, is_compacted, count, temperature, max_z, threshold, last, need, BLOCK, False
-            )
-            sums = tl.zeros([BLOCK], tl.int64)
-            for start in range(0, count, BLOCK):
-                _, _, weight = _weigh_block(
-                    source, ids, is_compacted, start, count, temperature, max_z, threshold, last, BLOCK, True
-                )
-                sums += weight
-            total_mass = tl.sum(sums, 0)
+                source, ids, is_compacted, count, temperature, max_z, low, high, threshold, last, need, BLOCK, False
+            )  # fmt: skip
+            if top_p < 1.0:  # of the mass that is kept; the bin holds all of it
+                masses = tl.zeros([BLOCK], tl.int64)
+                for start in range(0, count, BLOCK):
+                    _, _, weight = _weigh_block(
+                        source, ids, is_compacted, start, count, temperature, max_z, low, high, threshold, last, BLOCK, True
+                    )  # fmt: skip
+                    masses += weight
+                total_mass = tl.sum(masses, 0)
         if top_p < 1.0:
-            need = _mass_needed(top_p, total_mass)
+            need = _mass_needed(top_p, total_mass) - above
             threshold, last = _select(
-                source, ids, is_compacted, count, temperature, max_z, threshold, last, need, BLOCK, True
-            )
+                source, ids, is_compacted, count, temperature, max_z, low, high, threshold, last, need, BLOCK, True
+            )  # fmt: skip
     tl.store(thresholds + row * 2, threshold)
     tl.store(thresholds + row * 2 + 1, last)
