@@ -174,8 +174,9 @@ def test_detokenization_is_deferred_without_stop_strings(
 ) -> None:
     answer = make(tokenizer, stop=stops)
     read: list[int] = []
-    push = Detokenizer.push
+    push, extend = Detokenizer.push, Detokenizer.extend
     monkeypatch.setattr(Detokenizer, "push", lambda self, id_: read.append(id_) or push(self, id_))
+    monkeypatch.setattr(Detokenizer, "extend", lambda self, some: read.extend(some) or extend(self, some))
     ids = list(tokenizer.encode("one two"))
     for token_id in ids:
         assert not answer.push(token_id)

@@ -18,6 +18,7 @@ from holdfast.core.sampling_params import score_params
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
 from holdfast.numerics.recipe import KernelBackend
+from holdfast.receipts.receipt import ReceiptFactory
 
 PROMPT = tuple(range(20, 60))
 PARAMS = SamplingParams(max_tokens=60, temperature=0, deterministic=True, ignore_eos=True, logprobs=1)
@@ -265,10 +266,10 @@ def test_unwritable_cache_does_not_stop_the_engine(engine: Engine, monkeypatch: 
     assert bits_of(answer(engine, PROMPT)[0]) == bits_of(truth)
 
 
-def test_failed_receipt_does_not_fail_the_answer(engine: Engine) -> None:
+def test_failed_receipt_does_not_fail_the_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("a file is gone")
 
-    engine.receipts = fail  # type: ignore[assignment]
+    monkeypatch.setattr(ReceiptFactory, "__call__", fail)
     (result,) = answer(engine, PROMPT)
     assert result.error is None and result.receipt is None and len(result.token_ids) == 60

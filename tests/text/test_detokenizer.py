@@ -53,7 +53,7 @@ def smollm2() -> Tokenizer:
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], prompt_ids: Sequence[int] = ()) -> str:
-    """The concatenated results; `text` must equal them after every push."""
+    """The concatenated results; `text` must equal them after every push, and so must tokens pushed together."""
     detokenizer = Detokenizer(tokenizer, prompt_ids)
     whole = ""
     for id_ in ids:
@@ -62,6 +62,8 @@ def stream(tokenizer: Tokenizer, ids: Sequence[int], prompt_ids: Sequence[int] =
     whole += detokenizer.flush()
     assert detokenizer.text == whole
     assert detokenizer.flush() == ""
+    together, half = Detokenizer(tokenizer, prompt_ids), len(ids) // 2
+    assert together.extend(ids[:half]) + together.extend(ids[half:]) + together.flush() == whole
     return whole
 
 

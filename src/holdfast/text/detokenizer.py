@@ -49,6 +49,15 @@ class Detokenizer:
             return ""
         return self._keep(self._reader.push(token_id))
 
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete: the same as `push` for each of them."""
+        return self._keep(self._reader.extend([one for one in token_ids if one not in self._skipped]))
+
+    @property
+    def gains_by_batching(self) -> bool:
+        """Whether many tokens at once cost less than one by one."""
+        return isinstance(self._reader, _ByteReader)
+
     def flush(self) -> str:
         """The text still held back, at the end of the answer."""
         return self._keep(self._reader.flush())
@@ -75,7 +84,12 @@ class _ByteReader:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        raw = self._token_bytes(token_id)
+        return self._decode(self._token_bytes(token_id))
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        return self._decode(b"".join(map(self._token_bytes, token_ids)))
+
+    def _decode(self, raw: bytes) -> str:
         if self._drops_space and raw:
             self._drops_space = False
             raw = raw.removeprefix(b" ")
@@ -109,6 +123,9 @@ class _WindowReader:
             return ""
         self._settled, self._held = self._held, []
         return text
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         text = self._difference() if self._held else ""
