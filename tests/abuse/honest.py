@@ -78,6 +78,16 @@ class Honest:
 
     def send(self, path: str, body: Any = None) -> tuple[int, Any]:
         """One request: its status, and its JSON."""
+        status, content = self._send(path, body)
+        return status, None if status == LOST else json.loads(content)
+
+    def text(self, path: str) -> str:
+        """The text at a path."""
+        status, content = self._send(path)
+        assert status == 200, content
+        return content.decode()
+
+    def _send(self, path: str, body: Any = None) -> tuple[int, bytes]:
         host, port = self.target.address
         connection = http.client.HTTPConnection(host, port, timeout=self.patience)
         headers = {"Content-Type": "application/json"}
@@ -87,9 +97,9 @@ class Honest:
             content = None if body is None else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, content, headers)
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            return response.status, response.read()
         except (OSError, http.client.HTTPException):
-            return LOST, None
+            return LOST, b""
         finally:
             connection.close()
 

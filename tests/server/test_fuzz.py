@@ -2,8 +2,9 @@
 documented response.
 
 schemathesis generates the cases: first the boundary values of every field, then random ones, valid
-and invalid. HOLDFAST_FUZZ_CASES sets the number of random cases for each operation; CONTRIBUTING.md
-says how to run thousands. A failure prints the case as a curl command.
+and invalid. HOLDFAST_FUZZ_CASES sets the number of random cases for each operation, and
+HOLDFAST_FUZZ_LONG_CASES that of the long form; CONTRIBUTING.md says how to run them. A failure prints
+the case as a curl command.
 """
 
 import json
@@ -13,11 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.serving import Server
 
 TESTS = Path(__file__).parents[1]
 IS_SHORT = "HOLDFAST_FUZZ_CASES" not in os.environ
 CASES = os.environ.get("HOLDFAST_FUZZ_CASES", "16")
+LONG_CASES = os.environ.get("HOLDFAST_FUZZ_LONG_CASES", "1300")  # 20,000 of all operations
 SEED = os.environ.get("HOLDFAST_FUZZ_SEED", "1")
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
@@ -43,36 +47,44 @@ APIS = ("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/mess
 SHORT = CHAT + "".join(TRANSLATED.format(path=path) for path in APIS)
 
 
+ANSWERED = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/tokenize", "/detokenize"),
+    *APIS,
+)
+
+
 def test_every_response_is_documented(tiny_server: Server, tmp_path: Path) -> None:
-    report, said = fuzz(tiny_server.url, tmp_path)
+    check(tiny_server, tmp_path, int(CASES), is_short=IS_SHORT)
+
+
+@pytest.mark.long
+def test_every_response_of_a_long_run_is_documented(tiny_server: Server, tmp_path: Path) -> None:
+    num_cases = check(tiny_server, tmp_path, int(LONG_CASES), is_short=False)
+    assert num_cases >= 20_000 or "HOLDFAST_FUZZ_LONG_CASES" in os.environ
+
+
+def check(server: Server, folder: Path, num_examples: int, *, is_short: bool) -> int:
+    """Fuzz the server. Returns the number of cases."""
+    report, said = fuzz(server.url, folder, num_examples, is_short=is_short)
     cases = report["test_cases"]
     print(f"{cases['generated']} cases in {report['running_time']:.0f} s")
     assert report["complete"] and report["operations"]["tested"] == report["operations"]["total"] >= 12, said
     assert not report["failures"] and not report["errors"] and report["exit_code"] == 0, said
-    assert cases["generated"] >= 5 * int(CASES)
-    for operation in (
-        *(
-            "/v1/chat/completions",
-            "/v1/completions",
-            "/v1/embeddings",
-            "/v1/score",
-            "/tokenize",
-            "/detokenize",
-        ),
-        *APIS,
-    ):
+    assert cases["generated"] >= 5 * num_examples
+    for operation in ANSWERED:
         rates = report["valid_rates"][f"POST {operation}"].values()
         assert sum(rate["accepted"] for rate in rates), f"no case of {operation} was ever answered"
-    assert tiny_server.get("/health").status_code == 200
-    tiny_server.wait_idle()
-    assert "Traceback" not in tiny_server.text
+    assert server.get("/health").status_code == 200
+    server.wait_idle()
+    assert "Traceback" not in server.text
+    return int(cases["generated"])
 
 
-def fuzz(url: str, folder: Path) -> tuple[dict[str, Any], str]:
+def fuzz(url: str, folder: Path, num_examples: int, *, is_short: bool) -> tuple[dict[str, Any], str]:
     """schemathesis' report, and what it said."""
     path, config = folder / "report.json", folder / "schemathesis.toml"
-    config.write_text(SHORT if IS_SHORT else "")
-    options = ["--max-examples", CASES, "--seed", SEED, "--phases", "coverage,fuzzing"]
+    config.write_text(SHORT if is_short else "")
+    options = ["--max-examples", str(num_examples), "--seed", SEED, "--phases", "coverage,fuzzing"]
     options += ["--checks", ",".join(CHECKS), "--request-timeout", "60", "--report-json-path", str(path)]
     ended = subprocess.run(
         [

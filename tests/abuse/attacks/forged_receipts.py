@@ -16,10 +16,15 @@ async def once(target: Target, number: int) -> int:
     receipt = await make_receipt(target, 4)
     if receipt is None:
         return LOST
-    settings = {**receipt["settings"], **forged_settings(target, number)}
-    forged = {**receipt, "settings": settings, "signer": None, "signature": None}
-    forged["seal"] = seal_of(forged)  # as a forger without the server's key can
+    forged = forge(receipt, forged_settings(target, number))
     return await request(target, "/v1/replay", {"receipt": forged, "force": True})
+
+
+def forge(receipt: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The receipt with other settings, sealed anew as a forger without the server's key can."""
+    settings = {**receipt["settings"], **changes}
+    forged = {**receipt, "settings": settings, "signer": None, "signature": None}
+    return {**forged, "seal": seal_of(forged)}
 
 
 def forged_settings(target: Target, number: int) -> dict[str, Any]:
