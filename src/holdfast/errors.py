@@ -5,6 +5,7 @@
     │   ├── InvalidRequest      invalid_value            a setting or a prompt is wrong
     │   ├── PromptTooLong       context_length_exceeded  prompt and answer do not fit the model or the KV budget
     │   ├── TemplateError       chat_template_failed     the chat template failed, or did something it must not do
+    │   ├── TokenizerError      tokenizer_failed         the model's tokenizer failed at this text
     │   └── DeterminismRefused  determinism_refused      the request is deterministic and the engine cannot be
     ├── AnswerFailed            answer_failed            an accepted request ended in an error
     │   ├── PassFailed          pass_failed              a pass raised while the request was in it
@@ -52,6 +53,12 @@ class TemplateError(RequestError):
     """The chat template failed, or did something it must not do."""
 
     code = "chat_template_failed"
+
+
+class TokenizerError(RequestError):
+    """The model's tokenizer failed at this text."""
+
+    code = "tokenizer_failed"
 
 
 class DeterminismRefused(RequestError):

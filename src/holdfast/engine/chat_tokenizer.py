@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.core.logprobs import TokenTexts
 from holdfast.errors import InvalidRequest
+from holdfast.text.chat_content import Conversation, PromptText, render_conversation
 from holdfast.text.chat_template import ChatTemplate, supports_tools
 from holdfast.text.tokenizer import Tokenizer
 
@@ -82,8 +83,8 @@ class ChatTokenizer:
         return self._apply(conversation, tokenize, **options)
 
     def _apply(self, messages: Any, tokenize: bool, **options: Any) -> str | list[int]:
-        text = self.render(messages, **options)
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        prompt = self.render(messages, **options)
+        return self.encode_rendered(prompt) if tokenize else prompt.text
 
     def render(
         self,
@@ -93,19 +94,27 @@ class ChatTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
+    ) -> PromptText:
         """The text of one conversation's prompt. Raises `InvalidRequest` or `TemplateError`."""
         if tools and not self._supports_tools:
             raise InvalidRequest(
                 "this model's chat template does not take tools; leave tools out and describe them in a message"
             )
-        return self._template.render(
-            messages,
-            tools=tools or None,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
+
+        def render(conversation: Conversation) -> str:
+            return self._template.render(
+                conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=conversation.variables or {},
+            )
+
+        return render_conversation(Conversation(messages, tools or None, variables), render, self._tokenizer)
+
+    def encode_rendered(self, prompt: PromptText) -> list[int]:
+        """The token ids of a rendered conversation. Special tokens in its contents stay text."""
+        return self._tokenizer.encode(prompt.text, add_special_tokens=False, content=prompt.content)
 
     @property
     def _supports_tools(self) -> bool:

@@ -127,6 +127,11 @@ class EngineConfig:
         unset="the model's own",
         file_chars=MAX_TEMPLATE_CHARS,
     )
+    allow_special_tokens_in_content: bool = _option(
+        False,
+        "Special tokens that a client types in messages or tools, such as <|im_end|>, control the model. Without it "
+        "they are text.",
+    )
     receipt_key: str | None = _option(
         None,
         "A file with the Ed25519 private key that signs receipts, as holdfast receipt keygen writes it.",

@@ -18,7 +18,7 @@ from holdfast.models.locate import locate
 from holdfast.models.safetensors import read_config
 from holdfast.models.shapes import published_config
 from holdfast.structured.compiler import GrammarCompiler
-from holdfast.text.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
+from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, open_tokenizer
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.worker.gpu_presence import require_gpu
 
@@ -36,14 +36,15 @@ class OpenedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; for random weights without one, a token for each byte."""
-        template = self.config.chat_template
+        config = self.config
+        folder = Path(config.model or "").expanduser()
         if self.checkpoint is not None:
-            return open_tokenizer(self.checkpoint.path, chat_template=template)
-        folder = Path(self.config.model or "").expanduser()
-        if self.config.model and (folder / "tokenizer.json").is_file():
-            return open_tokenizer(folder, chat_template=template)
-        tokenizer = byte_tokenizer()
-        return tokenizer if template is None else tokenizer.with_chat_template(template)
+            tokenizer = open_tokenizer(self.checkpoint.path)
+        elif config.model and (folder / "tokenizer.json").is_file():
+            tokenizer = open_tokenizer(folder)
+        else:
+            tokenizer = byte_tokenizer()
+        return adapt_tokenizer(tokenizer, config.chat_template, config.allow_special_tokens_in_content)
 
     @cached_property
     def thinking(self) -> ThinkingConfig | None:

@@ -166,11 +166,11 @@ def chat_prompt(
             f"chat_template_kwargs must map names to values, not {type(chat_template_kwargs).__name__}"
         )
     starts_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    text = tokenizer.render(
+    rendered = tokenizer.render(
         check_messages(messages),
         tools=tools,
         add_generation_prompt=starts_answer,
         continue_final_message=continue_final_message,
         variables=chat_template_kwargs or {},
     )
-    return ReadPrompt(tokenizer.encode(text, add_special_tokens=False), text)
+    return ReadPrompt(tokenizer.encode_rendered(rendered), rendered.text)

@@ -65,9 +65,11 @@ def engine_parts(
     canary: Mapping[str, str],
     thinking: Mapping[str, JsonValue] | None = None,
 ) -> dict[str, JsonValue]:
-    """Every part except the decoder's weights. A thinking model has one more."""
+    """Every part except the decoder's weights. A thinking model has one more, and so has an engine for
+    which special tokens in content are no text: it reads other prompts in the same messages."""
     return {
         **({} if thinking is None else {"thinking": dict(thinking)}),
+        **({"special_tokens_in_content": "control"} if tokenizer.controls_in_content else {}),
         "config": config_parts(config, eos_ids),
         "tokenizer": tokenizer.digest(),
         "chat_template": ChatTemplate.of(tokenizer).digest() if tokenizer.chat_templates else None,

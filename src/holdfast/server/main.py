@@ -98,7 +98,13 @@ class Server:
         self.admission = Admission(config.max_waiting)
         located = locate(engine.model)
         self.names = config.served_model_names or (located.name,)
-        self.prompts = Prompts(open_tokenizer(located.path, chat_template=engine.chat_template))
+        self.prompts = Prompts(
+            open_tokenizer(
+                located.path,
+                chat_template=engine.chat_template,
+                controls_in_content=engine.allow_special_tokens_in_content,
+            )
+        )
         self.hub = Hub(self.prompts.token_text, lambda on: self.supervisor.set_tracing(on))
         callbacks = EngineCallbacks(
             on_progress=progress,

@@ -6,12 +6,14 @@ maximum number of bytes.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.errors import PromptTooLong
+from holdfast.text.chat_content import Conversation, render_conversation
 from holdfast.text.chat_template import ChatTemplate
+from holdfast.text.special_tokens import Span
 from holdfast.text.tokenizer import Tokenizer
 
 _THREADS = 2
@@ -33,6 +35,8 @@ class Prompts:
         """Do now what the first prompt would wait for."""
         self.template.warm()
         await self.run_in_thread(self._max_token_bytes)
+        if not self.tokenizer.controls_in_content:
+            await self.run_in_thread(self.tokenizer.control_tokens.warm)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run a function in the thread pool, without blocking the event loop."""
@@ -48,26 +52,32 @@ class Prompts:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        conversation: Conversation,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        prepare: Callable[[Conversation], Conversation] = lambda conversation: conversation,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        variables: Mapping[str, Any],
     ) -> list[int]:
-        """Render and tokenise a conversation.
+        """Render and tokenise a conversation. `prepare` adapts it to the template.
 
-        Slow: call it in a thread. The template writes its own special tokens.
+        Slow: call it in a thread. The template writes its own special tokens; those in the
+        conversation stay text (`text.chat_content`).
         """
-        self._require_fit(len(json.dumps([messages, tools, variables])) - _MAX_UNWRITTEN)
-        text = self.template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
-        return self._encode(text, add_special_tokens=False)
+        parts = [conversation.messages, conversation.tools, conversation.variables]
+        self._require_fit(len(json.dumps(parts)) - _MAX_UNWRITTEN)
+
+        def render(conversation: Conversation) -> str:
+            prepared = prepare(conversation)
+            return self.template.render(
+                prepared.messages,
+                tools=prepared.tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=prepared.variables or {},
+            )
+
+        prompt = render_conversation(conversation, render, self.tokenizer)
+        return self._encode(prompt.text, add_special_tokens=False, content=prompt.content)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Detokenise ids."""
@@ -94,9 +104,9 @@ class Prompts:
                 f"the prompt has {num_chars} characters, which cannot fit the context of {longest} tokens; shorten it"
             )
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, content: Sequence[Span] = ()) -> list[int]:
         self._require_fit(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, content=content)
 
     def _max_token_bytes(self) -> int:
         if self._longest_token is None:

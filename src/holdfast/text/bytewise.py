@@ -58,6 +58,12 @@ def _alphabet() -> dict[str, int]:
     return characters | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
+def byte_level_symbols(text: str) -> list[str]:
+    """The characters that encode the bytes of a text in a byte-level vocabulary."""
+    symbols = {byte: character for character, byte in _alphabet().items()}
+    return [symbols[byte] for byte in text.encode()]
+
+
 def _byte_level(token: str) -> bytes:
     alphabet = _alphabet()
     if all(character in alphabet for character in token):

@@ -19,7 +19,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from holdfast.errors import ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.tokenizer_data import TextAffixes, TokenizerData, find_special_ids
+from holdfast.text.tokenizer_data import DEFAULT_CLASS, TextAffixes, TokenizerData, find_special_ids
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -45,7 +45,7 @@ def read_folder_tokenizer(folder: Path) -> TokenizerData:
         special_ids=find_special_ids(backend) | marked_special | special,
         special_tokens=special_tokens,
         chat_templates=_read_templates(folder, config),
-        **_read_class_name(config),
+        class_name=_read_class_name(config),
     )
 
 
@@ -187,9 +187,9 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _read_class_name(config: Mapping[str, Any]) -> dict[str, str]:
+def _read_class_name(config: Mapping[str, Any]) -> str:
     name = config.get("tokenizer_class")
-    return {"class_name": name} if isinstance(name, str) else {}
+    return name if isinstance(name, str) else DEFAULT_CLASS
 
 
 def _read_template(path: Path) -> str:

@@ -10,6 +10,7 @@ run if one of them is invalid.)
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -22,19 +23,33 @@ from holdfast.models.gguf.reader import GgufFile
 from holdfast.text.bytewise import read_bytewise
 from holdfast.text.folder_tokenizer import read_folder_tokenizer
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
-from holdfast.text.tokenizer_data import TokenizerData
+from holdfast.text.special_tokens import Span, SpecialTokens
+from holdfast.text.tokenizer_data import TokenizerData, guard_backend
 
 
 def open_tokenizer(
-    path: Path, *, metadata: Mapping[str, object] | None = None, chat_template: str | None = None
+    path: Path,
+    *,
+    metadata: Mapping[str, object] | None = None,
+    chat_template: str | None = None,
+    controls_in_content: bool = False,
 ) -> "Tokenizer":
     """The tokenizer of a model folder or a GGUF file. With a GGUF file's `metadata` the file is not
     read again.
 
-    `chat_template` is the source of a template that replaces the model's own.
+    `chat_template` is the source of a template that replaces the model's own. `controls_in_content`:
+    special tokens that clients type in messages and tools control the model.
     """
-    tokenizer = _open(path, metadata)
-    return tokenizer if chat_template is None else tokenizer.with_chat_template(chat_template)
+    return adapt_tokenizer(_open(path, metadata), chat_template, controls_in_content)
+
+
+def adapt_tokenizer(
+    tokenizer: "Tokenizer", chat_template: str | None = None, controls_in_content: bool = False
+) -> "Tokenizer":
+    """The tokenizer with the settings of `open_tokenizer`."""
+    if chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(chat_template)
+    return tokenizer.with_controls_in_content() if controls_in_content else tokenizer
 
 
 def _open(path: Path, metadata: Mapping[str, object] | None) -> "Tokenizer":
@@ -118,8 +133,24 @@ class Tokenizer:
         """Whether decoding drops the leading space of a text (byte-wise decoders only)."""
         return self._bytewise is not None and self._bytewise.drops_first_space
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. A rendered template already has its special tokens."""
+    @property
+    def controls_in_content(self) -> bool:
+        """Whether special tokens typed in messages and tools control the model."""
+        return self._data.controls_in_content
+
+    @cached_property
+    def control_tokens(self) -> SpecialTokens:
+        """The special tokens as strings that a client could type."""
+        data = self._data
+        return SpecialTokens(data.backend, data.special_ids, tuple(data.chat_templates.values()))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, content: Sequence[Span] = ()
+    ) -> list[int]:
+        """The ids of a text. A rendered template already has its special tokens.
+
+        content: spans of the text in which special tokens are ordinary text.
+        """
         if not isinstance(text, str):
             raise InvalidRequest(f"a prompt is a string or a list of token ids, not {type(text).__name__}")
         try:
@@ -129,9 +160,15 @@ class Tokenizer:
                 f"the text is not valid Unicode: a lone surrogate at {error.start}"
             ) from error
         affixes = self._data.affixes
+        with guard_backend():
+            ids = self.control_tokens.encode(text, content) if content else None
+            if ids is None:
+                adds = affixes is None and add_special_tokens
+                ids = self._data.backend.encode_batch([text], add_special_tokens=adds)[
+                    0
+                ].ids  # without the GIL
         if affixes is None or not add_special_tokens:
-            return list(self._data.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids = self._data.backend.encode(text, add_special_tokens=False).ids
+            return list(ids)
         return [*affixes.prefix_ids, *ids, *affixes.suffix_ids]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -149,7 +186,8 @@ class Tokenizer:
 
     def decode_window(self, ids: Sequence[int]) -> str:
         """The `tokenizers` library's own decoding, special tokens included."""
-        return str(self._data.backend.decode(list(ids), skip_special_tokens=False))
+        with guard_backend():
+            return str(self._data.backend.decode(list(ids), skip_special_tokens=False))
 
     def token_bytes(self, id_: int) -> bytes:
         """The bytes of one token: of a special token its name; none for an id without a token."""
@@ -161,6 +199,10 @@ class Tokenizer:
     def with_chat_template(self, source: str) -> "Tokenizer":
         """The same tokenizer with this chat template and no other."""
         return Tokenizer(replace(self._data, chat_templates={"default": source}))
+
+    def with_controls_in_content(self) -> "Tokenizer":
+        """The same tokenizer; special tokens typed in messages and tools control the model."""
+        return Tokenizer(replace(self._data, controls_in_content=True))
 
     def digest(self) -> str:
         """SHA-256 over everything that decides tokens, independent of the file's formatting."""

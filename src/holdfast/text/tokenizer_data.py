@@ -5,10 +5,16 @@ invariant: `identity` covers everything that decides the ids of a text and the t
 nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tokenizers
+
+from holdfast.errors import HoldfastError, TokenizerError
+
+DEFAULT_CLASS = "PreTrainedTokenizerFast"
+_MAX_REASON_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,28 @@ class TokenizerData:
     special_ids: frozenset[int] = frozenset()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-    class_name: str = "PreTrainedTokenizerFast"  # the class in transformers that reads the same files
+    controls_in_content: bool = False  # special tokens typed in messages and tools are not text
+    class_name: str = DEFAULT_CLASS  # the class in transformers that reads the same files
 
 
 def find_special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     """The ids that the backend marks as special."""
     return frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+@contextmanager
+def guard_backend() -> Iterator[None]:
+    """Errors of the `tokenizers` library as errors of one request.
+
+    A pattern that backtracks without end is stopped by the library's pattern engine after a fixed
+    number of steps. That is a panic, which is a `BaseException`.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error)[:_MAX_REASON_CHARS] or type(error).__name__
+        raise TokenizerError(f"the model's tokenizer failed at this text: {reason}") from None

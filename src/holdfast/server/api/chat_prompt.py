@@ -5,7 +5,7 @@ the choices.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.server.api.response_format import parse_structured_output
@@ -16,7 +16,8 @@ from holdfast.server.tools.deltas import ToolParser
 from holdfast.server.tools.formats import choose_format
 from holdfast.server.tools.plan import ToolPlan, plan_tools
 from holdfast.server.tools.template_fallback import describe_tools
-from holdfast.server.tools.tool_config import ToolConfig, parse_tools
+from holdfast.server.tools.tool_config import Tool, ToolConfig, parse_tools
+from holdfast.text.chat_content import Conversation
 from holdfast.text.chat_template import supports_tools
 
 
@@ -70,7 +71,6 @@ class ChatPrompts:
         config: ToolConfig,
         variables: dict[str, Any],
     ) -> list[int]:
-        """If the template does not support tools, they are written into the messages."""
         continues = bool(body.continue_final_message)
         if continues and body.add_generation_prompt:
             raise ApiError(
@@ -80,16 +80,27 @@ class ChatPrompts:
                 param="continue_final_message",
                 code="invalid_value",
             )
-        plain = [_template_message(message) for message in messages]
-        has_tools = bool(config.visible)
-        has_support = self._supports_tools[has_tools]
+        tools = [tool.template_dict() for tool in config.visible]
+        conversation = Conversation(
+            [_template_message(message) for message in messages],
+            tools or None,
+            variables | (body.chat_template_kwargs or {}),
+        )
         return self._prompts.render(
-            plain if has_support else describe_tools(plain, config, self._templates[has_tools]),
-            tools=[tool.template_dict() for tool in config.visible] if has_tools and has_support else None,
+            conversation,
+            prepare=self._describe_tools,
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
             continue_final_message=continues,
-            variables=variables | (body.chat_template_kwargs or {}),
         )
+
+    def _describe_tools(self, conversation: Conversation) -> Conversation:
+        """The conversation for the template: tools in the messages, if it does not support them."""
+        has_tools = conversation.tools is not None
+        if self._supports_tools[has_tools]:
+            return conversation
+        tools = tuple(map(Tool.from_template_dict, conversation.tools or ()))
+        messages = describe_tools(conversation.messages, tools, self._templates[has_tools])
+        return replace(conversation, messages=messages, tools=None)
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from holdfast.core.sampling_params import show
 from holdfast.errors import InvalidRequest
 from holdfast.server.tools.formats import HERMES
-from holdfast.server.tools.tool_config import Tool, ToolConfig
+from holdfast.server.tools.tool_config import Tool
 from holdfast.text.chat_messages import check_messages
 
 _NO_SYSTEM = re.compile(r"system role (?:is )?not supported|only user and assistant roles", re.IGNORECASE)
@@ -38,13 +38,13 @@ def supports_system(template: str) -> bool:
 
 
 def describe_tools(
-    messages: Sequence[Mapping[str, Any]], config: ToolConfig, template: str = ""
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], template: str = ""
 ) -> list[dict[str, Any]]:
     """The conversation with all tool data in contents."""
     plain = _inline_calls(messages)
-    if not config.visible:
+    if not tools:
         return plain
-    description = _describe(config.visible)
+    description = _describe(tools)
     if not supports_system(template):
         return _put_before_user(plain, description)
     first = plain[0]

@@ -48,6 +48,13 @@ class Tool:
         function["parameters"] = _NO_PARAMETERS if self.parameters is None else json.loads(self.parameters)
         return {"type": "function", "function": function}
 
+    @classmethod
+    def from_template_dict(cls, tool: Mapping[str, Any]) -> "Tool":
+        """The tool that `template_dict` describes."""
+        function = tool["function"]
+        parameters = json.dumps(function["parameters"], ensure_ascii=False)
+        return cls(function["name"], function.get("description"), parameters)
+
 
 @dataclass(frozen=True)
 class ToolConfig:
