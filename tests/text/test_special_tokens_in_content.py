@@ -35,7 +35,8 @@ STRIPS = CHATML.replace("m.content", "m.content | replace('<|im_end|>', '')")
 THINKING = """{%- set ns = namespace(steps=true, last=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.steps and message.role == "user" and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+    {%- set is_result = message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>') %}
+    {%- if ns.steps and message.role == "user" and not is_result %}
         {%- set ns.steps = false %}{%- set ns.last = index %}
     {%- endif %}
 {%- endfor %}

@@ -10,7 +10,7 @@ from holdfast.server.tools.auto_parser import AutoToolParser
 from holdfast.server.tools.deltas import ToolCallIds
 from holdfast.server.tools.formats import HERMES
 from holdfast.server.tools.template_fallback import describe_tools, supports_system
-from holdfast.server.tools.tool_config import ToolConfig, parse_tools
+from holdfast.server.tools.tool_config import parse_tools
 from holdfast.text.chat_template import ChatTemplate, supports_tools
 from support.tool_parsing import parse_text
 
@@ -96,41 +96,46 @@ def pairs(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_calls_and_results_become_contents() -> None:
-    inlined = describe_tools(CONVERSATION, CONFIG, CHATML)
+    inlined = describe_tools(CONVERSATION, CONFIG.visible, CHATML)
     assert pairs(inlined)[1:] == INLINED
     assert not any("tool_calls" in message or "tool_call_id" in message for message in inlined)
-    assert pairs(describe_tools(CONVERSATION, ToolConfig(), CHATML)) == [("system", "Be brief."), *INLINED]
+    assert pairs(describe_tools(CONVERSATION, (), CHATML)) == [
+        ("system", "Be brief."),
+        *INLINED,
+    ]
 
 
 def test_input_messages_are_not_modified() -> None:
     before = json.dumps(CONVERSATION)
-    describe_tools(CONVERSATION, CONFIG, CHATML)
+    describe_tools(CONVERSATION, CONFIG.visible, CHATML)
     assert json.dumps(CONVERSATION) == before
 
 
 def test_tools_are_described_in_the_system_message() -> None:
-    (system, question) = describe_tools([QUESTION], CONFIG, CHATML)
+    (system, question) = describe_tools([QUESTION], CONFIG.visible, CHATML)
     assert (system["role"], question) == ("system", QUESTION)
     for tool in CONFIG.tools:
         assert json.dumps(tool.template_dict()["function"], ensure_ascii=False) in system["content"]
     assert "strict" not in system["content"]
-    (extended, _) = describe_tools([{"role": "system", "content": "Be brief."}, QUESTION], CONFIG, CHATML)
+    (extended, _) = describe_tools(
+        [{"role": "system", "content": "Be brief."}, QUESTION], CONFIG.visible, CHATML
+    )
     assert extended["content"] == f"Be brief.\n\n{system['content']}"
 
 
 def test_tool_choice_none_describes_no_tools() -> None:
-    assert describe_tools([QUESTION], parse_tools([WEATHER], "none"), CHATML) == [QUESTION]
+    assert describe_tools([QUESTION], parse_tools([WEATHER], "none").visible, CHATML) == [QUESTION]
     named = parse_tools([WEATHER], {"type": "function", "function": {"name": "weather"}})
-    assert "weather" in describe_tools([QUESTION], named, CHATML)[0]["content"]
+    assert "weather" in describe_tools([QUESTION], named.visible, CHATML)[0]["content"]
 
 
 @pytest.mark.parametrize("template", [NO_SYSTEM, TWO_ROLES])
 def test_without_system_role_tools_are_in_the_user_message(template: str) -> None:
-    (question,) = describe_tools([QUESTION], CONFIG, template)
+    (question,) = describe_tools([QUESTION], CONFIG.visible, template)
     assert question["role"] == "user"
     assert question["content"].startswith("You can call functions")
     assert question["content"].endswith("\n\nRome and Oslo?")
-    (first, _) = describe_tools([{"role": "assistant", "content": "Hello"}], CONFIG, template)
+    (first, _) = describe_tools([{"role": "assistant", "content": "Hello"}], CONFIG.visible, template)
     assert first["role"] == "user"
 
 
@@ -140,7 +145,7 @@ def test_any_template_renders_the_conversation(name: str) -> None:
     conversation = CONVERSATION if supports_system(source) else CONVERSATION[1:]
     template = ChatTemplate(source)
     try:
-        text = template.render(describe_tools(conversation, CONFIG, source))
+        text = template.render(describe_tools(conversation, CONFIG.visible, source))
     finally:
         template.close()
     for shown in ("28 °C", '{"celsius": 3}', '"arguments": {"city":  "Oslo"}', "città", "<tools>", "Quick!"):
@@ -149,7 +154,7 @@ def test_any_template_renders_the_conversation(name: str) -> None:
 
 def test_example_in_the_description_is_not_parsed_as_a_call() -> None:
     """The described syntax is what the parser reads; the example itself is not a call."""
-    inlined = describe_tools(CONVERSATION, CONFIG, CHATML)
+    inlined = describe_tools(CONVERSATION, CONFIG.visible, CHATML)
     parser = AutoToolParser(HERMES, ["weather"], ToolCallIds(b""))
     assert [one.arguments for one in parse_text(parser, inlined[2]["content"]).calls] == [
         '{"city":  "Rome"}',
@@ -184,7 +189,7 @@ def test_malformed_calls_are_refused(calls: Any, expected_message: str) -> None:
 
 def test_arguments_may_be_an_object_or_omitted() -> None:
     calls = [{"function": {"name": "f", "arguments": {"a": "é"}}}, {"function": {"name": "g"}}]
-    (inlined,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ToolConfig())
+    (inlined,) = describe_tools([{"role": "assistant", "tool_calls": calls}], ())
     assert '{"name": "f", "arguments": {"a": "é"}}' in inlined["content"]
     assert '{"name": "g", "arguments": {}}' in inlined["content"]
 
