@@ -15,28 +15,31 @@ VOCAB = 512
 EOS = 300  # above the byte tokens, so that every byte can be generated
 
 
+def tiny_fields(**changes: Any) -> dict[str, Any]:
+    """The config.json of a Llama with about 200 thousand parameters and a context of 1024 tokens."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+        **changes,
+    }
+
+
 def tiny_config(**changes: Any) -> DecoderConfig:
-    """A Llama with about 200 thousand parameters and a context of 1024 tokens."""
-    return parse_config(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": VOCAB,
-            "hidden_size": 64,
-            "intermediate_size": 176,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 1024,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-            "torch_dtype": "float32",
-            "bos_token_id": 0,
-            "eos_token_id": EOS,
-            **changes,
-        }
-    )
+    """The same, read."""
+    return parse_config(tiny_fields(**changes))
 
 
 def tiny_engine(config: EngineConfig, *, near_ties: bool = False, seed: int = 0, eos_id: int = EOS) -> Engine:

@@ -10,14 +10,24 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from holdfast.bench.gpu import bench as gpu_bench
+from holdfast.bench.gpu import cells as cells_module
 from holdfast.bench.gpu import engines
 from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
 from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
+from holdfast.bench.gpu.cells import CELL_NAMES, CELLS, cell_params
 from holdfast.bench.gpu.engines import open_engine_pair
 from holdfast.bench.gpu.report import GpuReport, SpeedRow, SpeedSection
-from holdfast.bench.gpu.settings import SECTIONS, GpuSettings, parse_numbers, parse_sections, settings_for
+from holdfast.bench.gpu.settings import (
+    SECTIONS,
+    GpuSettings,
+    parse_cells,
+    parse_numbers,
+    parse_sections,
+    settings_for,
+)
 from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY
-from holdfast.bench.gpu.table import show_report
+from holdfast.bench.gpu.start import measure_starts
+from holdfast.bench.gpu.table import cell_ratio, show_report
 from holdfast.bench.gpu.timing import median_ms, require_complete, run_once
 from holdfast.bench.peers import GOALS, VLLM
 from holdfast.cli.main import app
@@ -25,7 +35,11 @@ from holdfast.core.results import Choice, Result, Stats
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.shapes import published_config
 
-TINY = replace(settings_for("tiny"), dtype="fp32")
+TINY = replace(
+    settings_for("tiny"),
+    dtype="fp32",
+    cells=("greedy-256", "receipts-256", "penalty", "json", "mixed", "long-100k", "verify-256"),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +79,57 @@ def test_speed_has_every_cell(report: GpuReport) -> None:
     assert speed.prefill_tokens == TINY.prefill_streams * TINY.prompt_len
 
 
+def test_cells_have_every_variant_and_their_ratios(report: GpuReport) -> None:
+    cells = report.sections["cells"]
+    assert not cells.errors
+    for name in TINY.cells:
+        for variant in CELLS[name].variants:
+            row = cells.row(name, variant.name)
+            assert row is not None and row.speed > 0 and len(row.rounds) == TINY.rounds
+            if variant is not OFF:
+                ratio = cell_ratio(cells, row)
+                assert ratio is None if name == "penalty" else ratio  # greedy-128 did not run
+    assert cells.row("json", AUTO.name).figures["without"] > 0
+    receipts, greedy = cells.row("receipts-256", AUTO.name), cells.row("greedy-256", AUTO.name)
+    assert cell_ratio(cells, receipts) == receipts.speed / greedy.speed
+
+
+def test_cells_of_the_table_ask_for_what_their_names_say() -> None:
+    params = {name: cell_params(cell, deterministic=True) for name, cell in CELLS.items()}
+    assert all(one.deterministic and one.ignore_eos for one in params.values())
+    assert (params["sampled"].temperature, params["sampled"].top_p) == (0.8, 0.95)
+    assert params["penalty"].repetition_penalty == 1.1 and params["logprobs"].logprobs == 5
+    assert [cell.name for cell in CELLS.values() if cell.beside not in (None, *CELLS)] == []
+    assert GpuSettings().max_len >= CELLS["long-100k"].prompt_len + CELLS["long-100k"].num_tokens
+
+
+def test_failed_cell_is_noted_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise EngineStopped("no llguidance")
+
+    monkeypatch.setattr(cells_module, "_time_neighbours", fail)
+    settings = replace(TINY, cells=("json", "receipts-256"))
+    report = GpuBench(settings, None, lambda text: None).run(("cells",))
+    found = report.sections["cells"]
+    assert list(found.errors) == ["json"] and "no llguidance" in found.errors["json"]
+    assert found.row("receipts-256", AUTO.name) is not None and not report.is_good
+
+
+def test_names_of_cells_choose_cells() -> None:
+    assert parse_sections("mixed,breakdown", CELL_NAMES) == ("cells", "breakdown")
+    assert parse_cells("mixed,breakdown,start", CELL_NAMES) == ("mixed", "start")
+    assert parse_cells(None, CELL_NAMES) == parse_cells("cells", CELL_NAMES) == CELL_NAMES
+    with pytest.raises(ConfigError, match="greedy-256"):
+        parse_sections("greedy-257", CELL_NAMES)
+
+
+@pytest.mark.long
+def test_start_is_measured_twice() -> None:
+    starts = measure_starts("tiny", "fp32")
+    assert list(starts) == ["first", "second"]
+    assert all(0 < one["build"] < one["first_token"] for one in starts.values())
+
+
 def test_verify_section_counts_candidates(report: GpuReport) -> None:
     verified = report.sections["verify"].rows[0]
     assert verified.candidates > 0
@@ -102,7 +167,7 @@ def test_plots_are_drawn(report: GpuReport, tmp_path: Path) -> None:
 
     written = plot_report(report, tmp_path)
     assert {path.name for path in written} == {
-        f"bench-gpu-{name}.png" for name in ("speed", "small", "breakdown")
+        f"bench-gpu-{name}.png" for name in ("cells", "speed", "small", "breakdown")
     }
     assert all(path.stat().st_size > 1000 for path in written)
 

@@ -35,11 +35,14 @@ class GpuBench:
             folder.mkdir(parents=True, exist_ok=True)
         self._context = SectionContext(self.report, folder / REPORT_FILE if folder is not None else None, log)
         self._open: tuple[str, EnginePair] | None = None
+        self._seconds = settings.section_seconds  # of the section that runs
 
     def run(self, sections: Sequence[str]) -> GpuReport:
         for name in sections:
             self._context.log(f"section {name}")
-            self._context.restart_clock(self._settings.section_seconds)
+            settings = self._settings
+            self._seconds = settings.cells_seconds if name == "cells" else settings.section_seconds
+            self._context.restart_clock(self._seconds)
             started = perf_counter()
             try:
                 self._run_section(name)
@@ -63,6 +66,11 @@ class GpuBench:
 
             self._close()
             run_stress(settings, context)
+        elif name == "cells":
+            from holdfast.bench.gpu.cells import run_cells
+
+            self._close()
+            run_cells(lambda: self._engines(settings.model), settings.model, settings, context)
         elif name == "breakdown":
             from holdfast.bench.gpu.breakdown import run_breakdown
 
@@ -95,7 +103,7 @@ class GpuBench:
             self._context.log(f"{model} is open after {perf_counter() - started:.1f} s")
             self.report.seconds[f"opening {model}"] = perf_counter() - started
             self._open = (model, pair)
-            self._context.restart_clock(settings.section_seconds)
+            self._context.restart_clock(self._seconds)
         return self._open[1]
 
     def _close(self) -> None:

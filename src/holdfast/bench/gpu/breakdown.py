@@ -1,4 +1,5 @@
-"""Where the time of a decode step goes: kernels by kind, host gaps, and the memory floor.
+"""Where the time of a decode step and of a long prompt goes: kernels by kind, host gaps, and the
+memory floor.
 
 The step time is measured without a profiler, which would stretch the gaps. Kernel times come from a
 profile of some further steps. Busy time is the union of all kernels: time in which two of them
@@ -8,7 +9,7 @@ overlap counts once.
 import random
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from holdfast.bench.determinism.stress import submit
 from holdfast.bench.gpu.engines import EnginePair, default_device, kv_bytes_per_token, shape_config
-from holdfast.bench.gpu.report import BreakdownSection, SectionContext, StepBreakdown
+from holdfast.bench.gpu.report import BreakdownSection, PromptBreakdown, SectionContext, StepBreakdown
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.bench.gpu.timing import draw_prompts, median_ms
 from holdfast.core.sampling_params import SamplingParams
@@ -130,7 +131,46 @@ def run_breakdown(
             f"({100 * step.busy_share:.0f} %), floor {step.floor_ms:.2f}"
         )
         context.save()
+    if settings.breakdown_prompt_len and not context.is_over_time:
+        found.prompt = _break_down_prompt(
+            pair.engine("auto", plain=False), shape_config(model), settings.breakdown_prompt_len
+        )
+        context.log(
+            f"{model}, prompt of {found.prompt.num_tokens}: {found.prompt.prefill_ms:.0f} ms, "
+            f"attention {found.prompt.attention_tflops:.0f} TFLOP/s"
+        )
+        context.save()
     return found
+
+
+def _break_down_prompt(engine: Engine, config: DecoderConfig, num_tokens: int) -> PromptBreakdown:
+    """One deterministic prompt, twice: without a profiler for its time, with one for its kernels."""
+    _prefill(engine, num_tokens, seed=2)  # compiles what is compiled on first use
+    started = time.perf_counter()
+    _prefill(engine, num_tokens, seed=3)
+    prefill_ms = 1e3 * (time.perf_counter() - started)
+    kernels = _profile(lambda: _prefill(engine, num_tokens, seed=4))
+    by_kind = times_by_kind(kernels, 1)
+    # Two products, two operations for each multiply-add, half of the positions.
+    flops = 2 * num_tokens**2 * config.num_heads * config.head_dim * config.num_layers
+    attention = by_kind.get("attention", 0.0)
+    return PromptBreakdown(
+        num_tokens=num_tokens,
+        prefill_ms=prefill_ms,
+        busy_ms=busy_ns(kernels) / 1e6,
+        attention_tflops=flops / attention / 1e9 if attention else 0.0,
+        by_kind=by_kind,
+        kernels=longest_kernels(kernels, 1),
+    )
+
+
+def _prefill(engine: Engine, num_tokens: int, seed: int) -> None:
+    """Run one prompt to its first token."""
+    (prompt,) = draw_prompts(random.Random(seed), 1, num_tokens, engine.limits.vocab_size)
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, deterministic=True)
+    submit(engine, prompt, params, want_receipt=False)
+    while engine.has_work:
+        engine.step()
 
 
 def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: GpuSettings) -> StepBreakdown:
@@ -138,7 +178,7 @@ def _break_down(engine: Engine, config: DecoderConfig, streams: int, settings: G
     _start_decoding(engine, streams, settings)
     step = median_ms(_step_ends(engine, steps + 2))
     assert step is not None, "at least four steps are needed"
-    kernels = _profile(engine, steps)
+    kernels = _profile(lambda: _step_ends(engine, steps))
     context = settings.prompt_len + 2 * steps
     itemsize = 4 if settings.dtype == "fp32" else 2
     _abort_all(engine)
@@ -176,13 +216,12 @@ def _step_ends(engine: Engine, count: int) -> list[float]:
     return ends
 
 
-def _profile(engine: Engine, steps: int) -> list[KernelEvent]:
+def _profile(work: Callable[[], object]) -> list[KernelEvent]:
     on_gpu = default_device().type == "cuda"
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
     _synchronize(on_gpu)
     with profile(activities=[activity]) as profiler:
-        for _ in range(steps):
-            engine.step()
+        work()
         _synchronize(on_gpu)
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None

@@ -12,9 +12,11 @@ import torch
 
 from holdfast.bench.gpu.settings import TINY
 from holdfast.bench.tiny import tiny_config
-from holdfast.engine.builder import assemble
+from holdfast.engine.builder import _MAX_GRAPH_REFERENCES, assemble
+from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
+from holdfast.engine.llm import LLM
 from holdfast.engine.status import ShowProgress
 from holdfast.models.config import DecoderConfig
 from holdfast.models.dummy import DummyCheckpoint
@@ -37,10 +39,12 @@ class EnginePair:
     exact: Engine
     plain: Engine
 
-    def engine(self, mode: DeterminismMode, *, plain: bool) -> Engine:
-        """A fresh engine without prefix cache and speculation."""
+    def engine(self, mode: DeterminismMode, *, plain: bool, prefix_cache: bool = False) -> Engine:
+        """A fresh engine without speculation, with an empty prefix cache or none."""
         source = self.plain if plain else self.exact
-        schedule = replace(source.scheduler.config, determinism=mode, prefix_cache=False, speculation="off")
+        schedule = replace(
+            source.scheduler.config, determinism=mode, prefix_cache=prefix_cache, speculation="off"
+        )
         return source.restarted(schedule)
 
 
@@ -83,6 +87,24 @@ def open_engine_pair(
     )
     exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
     return EnginePair(exact, open_plain_engine(exact, show))
+
+
+def llm_over(engine: Engine) -> LLM:
+    """An `LLM` whose engine is already built."""
+    llm = LLM.__new__(LLM)
+    llm.config, llm.engine = EngineConfig(), engine
+    llm._tokenizer = ChatTokenizer(engine.tokenizer)
+    return llm
+
+
+def capture_windows(pair: EnginePair) -> None:
+    """Capture what an engine in `verify` captures: the canonical passes of windows, too."""
+    for engine in {id(one.runner): one for one in (pair.exact, pair.plain)}.values():
+        schedule = engine.scheduler.config
+        canonical = [schedule.reference_tokens * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
+        cast(ModelRunner, engine.runner).capture(
+            padded_batch_sizes(schedule.max_pass_tokens), canonical, max_len=engine.limits.max_model_len
+        )
 
 
 def open_plain_engine(engine: Engine, show: ShowProgress | None = None) -> Engine:

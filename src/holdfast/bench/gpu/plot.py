@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.bench import plots
-from holdfast.bench.gpu.report import BreakdownSection, GpuReport, SpeedSection
+from holdfast.bench.gpu.cells import CELLS
+from holdfast.bench.gpu.report import BreakdownSection, CellSection, GpuReport, SpeedSection
 from holdfast.bench.gpu.speed import AUTO, OFF, ORDINARY
 from holdfast.bench.peers import SOURCE, peer_of
 
@@ -36,6 +37,9 @@ def plot_report(report: GpuReport, folder: Path) -> list[Path]:
         speed = report.sections.get(name)
         if speed is not None and speed.rows:
             written.append(_plot_speed(speed, report, folder / f"bench-gpu-{name}.png"))
+    cells = report.sections.get("cells")
+    if cells is not None and cells.rows:
+        written.append(_plot_cells(cells, report, folder / "bench-gpu-cells.png"))
     breakdown = report.sections.get("breakdown")
     if breakdown is not None and breakdown.steps:
         written.append(_plot_breakdown(breakdown, report, folder / "bench-gpu-breakdown.png"))
@@ -78,6 +82,33 @@ def _bars(speed: SpeedSection, streams: int) -> list[tuple[str, float]]:
     bars = [(row.variant, row.speed) for row in rows if row is not None]
     peer = peer_of(speed.model, streams)
     return bars + ([(_PEER, peer.speed), (_INVARIANT, peer.invariant_speed)] if peer is not None else [])
+
+
+def _plot_cells(cells: CellSection, report: GpuReport, path: Path) -> Path:
+    """A bar per cell: its speed relative to the same GPU's with the guarantee off, and its tok/s."""
+    bars = []
+    for row in cells.rows:
+        cell = CELLS[row.cell]
+        off = cells.speed(cell.name, OFF.name) or cells.speed(cell.beside or "", OFF.name)
+        if row.variant != OFF.name and off:
+            bars.append((row, row.speed / off))
+    figure = plots.new_figure(height=1.4 + 0.3 * len(bars))
+    panel = figure.subplots()
+    for place, (row, ratio) in enumerate(reversed(bars)):
+        colour = plots.GREEN if row.variant == AUTO.name else plots.ORANGE
+        panel.barh(place, ratio, color=colour, height=0.7)
+        panel.text(ratio + 0.01, place, f"{ratio:.2f}   {row.speed:,.0f} tok/s", va="center", fontsize=8)
+    panel.set_yticks(range(len(bars)), [row.title for row, _ in reversed(bars)], fontsize=8.5)
+    panel.axvline(1.0, color=plots.BLACK, linewidth=1)
+    panel.set_xlim(0, 1.35 * max((ratio for _, ratio in bars), default=1.0))
+    panel.set_xlabel("output tok/s over that of the same requests with the guarantee off")
+    plots.hide_spines(panel, "top", "right")
+    plots.add_legend(figure, [("auto", plots.GREEN), ("verify", plots.ORANGE)], columns=2)
+    figure.suptitle(
+        f"{cells.model} on {report.machine}, {cells.dtype}, all deterministic, through LLM.generate",
+        fontsize=11,
+    )
+    return _save(figure, path)
 
 
 def _plot_breakdown(found: BreakdownSection, report: GpuReport, path: Path) -> Path:

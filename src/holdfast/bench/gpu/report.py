@@ -50,6 +50,44 @@ class SpeedSection:
 
 
 @dataclass
+class CellRow:
+    """One variant of one cell. speed is output tok/s of the best round; rounds holds all of them.
+
+    figures of the best round: rolled_back_share of the candidates; prefill_seconds (the same batch
+    with one output token) and step_ms of long prompts; without, the neighbours' speed without JSON
+    schemas, and of_without, the ratio to it.
+    """
+
+    cell: str
+    title: str
+    variant: str
+    streams: int
+    speed: float = 0.0
+    seconds: float = 0.0
+    rounds: list[float] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class CellSection:
+    """Speed through `LLM.generate`. starts: seconds to the first deterministic token of a process."""
+
+    model: str
+    dtype: str
+    rows: list[CellRow] = field(default_factory=list)
+    starts: dict[str, dict[str, float]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    cut_off: bool = False
+
+    def row(self, cell: str, variant: str) -> CellRow | None:
+        return next((row for row in self.rows if (row.cell, row.variant) == (cell, variant)), None)
+
+    def speed(self, cell: str, variant: str) -> float | None:
+        row = self.row(cell, variant)
+        return None if row is None else row.speed
+
+
+@dataclass
 class CertifiedProduct:
     """One GEMM of one model.
 
@@ -129,10 +167,26 @@ class StepBreakdown:
 
 
 @dataclass
+class PromptBreakdown:
+    """The prefill of one prompt, in milliseconds, as in `StepBreakdown`.
+
+    attention_tflops: the multiply-adds of causal attention over the time of its kernels.
+    """
+
+    num_tokens: int
+    prefill_ms: float
+    busy_ms: float
+    attention_tflops: float
+    by_kind: dict[str, float] = field(default_factory=dict)
+    kernels: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass
 class BreakdownSection:
     model: str
     dtype: str
     steps: list[StepBreakdown] = field(default_factory=list)
+    prompt: PromptBreakdown | None = None
     cut_off: bool = False
 
 
@@ -150,9 +204,11 @@ class GpuReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether every section ran and the stress test found one answer to each probe."""
-        stress = self.sections.get("stress")
-        return not self.errors and (stress is None or all(stress.one_answer.values()))
+        """Whether every section and cell ran and the stress test found one answer to each probe."""
+        stress, cells = self.sections.get("stress"), self.sections.get("cells")
+        if self.errors or (cells is not None and cells.errors):
+            return False
+        return stress is None or all(stress.one_answer.values())
 
 
 class SectionContext:

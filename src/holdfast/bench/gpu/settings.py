@@ -3,13 +3,19 @@
 `tiny` runs all sections at a size for CPUs and tests.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.errors import ConfigError
 
 TINY = "tiny"
-SECTIONS = ("speed", "verify", "breakdown", "small", "certificate", "stress")  # first those on the same model
+# First those on the same model.
+SECTIONS = ("cells", "speed", "verify", "breakdown", "small", "certificate", "stress")
 OLD_SECTIONS = {"needle": "stress"}  # accepted for one release
+
+
+_LONGEST_CELL = 100_064  # tokens of a prompt and its answer
+_CELL_POSITIONS = 230_000  # of all requests of a cell that run at once
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,8 @@ class GpuSettings:
 
     Figures are those of the best of `rounds`.
 
-    After `section_seconds` a section starts no new measurement.
+    After `section_seconds` a section starts no new measurement; the section `cells` has
+    `cells_seconds`.
     """
 
     model: str = "llama-3.1-8b"
@@ -43,12 +50,17 @@ class GpuSettings:
     verify_tokens: int = 1024
     breakdown_streams: tuple[int, ...] = (1, 32, 256)
     breakdown_steps: int = 24
+    breakdown_prompt_len: int = 30_000
+    cells: tuple[str, ...] = ()  # by name; the command line fills it in
+    length_divisor: int = 1  # of the lengths of all cells
+    max_cell_streams: int = 400
     stress_model: str | None = None
     stress_shape: str = "qwen2.5-1.5b"  # several are separated by commas
     stress_runs: int = 300
     stress_tokens: int = 64
     sizes: tuple[int, ...] = (*range(1, 513), 1024, 2048, 4096)
     section_seconds: float = 240.0
+    cells_seconds: float = 480.0
     kernels: str = "auto"
 
     @property
@@ -62,7 +74,12 @@ class GpuSettings:
     @property
     def max_len(self) -> int:
         decoded = max(self.num_tokens, self.breakdown_tokens)
-        return max(self.prompt_len + decoded, self.verify_prompt_len + self.verify_tokens)
+        return max(
+            self.prompt_len + decoded,
+            self.verify_prompt_len + self.verify_tokens,
+            self.breakdown_prompt_len + 8,
+            _LONGEST_CELL // self.length_divisor + 8,
+        )
 
     @property
     def breakdown_tokens(self) -> int:
@@ -77,6 +94,8 @@ class GpuSettings:
         return max(
             streams * (self.prompt_len + decoded),
             self.verify_streams * (self.verify_prompt_len + self.verify_tokens),
+            self.max_len,
+            _CELL_POSITIONS // self.length_divisor,
         )
 
 
@@ -102,6 +121,9 @@ def settings_for(model: str | None) -> GpuSettings:
         verify_tokens=12,
         breakdown_streams=(2,),
         breakdown_steps=4,
+        breakdown_prompt_len=200,
+        length_divisor=128,
+        max_cell_streams=8,
         stress_shape=TINY,
         stress_runs=6,
         stress_tokens=8,
@@ -110,18 +132,32 @@ def settings_for(model: str | None) -> GpuSettings:
     )
 
 
-def parse_sections(only: str | None) -> tuple[str, ...]:
-    """Parse a list such as "speed,stress" into section names, in the order of `SECTIONS`."""
+def parse_sections(only: str | None, cells: Sequence[str] = ()) -> tuple[str, ...]:
+    """Parse a list such as "speed,stress" into section names, in the order of `SECTIONS`. The name
+    of a cell stands for the section `cells`."""
     if only is None:
         return SECTIONS
-    given = {name.strip() for name in only.split(",") if name.strip()}
-    chosen = {OLD_SECTIONS.get(name, name) for name in given}
+    chosen = _names(only) - set(cells)
+    if _names(only) & set(cells):
+        chosen.add("cells")
     unknown = chosen - set(SECTIONS)
     if unknown or not chosen:
         raise ConfigError(
-            f"no section {', '.join(sorted(unknown)) or 'was named'}; the sections are {', '.join(SECTIONS)}"
+            f"no section {', '.join(sorted(unknown)) or 'was named'}; the sections are {', '.join(SECTIONS)}; "
+            f"the cells are {', '.join(cells)}"
         )
     return tuple(name for name in SECTIONS if name in chosen)
+
+
+def parse_cells(only: str | None, cells: Sequence[str]) -> tuple[str, ...]:
+    """The cells in the same list, in their own order: all of them if it names none."""
+    chosen = set() if only is None else _names(only)
+    return tuple(name for name in cells if name in chosen) or tuple(cells)
+
+
+def _names(only: str) -> set[str]:
+    given = {name.strip() for name in only.split(",") if name.strip()}
+    return {OLD_SECTIONS.get(name, name) for name in given}
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

@@ -5,8 +5,11 @@ from typing import Any
 
 from rich.console import Console
 
+from holdfast.bench.gpu.cells import CELLS
 from holdfast.bench.gpu.report import (
     BreakdownSection,
+    CellRow,
+    CellSection,
     CertificateSection,
     GpuReport,
     SpeedSection,
@@ -32,6 +35,7 @@ def show_report(report: GpuReport, console: Console | None = None) -> None:
     console = console or open_console(file_width=140)
     console.print(f"{report.machine}, torch {report.torch}, triton {report.triton}")
     show: Mapping[str, Callable[[Any, Console], None]] = {
+        "cells": show_cells,
         "speed": show_speed,
         "small": show_speed,
         "verify": show_verify,
@@ -45,6 +49,62 @@ def show_report(report: GpuReport, console: Console | None = None) -> None:
             console.print(f"[yellow]{name}: cut off after section_seconds[/]")
     for name, error in report.errors.items():
         console.print(f"[red]{name}: {error}[/]", markup=True)
+
+
+def show_cells(found: CellSection, console: Console) -> None:
+    table = make_table(
+        f"output tok/s through LLM.generate ({found.model}, {found.dtype}, all deterministic)",
+        *("cell", "variant", "tok/s", OFF.name, "of off", "compared with", "ratio", "goal", "further"),
+        num_left=2,
+    )
+    for row in found.rows:
+        if row.variant != OFF.name:
+            table.add_row(*_cell_columns(found, row))
+    console.print(table)
+    for name, stages in found.starts.items():
+        seconds = ", ".join(f"{stage} {took:.1f} s" for stage, took in stages.items())
+        console.print(f"{name} start to the first deterministic token: {seconds}")
+    for name, error in found.errors.items():
+        console.print(f"[red]{name}[/]: ", end="")
+        console.print(error, markup=False)
+
+
+def _cell_columns(found: CellSection, row: CellRow) -> list[str]:
+    """The columns of one cell. The goal is coloured by what was measured."""
+    cell = CELLS[row.cell]
+    off = found.speed(cell.name, OFF.name)
+    if off is None and cell.beside is not None:
+        off = found.speed(cell.beside, OFF.name)
+    of_off = None if off is None else row.speed / off
+    ratio = cell_ratio(found, row)
+    goal = _NONE
+    if cell.goal is not None and ratio is not None:
+        goal = f"[{'green' if ratio >= cell.goal else 'red'}]{cell.goal}[/]"
+    elif cell.goal_speed is not None:
+        goal = f"[{'green' if row.speed >= cell.goal_speed else 'red'}]{cell.goal_speed:,.0f} tok/s[/]"
+    compared = {"json": "no schema"}.get(
+        cell.kind, OFF.name if _is_beside_off(row) else cell.beside or OFF.name
+    )
+    return [
+        *(row.title, row.variant, f"{row.speed:,.1f}", _NONE if off is None else f"{off:,.1f}"),
+        *(_NONE if of_off is None else f"{of_off:.3f}", compared, _NONE if ratio is None else f"{ratio:.3f}"),
+        *(goal, ", ".join(f"{name} {value:,.3f}" for name, value in row.figures.items())),
+    ]
+
+
+def _is_beside_off(row: CellRow) -> bool:
+    return row.variant in (VERIFY.name, VERIFY_PLAIN.name)
+
+
+def cell_ratio(found: CellSection, row: CellRow) -> float | None:
+    """What a cell's goal is about: its speed over that of the cell it is compared with. `verify` is
+    compared with `off`, the neighbours of structured requests with their own speed without them."""
+    cell = CELLS[row.cell]
+    if cell.kind == "json":
+        return row.figures.get("of_without")
+    variant = OFF.name if cell.beside is None or _is_beside_off(row) else AUTO.name
+    other = found.speed(cell.beside or cell.name, variant)
+    return None if other is None else row.speed / other
 
 
 def show_speed(speed: SpeedSection, console: Console) -> None:
@@ -150,6 +210,12 @@ def show_breakdown(found: BreakdownSection, console: Console) -> None:
             *(f"{step.by_kind[kind]:.3f}" if kind in step.by_kind else _NONE for kind in kinds),
         )
     console.print(table)
+    if found.prompt is not None:
+        kinds_of_prompt = ", ".join(f"{kind} {took:.1f}" for kind, took in found.prompt.by_kind.items())
+        console.print(
+            f"a prompt of {found.prompt.num_tokens} tokens: {found.prompt.prefill_ms:.1f} ms, GPU busy "
+            f"{found.prompt.busy_ms:.1f}, attention {found.prompt.attention_tflops:.0f} TFLOP/s; {kinds_of_prompt}"
+        )
     for step in found.steps:
         longest = list(step.kernels.items())[:8]
         console.print(f"longest kernels at N = {step.streams}:", markup=False)

@@ -21,7 +21,11 @@ def gpu(
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Sections: speed, verify, breakdown, small, certificate, stress; default all."),
+        typer.Option(
+            metavar="NAMES",
+            help="Sections: cells, speed, verify, breakdown, small, certificate, stress; default all. Names of "
+            "cells, such as greedy-256,sampled,mixed, choose among the cells; a wrong name lists them.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -51,16 +55,23 @@ def gpu(
     needle_shape: Annotated[str | None, typer.Option(hidden=True)] = None,
     needle_runs: Annotated[int | None, typer.Option(min=2, hidden=True)] = None,
 ) -> None:
-    """Measure speed beside vLLM's, certificates of named shapes, a determinism stress test, and
+    """Measure speed through LLM.generate and beside vLLM's, certificates of named shapes, a determinism stress test, and
     where a step's time goes.
 
     The weights are random, of a published shape. Exits with 1 if a section fails or a deterministic
     answer differs.
     """
-    from holdfast.bench.gpu.settings import OLD_SECTIONS, parse_numbers, parse_sections, settings_for
+    from holdfast.bench.gpu.cells import CELL_NAMES
+    from holdfast.bench.gpu.settings import (
+        OLD_SECTIONS,
+        parse_cells,
+        parse_numbers,
+        parse_sections,
+        settings_for,
+    )
 
     require_packages(*(("matplotlib",) if out is not None else ()))
-    sections = parse_sections(only)
+    sections = parse_sections(only, CELL_NAMES)
     for old, new in OLD_SECTIONS.items():
         if only is not None and old in only:
             note(f"the section {old} is deprecated; use {new}")
@@ -69,6 +80,7 @@ def gpu(
             note(f"--needle-{old_option} is deprecated; use --stress-{old_option}")
     given: dict[str, Any] = {
         "rounds": rounds,
+        "cells": parse_cells(only, CELL_NAMES),
         "streams": parse_numbers(streams) if streams is not None else None,
         "num_tokens": num_tokens,
         "verify_tokens": verify_tokens,
