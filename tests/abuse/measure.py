@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from abuse.attack import load_attack
@@ -46,8 +46,8 @@ class Outcome:
 
     @property
     def limit(self) -> float:
-        """Seconds: (k + 2) times the quiet value for k hostile tenants, but k + 1 from two on, and
-        one step."""
+        """Seconds: 3 times the quiet value against one or two hostile tenants, k + 1 times against k,
+        and one step."""
         return max(3, self.num_hostile + 1) * self.quiet + self.step
 
     def row(self) -> str:
@@ -75,10 +75,7 @@ def measure(
     """Probe, attack and probe, probe again."""
     attack = load_attack(name)
     kind = probe or attack.probe
-    targets = [
-        Target(one.url, None if attack.without_key else one.key, one.model, one.max_model_len)
-        for one in hostile
-    ]
+    targets = [replace(one, key=None) if attack.without_key else one for one in hostile]
     honest.probe(kind)  # what only the first request costs: connections, compiled forms
     before = honest.probes(kind, form.num_probes, form.seconds)
     attacker.begin(name, targets, attack.num_clients[form.index], form.seconds + form.ramp + honest.patience)

@@ -4,17 +4,21 @@ Its p50 is at most 3 times the quiet value and one step against one hostile tena
 against k, and none of its requests is refused.
 """
 
+from pathlib import Path
+
 import pytest
 
 from abuse.attack import attack_names
 from abuse.attacker import Attacker
 from abuse.honest import Honest
 from abuse.measure import HEADER, LONG, SHORT, Form, Outcome, measure
+from abuse.setup import MAX_MODEL_LEN, attacked_model
 from abuse.wire import Target
-from support.serving import Server
+from support.serving import Server, serving
 
 SLACK = 0.4  # seconds: the machine of the gate may be busy, and without defences the cost is seconds
 NOISE = 0.03  # of a long run
+PATIENCE = 20.0
 
 
 def attack(
@@ -50,3 +54,12 @@ def test_honest_client_keeps_its_share_for_longer(
     name: str, num_hostile: int, honest: Honest, hostile: list[Target], attacker: Attacker
 ) -> None:
     attack(name, honest, hostile[:num_hostile], attacker, LONG, NOISE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["many_choices", "slow_grammars", "tokenize_flood"])
+def test_without_keys_an_address_is_a_tenant(name: str, tmp_path: Path, attacker: Attacker) -> None:
+    with serving(attacked_model(tmp_path), "--max-num-seqs", "16", "--kv-memory", "64MiB") as server:
+        honest = Honest(Target(server.url), PATIENCE)
+        hostile = Target(server.url, max_model_len=MAX_MODEL_LEN, source="127.0.0.2")
+        attack(name, honest, [hostile], attacker, LONG, NOISE)

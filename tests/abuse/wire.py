@@ -17,18 +17,23 @@ LEFT = -1  # the status of a request whose client left
 
 @dataclass(frozen=True)
 class Target:
-    """A running server, as one client sees it."""
+    """A running server, as one client sees it. source: the address it is called from."""
 
     url: str
     key: str | None = None
     model: str | None = None
     max_model_len: int = 512
+    source: str | None = None
 
     @property
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
         assert parts.hostname is not None and parts.port is not None
         return parts.hostname, parts.port
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        local = None if self.source is None else (self.source, 0)
+        return await asyncio.open_connection(*self.address, local_addr=local)
 
     def head(self, method: str, path: str, num_bytes: int, headers: dict[str, str] | None = None) -> bytes:
         host, port = self.address
@@ -58,7 +63,7 @@ async def request(
     content = b"" if body is None else encode(body)
     head = target.head("GET" if body is None else "POST", path, len(content), headers)
     try:
-        reader, writer = await asyncio.open_connection(*target.address)
+        reader, writer = await target.connect()
     except OSError:
         return LOST
     try:
@@ -88,7 +93,7 @@ async def read_status(reader: asyncio.StreamReader) -> int:
 async def hold(target: Target, sent: bytes, seconds: float, *, trickle: bytes = b"") -> int:
     """Send the beginning of a request and hold the connection; trickle: a byte of it every 0.2 s."""
     try:
-        reader, writer = await asyncio.open_connection(*target.address)
+        reader, writer = await target.connect()
     except OSError:
         await asyncio.sleep(0.01)
         return LOST

@@ -46,7 +46,7 @@ async def make_receipt(target: Target, max_tokens: int) -> Any:
 
 async def _send(target: Target, body: Any) -> Any:
     content = encode(body)
-    reader, writer = await asyncio.open_connection(*target.address)
+    reader, writer = await target.connect()
     try:
         writer.write(target.head("POST", "/v1/completions", len(content)) + content)
         head, _, answer = (await reader.read(-1)).partition(b"\r\n\r\n")

@@ -10,7 +10,7 @@ async def once(target: Target, number: int) -> int:
     body = encode({"prompt": f"{number}", "n": 8, "max_tokens": 200, "logprobs": 20, "stream": True,
                    "temperature": 1, "ignore_eos": True})  # fmt: skip
     try:
-        _, writer = await asyncio.open_connection(*target.address, limit=1024)
+        _, writer = await target.connect()
     except OSError:
         return LOST
     try:
