@@ -31,6 +31,15 @@ def watch_inspector(hostile: Target, seconds: float) -> tuple[int, str]:
         return 200, seen
 
 
+def shown_texts(events: str) -> list[str]:
+    """The texts of the requests that the inspector's events show."""
+    lines = [line.removeprefix("data: ") for line in events.splitlines() if line.startswith("data: {")]
+    shown = [
+        one for line in lines[:-1] for one in json.loads(line).get("requests", ())
+    ]  # the last may be cut
+    return ["".join(one.get("tokens", ())) for one in shown]
+
+
 def cached_tokens(client: Honest, prompt: str) -> int:
     """How many tokens of a prompt the server says it had already."""
     status, answer = client.send("/v1/completions", {"prompt": prompt, "max_tokens": 1})

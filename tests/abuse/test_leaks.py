@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from abuse.honest import Honest
-from abuse.leaks import PADDING, SECRET, guess, token_ids, watch_inspector
+from abuse.leaks import PADDING, SECRET, guess, shown_texts, token_ids, watch_inspector
 from abuse.wire import Target
 from support.serving import Server
 from support.tiny import IM_END, IM_START
@@ -28,9 +28,9 @@ def test_inspector_shows_no_other_tenants_prompts(honest: Honest, hostile: list[
     while watching.is_alive():
         status, _ = honest.send("/v1/completions", {"prompt": SECRET, "max_tokens": 4, "ignore_eos": True})
         assert status == 200
-    status, text = seen[0]
+    status, events = seen[0]
     assert status in (200, 403, 404)
-    assert "safe" not in text and "73" not in text
+    assert not [text for text in shown_texts(events) if text], "another tenant's tokens were shown"
 
 
 def test_cached_tokens_do_not_tell_what_another_tenant_asked(honest: Honest, mallory: Honest) -> None:
