@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
+# Certificates are complete when an engine is built, so that a test does not depend on how far one is.
+os.environ["HOLDFAST_CERTIFICATION"] = "startup"  # of commands, here and in children
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported, here and in children
 if not Path("/dev/nvidiactl").exists():
     # Triton reads it when it is imported, and several libraries import Triton if it is installed.
@@ -92,6 +94,17 @@ def cache_dir(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFact
         del os.environ["HOLDFAST_CACHE_DIR"]
     else:
         os.environ["HOLDFAST_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certified_at_startup() -> Iterator[None]:
+    """The default of engines of the Python API, too."""
+    from holdfast.engine.config import EngineConfig
+
+    made: Any = EngineConfig.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(made.__wrapped__.__kwdefaults__, "certification", "startup")
+        yield
 
 
 @pytest.fixture(scope="session")

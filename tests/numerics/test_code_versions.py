@@ -42,6 +42,7 @@ DECIDES_NOTHING = {
     "engine/async_engine.py": "calls the engine",
     "engine/async_llm.py": "calls the engine",
     "engine/builder.py": "connects the parts; its choices are in the fingerprint",
+    "engine/certifier.py": "when the certificate is made",
     "engine/chat_tokenizer.py": "calls tokenizer and chat template",
     "engine/config.py": "settings; those that decide are in the fingerprint",
     "engine/engine.py": "calls scheduler and worker",

@@ -2,7 +2,8 @@
 
 certificate      what a certificate is, and how it is kept on disk
 canary           digests of the operations, at every build
-certify          makes one: `obtain_certificate`
+certification    runs the checks of one, at once or in slices
+certify          which checks those are: `plan_certification`
 checks/          the comparisons with the reference: operations, attention, whole passes
 gemm/            before weights are loaded: split-K and split-N of a GPU's GEMMs
 """

@@ -8,15 +8,18 @@ measured to be the reference's.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 from holdfast.numerics.cache_dir import cache_dir, write_atomic
 
 _log = logging.getLogger(__name__)
 FORMAT = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ class OperationCheck:
     @property
     def agrees(self) -> bool:
         return not self.sizes_differing
+
+
+# A check that can be paused: it yields after each bounded part of its work.
+CheckSteps = Generator[None, None, OperationCheck]
+
+
+def run_check(steps: Generator[None, None, T]) -> T:
+    """Run a check, or a part of one, to its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,17 @@ def list_certificates() -> list[Certificate]:
     return [certificate for key in keys if (certificate := load_certificate(key)) is not None]
 
 
+def check_from_dict(check: Mapping[str, Any]) -> OperationCheck:
+    """Raises KeyError, TypeError or ValueError if it is none."""
+    return OperationCheck(
+        name=str(check["name"]),
+        shape=str(check["shape"]),
+        sizes_tested=tuple(check["sizes_tested"]),
+        sizes_differing=tuple(check["sizes_differing"]),
+        num_comparisons=int(check["num_comparisons"]),
+    )
+
+
 def _path(key: str) -> Path:
     return cache_dir() / "certificates" / f"{key}.json"
 
@@ -117,16 +145,7 @@ def _from_dict(content: dict[str, object], key: str) -> Certificate:
         key=key,
         subject=subject,
         sizes=tuple(int(size) for size in sizes),
-        checks=tuple(
-            OperationCheck(
-                name=str(check["name"]),
-                shape=str(check["shape"]),
-                sizes_tested=tuple(check["sizes_tested"]),
-                sizes_differing=tuple(check["sizes_differing"]),
-                num_comparisons=int(check["num_comparisons"]),
-            )
-            for check in checks
-        ),
+        checks=tuple(check_from_dict(check) for check in checks),
         refusal=refusal,
         seconds=float(seconds),
         kernels=tuple(str(kernel) for kernel in kernels),

@@ -1,6 +1,7 @@
 """Certification: find out which batch sizes give the reference bits on this machine.
 
-`obtain_certificate` is the entry: it loads the certificate of an earlier start, or makes one. The
+`find_certificate` loads the certificate of an earlier start, `plan_certification` makes a new one, at
+once or in slices (`certification.py`). The
 reference of a token is the result of the canonical form of an operation in a batch of exactly
 `recipe.rows` tokens. Every other batch size is compared with that, bit by bit, never with itself.
 
@@ -15,19 +16,19 @@ well as in the model's dtype. On a GPU fp32 uses other instructions and says not
 there whole passes are compared as they run, too (`checks/passes.py`).
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from holdfast.certification.certificate import (
     Certificate,
-    OperationCheck,
+    CheckSteps,
     certificate_key,
     load_certificate,
-    save_certificate,
 )
+from holdfast.certification.certification import Certification, Check
 from holdfast.certification.checks.attention import check_attention, check_long_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
@@ -42,8 +43,14 @@ from holdfast.certification.checks.operations import (
     merge_checks,
 )
 from holdfast.certification.checks.order_probes import MIN_COLUMNS
-from holdfast.certification.checks.passes import PassBench, check_passes, kernels_of_a_pass
-from holdfast.certification.checks.probes import DENSE_SEATING, clear_neighbours
+from holdfast.certification.checks.passes import (
+    AllPages,
+    PageLender,
+    PassBench,
+    check_passes,
+    kernels_of_a_pass,
+)
+from holdfast.certification.checks.probes import DENSE_SEATING
 from holdfast.certification.checks.synthetic import (
     sampler_ops,
     synthetic_layer,
@@ -57,105 +64,77 @@ from holdfast.numerics.ops import Backend
 from holdfast.numerics.recipe import KernelBackend
 from holdfast.numerics.select_backend import open_backend
 from holdfast.numerics.settings import NumericSettings
-from holdfast.scheduler.policy import DeterminismMode
 from holdfast.version import __version__
 from holdfast.worker.device import device_name, device_parts
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.logits_slices import max_logits_tokens
 from holdfast.worker.model_runner import ModelRunner
 
-Progress = Callable[[int, int], None]  # (checks done, in all)
-Check = Callable[[], OperationCheck]
-
 _SAMPLED_SIZES = (*range(1, 33), 48, 64, 100, 128, 255, 256, 511, 512)
 _MAX_CPU_HEAD_TOKENS = max_logits_tokens(torch.device("cpu"))
 _ODD_SIZES = (17, 31, 33, 63)
 _MANY_PROBES, _FEW_SAMPLED_SIZES = 64, (1, 3, 8, 32, 64, 512)
 _LAYER_SIZES = (1, 2, 7, 8, 32, 100, 128, 256, 511, 512)
+_QUICK_SIZES = (1, 3, 8)  # of sampled tokens, in the reference's own test
+_QUICK_CONTEXT = 4000  # of the reference's own test of whole passes
 
 
-def obtain_certificate(
+def find_certificate(subject: Mapping[str, object]) -> Certificate | None:
+    """The certificate of an earlier start."""
+    return load_certificate(certificate_key(subject))
+
+
+def plan_certification(
+    subject: Mapping[str, object],
     decoder: Decoder,
     runner: ModelRunner,
     store: KVStore,
     *,
-    determinism: DeterminismMode,
     settings: NumericSettings,
-    canary: str,
     max_pass_tokens: int,
     max_len: int,
-    progress: Progress | None = None,
-) -> Certificate | None:
-    """The certificate of this engine, from disk or made now. With determinism off there is none.
-
-    canary: the digest of the operations in fast form (`canary.py`).
-    """
-    if determinism == "off":
-        return None
-    subject = {**certificate_subject(decoder, settings, max_pass_tokens, max_len), "canary": canary}
-    known = load_certificate(certificate_key(subject))
-    if known is not None:
-        return known
+    lender: PageLender,
+) -> Certification:
+    """All checks of this engine. Whole passes are checked in pages of the lender."""
     backend, shape = decoder.backend, _model_shape(decoder, max_len)
-    checks = [
-        *_gemm_checks(decoder, max_pass_tokens),
-        *_layer_checks(decoder, shape, max_pass_tokens),
-        *_weightless_checks(backend, _fp32_backend(backend, settings), shape, max_pass_tokens),
-    ]
-    kernels: Callable[[], tuple[str, ...]] = tuple
+    last: list[Check] = []
+    reference: list[Check] = []
+    kernels = None
     if backend.device.type == "cuda":
-        reference_tokens = backend.recipe.rows
-        bench = PassBench(runner, store.layers, backend.page_size, shape.vocab, reference_tokens)
-        canonical = (reference_tokens, 2 * reference_tokens) if determinism == "verify" else ()
-        checks.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
+        rows = backend.recipe.rows
+        bench = PassBench(runner, store.layers, backend.page_size, shape.vocab, rows, lender)
+        canonical = (rows, 2 * rows)
+        last.append(partial(check_passes, bench, max_pass_tokens, max_len, canonical))
+        quick, quick_len = replace(bench, lender=AllPages(store.num_pages)), min(max_len, _QUICK_CONTEXT)
+        reference.append(partial(check_passes, quick, max_pass_tokens, quick_len, canonical, ()))
         kernels = partial(kernels_of_a_pass, bench, max_len)
-    sizes = sizes_to_certify(backend, max_pass_tokens)
-    made = certify(subject, checks, sizes, kernels=kernels, progress=progress)
-    save_certificate(made)
-    return made
 
+    def make_checks() -> list[Check]:
+        fp32 = _fp32_backend(backend, settings)
+        return [
+            *_gemm_checks(decoder, max_pass_tokens),
+            *_layer_checks(decoder, shape, max_pass_tokens),
+            *_weightless_checks(backend, fp32, shape, max_pass_tokens),
+            *last,
+        ]
 
-def certify(
-    subject: Mapping[str, object],
-    checks: list[Check],
-    sizes: tuple[int, ...],
-    *,
-    kernels: Callable[[], tuple[str, ...]] = tuple,
-    progress: Progress | None = None,
-) -> Certificate:
-    """Run every check. A size is certified if no check differs at it; size 0 means the reference
-    itself differs."""
-    started = time.monotonic()
-    done: list[OperationCheck] = []
-    with torch.inference_mode():
-        for check in checks:
-            done.append(check())
-            if progress is not None:
-                progress(len(done), len(checks))
-    clear_neighbours()
-    differing = {size for check in done for size in check.sizes_differing}
-    broken = [check.name for check in done if 0 in check.sizes_differing]
-    refusal = (
-        "on this machine the reference pass does not repeat its own bits for "
-        f"{', '.join(broken[:3])}, so no answer can be guaranteed"
-        if broken
-        else None
-    )
-    return Certificate(
-        key=certificate_key(subject),
-        subject=subject,
-        sizes=() if broken else tuple(size for size in sizes if size not in differing),
-        checks=tuple(done),
-        refusal=refusal,
-        seconds=round(time.monotonic() - started, 3),
-        kernels=kernels(),
+    return Certification(
+        subject,
+        make_checks,
+        sizes_to_certify(backend, max_pass_tokens),
+        make_reference_checks=lambda: [*_reference_checks(decoder, shape), *reference],
+        kernels=kernels,
+        device=backend.device,
     )
 
 
 def certificate_subject(
-    decoder: Decoder, settings: NumericSettings, max_pass_tokens: int, max_len: int
+    decoder: Decoder, settings: NumericSettings, canary: str, max_pass_tokens: int, max_len: int
 ) -> Mapping[str, object]:
-    """Everything the result of a certification depends on. The certificate's key is its hash."""
+    """Everything the result of a certification depends on. The certificate's key is its hash.
+
+    canary: the digest of the operations in fast form (`canary.py`).
+    """
     model, device = decoder.config, decoder.backend.device
     parts = device_parts(device)
     return {
@@ -180,6 +159,7 @@ def certificate_subject(
         },
         "rows": max_pass_tokens,
         "context": max_len,
+        "canary": canary,
     }
 
 
@@ -218,7 +198,7 @@ def _distinct_shapes(decoder: Decoder) -> list[NamedLinear]:
     return list(found.values())
 
 
-def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, ...]) -> OperationCheck:
+def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, ...]) -> CheckSteps:
     """A GEMM of this shape with weights that show the order of summation. The second weight of a wide
     GEMM has the kinds of columns swapped; it is for an odd column at the end, and small sizes do."""
     name = f"synthetic {product.name.rpartition('.')[2]}"
@@ -229,18 +209,21 @@ def _check_synthetic(backend: Backend, product: NamedLinear, sizes: tuple[int, .
     )
     is_wide = product.linear.out_features >= MIN_COLUMNS
     small = tuple(size for size in sizes if size <= DENSE_SEATING)
-    return merge_checks(
-        [check(backend, case, sizes if case.is_thorough or not is_wide else small) for case in cases]
-    )
+    found = []
+    for case in cases:
+        found.append((yield from check(backend, case, sizes if case.is_thorough or not is_wide else small)))
+    return merge_checks(found)
 
 
-def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
+def _check_synthetic_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
     """On a GPU the head of a certified pass runs in fast form."""
-    if backend.recipe.path != "triton":
-        return check_head(backend, case, tuple(size for size in sizes if size <= _MAX_CPU_HEAD_TOKENS))
-    head_sizes = tuple(size for size in sizes if size <= MAX_HEAD_TOKENS)
-    checks = check_head(backend, case, head_sizes), check_fast_head(backend, case, head_sizes, sizes)
-    return merge_checks(checks)
+    is_gpu_form = backend.recipe.path == "triton"
+    max_tokens = MAX_HEAD_TOKENS if is_gpu_form else _MAX_CPU_HEAD_TOKENS
+    head_sizes = tuple(size for size in sizes if size <= max_tokens)
+    found = yield from check_head(backend, case, head_sizes)
+    if is_gpu_form:
+        found = merge_checks([found, (yield from check_fast_head(backend, case, head_sizes, sizes))])
+    return found
 
 
 def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> Iterator[Check]:
@@ -260,7 +243,7 @@ def _layer_checks(decoder: Decoder, shape: ModelShape, max_pass_tokens: int) -> 
         yield partial(check_layer, backend, case, shape, few)
 
 
-def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int, ...]) -> OperationCheck:
+def _check_synthetic_layer(decoder: Decoder, shape: ModelShape, sizes: tuple[int, ...]) -> CheckSteps:
     weights = synthetic_layer(decoder.backend, decoder.layers[0])
     case = LayerCase("synthetic layer", weights, decoder.layer_shape)
     return check_layer(decoder.backend, case, shape, tuple(sorted(set(sizes))))
@@ -283,6 +266,35 @@ def _weightless_checks(
         is_long = len(sampler_op.inputs) > _MANY_PROBES
         tested = tuple(size for size in sampled if not is_long or size in _FEW_SAMPLED_SIZES)
         yield partial(check_sampler_op, backend, sampler_op, tested)
+
+
+def _reference_checks(decoder: Decoder, shape: ModelShape) -> Iterator[Check]:
+    """The reference's own test, in a fraction of a second: every operation in canonical form, at
+    other places, among other neighbours, in passes of one and two reference sizes.
+
+    It comes before the first answer. The certification repeats it with all sizes and inputs.
+    """
+    backend = decoder.backend
+    rows = backend.recipe.rows
+    for product in _distinct_shapes(decoder):
+        if product.is_head:
+            case = GemmCase(product.name, product.linear, is_head=True)
+            yield partial(check_head, backend, case, (*_QUICK_SIZES, rows))
+        else:
+            yield partial(_check_canonical_gemm, backend, product)
+    layer = LayerCase("layers.0", decoder.layers[0], decoder.layer_shape)
+    yield partial(check_layer, backend, layer, shape, ())
+    for op in token_ops(backend, shape, is_quick=True):
+        yield partial(check_token_op, backend, op, (2 * rows,))
+    yield partial(check_attention, backend, shape, (2 * rows,), name="attention", is_quick=True)
+    for sampler_op in sampler_ops(backend, shape.vocab, is_quick=True):
+        yield partial(check_sampler_op, backend, sampler_op, _QUICK_SIZES)
+
+
+def _check_canonical_gemm(backend: Backend, product: NamedLinear) -> CheckSteps:
+    """One synthetic weight of this shape, in canonical passes."""
+    name = f"synthetic {product.name.rpartition('.')[2]}"
+    return check_gemm(backend, GemmCase(name, next(synthetic_linears(backend, product.linear))), ())
 
 
 def _sampled_layers(decoder: Decoder) -> list[int]:

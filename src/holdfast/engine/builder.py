@@ -3,7 +3,7 @@ CUDA graphs, certify the machine.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import torch
 
 from holdfast.certification.canary import Canary, run_canary
 from holdfast.certification.certificate import Certificate
-from holdfast.certification.certify import obtain_certificate
+from holdfast.certification.certify import certificate_subject, find_certificate, plan_certification
+from holdfast.certification.checks.passes import AllPages
 from holdfast.certification.gemm.choose import choose_recipes
 from holdfast.certification.gemm.recipes import GemmRecipe, split_k_by_shape, split_n_by_shape
+from holdfast.engine.certifier import Certifier, SpareKVPages
 from holdfast.engine.config import (
     DTYPES,
     BatchLimits,
@@ -36,7 +38,7 @@ from holdfast.errors import ConfigError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
-from holdfast.models.decoder import load_decoder
+from holdfast.models.decoder import Decoder, load_decoder
 from holdfast.models.dummy import DummyCheckpoint
 from holdfast.models.locate import locate
 from holdfast.numerics.backends.c.backend import MAX_HEAD_DIM
@@ -154,17 +156,10 @@ def _assemble(
     runner = ModelRunner(decoder, store, thought_runner)
     if setup.device.type == "cuda":
         _capture(runner, schedule, setup.max_len, _stage(show, "Capturing graphs"))
-    certificate = obtain_certificate(
-        decoder,
-        runner,
-        store,
-        determinism=config.determinism,
-        settings=setup.settings,
-        canary=canary.fast,
-        max_pass_tokens=setup.limits.max_pass_tokens,
-        max_len=setup.max_len,
-        progress=_stage(show, "Certifying"),
+    subject = certificate_subject(
+        decoder, setup.settings, canary.fast, setup.limits.max_pass_tokens, setup.max_len
     )
+    certificate, certifier = _obtain_certificate(setup, subject, decoder, runner, store, show)
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
         schedule = replace(schedule, certified_sizes=sizes)
@@ -185,7 +180,43 @@ def _assemble(
         certificate,
         GrammarCompiler(tokenizer, model.vocab_size, eos_ids),
         ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
+        certifier,
     )
+
+
+def _obtain_certificate(
+    setup: _Setup,
+    subject: Mapping[str, object],
+    decoder: Decoder,
+    runner: ModelRunner,
+    store: KVStore,
+    show: ShowProgress | None,
+) -> tuple[Certificate | None, Certifier | None]:
+    """The certificate, from disk or made now; or what makes it while the engine serves."""
+    config = setup.config
+    if config.determinism == "off":
+        return None, None
+    known = find_certificate(subject)
+    if known is not None:
+        return known, None
+    pages = SpareKVPages() if config.certifies_in_background else AllPages(store.num_pages)
+    certification = plan_certification(
+        subject,
+        decoder,
+        runner,
+        store,
+        settings=setup.settings,
+        max_pass_tokens=setup.limits.max_pass_tokens,
+        max_len=setup.max_len,
+        lender=pages,
+    )
+    if not isinstance(pages, SpareKVPages):
+        return certification.finish(_stage(show, "Certifying")), None
+    refused = certification.test_reference(_stage(show, "Testing the reference"))
+    if refused is not None:
+        return refused, None
+    limits = setup.limits
+    return None, Certifier(certification, pages, lambda sizes: _padded_sizes(sizes, decoder.backend, limits))
 
 
 def _out_of_memory(setup: _Setup) -> str:

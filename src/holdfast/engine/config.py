@@ -19,6 +19,7 @@ from holdfast.numerics.recipe import DEPRECATED_KERNELS, KernelBackend
 from holdfast.scheduler.policy import DeterminismMode, Speculation
 
 LoadFormat = Literal["auto", "dummy"]
+CertificationTime = Literal["background", "startup"]
 
 # Accepted spellings of a dtype, and torch's name of it.
 DTYPES = {
@@ -66,6 +67,11 @@ class EngineConfig:
         "auto",
         "auto: commit certified batch sizes at once, verify all others; verify: verify everything; off: refuse "
         "deterministic requests.",
+    )
+    certification: CertificationTime = _option(
+        "background",
+        "When a machine without a certificate for this model makes one. background: while requests are served; until "
+        "then every deterministic answer is verified. startup: before the first request.",
     )
     deterministic: bool = _option(
         False,
@@ -175,6 +181,10 @@ class EngineConfig:
         if self.default_seed is None and self.deterministic:
             seed = 0
         return RequestDefaults(self.deterministic, seed)
+
+    @property
+    def certifies_in_background(self) -> bool:
+        return self.certification == "background"
 
     def spot_check_rate_on(self, device_kind: str) -> float:
         """The default is lower on a GPU: it computes more tokens, and one check there costs

@@ -9,12 +9,13 @@ Not thread-safe: one thread owns an engine. `AsyncEngine` runs one in a thread o
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
 from holdfast.certification.certificate import Certificate, delete_certificate
+from holdfast.certification.certification import Progress
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
@@ -22,12 +23,13 @@ from holdfast.core.request import Request
 from holdfast.core.results import Delta, RequestOutput, Thought, with_changes
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import PassKind, PassResult, StepPlan, ThoughtIds
+from holdfast.engine.certifier import Certifier
 from holdfast.engine.input_processor import GrammarFactory, InputProcessor, Prompt, RequestLimits
 from holdfast.engine.output import ChoiceOutput
 from holdfast.engine.result_collector import ResultCollector
-from holdfast.engine.status import EngineCounters, EngineStatus
+from holdfast.engine.status import CertificateState, CertificateStateName, EngineCounters, EngineStatus
 from holdfast.engine.tracer import Tracer
-from holdfast.errors import EngineStopped
+from holdfast.errors import DeterminismRefused, EngineStopped
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.receipts.fingerprint import Fingerprint
 from holdfast.receipts.receipt import ReceiptFactory
@@ -100,7 +102,9 @@ class Engine:
         certificate: Certificate | None,
         grammars: GrammarFactory,
         receipts: ReceiptFactory,
+        certifier: Certifier | None = None,
     ) -> None:
+        """certifier makes the certificate while the engine serves, if there is none yet."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -108,6 +112,8 @@ class Engine:
         self.certificate = certificate
         self.grammars = grammars
         self.receipts = receipts
+        self.certifier = certifier
+        self.start_up_seconds: Mapping[str, float] = {}  # of each phase of building it
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
         self.revocation: str | None = None  # why the certificate was revoked, if it was
@@ -118,6 +124,8 @@ class Engine:
         self._input_processor = InputProcessor(
             tokenizer, limits, grammars, lambda max_len: self.scheduler.require_room(max_len)
         )
+        if certifier is not None:
+            certifier.attach(scheduler)
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -145,6 +153,24 @@ class Engine:
     def has_requests(self) -> bool:
         """Whether a request waits or runs. Without one there may still be a spot check to run."""
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
+
+    @property
+    def certificate_state(self) -> CertificateState:
+        """Where the certificate stands, as clients see it."""
+        if self.revocation is not None:
+            return CertificateState("revoked")
+        certifier = self.certifier
+        if certifier is not None:
+            name: CertificateStateName = "certifying" if certifier.failure is None else "failed"
+            return CertificateState(name, *certifier.progress)
+        if self.certificate is None:
+            return CertificateState("none")
+        return CertificateState("certified" if self.certificate.refusal is None else "refused")
+
+    @property
+    def has_background_work(self) -> bool:
+        """Whether an idle engine has a certificate to make or to adopt."""
+        return self.certifier is not None and self.certifier.failure is None
 
     def prepare(
         self,
@@ -197,6 +223,8 @@ class Engine:
     def submit(self, request: Request, *, wants_deltas: bool = True) -> None:
         """Queue a prepared request. Without wants_deltas its only output is the one with its result."""
         self.scheduler.require_room(request.max_len)
+        if request.deterministic and self.limits.refusal is not None:
+            raise DeterminismRefused(self.limits.refusal)  # found out since it was prepared
         branches = request.branches()
         outputs = {branch.request_id: self._choice_output(branch) for branch in branches}
         collector = ResultCollector(request, outputs, wants_deltas=wants_deltas)
@@ -227,8 +255,57 @@ class Engine:
 
         A pass that raises ends the requests in flight and no others.
         """
+        if self.certifier is None:
+            with self._change:
+                return self._step()
+        self._certify(is_idle=False)
         with self._change:
-            return self._step()
+            return self._adopt_certificate() + self._step()
+
+    def work_in_background(self) -> list[RequestOutput]:
+        """Make a part of the certificate, while there is nothing else to do."""
+        self._certify(is_idle=True)
+        with self._change:
+            return self._adopt_certificate()
+
+    def certify(self, progress: Progress | None = None) -> Certificate | None:
+        """Make the certificate now, if there is none yet. Only for an engine without requests."""
+        assert not self._in_flight and not self.has_requests
+        if self.certifier is not None:
+            self.certifier.finish(progress)
+            with self._change:
+                self._adopt_certificate()
+        return self.certificate
+
+    def _certify(self, *, is_idle: bool) -> None:
+        """A slice of the certification, between two steps."""
+        if self.certifier is not None:
+            if self.scheduler.lacks_lent_pages:
+                self.certifier.interrupt()
+            self.certifier.work(is_idle=is_idle)
+
+    def _adopt_certificate(self) -> list[RequestOutput]:
+        """Use a certificate that is complete, between two plans. The bits stay the same."""
+        certifier = self.certifier
+        if certifier is None or certifier.certificate is None or self._in_flight:
+            return []
+        certificate = self.certificate = certifier.certificate
+        self.certifier = None
+        self.receipts.note_kernels(certificate.kernels)
+        if certificate.refusal is not None:
+            self.limits = self._input_processor.limits = replace(self.limits, refusal=certificate.refusal)
+            _log.error("deterministic requests are refused from now on: %s", certificate.refusal)
+            return self._publish(self.scheduler.refuse_deterministic(certificate.refusal))
+        self.scheduler.adopt(certifier.padded_sizes(certificate.sizes))
+        _log.info(
+            "certified in %.1f s: %d batch sizes give the reference's bits; %s",
+            certificate.seconds,
+            len(certificate.sizes),
+            "their passes commit at once from now on"
+            if self.scheduler.config.commits_at_once
+            else "every deterministic answer is verified",
+        )
+        return []
 
     def reset(self) -> None:
         """End every request, without an output, and forget all pages.
@@ -242,7 +319,11 @@ class Engine:
                 wait()
         pool = self.scheduler.pool
         self._collectors = {}
+        if self.certifier is not None:
+            self.certifier.interrupt()
         self.scheduler = Scheduler(self.scheduler.config, PagePool(pool.num_pages, pool.page_size))
+        if self.certifier is not None:
+            self.certifier.attach(self.scheduler)
         if self.tracer is not None:
             self.tracer = Tracer(self)
 
@@ -265,7 +346,10 @@ class Engine:
         return self._end_step(plan, events)
 
     def _start_next(self) -> StepPlan:
-        """Make the next plan and start it, unless it is empty."""
+        """Make the next plan and start it, unless it is empty. Before a certificate is adopted, the
+        plans made without it are read."""
+        if self.certifier is not None and self.certifier.certificate is not None:
+            return StepPlan(())
         plan = self.scheduler.plan()
         if plan:
             self._count(plan)
@@ -340,6 +424,7 @@ class Engine:
             self.certificate,
             grammars or self.grammars,
             self.receipts,
+            self.certifier,
         )
 
     def check(self) -> None:

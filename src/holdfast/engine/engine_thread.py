@@ -15,7 +15,8 @@ Command = Callable[[], None]
 
 
 class EngineThread:
-    """Steps an engine while it has work, and waits for commands while it has none.
+    """Steps an engine while it has work, and waits for commands while it has none. An idle engine
+    makes its certificate, if it has none yet.
 
     The thread that calls `run` owns the engine from then on. `deliver` gets the outputs of each
     step.
@@ -46,14 +47,17 @@ class EngineThread:
         """
         while True:
             try:
-                if self.engine.has_work:
+                if self.engine.has_work or self.engine.has_background_work:
                     command = self._commands.get_nowait()
                 else:
                     command = self._commands.get(timeout=_IDLE_CHECK_SECONDS)
             except queue.Empty:
                 if self.engine.has_work:
                     return True
-                self.engine.check()
+                if self.engine.has_background_work:
+                    self._deliver(self.engine.work_in_background())
+                else:
+                    self.engine.check()
                 continue
             if command is None:
                 return False

@@ -63,7 +63,7 @@ class InputProcessor:
         require_room: Callable[[int], None],
     ) -> None:
         self._tokenizer = tokenizer
-        self._limits = limits
+        self.limits = limits
         self._grammars = grammars
         self._require_room = require_room
         self._next_id = 1
@@ -86,7 +86,7 @@ class InputProcessor:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
             raise InvalidRequest(f"params must be SamplingParams, not {type(params).__name__}")
-        params = self._limits.defaults.apply(params)
+        params = self.limits.defaults.apply(params)
         prompt_ids = self._encode(prompt)
         read_len, echo = None, ""
         score_from = 1 if params.prompt_logprobs is not None else None
@@ -108,8 +108,8 @@ class InputProcessor:
             request_id=self._take_ids(params.n) if request_id is None else request_id,
             prompt_ids=prompt_ids,
             params=params,
-            seed=self._limits.defaults.seed_of(params),
-            eos_ids=self._limits.eos_ids,
+            seed=self.limits.defaults.seed_of(params),
+            eos_ids=self.limits.eos_ids,
             score_from=score_from,
             bad_words=_bad_words(self._tokenizer, params.bad_texts),
             echo_text=echo,
@@ -149,7 +149,7 @@ class InputProcessor:
     def _check_pooling(self, pooling: Pooling, params: SamplingParams) -> None:
         if params.max_tokens != 0:
             raise InvalidRequest("an embedding is computed without generating anything: see score_params")
-        size = self._limits.hidden_size
+        size = self.limits.hidden_size
         if pooling.dimensions is not None and pooling.dimensions > size:
             raise InvalidRequest(
                 f"dimensions is {show(pooling.dimensions)}; embeddings of this model have at most {size}"
@@ -165,7 +165,7 @@ class InputProcessor:
         return self._tokenizer.decode([one for one in prompt_ids if one < self._tokenizer.vocab_size])
 
     def _check(self, prompt_ids: tuple[int, ...], params: SamplingParams) -> None:
-        limits = self._limits
+        limits = self.limits
         if not prompt_ids:
             raise InvalidRequest("the prompt is empty; give at least one token")
         ids_in_params = (

@@ -5,8 +5,29 @@ Plain data; it crosses processes as is.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 ShowProgress = Callable[[str, int, int], None]  # (stage, done, total), while an engine starts
+
+
+CertificateStateName = Literal["none", "certifying", "certified", "refused", "failed", "revoked"]
+
+
+@dataclass(frozen=True)
+class CertificateState:
+    """Where the certificate stands.
+
+    none         determinism is off
+    certifying   it is being made; deterministic answers are verified
+    certified    it is complete
+    refused      the reference does not repeat its own bits; deterministic requests are refused
+    failed       it could not be made; deterministic answers are verified
+    revoked      a spot check found it wrong; deterministic answers are verified
+    """
+
+    name: CertificateStateName
+    num_checks_done: int = 0
+    num_checks: int = 0
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from holdfast.receipts.canonical_json import (
     join_object,
 )
 from holdfast.receipts.fingerprint import Fingerprint
-from holdfast.receipts.machine import Machine
+from holdfast.receipts.machine import Machine, with_kernels
 from holdfast.receipts.signing import SigningKey
 
 if TYPE_CHECKING:
@@ -215,6 +215,10 @@ class ReceiptFactory:
         self._model = model
         self._machine = machine
         self.key = key
+
+    def note_kernels(self, kernels: Sequence[str]) -> None:
+        """A certificate saw these kernels: name them from now on."""
+        self._machine = with_kernels(self._machine, kernels)
 
     @property
     def fingerprint(self) -> Fingerprint:

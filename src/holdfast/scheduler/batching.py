@@ -59,7 +59,7 @@ class Batcher:
         self._step = step
         self._in_flight = in_flight
         self._optimistic = optimistic
-        self._certified = config.determinism == "auto" and config.one_pass_suffices
+        self._certified = config.commits_at_once
         self._has_one_pass = self._certified or config.determinism == "off"
         # The largest canonical pass without a certificate: whole reference passes.
         self._max_canonical_tokens = (

@@ -72,6 +72,11 @@ class SchedulerConfig:
         sizes = self.certified_sizes
         return bool(sizes) and sizes[-1] >= self.max_num_seqs + self.reference_tokens
 
+    @property
+    def commits_at_once(self) -> bool:
+        """Whether one certified pass holds everything: nothing waits for a verdict."""
+        return self.determinism == "auto" and self.one_pass_suffices
+
 
 @dataclass(frozen=True, slots=True)
 class PendingWindow:

@@ -53,7 +53,7 @@ from holdfast.core.step_plan import (
     ThinkRule,
 )
 from holdfast.core.stop_rules import FinishReason
-from holdfast.errors import AnswerFailed, PassFailed, PromptTooLong
+from holdfast.errors import AnswerFailed, GuaranteeLost, PassFailed, PromptTooLong
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 from holdfast.kv_cache.prefix_cache import PrefixCache
@@ -91,6 +91,7 @@ class Scheduler:
         self._spot_checker = SpotChecker(rate, config.reference_tokens, config.max_pass_tokens, pool)
         self._queue = RequestQueue(config, pool, self.prefix_cache, self._spot_checker)
         self._acceptance_rate = 1.0  # of recent windows, as a whole
+        self._lent_pages: list[int] = []
 
     # Requests
 
@@ -186,6 +187,59 @@ class Scheduler:
         for state in failed:
             state.failure = PassFailed(message)
         return [self._end(state, Phase.FAILED, "error", state.failure) for state in failed]
+
+    # The certificate
+
+    def adopt(self, certified_sizes: tuple[int, ...]) -> None:
+        """From the next plan on, passes of these sizes are canonical. Candidates that wait for
+        their verdict are verified by such a pass."""
+        assert not self._in_flight, "the plans made before must be read first"
+        self.config = replace(self.config, certified_sizes=certified_sizes)
+
+    def refuse_deterministic(self, message: str) -> list[Event]:
+        """The reference contradicts itself: every deterministic request ends with an error."""
+        assert not self._in_flight, "the plans made before must be read first"
+        self.config = replace(self.config, certified_sizes=())
+        self.prefix_cache.clear()
+        self._spot_checker.forget_due()
+        events: list[Event] = []
+        for state in (*self._queue.waiting, *self._queue.by_arrival()):
+            if not state.deterministic:
+                state.distrust_pages()
+                continue
+            if not self._queue.is_running(state):
+                self._queue.waiting.remove(state)
+            state.failure = GuaranteeLost(message)
+            events.append(self._end(state, Phase.FAILED, "error", state.failure))
+        return events
+
+    def lend_pages(self, num_wanted: int) -> tuple[int, ...]:
+        """Up to so many pages, for checks between plans; none if half of those that no request can
+        need are too few. The borrower writes to them."""
+        assert not self._lent_pages, "pages are lent once at a time"
+        num_spare = (self.pool.num_available - self._num_pages_needed) // 2
+        if num_spare < min(num_wanted, max(1, self.pool.num_pages // 4)):
+            return ()
+        for _ in range(min(num_wanted, num_spare)):
+            self._lent_pages.append(self.pool.take())
+        return tuple(self._lent_pages)
+
+    def take_back_pages(self) -> None:
+        """The borrower is done."""
+        while self._lent_pages:
+            self.pool.drop(self._lent_pages.pop())
+
+    @property
+    def lacks_lent_pages(self) -> bool:
+        """Whether requests may need pages that are lent."""
+        return bool(self._lent_pages) and self._num_pages_needed > self.pool.num_available
+
+    @property
+    def _num_pages_needed(self) -> int:
+        """The pages that all live requests need at full length and do not have yet."""
+        waiting = sum(self.pool.pages_for(state.request.max_len) for state in self._queue.waiting)
+        running = self._queue.running.values()
+        return waiting + sum(state.page_table.num_missing(state.request.max_len) for state in running)
 
     # Plan
 
@@ -387,6 +441,7 @@ class Scheduler:
         for pages in (
             *(table.pages for table in {id(table): table for table in tables}.values()),
             *(check.scratch_pages for check in checks),
+            self._lent_pages,
         ):
             for page in pages:
                 holders[page] = holders.get(page, 0) + 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.attention import check_long_attention
 from holdfast.certification.checks.operations import GemmCase, ModelShape, check_fast_head
 from holdfast.numerics.ops import Backend
@@ -56,20 +57,20 @@ def head(backend: Backend) -> GemmCase:
 
 
 def test_batch_invariant_head_is_certified_in_fast_form(backend: Backend, head: GemmCase) -> None:
-    check = check_fast_head(backend, head, HEAD_SIZES, PASS_SIZES)
+    check = run_check(check_fast_head(backend, head, HEAD_SIZES, PASS_SIZES))
     assert check.agrees and check.sizes_tested == HEAD_SIZES
 
 
 def test_one_differing_head_size_leaves_no_pass_size_certified(backend: Backend, head: GemmCase) -> None:
     faulty: Any = FaultyBackend(backend, 3)
-    check = check_fast_head(faulty, head, HEAD_SIZES, PASS_SIZES)
+    check = run_check(check_fast_head(faulty, head, HEAD_SIZES, PASS_SIZES))
     assert check.sizes_differing == PASS_SIZES
 
 
 def test_attention_over_the_longest_context_agrees(backend: Backend) -> None:
-    assert check_long_attention(backend, MODEL, name="attention").agrees
+    assert run_check(check_long_attention(backend, MODEL, name="attention")).agrees
 
 
 def test_differing_attention_over_the_longest_context_is_reported_as_size_0(backend: Backend) -> None:
     faulty: Any = FaultyBackend(backend, 7)
-    assert check_long_attention(faulty, MODEL, name="attention").sizes_differing == (0,)
+    assert run_check(check_long_attention(faulty, MODEL, name="attention")).sizes_differing == (0,)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from holdfast.certification.certificate import run_check
 from holdfast.certification.checks.order_probes import (
     NUM_GEMM_PROBES,
     GemmProbes,
@@ -169,7 +170,7 @@ def test_every_probe_occurs_at_every_size(size: int) -> None:
         seen.append(len(x))
         return x * 2
 
-    found, order = run_full(operation, probes, size)
+    found, order = run_check(run_full(operation, probes, size))
     assert set(order.tolist()) == set(range(NUM_GEMM_PROBES)) and set(seen) == {size}
     assert torch.equal(found, probes[order] * 2)
     for batch in mixed_batches(size, NUM_GEMM_PROBES):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from holdfast.bench.tiny import tiny_config
-from holdfast.certification.checks.passes import PASS_SIZES, PassBench, check_passes
+from holdfast.certification.certificate import run_check
+from holdfast.certification.checks.passes import PASS_SIZES, AllPages, PassBench, check_passes
 from holdfast.core.step_plan import PassResult, StepPlan
 from holdfast.engine.config import EngineConfig
 from holdfast.models.decoder import load_decoder
@@ -27,11 +28,12 @@ def bench() -> PassBench:
     )
     runner: Any = engine.runner
     decoder, store = runner._decoder, runner._store
-    return PassBench(runner, store.layers, decoder.backend.page_size, 512, decoder.backend.recipe.rows)
+    pages = AllPages(store.num_pages)
+    return PassBench(runner, store.layers, decoder.backend.page_size, 512, decoder.backend.recipe.rows, pages)
 
 
 def test_c_backend_agrees_at_every_size_and_pages_are_zeroed(bench: PassBench) -> None:
-    check = check_passes(bench, 128, 1024, (16, 32))
+    check = run_check(check_passes(bench, 128, 1024, (16, 32)))
     assert check.agrees, check
     assert check.name == "pass"
     assert check.sizes_tested == (1, 2, 7, 8, 32, 100, 128)
@@ -43,8 +45,8 @@ def test_c_backend_agrees_at_every_size_and_pages_are_zeroed(bench: PassBench) -
 
 def test_small_kv_store_shortens_the_context(bench: PassBench) -> None:
     few = replace(bench, layers=[type(one)(one.keys[:6], one.values[:6]) for one in bench.layers])
-    few = replace(few, runner=bench.runner)
-    check = check_passes(few, 32, 1024)
+    few = replace(few, runner=bench.runner, lender=AllPages(6))
+    check = run_check(check_passes(few, 32, 1024))
     assert check.agrees and "context 48" in check.shape
 
 
@@ -61,7 +63,7 @@ class RecordingRunner:
 
 def test_no_token_is_beyond_the_maximal_context(bench: PassBench) -> None:
     recording = RecordingRunner(bench)
-    assert check_passes(replace(bench, runner=recording), 128, 20).agrees
+    assert run_check(check_passes(replace(bench, runner=recording), 128, 20)).agrees
     assert recording.reached == 20
 
 
@@ -95,12 +97,12 @@ def other_token(bench: PassBench, span: Any, result: PassResult, index: int) -> 
 @pytest.mark.parametrize("fault", [flip_key, other_token])
 def test_differing_bit_or_token_is_reported_by_pass_size(bench: PassBench, fault: Any) -> None:
     faulty = replace(bench, runner=FaultyRunner(bench, 8, fault))
-    assert check_passes(faulty, 64, 512).sizes_differing == (8,)
+    assert run_check(check_passes(faulty, 64, 512)).sizes_differing == (8,)
 
 
 def test_differing_canonical_pass_is_reported_as_size_0(bench: PassBench) -> None:
     faulty = replace(bench, runner=FaultyRunner(bench, 48, flip_key))
-    assert check_passes(faulty, 64, 512, (48,)).sizes_differing == (0,)
+    assert run_check(check_passes(faulty, 64, 512, (48,))).sizes_differing == (0,)
 
 
 def test_canonical_passes_of_the_torch_backend_agree() -> None:
@@ -112,8 +114,11 @@ def test_canonical_passes_of_the_torch_backend_agree() -> None:
     backend = open_backend(torch.float32, kernels="torch", num_threads=apply_numeric_settings().threads)
     decoder = load_decoder(DummyCheckpoint(config, deviation=0.25), backend, torch.float32, 256)
     store = KVStore(64, config, backend)
-    bench = PassBench(ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16)
-    check = check_passes(bench, 32, 256)
+    pages = AllPages(store.num_pages)
+    bench = PassBench(
+        ModelRunner(decoder, store), store.layers, backend.page_size, config.vocab_size, 16, pages
+    )
+    check = run_check(check_passes(bench, 32, 256))
     assert 0 not in check.sizes_differing
 
 

@@ -1,12 +1,12 @@
 """Check of attention: a token's bits are the same alone, in a window, in a chunk, in any pages."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.operations import ModelShape
 from holdfast.certification.checks.order_probes import attention_inputs
 from holdfast.certification.checks.probes import Differences
@@ -15,6 +15,7 @@ from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.ops import Backend
 
 _SHORT_WINDOW = 40  # shorter than the probe's context, so that the sliding window matters
+_QUICK_DECODE_COUNTS = (1, 3)
 _MAX_QUERIES = 4096  # distinct ones; a longer context uses them again
 
 SpanList = Sequence[tuple[int, int]]  # positions start .. stop - 1 of the probe request
@@ -22,19 +23,21 @@ _PagedKV = tuple[Tensor, KVLayer]  # the pages of the probe request in order, an
 
 
 def check_attention(
-    backend: Backend, model: ModelShape, sizes: tuple[int, ...], *, name: str
-) -> OperationCheck:
+    backend: Backend, model: ModelShape, sizes: tuple[int, ...], *, name: str, is_quick: bool = False
+) -> CheckSteps:
     """The tokens of one request, computed as the reference computes them, then in passes of
-    every size."""
+    every size. is_quick: with few numbers of decode tokens."""
     windows = [None] if model.window is None else [None, min(model.window, _SHORT_WINDOW)]
     differences = Differences()
     for window in windows:
         for spikes in (False, True):
-            _check_window(backend, model, sizes, window, differences, spikes=spikes)
+            bench = _window_bench(backend, model, window, spikes=spikes)
+            counts = _QUICK_DECODE_COUNTS if is_quick else _decode_counts(backend)
+            yield from _check_window(backend, bench, sizes, counts, differences)
     return _result(name, model, sizes, differences)
 
 
-def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> OperationCheck:
+def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> CheckSteps:
     """A late, a middle and an early stretch of the longest context, as chunks, windows and
     decode tokens. A difference here may occur in a pass of any size: it is reported as size 0."""
     reference_tokens = backend.recipe.rows
@@ -48,7 +51,7 @@ def check_long_attention(backend: Backend, model: ModelShape, *, name: str) -> O
             min(bench.context, 3 * reference_tokens + 1),
         }
         for end in sorted(end for end in ends if end > 0):
-            bench.check_stretch(end, differences)
+            yield from bench.check_stretch(end, differences)
     return _result(name, model, (reference_tokens,), differences)
 
 
@@ -58,18 +61,21 @@ def _result(name: str, model: ModelShape, sizes: tuple[int, ...], differences: D
     return OperationCheck(name, shape, sizes, differing, differences.num_comparisons)
 
 
+def _window_bench(
+    backend: Backend, model: ModelShape, window: int | None, *, spikes: bool
+) -> "_AttentionBench":
+    context = min(model.max_context, 9 * model.page_size + 5)
+    return _AttentionBench(backend, model, window, context, spikes=spikes)
+
+
 def _check_window(
     backend: Backend,
-    model: ModelShape,
+    bench: "_AttentionBench",
     sizes: tuple[int, ...],
-    window: int | None,
+    decode_counts: Sequence[int],
     differences: Differences,
-    *,
-    spikes: bool,
-) -> None:
+) -> Generator[None, None, None]:
     """Add the sizes that differ. 0: the reference differs, or passes of any size may."""
-    context = min(model.max_context, 9 * model.page_size + 5)
-    bench = _AttentionBench(backend, model, window, context, spikes=spikes)
     reference = bench.reference()  # [context, heads * head_dim]
     reference_tokens = backend.recipe.rows
     differences.compare(0, bench.shuffled(), reference)
@@ -79,9 +85,11 @@ def _check_window(
         bench.check_chunk(size, reference, label, differences)
         if size > 2 * reference_tokens:
             bench.check_decode(size, reference, label, differences)
+        yield
     # Padding adds no request: a pass of any size may hold any number and mixture of requests.
-    for count in _decode_counts(backend):
+    for count in decode_counts:
         bench.check_decode(count, reference, 0, differences)
+        yield
     bench.check_mixture(reference, 0, differences)
 
 
@@ -148,7 +156,7 @@ class _AttentionBench:
         )
         differences.compare(label, out[: len(positions)], reference[positions])
 
-    def check_stretch(self, end: int, differences: Differences) -> None:
+    def check_stretch(self, end: int, differences: Differences) -> Generator[None, None, None]:
         """The positions before `end`: as one chunk of the reference's size, then in every other
         way. Label 0."""
         reference_tokens = self._backend.recipe.rows
@@ -166,9 +174,11 @@ class _AttentionBench:
         compare([(first, end)], padding=reference_tokens - length)
         for size in (5, 64, 2 * reference_tokens, 4 * reference_tokens):
             compare([(max(0, end - size), end)])
+            yield
         for count in (1, 2, 7, 32, 64, 128):
             starts = [end - 1 - 3 * index % length for index in range(count)]
             compare([(start, start + 1) for start in starts])
+            yield
         compare([(end - 1, end), (max(0, end - 9), end), (end - 1, end), (max(0, end - 100), end)], padding=3)
 
     def _chunked(self, pages: _PagedKV) -> Tensor:

@@ -2,6 +2,7 @@
 
 Each check plants probe tokens in batches of every size and compares their bits with the reference:
 the canonical form in a batch of the reference's size. `synthetic` makes the operations to check.
+A check pauses after each size.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.certification.checks.order_probes import GemmProbes
 from holdfast.certification.checks.probes import (
     Differences,
@@ -84,7 +85,7 @@ class SamplerOp:
     run: BatchOp
 
 
-def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
+def check_gemm(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
     """The GEMM as it runs. On a GPU a GEMM whose output the library rounds is another kernel
     than one with fp32 output."""
     linear = case.linear
@@ -117,7 +118,7 @@ def merge_checks(checks: Sequence[OperationCheck]) -> OperationCheck:
     )
 
 
-def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> OperationCheck:
+def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> CheckSteps:
     """The head in its canonical form, which runs for any number of sampled tokens. A difference
     at any size is a fault of the reference: it is reported as size 0."""
     linear = case.linear
@@ -125,7 +126,7 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
     def canonical(x: Tensor) -> Tensor:
         return backend.logits(x, linear, canonical=True)
 
-    found = _check(
+    found = yield from _check(
         backend,
         case.name,
         sizes,
@@ -139,18 +140,16 @@ def check_head(backend: Backend, case: GemmCase, sizes: tuple[int, ...]) -> Oper
 
 def check_fast_head(
     backend: Backend, case: GemmCase, head_sizes: tuple[int, ...], pass_sizes: tuple[int, ...]
-) -> OperationCheck:
+) -> CheckSteps:
     """The head in its fast form, as a certified pass may compute it. A pass of any size may
     sample any number of tokens, so one head size that differs leaves no pass size certified."""
-    found = check_gemm(backend, replace(case, name=f"{case.name}, as it comes"), head_sizes)
+    found = yield from check_gemm(backend, replace(case, name=f"{case.name}, as it comes"), head_sizes)
     if not set(found.sizes_differing) - {0}:
         return found
     return replace(found, sizes_differing=tuple(sorted({*found.sizes_differing, *pass_sizes})))
 
 
-def check_layer(
-    backend: Backend, case: LayerCase, model: ModelShape, sizes: tuple[int, ...]
-) -> OperationCheck:
+def check_layer(backend: Backend, case: LayerCase, model: ModelShape, sizes: tuple[int, ...]) -> CheckSteps:
     """Every token is a request of one token, so the layer works on each alone. Attention over
     more has its own check."""
 
@@ -187,9 +186,7 @@ def check_layer(
     )
 
 
-def check_token_op(
-    backend: Backend, op: TokenOp, sizes: tuple[int, ...], *, suffix: str = ""
-) -> OperationCheck:
+def check_token_op(backend: Backend, op: TokenOp, sizes: tuple[int, ...], *, suffix: str = "") -> CheckSteps:
     """Such an operation has one form, which is the canonical one. Canonical passes have multiples of
     the reference's size: if one differs, the reference does."""
     reference_tokens = backend.recipe.rows
@@ -206,15 +203,16 @@ def check_token_op(
     )
 
 
-def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) -> OperationCheck:
+def check_sampler_op(backend: Backend, op: SamplerOp, sizes: tuple[int, ...]) -> CheckSteps:
     """The sampler gets any number of tokens, whatever the pass, so a difference at any size is
     reported as size 0."""
     probes = op.inputs.to(backend.device)
-    expected = _in_order(*run_full(op.run, probes, backend.recipe.rows), len(probes))
+    expected = _in_order(*(yield from run_full(op.run, probes, backend.recipe.rows)), len(probes))
     differences = Differences()
     for size in sizes:
-        found, order = run_full(op.run, probes, size)
+        found, order = yield from run_full(op.run, probes, size)
         differences.compare(size, found, expected.index_select(0, order))
+        yield
     differing = tuple(sorted(differences.labels()))
     shape = f"[{probes.shape[1]}]"
     return OperationCheck(
@@ -234,24 +232,25 @@ def _check(
     mixed: Callable[[int, int], Sequence[ProbeBatch]] | None = None,
     canonical_sizes: Sequence[int] = (),
     reference: BatchOp | None = None,
-) -> OperationCheck:
+) -> CheckSteps:
     """Compare probes in the fast form of every size with the canonical form of the reference size.
 
     Every probe is tried at every size, in batches of probes; with `mixed`, some among neighbours of
     other magnitudes. Size 0 stands for the canonical form itself: its probes at
     other places, among other neighbours, and in the sizes that canonical passes may have.
     """
-    found, order = run_full(reference or canonical, probes, backend.recipe.rows)
+    found, order = yield from run_full(reference or canonical, probes, backend.recipe.rows)
     expected = _in_order(found, order, len(probes))
     trials = [(0, size, canonical) for size in canonical_sizes]
     trials += [(size, size, fast) for size in sizes]
     differences = Differences()
     for label, size, operation in trials:
-        found, order = run_full(operation, probes, size)
+        found, order = yield from run_full(operation, probes, size)
         differences.compare(label, found, expected.index_select(0, order))
         for batch in mixed(size, len(probes)) if mixed is not None else ():
             found = rows_at(operation(plant(probes, batch)), batch.seats)
             differences.compare(label, found, rows_at(expected, batch.probes))
+        yield
     differing = tuple(sorted(differences.labels()))
     return OperationCheck(name, shape, tuple(sizes), differing, differences.num_comparisons)
 

@@ -1,9 +1,9 @@
 """Check of whole passes, as the model runner runs them in the KV store's own pages.
 
 The other checks test operations one by one. This one tests everything between them: CUDA graphs,
-page tables, padding, the head and the sampler. Before any request runs, random keys and values fill
-a context of the maximal length. Probe tokens decode at several positions of it, up to the last.
-Each has a last page of its own:
+page tables, padding, the head and the sampler. Random keys and values fill a context of the maximal
+length, in pages that no request uses. Probe tokens decode at several positions of it, up to the
+last. Each has a last page of its own:
 
     the context's pages   [ 17 | 4 | 90 | 33 | ... ]        shuffled, shared, only read
     probe at position p   [ 17 | 4 | 61 ]                   61: a copy of page 90; the probe writes its own slot there
@@ -15,14 +15,14 @@ and its keys and values in every layer. The pages are zeroed at the end.
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.certificate import CheckSteps, OperationCheck
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, PassResult, Sampled, Sampling, Span, StepPlan
 from holdfast.numerics.bits import bits_of
@@ -48,27 +48,64 @@ class PassRunner(Protocol):
     def run(self, plan: StepPlan) -> list[PassResult]: ...
 
 
+class PageLender(Protocol):
+    """Lends pages of the KV store that no request uses."""
+
+    def lend(self, num_wanted: int) -> Sequence[int]:
+        """Up to so many pages; none if too few are free now."""
+        ...
+
+    def take_back(self) -> None:
+        """The pages are not used any more."""
+        ...
+
+
+class AllPages:
+    """Every page of a KV store, before any request runs."""
+
+    def __init__(self, num_pages: int) -> None:
+        self._num_pages = num_pages
+
+    def lend(self, num_wanted: int) -> Sequence[int]:
+        return range(self._num_pages)
+
+    def take_back(self) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class PassBench:
-    """Where passes are checked: a model runner, the KV layers it writes to, and their sizes."""
+    """Where passes are checked: a model runner, the KV layers it writes to, their sizes, and the
+    pages that may be used."""
 
     runner: PassRunner
     layers: Sequence[KVLayer]
     page_size: int
     vocab_size: int
     reference_tokens: int
+    lender: PageLender
 
-    @property
-    def num_pages(self) -> int:
-        return int(self.layers[0].keys.shape[0])
+    def num_wanted(self, max_len: int) -> int:
+        """The pages of a context of this length, and those of probes and neighbours."""
+        return -(-max_len // self.page_size) + _MAX_OWN_PAGES
+
+    def borrow(self, max_len: int) -> Generator[None, None, Sequence[int]]:
+        """Wait until pages are lent."""
+        while not (pages := self.lender.lend(self.num_wanted(max_len))):
+            yield
+        return pages
 
 
 def check_passes(
-    bench: PassBench, max_pass_tokens: int, max_len: int, canonical_sizes: Sequence[int] = ()
-) -> OperationCheck:
+    bench: PassBench,
+    max_pass_tokens: int,
+    max_len: int,
+    canonical_sizes: Sequence[int] = (),
+    sizes: Sequence[int] = PASS_SIZES,
+) -> CheckSteps:
     """The pass sizes that differ. 0 stands for canonical passes, whose sizes are multiples of
     the reference's."""
-    sizes = tuple(size for size in PASS_SIZES if size <= max_pass_tokens)
+    sizes = tuple(size for size in sizes if size <= max_pass_tokens)
     canonical = sorted({bench.reference_tokens, *canonical_sizes})
     trials = [_Trial(0, size, certified=False) for size in canonical if size <= max_pass_tokens]
     trials += [_Trial(size, size, certified=True) for size in sizes]
@@ -77,12 +114,13 @@ def check_passes(
     lengths: set[int] = set()
     # A large pass at the longest context may not fit a CUDA graph. A short context tests its graph.
     for length in sorted({max_len, min(max_len, _SHORT_CONTEXT)}):
-        with torch.inference_mode():
-            context = _ProbeContext(bench, length)
-            try:
-                found, count = _run_trials(context, bench.reference_tokens, trials)
-            finally:
-                context.clear()
+        context = _ProbeContext(bench, length, (yield from bench.borrow(length)))
+        try:
+            yield
+            found, count = yield from _run_trials(context, bench.reference_tokens, trials)
+        finally:
+            context.clear()
+            bench.lender.take_back()
         differing |= found
         compared += count
         lengths.add(context.length)
@@ -101,7 +139,7 @@ class _Trial:
 
 def _run_trials(
     context: "_ProbeContext", reference_tokens: int, trials: Sequence[_Trial]
-) -> tuple[set[int], int]:
+) -> Generator[None, None, tuple[set[int], int]]:
     """The labels of the trials that differ, and how many probes were compared."""
     differing: set[int] = set()
     compared = 0
@@ -112,24 +150,26 @@ def _run_trials(
             compared += len(found)
             if not _same(found, expected):
                 differing.add(trial.label)
+            yield
     return differing, compared
 
 
-def kernels_of_a_pass(bench: PassBench, max_len: int) -> tuple[str, ...]:
+def kernels_of_a_pass(bench: PassBench, max_len: int) -> Generator[None, None, tuple[str, ...]]:
     """The names of the GPU kernels in a decode pass and in one with a prompt chunk. Empty if
     profiling fails."""
-    with torch.inference_mode():
-        context = _ProbeContext(bench, min(max_len, _MAX_NEIGHBOUR_POSITION))
-        try:
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                for turn, size in enumerate((2 * bench.reference_tokens, _NUM_PROBES)):
-                    context.run(_SAMPLING_PARAMS[0], size, certified=True, turn=turn)
-                torch.cuda.synchronize()
-        except RuntimeError as error:
-            _log.warning("the kernels of a pass could not be profiled: %s", error)
-            return ()
-        finally:
-            context.clear()
+    length = min(max_len, _MAX_NEIGHBOUR_POSITION)
+    context = _ProbeContext(bench, length, (yield from bench.borrow(length)))
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for turn, size in enumerate((2 * bench.reference_tokens, _NUM_PROBES)):
+                context.run(_SAMPLING_PARAMS[0], size, certified=True, turn=turn)
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        _log.warning("the kernels of a pass could not be profiled: %s", error)
+        return ()
+    finally:
+        context.clear()
+        bench.lender.take_back()
     names = {event.key for event in profile.key_averages() if event.device_type.name == "CUDA"}
     return tuple(sorted(name for name in names if not name.startswith(("Memcpy", "Memset"))))
 
@@ -145,12 +185,12 @@ class _ProbeResult:
 class _ProbeContext:
     """The shared context, the probes' positions in it, and the pages of probes and neighbours."""
 
-    def __init__(self, bench: PassBench, max_len: int) -> None:
+    def __init__(self, bench: PassBench, max_len: int, lent: Sequence[int]) -> None:
         self._bench, self._max_len = bench, max_len
         self._rng = random.Random(11)
-        pages = list(range(bench.num_pages))
+        pages = list(lent)
         self._rng.shuffle(pages)
-        pages = pages[: -(-max_len // bench.page_size) + _MAX_OWN_PAGES]
+        pages = pages[: bench.num_wanted(max_len)]
         num_own = min(_MAX_OWN_PAGES, max(1, len(pages) // 2))
         self._own, self._pages = pages[:num_own], pages[num_own:]
         if not self._pages:

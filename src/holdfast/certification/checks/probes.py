@@ -1,6 +1,6 @@
 """Probe tokens among neighbours, and the comparison of bits on the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ from holdfast.numerics.bits import bits_differ
 NUM_PROBES = 8  # among neighbours
 DENSE_SEATING = 64  # in batches of up to so many tokens the probes are tried at several places
 
+_BATCHES_AT_ONCE = 64  # of `run_full`, between two pauses
 _SCALES = ((1e3, 1e-3), (1e3, 1e3), (1e-3, 1e-3))  # of the neighbours
 
 
@@ -26,15 +27,21 @@ class ProbeBatch:
     scales: tuple[float, float]
 
 
-def run_full(operation: Callable[[Tensor], Tensor], probes: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def run_full(
+    operation: Callable[[Tensor], Tensor], probes: Tensor, size: int
+) -> Generator[None, None, tuple[Tensor, Tensor]]:
     """Run an operation on batches of `size` tokens that are all probes: as many batches as it takes
     for every probe to occur. Returns the results and which probe each row is: which probe is at
-    which place depends on the size."""
+    which place depends on the size. Pauses after some batches."""
     num_batches = -(-len(probes) // size)
     order = (torch.arange(num_batches * size, device=probes.device) + size) % len(probes)
-    batches = torch.split(probes.index_select(0, order), size)
-    # A copy: in a pass a batch has memory of its own, which a library may choose its kernel by.
-    return torch.cat([operation(batch.clone()) for batch in batches]), order
+    found = []
+    for number, batch in enumerate(torch.split(probes.index_select(0, order), size), 1):
+        # A copy: in a pass a batch has memory of its own, which a library may choose its kernel by.
+        found.append(operation(batch.clone()))
+        if number % _BATCHES_AT_ONCE == 0:
+            yield
+    return torch.cat(found), order
 
 
 def mixed_batches(size: int, num_probes: int) -> list[ProbeBatch]:

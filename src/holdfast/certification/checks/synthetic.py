@@ -60,11 +60,12 @@ def synthetic_layer(backend: Backend, like: LayerWeights) -> LayerWeights:
     )
 
 
-def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
-    """Norms, rope and the activation."""
+def token_ops(backend: Backend, model: ModelShape, *, is_quick: bool = False) -> list[TokenOp]:
+    """Norms, rope and the activation. is_quick: with few inputs."""
     dtype = getattr(torch, backend.recipe.dtype)
     hidden, heads, dim = model.hidden, model.heads, model.head_dim
-    count = NUM_GEMM_PROBES if is_interpreted(backend) else NUM_TOKEN_PROBES
+    is_quick = is_quick or is_interpreted(backend)
+    count = NUM_GEMM_PROBES if is_quick else NUM_TOKEN_PROBES
     generator = torch.Generator().manual_seed(1)
     weight = torch.rand(hidden, generator=generator).add(0.5).to(dtype).to(backend.device)
     angles = torch.rand(dim // 2, generator=generator) * 6
@@ -85,7 +86,7 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
         backend.rope(q, k, cos, sin)
         return torch.cat([q, k], 1).flatten(1)
 
-    if is_interpreted(backend):
+    if is_quick:
         squares = norm_inputs(hidden, count, dtype)
     else:
         # A GPU has no fp32 form of a norm to look at: there its rounded results have to show it.
@@ -101,13 +102,10 @@ def token_ops(backend: Backend, model: ModelShape) -> list[TokenOp]:
     ]
 
 
-def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
+def sampler_ops(backend: Backend, vocab: int, *, is_quick: bool = False) -> list[SamplerOp]:
     """The sampler's operations. Settings of a token are functions of its logits, so that they do not
-    depend on its place in the batch."""
+    depend on its place in the batch. is_quick: without the ones on rare inputs."""
     logits = logits_inputs(vocab)
-    few = few_logits_inputs(min(vocab, _FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
-    ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
-    firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
 
     def argmax(x: Tensor) -> Tensor:
         return backend.sample(x, _sampling_batch(x, temperature=_full(x, 0.0)))
@@ -115,10 +113,6 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
     def sample(x: Tensor) -> Tensor:
         settings = {"top_k": _full(x, 40, torch.int32), "top_p": _full(x, 0.95), "min_p": _full(x, 0.01)}
         return backend.sample(x, _sampling_batch(x, **settings))
-
-    def sample_ties(x: Tensor) -> Tensor:
-        seeds = (x[:, :1] == firsts).long().argmax(1)
-        return backend.sample(x, _sampling_batch(x, seeds=seeds, temperature=temperatures[seeds]))
 
     def sample_top_p(x: Tensor) -> Tensor:
         """top_p is the probability of the likeliest token, to the last bit."""
@@ -132,6 +126,21 @@ def sampler_ops(backend: Backend, vocab: int) -> list[SamplerOp]:
 
     def topk(x: Tensor) -> Tensor:
         return torch.cat([part.double() for part in backend.topk(x, 5)], 1)
+
+    if is_quick:
+        return [
+            SamplerOp("greedy", logits, greedy),
+            SamplerOp("sample", logits, sample),
+            SamplerOp("logsumexp", logits, backend.logsumexp),
+            SamplerOp("top", logits, topk),
+        ]
+    few = few_logits_inputs(min(vocab, _FEW_TOKENS), 8 if is_interpreted(backend) else _NUM_FEW_PROBES)
+    ties = noise_inputs(vocab, range(len(_TEMPERATURES)), _POSITION, _TEMPERATURES)
+    firsts, temperatures = ties[:, 0].to(backend.device), torch.tensor(_TEMPERATURES, device=backend.device)
+
+    def sample_ties(x: Tensor) -> Tensor:
+        seeds = (x[:, :1] == firsts).long().argmax(1)
+        return backend.sample(x, _sampling_batch(x, seeds=seeds, temperature=temperatures[seeds]))
 
     return [
         SamplerOp("argmax", logits, argmax),

@@ -26,7 +26,7 @@ _TRIES = 3  # for --fresh: another process may store its certificate in between
 @grouped(
     without=(
         *("determinism", "max_num_seqs", "kv_memory", "prefix_cache", "speculation", "spot_check_rate"),
-        *("chat_template", "receipt_key"),
+        *("chat_template", "receipt_key", "certification"),
     )
 )
 def certify(
@@ -53,7 +53,7 @@ def certify(
     if shapes is not None:
         _show_shapes(replace(engine, model=shapes, load_format="dummy"), fresh, json_output)
         return
-    config = replace(engine, model=model)
+    config = replace(engine, model=model, certification="startup")
     certificate, is_new = _obtain(config, fresh)
     if json_output:
         typer.echo(json.dumps(certificate.as_dict()))

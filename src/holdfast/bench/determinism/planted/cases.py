@@ -19,7 +19,7 @@ from holdfast.bench.determinism.planted.search import (
     search_token_op,
 )
 from holdfast.bench.determinism.planted.switched import Scope, SwitchedBackend
-from holdfast.certification.certificate import OperationCheck
+from holdfast.certification.certificate import OperationCheck, run_check
 from holdfast.certification.checks.attention import check_attention
 from holdfast.certification.checks.operations import (
     GemmCase,
@@ -104,7 +104,7 @@ def gemm_target(base: Backend, gemm: GemmTarget, real: RealWeights | None) -> Pl
             GemmCase("planted", linear, is_head=gemm.is_head, is_thorough=number == 0)
             for number, linear in enumerate(synthetic_linears(backend, like))
         )
-        return merge_checks([run(backend, case, sizes) for case in cases])
+        return merge_checks([run_check(run(backend, case, sizes)) for case in cases])
 
     operation = "linear" if base.recipe.path == "triton" and not gemm.is_head else "logits"
     search = search_gemm(gemm.outputs, gemm.width, gemm.has_bias, real, operation)
@@ -149,7 +149,7 @@ def scoped_cases(target: PlantedTarget, outputs: int) -> Iterator[Case]:
 def token_target(base: Backend, operation: str, model: ModelShape) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         (op,) = [one for one in token_ops(backend, model) if one.name == operation]
-        return check_token_op(backend, op, sizes)
+        return run_check(check_token_op(backend, op, sizes))
 
     widths = {"rope": model.heads * model.head_dim, "silu_mul": 2 * model.intermediate}
     width = widths.get(operation, model.hidden)
@@ -160,7 +160,7 @@ def token_target(base: Backend, operation: str, model: ModelShape) -> PlantedTar
 
 def attention_target(base: Backend, model: ModelShape) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
-        return check_attention(backend, model, sizes, name="attention")
+        return run_check(check_attention(backend, model, sizes, name="attention"))
 
     shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.max_context, 40)
     text = f"{model.heads} heads, {model.kv_heads} kv, {model.head_dim}"
@@ -170,7 +170,7 @@ def attention_target(base: Backend, model: ModelShape) -> PlantedTarget:
 def sampler_target(base: Backend, operation: str, vocab: int) -> PlantedTarget:
     def check(backend: Any, sizes: tuple[int, ...]) -> OperationCheck:
         ops = [op for op in sampler_ops(backend, vocab) if op.name.split(",")[0] == operation]
-        return merge_checks([check_sampler_op(backend, op, sizes) for op in ops])
+        return merge_checks([run_check(check_sampler_op(backend, op, sizes)) for op in ops])
 
     searches = {"logsumexp": search_logsumexp, "sample": search_sample}
     return PlantedTarget(operation, f"[{vocab}]", base, check, searches[operation](vocab))

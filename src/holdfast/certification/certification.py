@@ -1,0 +1,252 @@
+"""A certification: the checks of a certificate, run at once or in slices between other work.
+
+    checks     [ qkv | o | gate_up | ... | attention | ... | pass ]     in one order, each pauses often
+    slice      ──────►           one slice ends at the next pause after its time is over
+    progress   [ qkv | o ]       finished checks are kept on disk: the next process continues here
+
+A slice has the device to itself: nothing else is in flight when it starts, and it waits for its own
+work before it ends. Until the certificate is complete nothing depends on it.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from holdfast.certification.certificate import (
+    Certificate,
+    CheckSteps,
+    OperationCheck,
+    certificate_key,
+    check_from_dict,
+    run_check,
+    save_certificate,
+)
+from holdfast.certification.checks.probes import clear_neighbours
+from holdfast.errors import ConfigError
+from holdfast.numerics.cache_dir import cache_dir, write_atomic
+from holdfast.numerics.settings_guard import SettingsGuard
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]  # (checks done, in all)
+Check = Callable[[], CheckSteps]
+ListKernels = Callable[[], Generator[None, None, tuple[str, ...]]]
+
+_MAX_REPEATS = 100  # of slices in which another thread changed a setting
+
+
+class Certification:
+    """Makes one certificate. `advance` runs the next slice, until `is_done`."""
+
+    def __init__(
+        self,
+        subject: Mapping[str, object],
+        make_checks: Callable[[], Sequence[Check]],
+        sizes: tuple[int, ...],
+        *,
+        make_reference_checks: Callable[[], Sequence[Check]],
+        kernels: ListKernels | None = None,
+        device: torch.device,
+    ) -> None:
+        """The checks are made when they are needed: their inputs take time and memory. kernels lists
+        the kernels of a pass, on a GPU."""
+        self.key = certificate_key(subject)
+        self.certificate: Certificate | None = None
+        self._subject = subject
+        self._make_checks = make_checks
+        self._make_reference_checks = make_reference_checks
+        self._known_checks: tuple[Check, ...] | None = None
+        self._sizes = sizes
+        self._list_kernels = kernels
+        self._device = device
+        self._kernels: tuple[str, ...] | None = () if kernels is None else None
+        self._done, self._seconds = _load_progress(self.key)
+        self._is_reference_tested = bool(self._done)
+        self._steps: Generator[None, None, object] | None = None  # of the check at work
+        self._num_repeats = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.certificate is not None
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(checks done, in all); in all is 0 until the first slice."""
+        return len(self._done), len(self._known_checks or ())
+
+    @property
+    def _checks(self) -> tuple[Check, ...]:
+        if self._known_checks is None:
+            self._known_checks = tuple(self._make_checks())
+            if len(self._done) > len(self._known_checks):
+                self._done = []  # not ours
+        return self._known_checks
+
+    def test_reference(self, progress: Progress | None = None) -> Certificate | None:
+        """The reference's own test, before the first answer. If it fails, the certificate that says
+        so; it is not kept."""
+        if self._is_reference_tested:
+            return None
+        started = time.monotonic()
+        with SettingsGuard(self._device, own_workers=True), torch.inference_mode():
+            done: list[OperationCheck] = []
+            checks = self._make_reference_checks()
+            for check in checks:
+                done.append(run_check(check()))
+                if progress is not None:
+                    progress(len(done), len(checks))
+        clear_neighbours()
+        self._is_reference_tested = True
+        if all(0 not in check.sizes_differing for check in done):
+            return None
+        return certify(self._subject, done, self._sizes, seconds=time.monotonic() - started)
+
+    def finish(self, progress: Progress | None = None) -> Certificate:
+        """Run all that is left."""
+        while self.certificate is None:
+            self.advance(None, progress)
+        return self.certificate
+
+    def advance(self, seconds: float | None, progress: Progress | None = None) -> None:
+        """Run checks for about this time; None: to the end.
+
+        An exception discards what this slice did, and leaves the certification usable.
+        """
+        if self.certificate is not None:
+            return
+        started = time.monotonic()
+        with torch.inference_mode():
+            num_checks, num_before = len(self._checks), len(self._done)
+        until = None if seconds is None else started + seconds
+        try:
+            with SettingsGuard(self._device, own_workers=True), torch.inference_mode():
+                self._synchronize()
+                self._run(until, progress)
+                self._synchronize()
+        except BaseException as error:
+            self.interrupt()
+            del self._done[num_before:]
+            if not isinstance(error, ConfigError) or self._num_repeats >= _MAX_REPEATS:
+                raise
+            self._num_repeats += 1  # the guard: another thread changed a setting during the slice
+            return
+        self._seconds += time.monotonic() - started
+        if len(self._done) == num_checks and self._kernels is not None:
+            self._complete()
+        elif len(self._done) > num_before:
+            _save_progress(self.key, self._done, self._seconds)
+
+    def interrupt(self) -> None:
+        """End the check at work; it will start again. It gives back what it borrowed."""
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            with torch.inference_mode():
+                steps.close()
+
+    def _run(self, until: float | None, progress: Progress | None) -> None:
+        """Until this time, or until all checks are done."""
+        while len(self._done) < len(self._checks) or self._kernels is None:
+            if self._steps is None:
+                self._steps = self._next_steps()
+            try:
+                next(self._steps)
+            except StopIteration as end:
+                self._steps = None
+                self._note(end.value)
+                if progress is not None:
+                    progress(*self.progress)
+            if until is not None:
+                self._synchronize()  # on a GPU the work is only enqueued
+                if time.monotonic() >= until:
+                    return
+
+    def _next_steps(self) -> Generator[None, None, object]:
+        if len(self._done) < len(self._checks):
+            return self._checks[len(self._done)]()
+        assert self._list_kernels is not None
+        return self._list_kernels()
+
+    def _note(self, result: object) -> None:
+        if isinstance(result, OperationCheck):
+            self._done.append(result)
+        else:
+            assert isinstance(result, tuple)
+            self._kernels = result
+
+    def _complete(self) -> None:
+        clear_neighbours()
+        kernels = self._kernels or ()
+        made = certify(self._subject, self._done, self._sizes, kernels=kernels, seconds=self._seconds)
+        save_certificate(made)
+        _delete_progress(self.key)
+        self._known_checks = ()  # they hold inputs and weights
+        self.certificate = made
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def certify(
+    subject: Mapping[str, object],
+    done: Sequence[OperationCheck],
+    sizes: tuple[int, ...],
+    *,
+    kernels: tuple[str, ...] = (),
+    seconds: float,
+) -> Certificate:
+    """The certificate of these checks. A size is certified if no check differs at it; size 0 means
+    the reference itself differs."""
+    differing = {size for check in done for size in check.sizes_differing}
+    broken = [check.name for check in done if 0 in check.sizes_differing]
+    refusal = (
+        "on this machine the reference pass does not repeat its own bits for "
+        f"{', '.join(broken[:3])}, so no answer can be guaranteed"
+        if broken
+        else None
+    )
+    return Certificate(
+        key=certificate_key(subject),
+        subject=subject,
+        sizes=() if broken else tuple(size for size in sizes if size not in differing),
+        checks=tuple(done),
+        refusal=refusal,
+        seconds=round(seconds, 3),
+        kernels=kernels,
+    )
+
+
+# Progress on disk. Each check stands for itself, so that another process can continue.
+
+
+def _load_progress(key: str) -> tuple[list[OperationCheck], float]:
+    try:
+        content = json.loads(_path(key).read_text())
+        if content["key"] != key:
+            return [], 0.0
+        return [check_from_dict(one) for one in content["checks"]], float(content["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return [], 0.0
+
+
+def _save_progress(key: str, done: Sequence[OperationCheck], seconds: float) -> None:
+    try:
+        content = {"key": key, "seconds": round(seconds, 3), "checks": [asdict(check) for check in done]}
+        write_atomic(_path(key), json.dumps(content))
+    except OSError as error:
+        _log.debug("the progress of the certification could not be kept: %s", error)
+
+
+def _delete_progress(key: str) -> None:
+    with suppress(OSError):
+        _path(key).unlink(missing_ok=True)
+
+
+def _path(key: str) -> Path:
+    return cache_dir() / "certificates" / "unfinished" / f"{key}.json"
