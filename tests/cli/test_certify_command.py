@@ -87,7 +87,7 @@ def test_refusal_is_shown_and_exits_with_1(holdfast, model, monkeypatch):
     result = holdfast("certify", model)
     assert result.exit_code == 1
     assert "the reference does not repeat" in result.stdout
-    refused = holdfast("generate", "the dog", "-m", model, "-d")
+    refused = holdfast("generate", "the dog", "-m", model, "-d", "--certification", "startup")
     assert refused.exit_code == 2
     assert "the reference does not repeat" in refused.stderr
 
