@@ -37,7 +37,7 @@ def make_app(frontend: Frontend, hub: Hub) -> FastAPI:
     ):
         app.include_router(routes)
     app.include_router(docs_router())
-    if frontend.config.inspector:
+    if frontend.config.has_inspector:
         app.include_router(inspector_router(hub))
     add_middleware(app, frontend.config, frontend.tenants, frontend.metrics.refused)
     return app

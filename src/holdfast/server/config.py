@@ -12,7 +12,7 @@ from typing import Literal
 
 from holdfast.core.options import check_choices, option
 from holdfast.errors import ConfigError
-from holdfast.server.tenants.addresses import parse_proxies
+from holdfast.server.tenants.addresses import is_loopback, parse_proxies
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -67,7 +67,11 @@ class ServerConfig:
         name="allowed_origin",
         metavar="ORIGIN",
     )
-    inspector: bool = _server(True, "Serve the inspector, a page that shows the engine at work, at /.")
+    inspector: bool | None = _server(
+        None,
+        "Serve the inspector, a page that shows the engine at work, at /. A key sees its own requests there.",
+        unset="on a loopback address only",
+    )
     max_body_bytes: int = _limit(8 << 20, "Maximum size of a request's body.")
     max_connections: int = _limit(4096, "Maximum number of open connections.")
     max_waiting: int = _limit(
@@ -116,6 +120,11 @@ class ServerConfig:
             raise ConfigError("an API key must be ASCII, not empty, without spaces around it")
         parse_proxies(self.trusted_proxies)
         check_choices(self)
+
+    @property
+    def has_inspector(self) -> bool:
+        """Whether the inspector is served."""
+        return is_loopback(self.host) if self.inspector is None else self.inspector
 
     @property
     def has_keys(self) -> bool:

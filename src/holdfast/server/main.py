@@ -9,7 +9,6 @@ configuration is wrong; 1: the engine process died too often.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import resource
@@ -40,6 +39,7 @@ from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import open_traces
+from holdfast.server.tenants.addresses import is_loopback
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.text.tokenizer import open_tokenizer
 from holdfast.version import __version__
@@ -71,7 +71,7 @@ def run(
     tenants = TenantDirectory(server)
     configure_logging(server.log_format, server.log_level, secrets=tenants.keys)
     with _bind(server.host, server.port) as listening:
-        if not server.has_keys and not _is_loopback(listening.getsockname()[0]):
+        if not server.has_keys and not is_loopback(listening.getsockname()[0]):
             _log.warning("everyone who can reach this machine can use this server; set an --api-key")
         return _event_loop_runner()(Server(server, engine, tenants, listening, progress, command).run())
 
@@ -292,10 +292,6 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
         ) from error
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _event_loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:

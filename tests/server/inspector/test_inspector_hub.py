@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.engine.tracer import PassTrace
 from holdfast.server.errors import ApiError
 from holdfast.server.inspector import hub as hub_module
 from holdfast.server.inspector.hub import MAX_QUEUED, MAX_SUBSCRIBERS, Hub
@@ -24,8 +25,8 @@ class Harness:
 
 
 @asynccontextmanager
-async def subscribed(hub: Hub) -> AsyncGenerator["Page", None]:
-    page = Page(hub)
+async def subscribed(hub: Hub, client: str = "", tenant: str | None = None) -> AsyncGenerator["Page", None]:
+    page = Page(hub, client, tenant)
     assert await page.frame() == b"retry: 2000\n\n"
     try:
         yield page
@@ -36,8 +37,8 @@ async def subscribed(hub: Hub) -> AsyncGenerator["Page", None]:
 class Page:
     """Reads events one at a time."""
 
-    def __init__(self, hub: Hub) -> None:
-        self.events = hub.events()
+    def __init__(self, hub: Hub, client: str = "", tenant: str | None = None) -> None:
+        self.events = hub.events(client, tenant)
 
     async def frame(self) -> bytes:
         async with asyncio.timeout(10):
@@ -186,6 +187,60 @@ def test_hub_refuses_too_many_watchers() -> None:
         for page in pages[1:]:
             await page.events.aclose()
         assert harness.tracing == [True, False]
+
+    run(scenario())
+
+
+def test_oldest_page_of_the_client_with_most_gives_way() -> None:
+    async def scenario() -> None:
+        harness = Harness()
+        greedy = [Page(harness.hub, "greedy") for _ in range(MAX_SUBSCRIBERS)]
+        for page in greedy:
+            await page.frame()
+        others = [Page(harness.hub, "other") for _ in range(MAX_SUBSCRIBERS // 2)]
+        for number, page in enumerate(others):
+            await page.frame()
+            assert await anext(greedy[number].events, b"the end") == b"the end"
+        with pytest.raises(ApiError):  # both have half
+            harness.hub.require_capacity("other")
+        harness.hub.require_capacity("third")
+        assert harness.hub.num_subscribers == MAX_SUBSCRIBERS
+        for page in (*greedy, *others):
+            await page.events.aclose()
+        assert harness.tracing == [True, False]
+
+    run(scenario())
+
+
+def test_page_of_a_tenant_shows_its_own_requests_only() -> None:
+    """Of a pass that holds tokens of two tenants, each sees its own."""
+    ours, theirs = replace(REQUEST, tenant="a"), replace(REQUEST, request_id=8, first_id=8, tenant="b")
+    first = replace(FIRST, requests=(ours, theirs), num_running=2, num_pages_used=2)
+    both = (PassTrace("canonical", True, 5, 16, ((7, 3, 2), (8, 3, 3))),)
+
+    async def scenario() -> None:
+        hub = Harness().hub
+        async with subscribed(hub, "a", "a") as page, subscribed(hub, "b", "b") as other:
+            for one in (page, other):
+                await one.read()
+            hub.publish(first)
+            for one, request_id in ((page, 7), (other, 8)):
+                kind, data = await one.read()
+                assert (kind, [request["id"] for request in data["requests"]]) == ("snapshot", [request_id])
+                assert (data["running"], data["pages_used"]) == (1, 1)
+            hub.publish(replace(step(2, theirs), passes=()))  # nothing of a
+            hub.publish(replace(step(3, ours, ended=((8, "stop"),)), passes=both))
+            _, data = await page.read()
+            assert (data["step"], data["ended"]) == (3, [])
+            assert [
+                (one["num_tokens"], one["num_tokens_padded"], one["spans"]) for one in data["passes"]
+            ] == [(2, 2, [[7, 3, 2]])]
+            assert [(await other.read())[1]["step"] for _ in range(2)] == [2, 3]
+            hub.publish(step(4, ours))
+            async with subscribed(hub, "b", "b") as late:
+                assert (await late.read())[1]["requests"] == []
+            async with subscribed(hub, "admin") as admin:
+                assert [one["id"] for one in (await admin.read())[1]["requests"]] == [7]
 
     run(scenario())
 

@@ -1,7 +1,9 @@
 """The inspector's files: routes, security headers, and readable colours."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
 from importlib import resources
 from pathlib import Path
 
@@ -9,11 +11,15 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from holdfast.recordings import recording_files
+from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
-from holdfast.server.inspector.hub import MAX_SUBSCRIBERS, Hub
+from holdfast.server.inspector.hub import MAX_SUBSCRIBERS, Hub, Subscriber
 from holdfast.server.inspector.routes import ASSETS, PAGE, inspector_router
+from holdfast.server.tenants.tenant import UNKNOWN_TENANT, Tenant, address_tenant, key_tenant, set_tenant
+from support.asgi import scope_of
 
 STATIC = Path(str(resources.files("holdfast.server.inspector") / "static"))
 SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -68,11 +74,68 @@ def test_other_paths_are_not_served(client: TestClient, path: str) -> None:
 def test_events_route_refuses_too_many_watchers(
     client: TestClient, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Hub, "num_subscribers", MAX_SUBSCRIBERS)
-    monkeypatch.setattr(hub, "_subscribers", [object()] * MAX_SUBSCRIBERS)
+    pages = [Subscriber(UNKNOWN_TENANT.id, None) for _ in range(MAX_SUBSCRIBERS)]
+    monkeypatch.setattr(hub, "_subscribers", pages)
     response = client.get("/inspector/events")
     assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
     assert response.headers["retry-after"] == "10"
+
+
+ADMIN, KEY = key_tenant("root", is_admin=True), key_tenant("a")
+
+
+@pytest.mark.parametrize(
+    ("tenant", "address", "shown"),
+    [
+        pytest.param(ADMIN, "203.0.113.7", None, id="admin"),
+        pytest.param(KEY, "127.0.0.1", KEY.id, id="key"),
+        pytest.param(address_tenant("127.0.0.1"), "127.0.0.1", None, id="loopback"),
+        pytest.param(address_tenant("203.0.113.7"), "203.0.113.7", "address:203.0.113.7", id="address"),
+    ],
+)
+def test_page_shows_what_its_client_may_see(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tenant: Tenant, address: str, shown: str | None
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    async def events(self: Hub, client: str, tenant: str | None) -> AsyncIterator[bytes]:
+        asked.append((client, tenant))
+        yield b""
+
+    monkeypatch.setattr(Hub, "events", events)
+    app = FastAPI()
+    app.include_router(inspector_router(hub))
+    scope = scope_of("GET", "/inspector/events")
+    set_tenant(scope, tenant)
+    scope["client"] = (address, 1)
+    asyncio.run(app(scope, receive, send))
+    assert asked == [(tenant.id, shown)]
+
+
+async def receive() -> Message:
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+async def send(message: Message) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "served"),
+    [
+        ("127.0.0.1", None, True),
+        ("localhost", None, True),
+        ("::1", None, True),
+        ("0.0.0.0", None, False),
+        ("192.168.1.7", None, False),
+        ("0.0.0.0", True, True),
+        ("127.0.0.1", False, False),
+    ],
+)
+def test_inspector_is_off_outside_loopback_unless_asked_for(
+    host: str, given: bool | None, served: bool
+) -> None:
+    assert ServerConfig(host=host, inspector=given).has_inspector is served
 
 
 def test_scripts_never_parse_text_as_markup_or_code() -> None:

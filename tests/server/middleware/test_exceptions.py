@@ -1,6 +1,7 @@
 """Every exception becomes an error response of one shape, without internals."""
 
 import asyncio
+import json
 import logging
 from typing import Any
 
@@ -53,6 +54,40 @@ def test_other_exceptions_become_500_and_are_logged(caplog: pytest.LogCaptureFix
     (record,) = caplog.records
     assert (record.name, record.levelno, record.request_id) == ("holdfast.server", logging.ERROR, "test")  # type: ignore[attr-defined]
     assert "secret" in caplog.text
+
+
+class PanicException(BaseException):
+    """As pyo3 raises for a panic in Rust."""
+
+
+def test_panic_of_an_extension_module_becomes_500(caplog: pytest.LogCaptureFixture) -> None:
+    answer = call_app(raising(PanicException("secret")))
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert b"secret" not in answer.body and "secret" in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        call_app(raising(KeyboardInterrupt()))
+
+
+def test_exception_outside_of_the_middleware_becomes_500_of_the_same_shape() -> None:
+    app = FastAPI()
+    add_exception_handlers(app)
+
+    @app.get("/bug")
+    async def fail() -> None:
+        raise KeyError("secret")
+
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    with pytest.raises(KeyError):  # for the log
+        asyncio.run(app(scope_of("GET", "/bug"), receive, send))
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"])["error"]["code"] == "internal_error"
 
 
 def test_started_response_stays_incomplete(caplog: pytest.LogCaptureFixture) -> None:

@@ -193,3 +193,41 @@ def test_host_is_checked_only_on_loopback_without_keys() -> None:
     app = OriginMiddleware(ok, ServerConfig(host="0.0.0.0"))
     assert call_app(app, headers=[("Host", "llm.example")]).status == 200
     assert call_app(app, headers=[("Host", "llm.example"), ("Origin", "https://llm.example")]).status == 200
+
+
+IMAGE = [("Sec-Fetch-Mode", "no-cors"), ("Sec-Fetch-Dest", "image")]
+LINK = [("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "document")]
+FRAME = [("Sec-Fetch-Mode", "navigate"), ("Sec-Fetch-Dest", "iframe")]
+
+
+def fetched(
+    site: str, how: list[tuple[str, str]], path: str, method: str = "GET", **settings: Any
+) -> HttpResponse:
+    headers = [("Host", OURS), ("Sec-Fetch-Site", site), *how]
+    return call_app(OriginMiddleware(ok, ServerConfig(**settings)), method, path, headers)
+
+
+@pytest.mark.parametrize("path", ["/inspector/events", "/", "/v1/completions", "/metrics"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "unheard-of"])
+def test_request_that_another_site_caused_is_refused_without_origin(site: str, path: str) -> None:
+    for how, method in ((IMAGE, "GET"), (FRAME, "GET"), (LINK, "POST"), ([], "GET")):
+        answer = fetched(site, how, path, method)
+        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+        assert fetched(site, how, path, method, api_keys=("k",)).status == 403
+
+
+def test_link_of_another_site_opens_a_page_but_watches_nothing() -> None:
+    assert fetched("cross-site", LINK, "/").status == 200
+    assert fetched("cross-site", LINK, "/docs").status == 200
+    assert fetched("cross-site", LINK, "/inspector/events").status == 403
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_own_page_and_typed_address_are_accepted(site: str) -> None:
+    for how in (IMAGE, LINK):
+        assert fetched(site, how, "/inspector/events").status == 200
+
+
+def test_star_allows_requests_without_origin() -> None:
+    assert fetched("cross-site", IMAGE, "/inspector/events", allowed_origins=("*",)).status == 200
+    assert fetched("cross-site", IMAGE, "/", allowed_origins=("https://app.example",)).status == 403

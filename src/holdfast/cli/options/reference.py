@@ -47,7 +47,7 @@ def _row(one: OptionField) -> str:
 
 def _spelled(one: OptionField) -> str:
     name = one.name.replace("_", "-")
-    return f"--[no-]{name}" if one.type is bool else f"--{name}"
+    return f"--[no-]{name}" if one.type in (bool, bool | None) else f"--{name}"
 
 
 def _default(one: OptionField) -> str:

@@ -4,10 +4,13 @@ The engine traces only while a page is subscribed.
 
 Each subscriber has a short queue of events. A subscriber that reads too slowly loses its queue and
 gets a new snapshot: memory stays bounded, and the engine never waits for a page.
+
+Pages are shared between clients: when all are open, the oldest page of the client with the most
+gives way to a client that has fewer.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 
 from holdfast.engine.tracer import StepTrace
@@ -23,9 +26,15 @@ _RECONNECT = b"retry: 2000\n\n"
 
 
 class Subscriber:
-    """One page: the events it has not read yet, or a flag that it needs a snapshot first."""
+    """One page: the events it has not read yet, or a flag that it needs a snapshot first.
 
-    def __init__(self) -> None:
+    tenant is whose requests it shows; None is all.
+    """
+
+    def __init__(self, client: str, tenant: str | None) -> None:
+        self.client = client
+        self.tenant = tenant
+        self.gives_way = False
         self.events: deque[bytes] = deque()
         self.needs_snapshot = True
         self.wakeup = asyncio.Event()
@@ -72,12 +81,20 @@ class Hub:
             self._view = EngineView(self._token_text)
         if self._view is None:
             return
-        event = sse_event(self._view.update(trace), "step")
+        event = self._view.update(trace)
+        encoded: dict[str | None, bytes | None] = {None: sse_event(event, "step")}
         for subscriber in self._subscribers:
             if trace.is_first:
                 subscriber.reset()
-            else:
-                subscriber.put(event)
+                continue
+            tenant = subscriber.tenant
+            if tenant not in encoded:
+                assert tenant is not None
+                part = self._view.own_part(event, tenant)
+                encoded[tenant] = None if part is None else sse_event(part, "step")
+            own = encoded[tenant]
+            if own is not None:
+                subscriber.put(own)
 
     def reset(self) -> None:
         """The engine process died, and all its requests with it."""
@@ -91,13 +108,13 @@ class Hub:
         for subscriber in self._subscribers:
             subscriber.wakeup.set()
 
-    def require_capacity(self) -> None:
-        """Raise an `ApiError` if one more page cannot subscribe."""
+    def require_capacity(self, client: str = "") -> None:
+        """Raise an `ApiError` if one more page of this client cannot subscribe."""
         if self._closed:
             raise ApiError(
                 503, "The server is shutting down.", code="shutting_down", headers={"Retry-After": "5"}
             )
-        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+        if len(self._subscribers) >= MAX_SUBSCRIBERS and self._oldest_of_largest(client) is None:
             raise ApiError(
                 429,
                 f"{MAX_SUBSCRIBERS} inspector pages are open, which is the maximum; close one of them.",
@@ -105,19 +122,28 @@ class Hub:
                 headers={"Retry-After": "10"},
             )
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events for one page: a snapshot, then steps; a new snapshot where steps were
-        lost.
+    async def events(self, client: str = "", tenant: str | None = None) -> AsyncGenerator[bytes, None]:
+        """Server-sent events for one page of a client: a snapshot, then steps; a new snapshot where
+        steps were lost.
+
+        With a tenant, only its requests are shown.
         """
-        self.require_capacity()
-        subscriber = Subscriber()
+        self.require_capacity(client)
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            oldest = self._oldest_of_largest(client)
+            assert oldest is not None
+            oldest.gives_way = True
+            oldest.wakeup.set()
+            self._subscribers.remove(oldest)
+        subscriber = Subscriber(client, tenant)
         self._add(subscriber)
         try:
             yield _RECONNECT
-            while not self._closed:
+            while not self._closed and not subscriber.gives_way:
                 if subscriber.needs_snapshot:
                     subscriber.needs_snapshot = False
-                    yield sse_event((self._view or EngineView(self._token_text)).snapshot(), "snapshot")
+                    view = self._view or EngineView(self._token_text)
+                    yield sse_event(view.snapshot(tenant), "snapshot")
                 elif subscriber.events:
                     yield subscriber.events.popleft()
                 else:
@@ -127,12 +153,22 @@ class Hub:
         finally:
             self._remove(subscriber)
 
+    def _oldest_of_largest(self, client: str) -> Subscriber | None:
+        """The page that gives way to one of this client, if another client has at least two more."""
+        counts = Counter(one.client for one in self._subscribers)
+        largest, num = counts.most_common(1)[0]
+        if num < counts[client] + 2:
+            return None
+        return next(one for one in self._subscribers if one.client == largest)
+
     def _add(self, subscriber: Subscriber) -> None:
         self._subscribers.append(subscriber)
         if len(self._subscribers) == 1:
             self._set_tracing(True)
 
     def _remove(self, subscriber: Subscriber) -> None:
+        if subscriber.gives_way:  # removed before
+            return
         self._subscribers.remove(subscriber)
         if not self._subscribers:
             self._view = None

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 from importlib import resources
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.recordings import recording_files
@@ -11,6 +12,8 @@ from holdfast.server.errors import ApiError
 from holdfast.server.http.responses import EventStreamResponse
 from holdfast.server.http.static_files import file_response, read_files
 from holdfast.server.inspector.hub import Hub
+from holdfast.server.tenants.addresses import is_loopback
+from holdfast.server.tenants.tenant import Tenant, tenant_of
 
 PAGE, RECORDINGS = "index.html", "recordings.json"
 ASSETS = (
@@ -32,9 +35,11 @@ def inspector_router(hub: Hub) -> APIRouter:
         return file_response(PAGE, files[PAGE])
 
     @router.get("/inspector/events")
-    async def stream_events() -> Response:
-        hub.require_capacity()
-        events, resources = hub.events(), AsyncExitStack()
+    async def stream_events(request: Request) -> Response:
+        tenant = tenant_of(request)
+        hub.require_capacity(tenant.id)
+        events = hub.events(tenant.id, None if _sees_all(request, tenant) else tenant.id)
+        resources = AsyncExitStack()
         resources.push_async_callback(events.aclose)
         return EventStreamResponse(events, resources)
 
@@ -45,3 +50,12 @@ def inspector_router(hub: Hub) -> APIRouter:
         return file_response(name, files[name])
 
     return router
+
+
+def _sees_all(request: Request, tenant: Tenant) -> bool:
+    """Whether the page shows the requests of all tenants: to an admin key, and without keys to clients
+    on this machine.
+    """
+    if tenant.has_key:
+        return tenant.is_admin
+    return request.client is not None and is_loopback(request.client.host)

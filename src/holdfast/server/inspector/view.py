@@ -3,6 +3,8 @@
 A view follows the traces of one tracer. `update` turns a step into the changes a page must make.
 `snapshot` is the whole view, for a page that is new or has lost steps. Only the last tokens of a
 long request are kept and sent.
+
+A tenant's page gets the same events without what belongs to other tenants.
 """
 
 from collections.abc import Callable
@@ -47,14 +49,18 @@ class EngineView:
     def __init__(self, token_text: TokenText) -> None:
         self._token_text = token_text
         self._requests: dict[int, RequestView] = {}
+        self._ended: dict[int, str] = {}  # requests that ended in the last step, and their tenants
         self._last: StepTrace | None = None
 
     def update(self, trace: StepTrace) -> dict[str, Any]:
         """The `step` event for a trace."""
         self._last = trace
         requests = [self._update_request(one) for one in trace.requests]
+        self._ended = {}
         for request_id, _ in trace.ended:
-            self._requests.pop(request_id, None)
+            ended = self._requests.pop(request_id, None)
+            if ended is not None:
+                self._ended[request_id] = ended.trace.tenant
         passes = [
             {
                 "kind": one.kind,
@@ -73,13 +79,46 @@ class EngineView:
             "ended": trace.ended,
         }
 
-    def snapshot(self) -> dict[str, Any]:
-        """The `snapshot` event."""
+    def snapshot(self, tenant: str | None = None) -> dict[str, Any]:
+        """The `snapshot` event; for a tenant, of its own requests."""
         requests = [
             _request_event(one.trace, one.start, one.tokens, self._texts(one.trace.candidate_ids))
             for one in self._requests.values()
+            if tenant is None or one.trace.tenant == tenant
         ]
-        return {**self._engine_state(), "requests": requests}
+        state = self._engine_state() if tenant is None else self._tenant_state(tenant)
+        return {**state, "requests": requests}
+
+    def own_part(self, event: dict[str, Any], tenant: str) -> dict[str, Any] | None:
+        """The part of the last `step` event that belongs to a tenant; None if there is none."""
+        passes = []
+        for one in event["passes"]:
+            spans = [span for span in one["spans"] if self._is_of(span[0], tenant)]
+            num_tokens = sum(num for _, _, num in spans)
+            if spans:
+                counts = {"num_tokens": num_tokens, "num_tokens_padded": num_tokens}
+                passes.append({**one, **counts, "spans": spans})
+        requests = [one for one in event["requests"] if self._is_of(one["id"], tenant)]
+        ended = [one for one in event["ended"] if self._is_of(one[0], tenant)]
+        if not (passes or requests or ended):
+            return None
+        own = {"passes": passes, "requests": requests, "ended": ended}
+        return {**event, **self._tenant_state(tenant), **own}
+
+    def _is_of(self, request_id: int, tenant: str) -> bool:
+        live = self._requests.get(request_id)
+        return tenant == (self._ended.get(request_id) if live is None else live.trace.tenant)
+
+    def _tenant_state(self, tenant: str) -> dict[str, Any]:
+        """The engine's state as if it had no other tenants."""
+        traces = [one.trace for one in self._requests.values() if one.trace.tenant == tenant]
+        num_waiting = sum(one.phase == "queued" for one in traces)
+        return {
+            **self._engine_state(),
+            "running": len(traces) - num_waiting,
+            "waiting": num_waiting,
+            "pages_used": sum(one.num_pages for one in traces),
+        }
 
     def _update_request(self, trace: RequestTrace) -> dict[str, Any]:
         request = self._requests.setdefault(trace.request_id, RequestView(trace))

@@ -56,7 +56,9 @@ class ExceptionMiddleware:
             if not has_started:
                 await error_response(_SHUTTING_DOWN, scope)(scope, receive, send)
             raise
-        except Exception:
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException:  # a panic in an extension module written in Rust is no `Exception`
             _log.exception("request failed", extra={"request_id": scope["state"].get("request_id")})
             error = internal_error()
         if "access" in scope["state"]:
@@ -78,8 +80,14 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 def add_exception_handlers(app: FastAPI) -> None:
     """Give errors of FastAPI and Starlette the same shape as all others."""
+    app.add_exception_handler(Exception, _handle_bug)  # in a layer outside of `ExceptionMiddleware`
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
+
+
+async def _handle_bug(request: Request, raised: Exception) -> Response:
+    """Starlette raises it again, and uvicorn logs it."""
+    return error_response(internal_error(), request.scope)
 
 
 async def _handle_http_exception(request: Request, raised: Exception) -> Response:

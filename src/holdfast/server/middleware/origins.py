@@ -3,7 +3,9 @@
 Programs send no Origin header.
 
 Requests from pages of other origins are refused. Otherwise any page the user opens could use a
-server on the user's machine. A server without API keys on a loopback address also checks the Host
+server on the user's machine. A page can also cause requests without an Origin header, such as those
+of an image; browsers mark them with Sec-Fetch-Site. They are refused as well, except links and forms
+that open a page of this server by GET. A server without API keys on a loopback address also checks the Host
 header, because a page can let its own host name resolve to this machine (DNS rebinding): IP
 addresses and localhost are accepted, other names only if an allowed origin has them.
 
@@ -23,11 +25,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
 from holdfast.server.middleware.exceptions import error_response
+from holdfast.server.tenants.addresses import is_loopback
 
 _ALLOWED_METHODS = "GET, HEAD, POST, OPTIONS"
 _ALLOWED_HEADERS = "authorization, content-type, x-request-id"
 _EXPOSED_HEADERS = "x-request-id, retry-after"
 _HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]{1,64}(?: *, *[A-Za-z0-9_-]{1,64}){0,63}")
+_OWN_SITES = frozenset({"same-origin", "none"})  # none: the user typed the address
+_WATCHING = frozenset({"/inspector/events"})  # GET routes that cost the server more than an answer
 _PORTS = {"http": 80, "https": 443}
 _HOST_AND_PORT = r"(?P<name>[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(_HOST_AND_PORT)
@@ -53,6 +58,8 @@ class OriginMiddleware:
         origins = headers.getlist("origin")
         if not self._is_known_host(headers.get("host", "")):
             await error_response(_UNKNOWN_HOST, scope)(scope, receive, send)
+        elif not origins and self._is_cross_site(scope, headers):
+            await error_response(_OTHER_ORIGIN, scope)(scope, receive, send)
         elif not origins or (len(origins) == 1 and _is_same_origin(origins[0], headers.get("host", ""))):
             await self.app(scope, receive, send)
         elif len(origins) > 1 or not self._is_allowed(origins[0]):
@@ -63,6 +70,13 @@ class OriginMiddleware:
             )
         else:
             await self.app(scope, receive, self._with_cors_headers(origins[0], send))
+
+    def _is_cross_site(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a page of another origin caused a request without saying which."""
+        if self._allows_all or headers.get("sec-fetch-site", "none").lower() in _OWN_SITES:
+            return False
+        opens_page = headers.get("sec-fetch-mode") == "navigate" and scope["method"] in ("GET", "HEAD")
+        return not opens_page or headers.get("sec-fetch-dest") != "document" or scope["path"] in _WATCHING
 
     def _is_allowed(self, origin: str) -> bool:
         return self._allows_all or origin.lower() in self._allowed
@@ -117,14 +131,10 @@ _UNKNOWN_HOST = ApiError(
 
 
 def _host_names(config: ServerConfig) -> frozenset[str]:
-    if config.has_keys or not _is_loopback(config.host):
+    if config.has_keys or not is_loopback(config.host):
         return frozenset()
     origins = (_ORIGIN.fullmatch(origin.lower().rstrip("/")) for origin in config.allowed_origins)
     return frozenset({"localhost", config.host.lower(), *(match["name"] for match in origins if match)})
-
-
-def _is_loopback(host: str) -> bool:
-    return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_address(name: str) -> bool:

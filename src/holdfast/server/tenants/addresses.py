@@ -50,6 +50,12 @@ def parse_address(text: str) -> Address | None:
     return mapped or address
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by an address that no other machine can reach."""
+    address = parse_address(host)
+    return host.lower() == "localhost" or (address is not None and address.is_loopback)
+
+
 def network_of(address: Address) -> str:
     """What identifies the client: an IPv4 address, or the /64 of an IPv6 address."""
     if isinstance(address, IPv4Address):
