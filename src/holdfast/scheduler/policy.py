@@ -47,6 +47,7 @@ class SchedulerConfig:
     chunk_len: int = 0
     while_answering: bool = True
     max_guesses: int = MAX_GUESSES
+    max_window: int | None = None  # candidates of a verification window
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -64,6 +65,12 @@ class SchedulerConfig:
         assert not (self.chunk_len and self.async_scheduling), (
             "thoughts must be known before the next tokens are planned"
         )
+
+    @property
+    def longest_window(self) -> int:
+        """Candidates of a verification window: with the committed token they fit a reference pass."""
+        fitting = self.reference_tokens - 1
+        return fitting if self.max_window is None else min(self.max_window, fitting)
 
     @property
     def one_pass_suffices(self) -> bool:

@@ -137,7 +137,7 @@ class Scheduler:
                 text,
                 self.pool,
                 self.prefix_cache,
-                max_window=self.config.reference_tokens - 1,
+                max_window=self.config.longest_window,
                 grammar=grammar,
                 speculates=self.config.speculation == "ngram",
                 thoughts=self._new_thought_log(request),

@@ -27,7 +27,7 @@ class GpuBench:
 
     def __init__(self, settings: GpuSettings, folder: Path | None, log: Callable[[str], None]) -> None:
         self._settings = settings
-        self.report = GpuReport(_machine(), torch.__version__, _triton(), asdict(settings))
+        self.report = GpuReport(gpu_machine(), torch.__version__, triton_version(), asdict(settings))
         self.report.settings["sizes"] = (
             f"{len(settings.sizes)} from {min(settings.sizes)} to {max(settings.sizes)}"
         )
@@ -114,12 +114,12 @@ class GpuBench:
             torch.cuda.empty_cache()
 
 
-def _machine() -> str:
+def gpu_machine() -> str:
     device = default_device()
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine_name()
 
 
-def _triton() -> str | None:
+def triton_version() -> str | None:
     try:
         return metadata.version("triton")
     except metadata.PackageNotFoundError:

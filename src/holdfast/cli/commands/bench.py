@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.commands.bench_gpu import gpu
+from holdfast.cli.commands.bench_paper import paper
 from holdfast.cli.commands.bench_serve import serve
 from holdfast.cli.console import StageBars, note
 from holdfast.cli.help_format import App
@@ -265,6 +266,7 @@ def _run_planted(config: EngineConfig) -> tuple["PlantedReport", bool]:
 
 
 bench.command()(gpu)
+bench.command()(paper)
 bench.command()(serve)
 
 
