@@ -80,6 +80,7 @@ class InputProcessor:
         want_receipt: bool = True,
         request_id: int | None = None,
         cache_salt: str = "",
+        shared_len: int = 0,
         tenant: str = "",
         max_running: int | None = None,
     ) -> Request:
@@ -116,6 +117,7 @@ class InputProcessor:
             read_len=read_len,
             want_receipt=want_receipt,
             cache_salt=cache_salt,
+            shared_len=shared_len,
             tenant=tenant,
             max_running=max_running,
             pooling=pooling,

@@ -9,7 +9,10 @@ node also keeps the thoughts after the chunks of its pages.
               canonical 7    fast 12
 
 A request with a salt finds only pages of requests with the same salt: the salt is part of the first
-page's key. No bit of an answer depends on it.
+page's key. If the beginning of its prompt is shared by all, the salt is part of the first page's key
+after it. No bit of an answer depends on it.
+
+    root -- (t0..t15) -- ("salt", t16..t31) -- (t32..t47)        the first 16 to 31 tokens are shared
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.kv_cache.page_table import PageTable
 
-PageTokens = tuple[int | str, ...]  # the first page of a salted request begins with the salt
+PageTokens = tuple[int | str, ...]  # the first page after shared ones begins with the salt
 PageThoughts = tuple[tuple[int, ...], ...]
 
 
@@ -83,15 +86,18 @@ class PrefixCache:
     def num_pages(self) -> int:
         return len(self._node_of)
 
-    def match(self, token_ids: Sequence[int], *, canonical_only: bool, salt: str = "") -> PrefixMatch:
+    def match(
+        self, token_ids: Sequence[int], *, canonical_only: bool, salt: str = "", shared_len: int = 0
+    ) -> PrefixMatch:
         """The longest known chain of full pages at the beginning of token_ids. Holds no page."""
         size = self._pool.page_size
+        salted = shared_len - shared_len % size  # the position of the page with the salt
         pages: list[int] = []
         num_canonical = 0
         node = self._root
         next_tokens: PageTokens | None = None
         for start in range(0, len(token_ids) - size + 1, size):
-            next_tokens = _key(tuple(token_ids[start : start + size]), start, salt)
+            next_tokens = _key(tuple(token_ids[start : start + size]), start == salted, salt)
             child = node.children.get(next_tokens)
             page = child.page(canonical_only) if child is not None else None
             if child is None or page is None:
@@ -184,10 +190,13 @@ class PrefixCache:
 class PrefixCursor:
     """How far one request's pages are in the prefix cache: the node of its last cached page."""
 
-    def __init__(self, prefix_cache: PrefixCache, page_size: int, salt: str = "") -> None:
+    def __init__(
+        self, prefix_cache: PrefixCache, page_size: int, salt: str = "", shared_len: int = 0
+    ) -> None:
         self._prefix_cache = prefix_cache
         self._page_size = page_size
         self._salt = salt
+        self._salted = shared_len - shared_len % page_size
         self._is_open = True
         self.reset()
 
@@ -219,7 +228,7 @@ class PrefixCursor:
             start, stop = self.next_len - self._page_size, self.next_len
             node = self._prefix_cache.insert(
                 self._node,
-                _key(tokens(start, stop), start, self._salt),
+                _key(tokens(start, stop), start == self._salted, self._salt),
                 page_table[self._num_pages],
                 canonical=stop <= canonical_len,
                 thoughts=() if thoughts is None else thoughts(start, stop),
@@ -227,8 +236,8 @@ class PrefixCursor:
             self.move_to(node, self._num_pages + 1)
 
 
-def _key(tokens: PageTokens, start: int, salt: str) -> PageTokens:
-    return (salt, *tokens) if salt and start == 0 else tokens
+def _key(tokens: PageTokens, is_salted: bool, salt: str) -> PageTokens:
+    return (salt, *tokens) if salt and is_salted else tokens
 
 
 def _child(parent: PrefixNode, tokens: PageTokens) -> PrefixNode:

@@ -79,6 +79,7 @@ class RequestQueue:
             state.tokens.ids(0, state.cacheable_len),
             canonical_only=state.deterministic,
             salt=state.request.cache_salt,
+            shared_len=state.request.shared_len,
         )
         self._match_of_head = state, match
         self._prefix_cache.track(match)

@@ -99,7 +99,9 @@ class RequestState:
         self.canonical_logprobs = 0 if params.logprobs is None else params.logprobs
         self.tokens = TokenLog(request.prompt_ids)
         self.page_table = PageTable(pool)
-        self.prefix_cursor = PrefixCursor(prefix_cache, pool.page_size, request.cache_salt)
+        self.prefix_cursor = PrefixCursor(
+            prefix_cache, pool.page_size, request.cache_salt, request.shared_len
+        )
         self.request_index = -1  # row in the device's table of sampled tokens, while the request runs
         self.in_flight = InFlightSpans()
         self.phase = Phase.QUEUED

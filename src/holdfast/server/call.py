@@ -19,6 +19,7 @@ from holdfast.core.pooling import Pooling
 from holdfast.core.results import Delta, Determinism, Result, Stats, sum_stats, weakest
 from holdfast.core.sampling_params import SamplingParams
 from holdfast.errors import EngineStopped, HoldfastError
+from holdfast.server.cache_isolation import SharedPrompts, cache_scope
 from holdfast.server.errors import ApiError, answer_error, to_api_error
 from holdfast.server.ipc.engine_link import EngineLink
 from holdfast.server.ipc.response_stream import ResponseStream
@@ -43,10 +44,12 @@ class Call:
         meter: TokenMeter,
         metrics: RequestMetrics,
         begin_span: Callable[[SamplingParams | None], TraceSpan],
+        shared_prompts: SharedPrompts | None = None,
         timeout: float,
     ) -> None:
         self.request_id = request_id  # of the HTTP request
         self.tenant = tenant
+        self._shared_prompts = shared_prompts or SharedPrompts()
         self.began = time.monotonic()
         self.first_token: float | None = None
         self.prompts: list[Sequence[int]] = []
@@ -86,6 +89,7 @@ class Call:
         self.prompts.append(prompt_ids if completion_ids is None else [*prompt_ids, *completion_ids])
         self._num_choices = params.n
         self._trace_span(params if completion_ids is None and pooling is None else None)
+        scope = cache_scope(self.tenant, cache_salt, prompt_ids, self._shared_prompts)
         with _as_api_error():
             stream = self._link.submit(
                 self._updated,
@@ -94,7 +98,8 @@ class Call:
                 completion_ids=completion_ids,
                 echo_text=echo_text,
                 want_receipt=want_receipt,
-                cache_salt=cache_salt or "",
+                cache_salt=scope.salt,
+                shared_len=scope.shared_len,
                 pooling=pooling,
                 tenant=self.tenant.id,
                 max_running=self.tenant.limits.max_running,

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
+from holdfast.server.cache_isolation import SharedPrompts
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
@@ -40,6 +41,7 @@ class Frontend:
         tenants: TenantDirectory,
         defaults: RequestDefaults = NO_DEFAULTS,
         about: str | None = None,
+        shared_prompts: SharedPrompts | None = None,
     ) -> None:
         self.config = config
         self.names = names
@@ -51,6 +53,7 @@ class Frontend:
         self.tenants = tenants
         self.defaults = defaults
         self.about = about  # what to expect of a built-in demo model
+        self.shared_prompts = shared_prompts
         self.created = int(time.time())
         self._calls: set[Call] = set()
 
@@ -102,6 +105,7 @@ class Frontend:
                 metrics=self.metrics.request(deterministic),
                 begin_span=lambda params: self.traces.begin(request.headers, replace(traced, params=params)),
                 timeout=self.config.request_timeout,
+                shared_prompts=self.shared_prompts,
             )
             self._calls.add(call)
             try:

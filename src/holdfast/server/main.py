@@ -27,6 +27,7 @@ from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, EngineStopped
 from holdfast.models.locate import locate
 from holdfast.server.admission import Admission
+from holdfast.server.api.shared_prompts import read_shared_prompts
 from holdfast.server.app import make_app
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError
@@ -125,6 +126,7 @@ class Server:
             admission=self.admission,
             tenants=tenants,
             defaults=engine.request_defaults,
+            shared_prompts=read_shared_prompts(config.shared_prompts, self.prompts),
         )
         self.http = _HttpServer(
             uvicorn.Config(

@@ -53,9 +53,11 @@ class ChatPrompts:
 
     async def tokenize(self, body: TokenizeRequest) -> list[int]:
         """The token ids of a conversation, the same as `render` gives."""
-        return await self._prompts.run_in_thread(
-            lambda: self._render(body, body.messages or (), parse_tools(body.tools), {})
-        )
+        return await self._prompts.run_in_thread(lambda: self.encode(body))
+
+    def encode(self, body: TokenizeRequest) -> list[int]:
+        """As `tokenize`. Slow: call it in a thread."""
+        return self._render(body, body.messages or (), parse_tools(body.tools), {})
 
     def _plan_and_render(self, body: ChatCompletionRequest) -> ChatPrompt:
         config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)

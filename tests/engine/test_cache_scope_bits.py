@@ -1,0 +1,31 @@
+"""The same request has the same bits with and without tenants, salts, shared prompts and limits."""
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from holdfast.engine.llm import LLM
+
+PROMPT = tuple(range(60, 130))
+PARAMS = SamplingParams(max_tokens=8, temperature=0.9, seed=5, logprobs=3, deterministic=True)
+SCOPES: list[dict[str, Any]] = [
+    {},
+    {"tenant": "key:alice"},
+    {"tenant": "key:alice", "cache_salt": "a", "max_running": 1},
+    {"tenant": "key:bob", "cache_salt": "b", "shared_len": 40},
+    {"tenant": "key:bob", "cache_salt": "b", "shared_len": 40},
+    {"tenant": "key:carol", "cache_salt": "c", "shared_len": 70},
+]
+
+
+def test_scopes_change_the_cached_tokens_and_no_bit(auto_llm: "LLM") -> None:
+    engine = auto_llm.engine
+    results = []
+    for scope in SCOPES:
+        engine.submit(engine.prepare(PROMPT, PARAMS, want_receipt=False, **scope))
+        while engine.has_work:
+            results += [update.result for update in engine.step() if update.result is not None]
+    engine.check()
+    assert [result.stats.cached_tokens for result in results] == [0, 64, 0, 32, 64, 64]
+    assert len({(tuple(result.token_ids), repr(result.logprobs)) for result in results}) == 1
