@@ -67,21 +67,17 @@ class ServerConfig:
         name="allowed_origin",
         metavar="ORIGIN",
     )
-<<<<<<< HEAD
     inspector: bool | None = _server(
         None,
         "Serve the inspector, a page that shows the engine at work, at /. A key sees its own requests there.",
         unset="on a loopback address only",
     )
-=======
     shared_prompts: str | None = _server(
         None,
         "A JSON file with prompts whose cached pages all API keys share. Other prompts are cached for each key alone.",
         metavar="FILE",
         unset="no prompts are shared",
     )
-    inspector: bool = _server(True, "Serve the inspector, a page that shows the engine at work, at /.")
->>>>>>> 68a1dfc (Salt the prefix cache by tenant; share the prompts of --shared-prompts)
     max_body_bytes: int = _limit(8 << 20, "Maximum size of a request's body.")
     max_connections: int = _limit(4096, "Maximum number of open connections.")
     max_waiting: int = _limit(
