@@ -101,7 +101,7 @@ class Soak:
             began = time.monotonic()
             status, answer = client.send("/v1/completions", CANARY)
             self.record.canary_seconds.append(time.monotonic() - began)
-            song = _digest(answer) if status == 200 else f"status {status}"
+            song = digest(answer) if status == 200 else f"status {status}"
             self.record.canaries[song] += 1
             self.stop.wait(max(0.0, CANARY_SECONDS - (time.monotonic() - began)))
 
@@ -150,7 +150,7 @@ class Soak:
             self.record.samples.append(sample)
 
 
-def _digest(answer: Any) -> str:
+def digest(answer: Any) -> str:
     choice = answer["choices"][0]
     song = json.dumps([choice["text"], choice["logprobs"]], sort_keys=True)
     return hashlib.sha256(song.encode()).hexdigest()[:16]
