@@ -130,6 +130,7 @@ class Decoder:
 
         residual and x [tokens, hidden] are updated in place.
         """
+        batch = self._prepare(batch)
         rope = self.rope_at(batch.positions)
         last = self._layers[-1]
         self.backend.layer(residual, x, last, self._shape, kv[-1], batch, rope, canonical=canonical)
@@ -146,6 +147,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """Embed the batch and run these layers: residual and x, [tokens, hidden] each."""
         ops, shape = self.backend, self._shape
+        batch = self._prepare(batch)
         residual = self.embed(batch.token_ids)
         x = ops.rms_norm(residual, self._first_norm, shape.eps)
         for index, (weights, layer) in enumerate(zip(layers, kv, strict=True)):
@@ -153,6 +155,9 @@ class Decoder:
             if layer_hook is not None:
                 layer_hook.call(index + 1, residual, x)
         return residual, x
+
+    def _prepare(self, batch: ForwardBatch) -> ForwardBatch:
+        return self.backend.prepare(batch, self.config.num_heads, self.config.num_kv_heads)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """int64 [tokens] -> [tokens, hidden]."""

@@ -15,6 +15,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class AttentionWork:
+    """Which programs of an attention kernel read which contexts, for backends that attend in tiles.
+
+    programs int32 [entries, 4]: tile (-1: none), number of the program, programs of the tile, first
+    slot. shared int32 [tiles with several programs, 3]: tile (-1: none), first slot, splits. A slot
+    of a workspace holds the result of one token and split.
+    """
+
+    programs: Tensor
+    shared: Tensor
+    num_slots: int
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """One pass. All tensors are contiguous and on the device of the pass."""
 
@@ -32,6 +46,8 @@ class ForwardBatch:
     num_short_tiles: int = 0
     # Pages of the longest request that a captured graph allows; 0: the width of page_table.
     max_pages: int = 0
+    # Set by `Backend.prepare`, once a pass.
+    attention_work: AttentionWork | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -65,6 +65,10 @@ class Backend(Protocol):
         """
         ...
 
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        """The batch with what all layers of a pass share and none of them decides."""
+        ...
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [N, K] and bias [N] in the layout of `linear`.
 

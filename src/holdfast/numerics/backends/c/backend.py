@@ -51,6 +51,9 @@ class CBackend:
     def tile_tokens(self, span_len: int, group: int) -> int:
         return 0
 
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        return batch
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         weight = weight.to(self.dtype)

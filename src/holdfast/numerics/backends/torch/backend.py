@@ -59,6 +59,9 @@ class TorchBackend:
     def tile_tokens(self, span_len: int, group: int) -> int:
         return 0
 
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        return batch
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.dtype).to(self.dtype if self._native else torch.float32).contiguous()

@@ -15,28 +15,56 @@ that a token does not see leaves it unchanged.
 
 What does not decide them: the height of the tile, the other tokens in it, whether it is the first
 or the second operand of `tl.dot` (a short tile is the second, because few rows are cheap there),
-and the number of programs that share its splits. One program merges them in registers. Several
-programs write them to memory, and a second kernel merges them by the same operations.
+and the number of programs that share its splits (`attention_work.py`). One program merges them in
+registers. Several programs write them to memory, and a second kernel merges them by the same
+operations.
 """
 
+import logging
+from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
+from types import ModuleType
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdfast.numerics.backends.triton.launch import pdl_begin, pdl_launch, pdl_launch_next, pdl_wait
-from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
+from holdfast.numerics.backends.triton.attention_work import list_work
+from holdfast.numerics.backends.triton.launch import (
+    INTERPRETED,
+    no_pdl,
+    pdl_begin,
+    pdl_launch,
+    pdl_launch_next,
+    pdl_wait,
+)
+from holdfast.numerics.forward_batch import AttentionWork, ForwardBatch, KVLayer
 
 KV_BLOCK = 64
 SPLIT = 256
 PAGE_SIZE = 64
 _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads per KV head
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
-_TARGET_PROGRAMS = 264  # programs that fill the device; splits are spread over programs up to this many
+_MERGED_AT_ONCE = 8  # splits that a merge loads before it needs the first
 _LOG2E = 1.4426950408889634
 _MASKED = tl.constexpr(-1.0e30)
+_log = logging.getLogger(__name__)
+
+
+def _load_hopper() -> ModuleType | None:
+    """The kernel for Hopper GPUs. It needs Gluon, which Triton's interpreter and old versions do not
+    have."""
+    if INTERPRETED:
+        return None
+    try:
+        return import_module("holdfast.numerics.backends.triton.attention_hopper")
+    except (ImportError, AttributeError):
+        return None
+
+
+_hopper = _load_hopper()
 
 
 def tile_tokens(span_len: int, group: int) -> int:
@@ -64,29 +92,75 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
     shape |= {"SPLIT_LEN": SPLIT, "PAGE": PAGE_SIZE, "WINDOWED": window is not None}
     fits_three_blocks = q.element_size() * block_d <= 256  # three blocks of K and V fit in shared memory
     common = (batch.page_table, scale * _LOG2E, window or 0, *strides)
-    if len(tall):
+    if len(tall) and not _attend_on_hopper(out, q, layer, batch, tall, scale=scale, window=window):
         _attention_tall[(len(tall), kv_heads)](
             *(out, q, keys, values, batch.positions, tall), *common, **shape, BLOCK_M=_TALL_TILE,
             num_warps=8, num_stages=3 if fits_three_blocks else 1, **pdl_launch,
         )  # fmt: skip
     if not len(short):
         return out
-    programs = 1 if len(tall) else max(1, min(64, _TARGET_PROGRAMS // (len(short) * kv_heads)))
-    max_splits = -(-(batch.max_pages or batch.page_table.shape[1]) * PAGE_SIZE // SPLIT)
-    workspace = (num_tokens, heads, max_splits) if programs > 1 else (1,)
-    split_accs, split_stats = (q.new_empty((*workspace, size), dtype=torch.float32) for size in (width, 2))
-    _attention_short[(kv_heads, len(short), programs)](  # neighbouring programs read the same pages
-        *(out, split_accs, split_stats, max_splits, programs, q, keys, values, batch.positions, short), *common, **shape,
-        BLOCK_M=_SHORT_TILE if group <= _SHORT_TILE else _TALL_TILE, SHARED=programs > 1,
-        num_warps=4, num_stages=3 if fits_three_blocks else 1, **pdl_launch,
+    work = batch.attention_work or _list_work(batch, short, kv_heads)
+    num_slots = 1 if work is None else work.num_slots
+    split_accs, split_stats = (
+        q.new_empty((num_slots, heads, size), dtype=torch.float32) for size in (width, 2)
+    )
+    programs = short if work is None else work.programs
+    # The kernel reads the list before it waits for the kernel before it.
+    launch = pdl_launch if work is batch.attention_work else no_pdl
+    _attention_short[(kv_heads, len(programs))](  # neighbouring programs read the same pages
+        *(out, split_accs, split_stats, programs, q, keys, values, batch.positions, short), *common, **shape,
+        BLOCK_M=_SHORT_TILE if group <= _SHORT_TILE else _TALL_TILE, LISTED=work is not None,
+        num_warps=4, num_stages=3 if fits_three_blocks else 1, **launch,
     )  # fmt: skip
-    if programs > 1:
-        _merge_splits[(num_tokens, heads)](
-            *(out, split_accs, split_stats, batch.positions, batch.slots, window or 0, max_splits),
-            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None, num_warps=1,
-            **pdl_launch,
+    if work is not None:
+        _merge_splits[(len(work.shared), heads)](
+            *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
+            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None,
+            TOKENS=triton.next_power_of_2(tile_tokens(1, group)), UNROLL=_MERGED_AT_ONCE, num_warps=4, **pdl_launch,
         )  # fmt: skip
     return out
+
+
+def prepare(batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+    """List the tiles and the work of a pass once for all its layers."""
+    tiles, num_short = _tiles(batch, heads // kv_heads)
+    work = _list_work(batch, tiles[:num_short], kv_heads)
+    return replace(batch, tiles=tiles, num_short_tiles=num_short, attention_work=work)
+
+
+def _list_work(batch: ForwardBatch, short: Tensor, kv_heads: int) -> AttentionWork | None:
+    max_len = (batch.max_pages or batch.page_table.shape[1]) * PAGE_SIZE
+    return list_work(short, batch.positions, kv_heads=kv_heads, split_len=SPLIT, max_len=max_len)
+
+
+def _attend_on_hopper(
+    out: Tensor,
+    q: Tensor,
+    layer: KVLayer,
+    batch: ForwardBatch,
+    tall: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+) -> bool:
+    """Whether the kernel for Hopper computed the tall tiles. Where it cannot be compiled,
+    `_attention_tall` gives the same bits."""
+    global _hopper
+    if _hopper is None or not _hopper.supports(q, layer):
+        return False
+    try:
+        _hopper.attention_tall(
+            *(out, q, layer, batch.positions, tall, batch.page_table),
+            log2_scale=scale * _LOG2E, window=window, split_len=SPLIT,
+        )  # fmt: skip
+    except Exception as error:  # of the compiler; it has many types
+        if torch.cuda.is_current_stream_capturing():
+            raise
+        torch.cuda.synchronize(q.device)  # raises if the device failed, not the compiler
+        _hopper = None
+        _log.warning("the attention kernel for Hopper GPUs is not used, prefill will be slower: %s", error)
+        return False
+    return True
 
 
 def _tiles(batch: ForwardBatch, group: int) -> tuple[Tensor, int]:
@@ -208,12 +282,12 @@ def _block_start(step, first_split, programs, SPLIT_LEN: tl.constexpr, BLOCK_N: 
     return (first_split + step // per_split * programs) * SPLIT_LEN + step % per_split * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["max_splits", "programs", "window"])
+@triton.jit(do_not_specialize=["window"])
 def _attention_short(
-    out, split_accs, split_stats, max_splits, programs, q, keys, values, positions, tiles, pages, scale, window,
+    out, split_accs, split_stats, work, q, keys, values, positions, tiles, pages, scale, window,
     key_page, key_head, key_slot, value_page, value_head, value_slot,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLIT_LEN: tl.constexpr, PAGE: tl.constexpr, WINDOWED: tl.constexpr, LISTED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """As `_attention_tall` with every matrix transposed, and the splits of a tile spread over
@@ -221,15 +295,22 @@ def _attention_short(
 
     Few rows are bound by memory latency. One loop goes over the blocks of all splits, so that the
     next blocks are being loaded while a split is merged, and the page of a block is read one step
-    before the block. Tiles, positions and page table are written before the first layer, so they
-    are read before `pdl_wait`.
+    before the block. Tiles, work list, positions and page table are written before the first layer,
+    so they are read before `pdl_wait`.
     """
     pdl_launch_next(PDL)
-    head, tile, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, tile, program, programs, slot = tl.program_id(0), tl.program_id(1), 0, 1, 0
+    if LISTED:
+        work += tile * 4
+        tile, program, programs = tl.load(work), tl.load(work + 1), tl.load(work + 2)
+        slot = tl.load(work + 3)
+        if tile < 0:
+            pdl_wait(PDL)  # a kernel may end only after all kernels before it
+            return
     num_tokens = tl.load(tiles + tile * 3 + 1)
     first_row, first_page = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 2)
     if num_tokens == 0:
-        pdl_wait(PDL)  # a kernel may end only after all kernels before it
+        pdl_wait(PDL)
         return
     first_position = tl.load(positions + first_row).to(tl.int32)
     last_position = first_position + num_tokens - 1
@@ -245,8 +326,8 @@ def _attention_short(
         end -= (SPLIT_LEN - 1 - last_position % SPLIT_LEN) // BLOCK_N
     pages += first_page
     start = _block_start(begin, first_split, programs, SPLIT_LEN, BLOCK_N)
-    if SHARED:
-        start = tl.minimum(start, last_position)  # this program may have no block
+    if LISTED:
+        start = tl.minimum(start, last_position)  # with a window, this program may have no block
     page = tl.load(pages + start // PAGE).to(tl.int64)
     pdl_wait(PDL)
     tile_row = tl.arange(0, BLOCK_M)
@@ -298,8 +379,9 @@ def _attention_short(
         page = next_page
         if (next_start % SPLIT_LEN == 0) | (step == end - 1):  # the last block of the split
             split_row_sum = tl.max(split_sum, 0)
-            if SHARED:
-                entry = row * max_splits + start // SPLIT_LEN
+            if programs > 1:
+                entry = (slot + start // SPLIT_LEN * num_tokens + tile_row // GROUP).to(tl.int64)
+                entry = entry * (KV_HEADS * GROUP) + head * GROUP + tile_row % GROUP
                 tl.store(split_accs + entry[None, :] * WIDTH + dim[:, None], split_acc, mask=mask_2d)
                 tl.store(split_stats + entry * 2, split_max, mask=valid)
                 tl.store(split_stats + entry * 2 + 1, split_row_sum, mask=valid)
@@ -308,39 +390,49 @@ def _attention_short(
             split_max = tl.full([BLOCK_M], _MASKED, tl.float32)
             split_sum = tl.zeros([64, BLOCK_M], tl.float32)
             split_acc = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
-    if not SHARED:
+    if programs == 1:
         result = acc / tl.where(valid, row_sum, 1.0)[None, :] + 0.0
         tl.store(out + row[None, :] * WIDTH + dim[:, None], result.to(out.dtype.element_ty), mask=mask_2d)
 
 
-@triton.jit(do_not_specialize=["max_splits", "window"])
+@triton.jit(do_not_specialize=["window"])
 def _merge_splits(
-    out, split_accs, split_stats, positions, slots, window, max_splits,
+    out, split_accs, split_stats, positions, tiles, shared, window,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
-    PDL: tl.constexpr,
+    TOKENS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one token and head that several programs wrote, by the operations of one
-    program."""
-    pdl_begin(PDL)
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(slots + row) < 0:
+    """Merge the splits of one tile and head that several programs wrote, by the operations of one
+    program. The loads of UNROLL splits are in flight together."""
+    pdl_launch_next(PDL)
+    head = tl.program_id(1)
+    tile = tl.load(shared + tl.program_id(0) * 3)
+    if tile < 0:
+        pdl_wait(PDL)
         return
-    position = tl.load(positions + row).to(tl.int32)
-    dim, one = tl.arange(0, BLOCK_D), tl.arange(0, 1)
-    dim_mask = (dim < WIDTH)[None, :]
-    entry = (row * HEADS + head) * max_splits
-    row_max = tl.full([1], _MASKED, tl.float32)
-    row_sum = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, BLOCK_D], tl.float32)
-    first_visible = 0
+    slot = tl.load(shared + tl.program_id(0) * 3 + 1).to(tl.int64)
+    first_row, num_tokens = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
+    first_position = tl.load(positions + first_row).to(tl.int32)
+    pdl_wait(PDL)
+    token, dim = tl.arange(0, TOKENS), tl.arange(0, BLOCK_D)
+    valid = token < num_tokens
+    mask_2d = valid[:, None] & (dim < WIDTH)[None, :]
+    row_max = tl.full([TOKENS], _MASKED, tl.float32)
+    row_sum = tl.zeros([TOKENS], tl.float32)
+    acc = tl.zeros([TOKENS, BLOCK_D], tl.float32)
+    begin, end = 0, (first_position + num_tokens - 1) // SPLIT_LEN + 1
     if WINDOWED:
-        first_visible = tl.maximum(position - window + 1, 0)
-    for split in range(first_visible // SPLIT_LEN, position // SPLIT_LEN + 1):
-        split_max = tl.load(split_stats + (entry + split) * 2 + one)
-        split_sum = tl.load(split_stats + (entry + split) * 2 + 1 + one)
-        split_acc = tl.load(split_accs + (entry + split) * WIDTH + dim[None, :], mask=dim_mask, other=0.0)
-        row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
-    result = acc / row_sum[:, None] + 0.0
-    tl.store(
-        out + (row * HEADS + head) * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=dim_mask
-    )
+        begin = tl.maximum(first_position - window + 1, 0) // SPLIT_LEN
+    for start in range(begin, end, UNROLL):
+        for offset in tl.static_range(UNROLL):
+            split = start + offset
+            is_split = valid & (split < end)
+            entry = (slot + split * num_tokens + token) * HEADS + head
+            split_max = tl.load(split_stats + entry * 2, mask=is_split, other=_MASKED)
+            split_sum = tl.load(split_stats + entry * 2 + 1, mask=is_split, other=0.0)
+            split_acc = tl.load(
+                split_accs + entry[:, None] * WIDTH + dim[None, :], mask=mask_2d & (split < end), other=0.0
+            )
+            row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
+    result = acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0
+    row = (first_row + token).to(tl.int64) * HEADS + head
+    tl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=mask_2d)

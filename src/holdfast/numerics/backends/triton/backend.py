@@ -79,6 +79,9 @@ class TritonBackend:
     def tile_tokens(self, span_len: int, group: int) -> int:
         return attention.tile_tokens(span_len, group)
 
+    def prepare(self, batch: ForwardBatch, heads: int, kv_heads: int) -> ForwardBatch:
+        return attention.prepare(batch, heads, kv_heads)
+
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         out_features, in_features = weight.shape
         data = weight.to(self.device, self.dtype).contiguous()

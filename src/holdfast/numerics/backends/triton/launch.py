@@ -23,9 +23,12 @@ class PdlLaunch(TypedDict, total=False):
     launch_pdl: bool
 
 
+no_pdl: PdlLaunch = {"PDL": False}
+
+
 def _pdl_launch() -> PdlLaunch:
     if INTERPRETED or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
-        return {"PDL": False}
+        return no_pdl
     return {"PDL": True, "launch_pdl": True}
 
 
