@@ -89,7 +89,8 @@ class Slot:
 
 class ScriptedRunner:
     """Runs plans over hashes. `error_rate` is the chance that a fast token is wrong; from pass number `corrupt_from` on
-    certified passes are wrong too. With penalties or a grammar a span must have the tokens before it.
+    certified passes are wrong too. With a grammar a span must have the tokens before it; with penalties, too, unless
+    the request has a ring of sampled tokens.
     """
 
     def __init__(
@@ -214,9 +215,12 @@ class ScriptedRunner:
     def _check_what_is_known(self, span: Span) -> None:
         """Who looks back at its tokens is given all of them."""
         samples = span.sample_from < len(span.token_ids)
-        if samples and (span.sampling.needs_history or span.constraint is not None):
+        needs_history = span.sampling.needs_history and (
+            span.request_index < 0 or span.constraint is not None
+        )
+        if samples and (needs_history or span.constraint is not None):
             assert UNKNOWN_TOKEN not in span.token_ids
-        if samples and span.sampling.needs_history:
+        if samples and needs_history:
             known = (*span.history, *span.token_ids)
             assert len(known) == span.stop and UNKNOWN_TOKEN not in known
             before = self._slots[self._slot(span, span.start - 1)].context if span.start else START

@@ -99,7 +99,7 @@ def clients() -> st.SearchStrategy[Client]:
         st.sampled_from([0, 0, 5]),
         st.booleans(),
         st.booleans(),
-        st.sampled_from([False] * 9 + [True]),
+        st.sampled_from([False] * 4 + [True]),
     )
     aborts = st.one_of(st.none(), st.none(), st.integers(0, 30))
     scores = st.one_of(st.none(), st.none(), st.integers(1, 30))

@@ -83,20 +83,27 @@ def test_nothing_is_planned_after_the_last_token() -> None:
     assert driver.runner.num_started == 2
 
 
-@pytest.mark.parametrize("settings", [{"presence_penalty": 1.0}, {"grammar": AnyForm()}])
-@pytest.mark.parametrize("mode", ["auto", "verify"])
-def test_a_synchronous_request_makes_all_requests_wait(mode: str, settings: dict[str, object]) -> None:
-    driver = Driver(mode, certified=CERTIFIED, async_scheduling=True, error_rate=0.3)  # type: ignore[arg-type]
-    free = driver.submit(PROMPT, 30)
-    bound = driver.submit((3, 3), 6, **settings)  # type: ignore[arg-type]
-    while bound not in driver.ended:
-        assert driver.start()
-        assert not driver.start(), "all requests wait"
-        driver.read()
-    before = driver.runner.num_unknown
-    assert before == 0
+def test_penalties_do_not_wait_for_tokens_in_flight() -> None:
+    driver = certified(speculation="off")
+    number = driver.submit(PROMPT, 30, presence_penalty=1.0)
+    assert driver.start()
+    (span,) = spans_of(driver.start(), number)
+    assert span.token_ids == (UNKNOWN_TOKEN,) and not span.history, "the device knows its tokens"
     driver.finish()
-    assert driver.runner.num_unknown > 0
+    assert driver.answers[number] == truth(PROMPT, 30)
+
+
+@pytest.mark.parametrize("mode", ["auto", "verify"])
+def test_only_a_request_with_a_grammar_waits_for_its_token(mode: str) -> None:
+    driver = Driver(mode, certified=CERTIFIED, async_scheduling=True, speculation="off")  # type: ignore[arg-type]
+    free = driver.submit(PROMPT, 30)
+    bound = driver.submit((3, 3), 6, grammar=AnyForm())
+    while bound not in driver.ended:
+        planned = [bool(spans_of(plan, bound)) for plan, _ in driver.in_flight]
+        assert sum(planned) <= 1, "its next token is planned once the last one is read"
+        driver.step()
+    assert driver.runner.num_ahead > 0 and driver.runner.num_unknown > 0
+    driver.finish()
     assert driver.answers[free] == truth(PROMPT, 30)
     assert driver.answers[bound] == truth((3, 3), 6)
 

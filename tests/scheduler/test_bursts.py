@@ -2,8 +2,9 @@
 
 import pytest
 from scripted import COPIES
+from test_schedules import AnyForm
 
-from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, PassKind
+from holdfast.core.step_plan import SAMPLED_RING_SIZE, UNKNOWN_TOKEN, PassKind, StepPlan
 from holdfast.scheduler import policy
 from holdfast.scheduler.policy import choose_burst
 from scheduler.driver import ROWS, Driver, spans_of, truth
@@ -203,13 +204,15 @@ def test_ordinary_requests_wait_for_an_awaited_verdict() -> None:
     assert not driver.start(), "the ordinary request alone would make half empty passes"
 
 
-def test_a_candidate_in_flight_is_no_committed_token() -> None:
-    """A synchronous request is gone, and the plan in flight has a candidate whose window is not planned yet."""
-    driver = burst()
-    free, bound = driver.submit(PROMPT, 30), driver.submit((3, 3), 30, presence_penalty=1.0)
-    while not (driver.in_flight and spans_of(driver.in_flight[0][0], free)[-1].logprobs is None):
-        driver.step()
-    driver.note(driver.scheduler.abort(bound))
-    assert not driver.start()
+def test_requests_with_penalties_burst_and_requests_with_a_grammar_do_not() -> None:
+    driver = burst(error_rate=0.2)
+    free, bound = driver.submit(PROMPT, 40), driver.submit((3, 3), 40, grammar=AnyForm())
+    penalised = driver.submit((1, 2), 40, presence_penalty=1.0)
     driver.finish()
-    assert driver.answers[free] == truth(PROMPT, 30)
+    for one in driver.runner.passes:
+        for span in spans_of(StepPlan((one,)), bound):
+            assert UNKNOWN_TOKEN not in span.token_ids
+    assert driver.ended[bound].stats.rolled_back == 0, "it proposes no candidates"
+    assert driver.ended[penalised].stats.windows > 0
+    for number, prompt in ((free, PROMPT), (bound, (3, 3)), (penalised, (1, 2))):
+        assert driver.answers[number] == truth(prompt, 40)

@@ -73,7 +73,7 @@ class Sampling:
 
     @property
     def needs_history(self) -> bool:
-        """Whether sampling needs the ids of all tokens before."""
+        """Whether sampling depends on the ids of the tokens before."""
         return self.params.penalises or bool(self.bad_words)
 
 
@@ -104,7 +104,8 @@ class Span:
     sample_from on are sampled after.
 
     scored_ids are known tokens whose logprobs are asked for: one after each of the len(scored_ids)
-    tokens before sample_from. history is the tokens before start, if `Sampling.needs_history`.
+    tokens before sample_from. history is the tokens before start, if `Sampling.needs_history`; it is
+    empty if only the device may know them, which then reads them beside the KV.
     with_checksums: report checksums of the sampled tokens' logits. request_index is the request's
     ring of sampled tokens, -1 if no later span reads it. rule: think about chunks by this rule;
     guesses are the thoughts that are assumed after each chunk that ends in the span with more

@@ -20,6 +20,7 @@ from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
 from holdfast.numerics.recipe import Recipe
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.numerics.token_history import TokenHistory
 
 
 @dataclass(frozen=True)
@@ -157,4 +158,9 @@ class Backend(Protocol):
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k largest: values fp32 [n, k] in descending order and ids int64 [n, k], ties to the
         lowest id."""
+        ...
+
+    def new_token_history(self, num_pages: int) -> TokenHistory | None:
+        """For logits processors of tokens that only the device knows. None: the host knows all
+        tokens of a pass when it starts."""
         ...

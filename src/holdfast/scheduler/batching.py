@@ -69,8 +69,6 @@ class Batcher:
     @property
     def must_wait(self) -> bool:
         """If any request needs a result that is still in flight, the whole step waits."""
-        if self._queue.num_synchronous:
-            return True
         if self._has_one_pass:
             return False
         return any(
@@ -94,7 +92,7 @@ class Batcher:
             return []  # because of a request that was just admitted
         if self._has_one_pass:
             return [self._one_pass()]
-        if self._config.async_scheduling and not self._queue.num_synchronous:
+        if self._config.async_scheduling:
             return self._burst()
         return self._two_passes()
 
@@ -113,7 +111,7 @@ class Batcher:
             count = 1 + state.tokens.num_candidates
             if count > budget or not self._has_room(state, state.expected_len, planned):
                 continue
-            if count > 1 or state.is_synchronous:
+            if count > 1 or state.needs_known_tokens:
                 planned[state.request_id] = next_span(state, count)
             else:
                 logprobs = state.canonical_logprobs if state.deterministic else state.logprobs
@@ -234,9 +232,8 @@ class Batcher:
             counts = choose_windows(proposing, max_count, budget)
             longest = max(counts.values(), default=0) or 1
             for state in ordinary:
-                counts[state.request_id] = (
-                    1 if state.tokens.num_candidates else min(longest, state.tokens_left)
-                )
+                takes_one = state.tokens.num_candidates > 0 or state.is_synchronous
+                counts[state.request_id] = 1 if takes_one else min(longest, state.tokens_left)
             num_missing = sum(
                 state.page_table.num_missing(_burst_stop(state, counts[state.request_id]))
                 for state in (*proposing, *ordinary)
@@ -255,11 +252,13 @@ class Batcher:
         for state in decoding:
             if counts[state.request_id] <= number:
                 continue
-            if state.deterministic or not state.tokens.num_candidates:
+            is_ordinary_window = not state.deterministic and state.tokens.num_candidates > 0
+            if not is_ordinary_window and not state.is_synchronous:
                 span = next_token_span(state, None if state.deterministic else state.logprobs)
             else:
                 span = ordinary_span(state, 1 + state.tokens.num_candidates)
-                self._open_window(state)
+                if is_ordinary_window:
+                    self._open_window(state)
             state.in_flight.add(span)
             spans.append(span)
         budget = self._config.max_pass_tokens - sum(span.num_tokens for span in spans)
@@ -374,7 +373,7 @@ def choose_windows(proposing: Iterable[RequestState], max_count: int, budget: in
     known candidates.
 
     The request that was verified longest ago goes first. Requests whose windows do not fit are left
-    for the next step.
+    for the next step. A request with a grammar gets none: the host must know a token before the next.
     """
     counts: dict[int, int] = {}
     for state in sorted(proposing, key=lambda state: (state.last_verified, state.request_id)):
@@ -382,7 +381,7 @@ def choose_windows(proposing: Iterable[RequestState], max_count: int, budget: in
         if 1 + known > budget:
             continue
         count = min(max_count, budget - 1 - known, state.window_cap - known, state.tokens_left - 1 - known)
-        counts[state.request_id] = 0 if state.has_draft else max(0, count)
+        counts[state.request_id] = 0 if state.has_draft or state.is_synchronous else max(0, count)
         budget -= 1 + known + counts[state.request_id]
     return counts
 

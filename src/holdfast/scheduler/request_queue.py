@@ -32,7 +32,6 @@ class RequestQueue:
         self._spot_checker = spot_checker
         self.waiting: list[RequestState] = []  # by arrival
         self.running: dict[int, RequestState] = {}
-        self.num_synchronous = 0  # running requests that cannot be scheduled asynchronously
         self._by_arrival: list[RequestState] | None = []
         self._match_of_head: tuple[RequestState, PrefixMatch] | None = None
         # Indices of requests that ended stay taken until no plan in flight uses them.
@@ -96,14 +95,12 @@ class RequestQueue:
         if self._config.async_scheduling:
             state.request_index = self._free_indices.pop()
         self.running[state.request_id] = state
-        self.num_synchronous += state.is_synchronous
         self._by_arrival = None
 
     def remove(self, state: RequestState) -> int:
         """The request no longer runs. Returns its request index, which the caller frees, or -1."""
         if self.running.pop(state.request_id, None) is None:
             return -1
-        self.num_synchronous -= state.is_synchronous
         self._by_arrival = None
         request_index, state.request_index = state.request_index, -1
         return request_index

@@ -137,9 +137,9 @@ class RequestState:
             bad_words=request.bad_words,
             eos_ids=tuple(sorted(request.eos_ids)),
         )
-        # Its next token needs the ids of the tokens before it, not only their KV: nothing can be
-        # scheduled asynchronously.
-        self.is_synchronous = grammar is not None or self.sampling.needs_history
+        # The host must know the tokens before the next one: it is not planned while a token is in
+        # flight. Other requests do not wait for it.
+        self.is_synchronous = grammar is not None
 
     # Lengths
 
@@ -199,6 +199,12 @@ class RequestState:
         return self.phase is Phase.PREFILL and not self.in_flight.num_new_tokens
 
     @property
+    def needs_known_tokens(self) -> bool:
+        """Whether its spans need the ids of the tokens before the sampled ones: for a grammar, or
+        for penalties and bad words where the device does not read them beside the KV."""
+        return self.is_synchronous or (self.request_index < 0 and self.sampling.needs_history)
+
+    @property
     def is_unverified(self) -> bool:
         """Candidates of a deterministic request are in flight, or a window. Canonical spans always
         have logprobs."""
@@ -207,8 +213,8 @@ class RequestState:
 
     @property
     def is_blocked(self) -> bool:
-        """Nothing can be planned after what is in flight: it is a window over known candidates, or
-        the answer's end.
+        """Nothing can be planned after what is in flight: it is a window over known candidates,
+        the answer's end, or a token that the grammar must see first.
 
         A window over candidates that are in flight themselves is no reason: `Batcher.must_wait`
         decides there.
@@ -219,6 +225,8 @@ class RequestState:
             return True
         if self.only_scored:
             return last.stop >= self.prefill_len
+        if self.is_synchronous and in_flight.num_new_tokens:
+            return True
         return tokens.committed_len - tokens.prompt_len + in_flight.num_new_tokens >= self.max_tokens
 
     @property

@@ -10,8 +10,8 @@ _UNKNOWN_TOKENS = (UNKNOWN_TOKEN,)
 
 
 def next_token_span(state: RequestState, logprobs: int | None) -> Span:
-    """One sampled token after everything known or in flight, for a request that needs no history
-    and no grammar."""
+    """One sampled token after everything known or in flight, for a request whose tokens the host
+    need not know."""
     in_flight = state.in_flight.spans
     if in_flight:
         start, token_ids = in_flight[-1].stop, _UNKNOWN_TOKENS
@@ -24,7 +24,7 @@ def next_token_span(state: RequestState, logprobs: int | None) -> Span:
 def candidate_span(state: RequestState) -> Span:
     """One fast token of a deterministic request after everything known: it proposes the next
     candidate."""
-    if not state.is_synchronous:
+    if not state.needs_known_tokens:
         return next_token_span(state, None)
     return _span(state, state.computed_len, state.tokens.total_len, None)
 
@@ -105,7 +105,9 @@ def _span(state: RequestState, start: int, stop: int, logprobs: int | None) -> S
         sample_from=sample_from,
         logprobs=logprobs,
         scored_ids=_scored_ids(state, stop),
-        history=tokens.ids(0, start) if samples and state.sampling.needs_history else (),
+        history=tokens.ids(0, start)
+        if samples and state.sampling.needs_history and state.needs_known_tokens
+        else (),
         constraint=constraint,
         guesses=() if state.thoughts is None else state.thoughts.guesses(start, stop),
         num_pooled=0 if state.pooled is None else state.pooled.num_pooled(start, stop, state.in_flight.spans),

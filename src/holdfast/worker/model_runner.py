@@ -30,6 +30,7 @@ from holdfast.worker.greedy_head import GreedyHeadGraph, GreedyTokens
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, make_input_batch, send_batch
 from holdfast.worker.kv_store import KVStore
 from holdfast.worker.last_layer import LastLayer
+from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.grammar_masks import GrammarMaskWorker
 from holdfast.worker.logits_slices import Masks, batch_slices, max_logits_tokens
 from holdfast.worker.logprobs import gather_logprobs
@@ -69,6 +70,8 @@ class ModelRunner:
         self._own_workers = backend.recipe.path == "torch"
         self._stream = DeviceStream(self._device)
         self._ring = SampledRing(self._device)
+        history = backend.new_token_history(store.num_pages)
+        self._tokens = None if history is None else DeviceTokens(history, self._page_tables)
         tall_tile_tokens = backend.tile_tokens(1 << 20, self._group) or 1
         layer_hook = None if thought_runner is None else thought_runner.captured_layer_hook
         needs_all_tokens = thought_runner is not None and thought_runner.reads_last_layer
@@ -216,10 +219,13 @@ class ModelRunner:
         return sent, hidden[sent.logits_indices], size
 
     def _read_ring(self, batch: InputBatch, sent: DeviceBatch) -> None:
-        """Fill in the token ids that earlier passes sampled."""
+        """Fill in the token ids that earlier passes sampled, and keep all of them beside the KV."""
         self._ring.grow(batch.num_request_indices)
         if len(batch.ring_read_indices):
             self._ring.read(sent.forward.token_ids, sent.ring_read_indices, sent.ring_read_slots)
+        if batch.num_request_indices and self._tokens is not None:
+            forward, count = sent.forward, batch.num_tokens
+            self._tokens.history.write(forward.slots[:count], forward.token_ids[:count])
 
     def _sample(
         self,
@@ -236,7 +242,7 @@ class ModelRunner:
         for slices in batch_slices(spans, masks, self._max_logits_tokens):
             num_tokens = sum(one.num_tokens for one in slices)
             logits = self._decoder.logits(hidden[done : done + num_tokens], canonical=canonical)
-            found.append(sample(self._decoder.backend, logits, slices, copies))
+            found.append(sample(self._decoder.backend, logits, slices, copies, self._tokens))
             done += num_tokens
         return self._collect(found, spans, sent)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from holdfast.core.step_plan import NO_TOKEN, Sampled
 from holdfast.numerics.ops import Backend
 from holdfast.numerics.sampling import SamplingBatch
+from holdfast.worker.logits_processors.device_history import DeviceTokens
 from holdfast.worker.logits_processors.pipeline import apply_logits_processors, has_logits_processors
 from holdfast.worker.logits_slices import LogitsSlice
 from holdfast.worker.logprobs import Logprobs, gather_logprobs
@@ -67,10 +68,14 @@ class SampledTokens:
 
 
 def sample(
-    backend: Backend, logits: Tensor, slices: Sequence[LogitsSlice], copies: HostCopies
+    backend: Backend,
+    logits: Tensor,
+    slices: Sequence[LogitsSlice],
+    copies: HostCopies,
+    tokens: DeviceTokens | None = None,
 ) -> SampledTokens:
     """Sample one token from each row of the logits, fp32 [tokens of the slices, vocab]. The
-    logits are overwritten."""
+    logits are overwritten. tokens: for spans without a history that they need."""
     reports = _reports_of(slices)
     changes = any(map(has_logits_processors, slices))
     checksums = None
@@ -83,7 +88,7 @@ def sample(
         raw = (
             _rows(logits, reports.with_logprobs, copy=changes) if reports.with_logprobs else None
         )  # [r, vocab]
-        masked = apply_logits_processors(logits, slices) if changes else []
+        masked = apply_logits_processors(logits, slices, tokens) if changes else []
         token_ids = backend.sample(logits, _sampling_batch(slices, logits.device))
         _mark_rows_without_token(logits, masked, token_ids)
         logprobs = None

@@ -71,7 +71,7 @@ def test_bad_token_ids_alone(logits: Tensor) -> None:
 
 def test_token_lists_are_cached_for_the_life_of_the_params(logits: Tensor) -> None:
     before = len(_cache)
-    params = SamplingParams(temperature=0, bad_token_ids=[1])
+    params = SamplingParams(temperature=0, allowed_token_ids=[1, 2])
     for _ in range(3):
         apply_logits_processors(logits, slices_of(span(TOKENS, 4, params)))
     assert len(_cache) == before + 1

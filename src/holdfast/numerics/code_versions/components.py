@@ -49,7 +49,7 @@ COMPONENTS = {
         "from logits to committed tokens and logprobs",
         (
             *("core/sampling_params.py", "core/step_plan.py", "core/stop_rules.py"),
-            "numerics/sampling.py",
+            *("numerics/sampling.py", "numerics/token_history.py"),
             "scheduler/verification.py",
             "worker/logits_processors/",
             *(f"worker/{name}.py" for name in ("greedy_head", "logits_slices", "logprobs", "sampler")),

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdfast.worker.logits_processors.device_history import is_on_device
 from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
@@ -22,10 +23,13 @@ Ints = NDArray[np.int64]
 
 
 def apply_penalties(logits: Tensor, placed: PlacedSlices) -> None:
-    """Change the logits, fp32 [tokens, vocab], of the token ids that occurred before, in place."""
+    """Change the logits, fp32 [tokens, vocab], of the token ids that occurred before, in place: of
+    slices whose span carries its history."""
     vocab_size = logits.shape[1]
     found = [
-        (one, *_occurred(at, one, vocab_size)) for at, one in placed if one.span.sampling.params.penalises
+        (one, *_occurred(at, one, vocab_size))
+        for at, one in placed
+        if one.span.sampling.params.penalises and not is_on_device(one)
     ]
     if not found:
         return

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.core.sampling_params import SamplingParams
@@ -21,8 +22,8 @@ class TokenLists:
     """Biases by token id, and an upper limit of each logit: -inf for tokens that are not
     allowed, inf for all others."""
 
-    bias_ids: Tensor  # int64 [biased]
-    biases: Tensor  # fp32 [biased]
+    bias_ids: NDArray[np.int64]  # [biased], on the host
+    biases: NDArray[np.float32]  # [biased], on the host
     limit: Tensor  # fp32 [vocab], or [0] if all are allowed
     allowed_bits: int  # the allowed tokens as one number, bit i for token i; -1 if all are
 
@@ -46,8 +47,8 @@ def _make(params: SamplingParams, vocab_size: int, device: torch.device) -> Toke
     biases = [(token_id, bias) for token_id, bias in params.biases if token_id < vocab_size]
     limit = _limit(params, vocab_size)
     return TokenLists(
-        bias_ids=send_array(np.array([token_id for token_id, _ in biases], np.int64), device),
-        biases=send_array(np.array([bias for _, bias in biases], np.float32), device),
+        bias_ids=np.array([token_id for token_id, _ in biases], np.int64),
+        biases=np.array([bias for _, bias in biases], np.float32),
         limit=send_array(limit.numpy(), device),
         allowed_bits=_bits(limit) if len(limit) else -1,
     )

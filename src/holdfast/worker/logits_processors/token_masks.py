@@ -1,7 +1,6 @@
 """Token masks: allowed and bad ids, grammar masks, bad words, end tokens before min_tokens.
 
-A logit becomes the minimum of itself and its limit, which is inf for an allowed token and -inf for
-any other. So the bits of allowed tokens do not change.
+The logit of a token that is not allowed becomes -inf. The bits of allowed tokens do not change.
 """
 
 from collections.abc import Iterable
@@ -10,44 +9,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.worker.logits_processors.device_history import is_on_device
 from holdfast.worker.logits_processors.token_lists import token_lists_of
 from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.transfer import send_array
 
-_BITS = (np.arange(256)[:, None] >> np.arange(8)) & 1
-_LIMITS = np.where(_BITS, np.float32(np.inf), np.float32(-np.inf))  # of the eight tokens of a byte, [256, 8]
+_MAX_SINGLE_IDS = 1024  # of a list of bad ids; a longer one is a limit for the whole row
 
 
-def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> list[int]:
+def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
     """Change the logits, fp32 [tokens, vocab], in place. Returns the rows in which tokens may
     have been masked."""
     vocab_size, device = logits.shape[1], logits.device
     masked: set[int] = set()
     single: list[tuple[int, int]] = []  # (row, token id)
+    grammar_rows: list[int] = []
+    grammar_bits = bytearray()
     for at, slice_ in placed:
         rows, params = logits[at : at + slice_.num_tokens], slice_.span.sampling.params
-        if params.allowed_ids is not None or params.bad_ids:
+        if params.allowed_ids is None and len(params.bad_ids) <= _MAX_SINGLE_IDS:
+            for row in range(at, at + slice_.num_tokens):
+                single.extend((row, token_id) for token_id in params.bad_ids if token_id < vocab_size)
+        elif params.allowed_ids is not None or params.bad_ids:
             limit = token_lists_of(params, vocab_size, device).limit
             torch.minimum(rows, limit, out=rows)
             masked.update(range(at, at + slice_.num_tokens))
         bad_word_ends = _bad_word_ends(slice_)
         if slice_.masks:
-            torch.minimum(rows, _grammar_limits(slice_, bad_word_ends, vocab_size, device), out=rows)
-            masked.update(at + index for index, mask in enumerate(slice_.masks) if mask is not None)
+            grammar_rows.extend(at + index for index, mask in enumerate(slice_.masks) if mask is not None)
+            grammar_bits += _grammar_bits(slice_, bad_word_ends, vocab_size, device)
         for index, token_ids in enumerate(bad_word_ends):
             token_ids = token_ids + _early_ends(slice_, index)
             single.extend((at + index, token_id) for token_id in token_ids if token_id < vocab_size)
+    if grammar_rows:
+        _apply_grammar_bits(logits, grammar_rows, grammar_bits)
+        masked.update(grammar_rows)
     if single:
         where, ids = np.array(single, np.int64).T
         logits.view(-1).index_fill_(0, send_array(where * vocab_size + ids, device), -torch.inf)
         masked.update(row for row, _ in single)
-    return sorted(masked)
+    return masked
 
 
-def _grammar_limits(
+def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> None:
+    """Mask the tokens whose bit is 0. bits: whole bytes for each of the rows."""
+    device = logits.device
+    packed = send_array(np.frombuffer(bits, np.uint8).copy(), device).view(len(rows), -1)  # [n, bytes]
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    allowed = (packed[:, :, None] >> shifts).bitwise_and_(1).view(len(rows), -1)[:, : logits.shape[1]]
+    index = send_array(np.array(rows, np.int64), device)
+    changed = logits.index_select(0, index).masked_fill_(allowed == 0, -torch.inf)
+    logits.index_copy_(0, index, changed)
+
+
+def _grammar_bits(
     slice_: LogitsSlice, bad_word_ends: list[list[int]], vocab_size: int, device: torch.device
-) -> Tensor:
-    """fp32 [tokens, vocab]. A mask is read as one number, bit i for token i."""
+) -> bytearray:
+    """The masks of the slice that are not None, in whole bytes. A mask is read as one number, bit i
+    for token i."""
     everything = (1 << vocab_size) - 1
     num_bytes = -(-vocab_size // 8)
     has_suppressed = bool(slice_.span.sampling.suppressed_ids) and _is_early(slice_, 0)
@@ -56,13 +75,17 @@ def _grammar_limits(
         listed_bits &= token_lists_of(slice_.span.sampling.params, vocab_size, device).allowed_bits
     bits = bytearray()
     for index, mask in enumerate(slice_.masks):
-        allowed = everything if mask is None else int.from_bytes(mask, "little") & everything
-        if has_suppressed and mask is not None and _is_early(slice_, index):
+        if mask is None:
+            continue
+        if len(mask) >= num_bytes and not has_suppressed:
+            bits += mask[:num_bytes]
+            continue
+        allowed = int.from_bytes(mask, "little") & everything
+        if has_suppressed and _is_early(slice_, index):
             others = listed_bits & ~_bits(bad_word_ends[index], vocab_size)
             allowed = _suppress_ends(slice_, allowed, others, vocab_size)
         bits += allowed.to_bytes(num_bytes, "little")
-    limits = np.take(_LIMITS, np.frombuffer(bits, np.uint8), axis=0)  # [rows * num_bytes, 8]
-    return send_array(limits, device).view(slice_.num_tokens, -1)[:, :vocab_size]
+    return bits
 
 
 def _suppress_ends(slice_: LogitsSlice, allowed: int, others: int, vocab_size: int) -> int:
@@ -98,9 +121,8 @@ def _is_early(slice_: LogitsSlice, index: int) -> bool:
 
 def _bad_word_ends(slice_: LogitsSlice) -> list[list[int]]:
     span, words = slice_.span, slice_.span.sampling.bad_words
-    if not words:
+    if not words or is_on_device(slice_):
         return [[] for _ in range(slice_.num_tokens)]
-    assert len(span.history) == span.start, "bad words need all tokens before the span"
     always = [word[0] for word in words if len(word) == 1]
     begun: dict[int, list[tuple[int, ...]]] = {}  # by the token before the last
     for word in words:

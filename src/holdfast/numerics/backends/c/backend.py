@@ -275,6 +275,9 @@ class CBackend:
             )
         return values, ids
 
+    def new_token_history(self, num_pages: int) -> None:
+        return None
+
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()

@@ -161,3 +161,6 @@ class TorchBackend:
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return sampling.topk(logits, k)
+
+    def new_token_history(self, num_pages: int) -> None:
+        return None

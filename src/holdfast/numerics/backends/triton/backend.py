@@ -25,6 +25,7 @@ from holdfast.numerics.backends.triton import (
     sampling,
     small_m_gemm,
 )
+from holdfast.numerics.backends.triton.token_history import DeviceTokenHistory
 from holdfast.numerics.code_versions.versions import code_version
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.numerics.layer import LayerShape, LayerWeights, RopeCosSin
@@ -171,3 +172,6 @@ class TritonBackend:
 
     def topk(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return sampling.topk(logits, k)
+
+    def new_token_history(self, num_pages: int) -> DeviceTokenHistory:
+        return DeviceTokenHistory(num_pages, self.page_size, self.device)

@@ -1,0 +1,130 @@
+"""Penalties and bad words of rows whose earlier tokens only the device knows.
+
+With async scheduling a span is started before the host has read the tokens before it. Then it has
+no history, and the device reads the tokens beside the KV (`numerics/token_history.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdfast.core.step_plan import Sampling
+from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
+from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
+from holdfast.worker.page_table_cache import PageTableCache
+from holdfast.worker.transfer import aligned, send_array
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class DeviceTokens:
+    """The tokens of all KV slots on the device, and the page tables to find a request's."""
+
+    history: TokenHistory
+    page_tables: PageTableCache
+
+
+def is_on_device(one: LogitsSlice) -> bool:
+    """Whether the slice depends on tokens before its span that the span does not carry."""
+    span = one.span
+    return span.sampling.needs_history and len(span.history) < span.start
+
+
+def penalise_on_device(logits: Tensor, placed: PlacedSlices, tokens: DeviceTokens) -> None:
+    """As `apply_penalties`, for the slices without history."""
+    found = [(at, one) for at, one in placed if one.span.sampling.params.penalises and is_on_device(one)]
+    if not found:
+        return
+    lengths = [one.num_tokens for _, one in found]
+    settings = [one.span.sampling.params for _, one in found]
+    ends = _ends(found)
+    ints = [
+        np.concatenate([np.arange(at, at + one.num_tokens) for at, one in found]),
+        ends,
+        np.repeat(np.arange(len(found)), lengths),
+        np.repeat([one.span.sampling.prompt_len for _, one in found], lengths),
+    ]
+    floats = [
+        np.repeat(np.array(values, np.float32), lengths)
+        for values in (
+            [each.repetition_penalty for each in settings],
+            [each.frequency_penalty for each in settings],
+            [each.presence_penalty for each in settings],
+        )
+    ]
+    table = tokens.page_tables.table([one.span.pages for _, one in found])
+    *numbers, page_table = _send(
+        [*(each.astype(np.int32) for each in ints), *(each.view(np.int32) for each in floats), table],
+        logits.device,
+    )
+    rows, device_ends, table_rows, prompt_lens = numbers[:4]
+    before = TokensBefore(device_ends, table_rows, page_table, int(ends.max()))
+    penalties = (each.view(torch.float32) for each in numbers[4:])
+    tokens.history.penalise(logits, PenaltyBatch(rows, before, prompt_lens, *penalties))
+
+
+def mask_bad_words_on_device(logits: Tensor, placed: PlacedSlices, tokens: DeviceTokens) -> set[int]:
+    """Mask the last tokens of bad words that are complete but for them, for the slices without
+    history. Returns the rows in which tokens may have been masked."""
+    found = [(at, one) for at, one in placed if one.span.sampling.bad_words and is_on_device(one)]
+    if not found:
+        return set()
+    longest = max(len(word) for _, one in found for word in one.span.sampling.bad_words) - 1
+    rows = np.concatenate([np.arange(at, at + one.num_tokens) for at, one in found])
+    num_words = np.repeat(
+        [len(one.span.sampling.bad_words) for _, one in found], [one.num_tokens for _, one in found]
+    )
+    words = [_words(one.span.sampling, max(1, longest)) for _, one in found for _ in range(one.num_tokens)]
+    table_rows = np.repeat(np.arange(len(found)), [one.num_tokens for _, one in found])
+    ends = _ends(found)
+    ints = [
+        np.repeat(rows, num_words),
+        np.repeat(ends, num_words),
+        np.repeat(table_rows, num_words),
+        np.concatenate([lengths for _, lengths, _ in words]),
+        np.concatenate([last_ids for _, _, last_ids in words]),
+        np.concatenate([prefixes for prefixes, _, _ in words]),
+        tokens.page_tables.table([one.span.pages for _, one in found]),
+    ]
+    pair_rows, pair_ends, pair_tables, word_lengths, last, prefixes, page_table = _send(
+        [each.astype(np.int32) for each in ints], logits.device
+    )
+    before = TokensBefore(pair_ends, pair_tables, page_table, int(ends.max()))
+    tokens.history.mask_bad_words(logits, BadWordBatch(pair_rows, before, prefixes, word_lengths, last))
+    return set(rows.tolist())
+
+
+def _ends(found: PlacedSlices) -> NDArray[np.int64]:
+    """How many tokens precede each row."""
+    return np.concatenate(
+        [np.arange(one.first_position, one.first_position + one.num_tokens) for _, one in found]
+    )
+
+
+def _words(sampling: Sampling, longest: int) -> tuple[Ints, Ints, Ints]:
+    """A request's bad words without their last tokens, right-aligned [words, longest]; their
+    lengths; the last tokens."""
+    words = sampling.bad_words
+    prefixes = np.zeros((len(words), longest), np.int32)
+    for at, word in enumerate(words):
+        if len(word) > 1:
+            prefixes[at, longest - len(word) + 1 :] = word[:-1]
+    lengths = np.array([len(word) - 1 for word in words], np.int32)
+    return prefixes, lengths, np.array([word[-1] for word in words], np.int32)
+
+
+def _send(arrays: Sequence[Ints], device: torch.device) -> list[Tensor]:
+    """The arrays on the device, in one copy, each aligned."""
+    starts = np.cumsum([0, *(aligned(each.size, 4) for each in arrays)])
+    buffer = np.zeros(starts[-1], np.int32)
+    for start, each in zip(starts, arrays, strict=False):
+        buffer[start : start + each.size] = each.reshape(-1)
+    sent = send_array(buffer, device)
+    return [
+        sent[start : start + each.size].view(each.shape) for start, each in zip(starts, arrays, strict=False)
+    ]
