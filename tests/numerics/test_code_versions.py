@@ -71,6 +71,8 @@ DECIDES_NOTHING = {
     "recordings/": "answers recorded on other machines",
     "sandbox/grammar_sandbox.py": "refuses grammars that take too long",
     "sandbox/supervisor.py": "starts and ends processes",
+    "sandbox/tokenizer_sandbox.py": "refuses tokenizers that take too long",
+    "sandbox/tokenizer_worker.py": "tries tokenizers",
     "scheduler/": "what runs when; verification.py is guarded",
     "server/": "from HTTP to the engine; the receipt has the prompt's ids and all settings",
     "thinking/reference.py": "the definition that tests compare with",

@@ -87,7 +87,9 @@ class EngineConfig:
         server_only=True,
     )
     max_model_len: int | None = _option(
-        None, "Maximum number of tokens of a prompt and its answer together.", unset="the model's context"
+        None,
+        "Maximum number of tokens of a prompt and its answer together.",
+        unset="the model's context, at most 1048576",
     )
     max_num_seqs: int | None = _option(
         None, "Maximum number of requests that run at once.", unset="64 on a CPU, 256 on a GPU"

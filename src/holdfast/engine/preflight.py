@@ -22,6 +22,8 @@ from holdfast.text.tokenizer import Tokenizer, adapt_tokenizer, byte_tokenizer, 
 from holdfast.thinking.config import ThinkingConfig, read_thinking
 from holdfast.worker.gpu_presence import require_gpu
 
+_MAX_DEFAULT_CONTEXT = 1 << 20
+_MAX_TABLE_BYTES = 1 << 30  # of the cosines and sines of rotary positions
 DETERMINISM_OFF = "this engine runs with determinism off; start it with determinism auto or verify"
 
 
@@ -108,10 +110,12 @@ def open_model(config: EngineConfig) -> OpenedModel:
 
 
 def context_len(config: EngineConfig, model: DecoderConfig) -> int:
-    """The configured context, or the model's."""
+    """The configured context, or the model's; a larger one than `_MAX_DEFAULT_CONTEXT` only if it is
+    configured. The tables of rotary positions are computed for all of it at once.
+    """
     longest = model.max_position_embeddings
     if config.max_model_len is None:
-        return longest
+        return min(longest, _MAX_DEFAULT_CONTEXT, _MAX_TABLE_BYTES // (4 * model.head_dim))
     if config.max_model_len > longest:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, the model's context is {longest}; lower it"

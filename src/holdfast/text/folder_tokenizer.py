@@ -18,8 +18,15 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from holdfast.errors import ModelError, ModelNotFound, UnsupportedModel
-from holdfast.text.tokenizer_data import DEFAULT_CLASS, TextAffixes, TokenizerData, find_special_ids
+from holdfast.errors import ModelError, ModelNotFound, TokenizerError, UnsupportedModel
+from holdfast.sandbox.tokenizer_sandbox import require_bounded
+from holdfast.text.tokenizer_data import (
+    DEFAULT_CLASS,
+    TextAffixes,
+    TokenizerData,
+    find_special_ids,
+    guard_backend,
+)
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -68,9 +75,13 @@ def _read_content(folder: Path) -> str:
 
 def _parse_backend(folder: Path, content: str) -> Tokenizer:
     try:
-        backend = Tokenizer.from_str(content)
-    except Exception as error:
+        with guard_backend():
+            backend = Tokenizer.from_str(content)
+            parts = (backend.normalizer, backend.pre_tokenizer, backend.decoder)
+            states = [None if part is None else part.__getstate__().decode() for part in parts]
+    except TokenizerError as error:
         raise ModelError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
+    require_bounded(*states)
     backend.no_truncation()
     backend.no_padding()
     return backend
