@@ -15,6 +15,7 @@ from holdfast.scheduler.policy import (
     choose_due,
     fill_spare,
     may_admit,
+    prefill_to_defer,
     round_up,
     update_acceptance_rate,
 )
@@ -49,6 +50,36 @@ def test_certified_size_is_the_smallest_sufficient_one(rows: int, sizes: list[in
 @pytest.mark.parametrize(("rows", "multiple", "up"), [(0, 8, 0), (1, 8, 8), (8, 8, 8), (9, 8, 16)])
 def test_round_up(rows: int, multiple: int, up: int) -> None:
     assert round_up(rows, multiple) == up
+
+
+SIZES = (1, 2, 4, *range(8, 513, 8), 576, 640, 768, 1024, 1536, 2048, 4096)
+
+
+@pytest.mark.parametrize(
+    ("num_decode", "num_prefill", "deferred"),
+    [
+        (255, 1390, 109),
+        (0, 1645, 0),
+        (8, 1637, 0),
+        (256, 0, 0),
+        (256, 200, 0),
+        (255, 1281, 0),
+        (100, 5000, 0),
+    ],
+    ids=["large-padding", "no-decode", "few-decode", "no-prefill", "small-padding", "exact", "too-many"],
+)
+def test_prefill_is_deferred_where_it_saves_padding(num_decode: int, num_prefill: int, deferred: int) -> None:
+    assert prefill_to_defer(num_decode, num_prefill, SIZES) == deferred
+
+
+@given(st.integers(0, 512), st.integers(0, 3584))
+def test_deferring_prefill_makes_progress_and_never_adds_padding(num_decode: int, num_prefill: int) -> None:
+    deferred = prefill_to_defer(num_decode, num_prefill, SIZES)
+    assert 0 <= deferred < max(1, num_prefill)
+    if deferred:
+        together = certified_size(num_decode + num_prefill, SIZES) + certified_size(num_decode, SIZES)
+        apart = num_decode + num_prefill - deferred + certified_size(num_decode + deferred, SIZES)
+        assert apart < together
 
 
 def test_only_due_windows_run_while_windows_do_not_fill_a_pass() -> None:

@@ -21,6 +21,7 @@ from holdfast.scheduler.policy import (
     choose_burst,
     choose_due,
     fill_spare,
+    prefill_to_defer,
     round_up,
 )
 from holdfast.scheduler.request_queue import RequestQueue
@@ -119,8 +120,10 @@ class Batcher:
             budget -= count
             if count > 1:
                 self._open_window(state)
-        budget -= self._add_prefill(prefilling, planned, budget)
         num_tokens = max_tokens - budget
+        if certified:
+            budget = self._prefill_budget(prefilling, num_tokens, budget)
+        num_tokens += self._add_prefill(prefilling, planned, budget)
         size = certified_size(num_tokens, sizes) if certified else None
         running = self._queue.running
         deterministic_ids = frozenset(
@@ -135,6 +138,11 @@ class Batcher:
             one = Pass(PassKind.FAST, spans, num_tokens)
         self._add_in_flight(spans)
         return one
+
+    def _prefill_budget(self, prefilling: list[RequestState], num_decode: int, budget: int) -> int:
+        """The prefill tokens of a pass, at most: fewer than there are if that saves padding."""
+        num_prefill = min(budget, sum(state.prefill_len + 1 - state.next_start for state in prefilling))
+        return num_prefill - prefill_to_defer(num_decode, num_prefill, self._config.certified_sizes)
 
     # Two passes: verify
 

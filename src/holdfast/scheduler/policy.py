@@ -20,6 +20,7 @@ MIN_ACCEPTANCE_RATE = 0.9
 # In passes. After a longer burst a new request would wait too long, and waiting for the verdict
 # costs little.
 MAX_OPTIMISTIC_BURST = 17
+_MIN_DECODE_TO_DEFER, _MIN_TOKENS_SAVED = 64, 64
 _RATE_WINDOWS = 32  # windows over which the acceptance rate is averaged
 
 
@@ -127,6 +128,25 @@ def certified_size(num_tokens: int, sizes: Sequence[int]) -> int | None:
     """The smallest certified size of at least num_tokens; sizes are ascending."""
     at = bisect_left(sizes, num_tokens)
     return sizes[at] if at < len(sizes) else None
+
+
+def prefill_to_defer(num_decode: int, num_prefill: int, sizes: Sequence[int]) -> int:
+    """Prefill tokens that had better wait for the next pass, because this one is then padded less.
+
+    The next pass decodes the same requests and takes the deferred tokens along, padded itself. The
+    last prompt gets its first token one pass later, so this is done only for many tokens, and only
+    while many requests decode: they share the gain.
+    """
+    size = certified_size(num_decode + num_prefill, sizes)
+    at = bisect_left(sizes, num_decode + num_prefill)
+    if num_decode < _MIN_DECODE_TO_DEFER or size is None or at == 0:
+        return 0
+    deferred = num_decode + num_prefill - sizes[at - 1]
+    now, then = certified_size(num_decode, sizes), certified_size(num_decode + deferred, sizes)
+    if deferred >= num_prefill or now is None or then is None:
+        return 0
+    saved = (size - sizes[at - 1]) - (then - now)
+    return deferred if saved >= _MIN_TOKENS_SAVED else 0
 
 
 def round_up(num_tokens: int, multiple: int) -> int:
