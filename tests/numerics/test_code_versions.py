@@ -55,6 +55,7 @@ DECIDES_NOTHING = {
     "engine/replay.py": "compares answers",
     "engine/result_collector.py": "collects answers",
     "engine/shared_engine.py": "calls the engine",
+    "engine/start_up.py": "measures time",
     "engine/status.py": "counts",
     "engine/token_stream.py": "hands out answers",
     "engine/tracer.py": "reports",

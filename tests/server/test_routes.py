@@ -132,7 +132,8 @@ def test_tokenize_and_detokenize_round_trip(tiny_server: Server) -> None:
 def test_version_models_and_certificate(tiny_server: Server) -> None:
     from holdfast import __version__
 
-    assert tiny_server.get("/health").json() == {"status": "ok"}
+    certificate = {"state": "certified", "checks_done": 0, "checks": 0}
+    assert tiny_server.get("/health").json() == {"status": "ok", "certificate": certificate}
     assert tiny_server.get("/version").json() == {"version": __version__}
     (model,) = tiny_server.get("/v1/models").json()["data"]
     assert (model["id"], model["about"]) == ("tiny", None)

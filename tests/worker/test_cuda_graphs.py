@@ -15,7 +15,7 @@ from holdfast.core.sampling_params import SamplingParams
 from holdfast.core.step_plan import Pass, PassKind, Sampling, Span
 from holdfast.numerics.forward_batch import ForwardBatch
 from holdfast.worker import cuda_graphs as graphs
-from holdfast.worker.cuda_graphs import CudaGraphs
+from holdfast.worker.cuda_graphs import CudaGraphs, Work
 from holdfast.worker.input_batch import InputBatch, make_input_batch, send_batch
 from support.fake_recorder import FakeRecorder
 
@@ -218,3 +218,44 @@ def test_large_graph_has_tall_tiles_for_long_spans(decoder: FakeDecoder) -> None
     assert tiled.tiles[0] == [0, 1, 0] and not any(count for _, count, _ in tiled.tiles[1:512])
     assert tiled.tiles[512:515] == [[1, 32, 20], [33, 32, 20], [65, 6, 20]]
     assert not any(count for _, count, _ in tiled.tiles[515:])
+
+
+class FailingRecorder(FakeRecorder):
+    """Has memory for so many graphs."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def record(self, work: Work) -> Work:
+        if self.num_recorded >= self._room:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().record(work)
+
+
+def test_lazy_graphs_are_captured_when_first_used_largest_first(decoder: FakeDecoder) -> None:
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    recorder = FakeRecorder()
+    made.capture([2, 8, 4], [16, 8], 50, recorder, lazily=True)
+    assert recorder.num_recorded == 0
+    one = decode(1)
+    assert made.size_for(one, 1, canonical=False, exact=False) == 2
+    assert sorted(made._graphs) == [(2, False), (8, False)]
+    assert made.size_for(one, 2, canonical=False, exact=True) == 2
+    assert recorder.num_recorded == 2
+    while made.capture_next():
+        pass
+    assert recorder.num_recorded == 5
+
+
+def test_without_memory_for_a_graph_passes_run_without(
+    decoder: FakeDecoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
+    made.capture([2, 8, 4], [], 50, FailingRecorder(2), lazily=True)
+    one = decode(1)
+    assert made.size_for(one, 2, canonical=False, exact=True) == 2  # 8 and 2
+    assert made.size_for(one, 4, canonical=False, exact=True) is None
+    assert made.size_for(one, 2, canonical=False, exact=True) == 2
+    assert not made.capture_next()
+    assert "run slower: out of memory" in caplog.text

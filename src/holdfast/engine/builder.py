@@ -33,6 +33,7 @@ from holdfast.engine.preflight import (
     dummy_config,
     open_model,
 )
+from holdfast.engine.start_up import StartUpClock
 from holdfast.engine.status import ShowProgress
 from holdfast.errors import ConfigError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
@@ -138,8 +139,11 @@ def _assemble(
 ) -> Engine:
     config, model, thinking = setup.config, setup.model, setup.thinking
     key = None if config.receipt_key is None else SigningKey.read(Path(config.receipt_key).expanduser())
+    clock = StartUpClock(setup.device)
     backend = _open_backend(setup, show)
+    clock.end("recipes and backend")
     canary = run_canary(backend, model)  # before anything fills the device's memory
+    clock.end("canary")
     if thinking is not None:
         _require_chunks_in_pages(thinking, backend.page_size)
     schedule = _schedule(setup, backend)
@@ -150,20 +154,24 @@ def _assemble(
     longest = setup.max_len if thinking is None else max(setup.max_len, thinking.longest)
     decoder = load_decoder(checkpoint, backend, setup.dtype, longest, _stage(show, "Loading weights"))
     blocks = None if thinking is None else load_blocks(checkpoint.path, thinking, decoder)
+    clock.end("weights")
     num_pages = _num_pages(setup, backend)
     store = KVStore(num_pages, model, backend)
     thought_runner = None if blocks is None else ThoughtRunner(decoder, blocks, num_pages)
     runner = ModelRunner(decoder, store, thought_runner)
+    clock.end("KV cache")
     if setup.device.type == "cuda":
-        _capture(runner, schedule, setup.max_len, _stage(show, "Capturing graphs"))
+        _plan_graphs(runner, schedule, setup.max_len)
+        clock.end("graphs")
     subject = certificate_subject(
         decoder, setup.settings, canary.fast, setup.limits.max_pass_tokens, setup.max_len
     )
     certificate, certifier = _obtain_certificate(setup, subject, decoder, runner, store, show)
+    clock.end("certificate" if certifier is None else "reference's own test")
     if certificate is not None:
         sizes = _padded_sizes(certificate.sizes, backend, setup.limits)
         schedule = replace(schedule, certified_sizes=sizes)
-    return Engine(
+    engine = Engine(
         Scheduler(schedule, PagePool(num_pages, backend.page_size)),
         runner,
         tokenizer,
@@ -182,6 +190,16 @@ def _assemble(
         ReceiptFactory(fingerprint, config.model, _describe_machine(setup.device, certificate), key),
         certifier,
     )
+    if setup.device.type == "cuda":
+        engine.warm_up = runner.capture_next
+    engine.start_up_seconds = clock.seconds
+    _log.debug("built the engine in %s", clock)
+    if certifier is not None:
+        _log.info(
+            "no certificate of this model and machine yet: it is made in the background, and deterministic "
+            "answers are verified until then"
+        )
+    return engine
 
 
 def _obtain_certificate(
@@ -333,18 +351,15 @@ def _cpu_kernels(config: EngineConfig, model: DecoderConfig) -> KernelBackend:
     return "torch"
 
 
-def _capture(
-    runner: ModelRunner, schedule: SchedulerConfig, max_len: int, progress: StageProgress | None
-) -> None:
-    """Capture CUDA graphs: of passes of every padded size, and of the canonical passes that verify
-    (with `verify`) or that check the certificate (with `auto`).
+def _plan_graphs(runner: ModelRunner, schedule: SchedulerConfig, max_len: int) -> None:
+    """CUDA graphs of passes of every padded size, and of the canonical passes that verify or check
+    the certificate. Each is captured when it is first used, or by an idle engine.
     """
-    reference = schedule.reference_tokens
-    if schedule.determinism == "verify":
-        canonical = [reference * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
-    else:
-        canonical = [reference] if schedule.spot_check_rate > 0 else []
-    runner.capture(padded_batch_sizes(schedule.max_pass_tokens), canonical, progress, max_len=max_len)
+    canonical: list[int] = []
+    if schedule.determinism != "off":
+        canonical = [schedule.reference_tokens * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
+    sizes = padded_batch_sizes(schedule.max_pass_tokens)
+    runner.capture(sizes, canonical, max_len=max_len, lazily=True)
 
 
 def _padded_sizes(certified: Sequence[int], backend: Backend, limits: BatchLimits) -> tuple[int, ...]:

@@ -113,6 +113,7 @@ class Engine:
         self.grammars = grammars
         self.receipts = receipts
         self.certifier = certifier
+        self.warm_up: Callable[[], bool] | None = None  # prepares one more thing; False: nothing is left
         self.start_up_seconds: Mapping[str, float] = {}  # of each phase of building it
         self.counters = EngineCounters()
         self.tracer: Tracer | None = None  # set while an inspector page is open
@@ -169,8 +170,9 @@ class Engine:
 
     @property
     def has_background_work(self) -> bool:
-        """Whether an idle engine has a certificate to make or to adopt."""
-        return self.certifier is not None and self.certifier.failure is None
+        """Whether an idle engine has graphs to capture, or a certificate to make or to adopt."""
+        is_certifying = self.certifier is not None and self.certifier.failure is None
+        return is_certifying or self.warm_up is not None
 
     def prepare(
         self,
@@ -266,7 +268,11 @@ class Engine:
             return self._adopt_certificate() + self._step()
 
     def work_in_background(self) -> list[RequestOutput]:
-        """Make a part of the certificate, while there is nothing else to do."""
+        """Capture a graph or make a part of the certificate, while there is nothing else to do."""
+        if self.warm_up is not None:
+            if not self.warm_up():
+                self.warm_up = None
+            return []
         self._certify(is_idle=True)
         with self._change:
             return self._adopt_certificate()
@@ -419,7 +425,7 @@ class Engine:
         pool = self.scheduler.pool
         assert num_pages is None or num_pages <= pool.num_pages, "the KV store does not grow"
         scheduler = Scheduler(schedule, PagePool(num_pages or pool.num_pages, pool.page_size))
-        return Engine(
+        engine = Engine(
             scheduler,
             self.runner,
             self.tokenizer,
@@ -429,6 +435,8 @@ class Engine:
             self.receipts,
             self.certifier,
         )
+        engine.warm_up = self.warm_up
+        return engine
 
     def check(self) -> None:
         """Check the integrity of pages and lengths; for idle moments and tests."""

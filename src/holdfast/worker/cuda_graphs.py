@@ -16,6 +16,7 @@ This module decides which pass takes which graph; only `CudaRecorder` calls CUDA
 """
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from holdfast.numerics.batch_sizes import MAX_SHORT_TILE_TOKENS
 from holdfast.numerics.forward_batch import ForwardBatch, KVLayer
 from holdfast.worker.input_batch import DeviceBatch, InputBatch, Layout, fill_buffer, layout_of
 from holdfast.worker.transfer import staging_buffer
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (graphs captured, in all)
 Work = Callable[[], None]
@@ -85,6 +88,7 @@ class CudaGraphs:
         self._layer_hook = layer_hook
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
+        self._recorder: Recorder | None = None  # of graphs that are captured when they are first used
         self._max_pages = 0
         self._buffer = self._output = self._residual = torch.empty(0)
 
@@ -95,22 +99,55 @@ class CudaGraphs:
         max_pages: int,
         recorder: Recorder,
         progress: Progress | None = None,
+        *,
+        lazily: bool = False,
     ) -> None:
         """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured
-        before are dropped."""
+        before are dropped. lazily: each when it is first used."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
         self._graphs = {}
         if wanted:
             self._allocate(wanted[0][0], max_pages)
+        for canonical in (False, True):
+            self._sizes[canonical] = sorted(size for size, which in wanted if which is canonical)
+        if lazily:
+            self._recorder = recorder
+            return
         with gc_paused():
             for done, (size, canonical) in enumerate(wanted, 1):
                 self._graphs[size, canonical] = self._record(size, canonical, recorder)
                 if progress is not None:
                     progress(done, len(wanted))
-        for canonical in (False, True):
-            self._sizes[canonical] = sorted(size for size, which in self._graphs if which is canonical)
+
+    def capture_next(self) -> bool:
+        """Capture one more graph that was not used yet. False: there is none."""
+        for canonical, sizes in self._sizes.items():
+            for size in sizes:
+                if (size, canonical) not in self._graphs:
+                    return self._is_captured(size, canonical)
+        return False
+
+    def _is_captured(self, size: int, canonical: bool) -> bool:
+        """Whether there is a graph of this size, captured now if need be. The largest of similar
+        sizes comes first: the others fit its memory. Without memory for it, passes run without."""
+        if (size, canonical) in self._graphs:
+            return True
+        if self._recorder is None:
+            return False
+        is_small = size <= MAX_SHORT_TILE_TOKENS
+        largest = max(one for one in self._sizes[canonical] if (one <= MAX_SHORT_TILE_TOKENS) is is_small)
+        try:
+            with gc_paused(collects=False):
+                for one in dict.fromkeys((largest, size)):
+                    if (one, canonical) not in self._graphs:
+                        self._graphs[one, canonical] = self._record(one, canonical, self._recorder)
+        except RuntimeError as error:  # out of memory, too
+            _log.warning("no more CUDA graphs are captured, and passes without one run slower: %s", error)
+            self._recorder = None
+            return (size, canonical) in self._graphs
+        return True
 
     def size_for(
         self, batch: InputBatch, num_tokens_padded: int, *, canonical: bool, exact: bool
@@ -119,7 +156,7 @@ class CudaGraphs:
         not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
-                return size if self._fits(batch, size) else None
+                return size if self._fits(batch, size) and self._is_captured(size, canonical) else None
         return None
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:
@@ -202,9 +239,11 @@ class CudaGraphs:
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
-    """No garbage collection during a capture: it would free device memory in the middle of it."""
-    gc.collect()
+def gc_paused(*, collects: bool = True) -> Iterator[None]:
+    """No garbage collection during a capture: it would free device memory in the middle of it.
+    collects: collect garbage before."""
+    if collects:
+        gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:

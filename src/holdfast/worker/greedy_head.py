@@ -8,6 +8,7 @@ logprobs are reported. Everything else goes through `sampler.py`, which gives th
 head runs at the graph's own batch size, which is certified.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -21,6 +22,8 @@ from holdfast.numerics.batch_sizes import MAX_HEAD_TOKENS
 from holdfast.worker.cuda_graphs import Recorder, Work, gc_paused
 from holdfast.worker.input_batch import InputBatch
 from holdfast.worker.transfer import HostCopies
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,25 +57,54 @@ class GreedyHeadGraph:
         self._decoder = decoder
         self._graphs: dict[tuple[int, bool], Work] = {}
         self._words = torch.empty(0)
+        self._hidden = torch.empty(0)
+        self._wanted: set[tuple[int, bool]] = set()  # to be captured when they are first used
+        self._recorder: Recorder | None = None
 
     def capture(
-        self, hidden: Tensor, sizes: Sequence[int], canonical_sizes: Sequence[int], recorder: Recorder
+        self,
+        hidden: Tensor,
+        sizes: Sequence[int],
+        canonical_sizes: Sequence[int],
+        recorder: Recorder,
+        *,
+        lazily: bool = False,
     ) -> None:
         """Capture graphs for passes of these sizes, whose output is in hidden [max tokens,
-        hidden]. Graphs captured before are dropped."""
+        hidden]. Graphs captured before are dropped. lazily: each when it is first used."""
         wanted = {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}
         wanted = {(size, canonical) for size, canonical in wanted if size <= MAX_HEAD_TOKENS}
         self._words = torch.zeros(2 * MAX_HEAD_TOKENS, dtype=torch.int64, device=hidden.device)
         self._graphs = {}
+        if lazily:
+            self._hidden, self._wanted, self._recorder = hidden, wanted, recorder
+            return
         with gc_paused():
             for size, canonical in sorted(wanted, reverse=True):
                 self._graphs[size, canonical] = recorder.record(self._work(hidden[:size], canonical))
 
+    def capture_next(self) -> bool:
+        """Capture one more graph that was not used yet. False: there is none."""
+        return bool(self._wanted) and self._is_captured(*min(self._wanted))
+
+    def _is_captured(self, size: int, canonical: bool) -> bool:
+        """Whether there is a graph of this size, captured now if need be. Without memory for it the
+        head runs without."""
+        key = size, canonical
+        if key in self._wanted and self._recorder is not None:
+            self._wanted.discard(key)
+            try:
+                with gc_paused(collects=False):
+                    self._graphs[key] = self._recorder.record(self._work(self._hidden[:size], canonical))
+            except RuntimeError as error:  # out of memory, too
+                _log.warning("no more graphs of the head are captured, and it runs slower: %s", error)
+                self._wanted.clear()
+        return key in self._graphs
+
     def fits(self, size: int, batch: InputBatch, spans: Sequence[Span], *, canonical: bool) -> bool:
         """Whether a pass that took the graph of this size can take the greedy head graph."""
-        captured = (size, canonical) in self._graphs
         has_tokens = batch.logits_come_first and len(batch.logits_indices) > 0
-        return captured and has_tokens and all(map(_is_plain_greedy, spans))
+        return has_tokens and all(map(_is_plain_greedy, spans)) and self._is_captured(size, canonical)
 
     def sample(
         self, size: int, num_tokens: int, spans: Sequence[Span], copies: HostCopies, *, canonical: bool

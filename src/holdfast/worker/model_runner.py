@@ -113,9 +113,10 @@ class ModelRunner:
         progress: Progress | None = None,
         *,
         max_len: int = 32768,
+        lazily: bool = False,
     ) -> None:
         """Capture CUDA graphs for passes of these padded sizes, with requests of up to max_len.
-        Does nothing on a CPU."""
+        Does nothing on a CPU. lazily: each when it is first used."""
         if self._stream.cuda is None:
             return
         page_size = self._decoder.backend.page_size
@@ -124,9 +125,16 @@ class ModelRunner:
             recorder = CudaRecorder(self._stream.cuda)
             if self._thought_runner is not None:
                 self._thought_runner.capture(max((*sizes, *canonical_sizes)), recorder)
-            self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress)
-            self._last_layer.warm_up()
-            self._greedy_head.capture(self._graphs.output, sizes, canonical_sizes, recorder)
+            self._graphs.capture(sizes, canonical_sizes, max_pages, recorder, progress, lazily=lazily)
+            if not lazily:
+                self._last_layer.warm_up()
+            output = self._graphs.output
+            self._greedy_head.capture(output, sizes, canonical_sizes, recorder, lazily=lazily)
+
+    def capture_next(self) -> bool:
+        """Capture one more graph that no pass has used yet. False: there is none."""
+        with self._settings(), torch.inference_mode(), self._stream.entered():
+            return self._graphs.capture_next() or self._greedy_head.capture_next()
 
     def _start_pass(self, pass_: Pass, copies: HostCopies) -> Callable[[], PassResult]:
         if pass_.kind is PassKind.CHECK:

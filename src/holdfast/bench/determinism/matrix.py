@@ -223,7 +223,12 @@ def run_tiny(
     near_ties = dtype == "fp32"
     cell = MatrixCell("all", "near ties" if near_ties else "tiny", kernels, dtype)
     config = EngineConfig(
-        kernels=kernels, dtype=dtype, max_num_seqs=32, kv_memory="64MiB", num_threads=num_threads
+        certification="startup",
+        kernels=kernels,
+        dtype=dtype,
+        max_num_seqs=32,
+        kv_memory="64MiB",
+        num_threads=num_threads,
     )
     try:
         engine = tiny_engine(config, near_ties=near_ties)

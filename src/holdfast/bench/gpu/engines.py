@@ -75,6 +75,7 @@ def open_engine_pair(
     itemsize = 4 if dtype == "fp32" else 2
     positions = num_positions + (max_streams + 1) * _PAGE_SPARE + max_len
     engine_config = EngineConfig(
+        certification="startup",
         dtype=dtype,
         device=str(device.type),
         kernels=cast(KernelBackend, kernels),

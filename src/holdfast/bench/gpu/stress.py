@@ -103,6 +103,7 @@ def _models(
 
 def _open_real(model: str, settings: GpuSettings, context: SectionContext) -> EnginePair:
     config = EngineConfig(
+        certification="startup",
         model=model,
         dtype=settings.dtype,
         kernels=cast(KernelBackend, settings.kernels),

@@ -79,7 +79,11 @@ class CpuBench:
         num_tokens: int,
     ) -> None:
         config = EngineConfig(
-            dtype=dtype, num_threads=num_threads, max_num_seqs=max(STREAMS), kv_memory="512MiB"
+            certification="startup",
+            dtype=dtype,
+            num_threads=num_threads,
+            max_num_seqs=max(STREAMS),
+            kv_memory="512MiB",
         )
         self.engine: Engine = assemble(config, checkpoint, tokenizer)
         dtype_used = torch_dtype(config, None)

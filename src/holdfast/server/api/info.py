@@ -46,7 +46,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
             return JSONResponse({"status": "starting"}, 503, {"Retry-After": "5"})
         if frontend.supervisor.is_stuck:
             return JSONResponse({"status": "stuck"}, 503, {"Retry-After": "5"})
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "certificate": _certificate_state(frontend)})
 
     @router.get("/version", responses=responses(VersionResponse, GET_ERRORS))
     async def version() -> Response:
@@ -76,6 +76,7 @@ def info_routes(frontend: Frontend) -> APIRouter:
                 "determinism": link.ready.determinism,
                 "refusal": link.ready.refusal,
                 "fingerprint": {"digest": named.digest, "parts": named.parts},
+                "state": _certificate_state(frontend),
                 "certificate": link.ready.certificate if link.revocation is None else None,
                 "revocation": link.revocation,
             }
@@ -111,6 +112,11 @@ def info_routes(frontend: Frontend) -> APIRouter:
         return Response(text, media_type=media_type)
 
     return router
+
+
+def _certificate_state(frontend: Frontend) -> dict[str, Any]:
+    state = frontend.supervisor.link.certificate_state
+    return {"state": state.name, "checks_done": state.num_checks_done, "checks": state.num_checks}
 
 
 def _model(frontend: Frontend, name: str) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from holdfast.core.framing import ConnectionLost
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import SamplingParams, params_to_json
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.status import EngineStatus
+from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
 from holdfast.errors import EngineStopped, HoldfastError, RequestError, make_error
 from holdfast.server.ipc import messages as m
@@ -275,8 +277,25 @@ class EngineLink:
         elif isinstance(message, m.FingerprintReady):
             self.fingerprint = message
             self._has_fingerprint.set()
+        elif isinstance(message, m.CertificateChanged):
+            self._change_certificate(message)
         else:
             self.revocation = message.reason
+
+    @property
+    def certificate_state(self) -> CertificateState:
+        if self.revocation is not None or self.ready is None:
+            return CertificateState("none" if self.ready is None else "revoked")
+        return self.ready.certificate_state
+
+    def _change_certificate(self, message: m.CertificateChanged) -> None:
+        assert self.ready is not None
+        self.ready = msgspec.structs.replace(
+            self.ready,
+            certificate_state=message.state,
+            refusal=message.refusal,
+            certificate=message.certificate,
+        )
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

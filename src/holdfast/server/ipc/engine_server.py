@@ -38,6 +38,7 @@ class EngineServer:
         self._arrived: dict[int, float] = {}  # when, of those in the queue
         self._step_ended = 0.0  # the last step, so the next one began then
         self._revocation_sent = False
+        self._certificate_state = engine.certificate_state  # as the frontend knows it
 
     def handle(self, message: m.ToEngine) -> None:
         """Handle one message, in the reader's thread."""
@@ -129,10 +130,21 @@ class EngineServer:
         if self._engine.tracer is not None:
             for trace in self._engine.tracer.take():
                 self._send(m.StepTraced(trace))
+        if self._certificate_state.name == "certifying":
+            self._send_certificate_state()
         if self._engine.revocation is not None and not self._revocation_sent:
             self._revocation_sent = True
             self._send(m.Revoked(self._engine.revocation))
         self._step_ended = time.monotonic()
+
+    def _send_certificate_state(self) -> None:
+        """Of a certificate that is made while the engine serves, if it changed."""
+        engine = self._engine
+        state = engine.certificate_state
+        if state != self._certificate_state:
+            self._certificate_state = state
+            certificate = None if engine.certificate is None else engine.certificate.as_dict()
+            self._send(m.CertificateChanged(state, engine.limits.refusal, certificate))
 
     def _note_started(self) -> tuple[m.Started, ...]:
         """The requests that left the queue in this step.

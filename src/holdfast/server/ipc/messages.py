@@ -2,7 +2,7 @@
 
     to the engine     Start, Submit, Abort, SetTracing, GetStatus, Stop
     from the engine   Progress, Ready, StartupFailed, FingerprintReady,
-                      Accepted, Refused, StepOutput, StatusReport, Revoked, StepTraced
+                      Accepted, Refused, StepOutput, StatusReport, CertificateChanged, Revoked, StepTraced
 
 The frontend gives each request its id, and the engine uses the same. After `Accepted` the request's
 outputs follow, the last with its result, inside `StepOutput`s; after `Refused` nothing follows.
@@ -21,7 +21,7 @@ from holdfast.core.framing import pack_frame, read_frame, read_frame_async
 from holdfast.core.pooling import Pooling
 from holdfast.core.results import RequestOutput
 from holdfast.engine.config import EngineConfig
-from holdfast.engine.status import EngineStatus
+from holdfast.engine.status import CertificateState, EngineStatus
 from holdfast.engine.tracer import StepTrace
 
 
@@ -93,7 +93,7 @@ class Progress(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine accepts requests. certificate is None if determinism is off."""
+    """The engine accepts requests. certificate is None if determinism is off, or until it is made."""
 
     vocab_size: int
     max_model_len: int
@@ -104,6 +104,7 @@ class Ready(Message, frozen=True):
     certificate: dict[str, Any] | None
     receipt_key: str | None = None  # the public key of the key that signs receipts, in PEM
     chunk: int = 0  # tokens in a chunk a model thinks about; 0: the model does not think
+    certificate_state: CertificateState = CertificateState("none")
 
 
 class StartupFailed(Message, frozen=True):
@@ -153,6 +154,14 @@ class StatusReport(Message, frozen=True):
     status: EngineStatus
 
 
+class CertificateChanged(Message, frozen=True):
+    """The certificate that is made while the engine serves: a part of it is done, or all."""
+
+    state: CertificateState
+    refusal: str | None
+    certificate: dict[str, Any] | None
+
+
 class Revoked(Message, frozen=True):
     """A spot check found the certificate wrong. Deterministic answers are verified from now on."""
 
@@ -173,6 +182,7 @@ FromEngine = (
     | Refused
     | StepOutput
     | StatusReport
+    | CertificateChanged
     | Revoked
     | StepTraced
 )

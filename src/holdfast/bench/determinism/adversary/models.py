@@ -173,6 +173,7 @@ class Target:
         """An engine for these weights, or for ordinary ones."""
         usual: dict[str, Any] = {"max_num_seqs": 8, "max_pass_tokens": 64, "kv_memory": "8MiB"}
         config = EngineConfig(
+            certification="startup",
             kernels=self.kernels,
             dtype=self.dtype,
             num_threads=self.num_threads,

@@ -269,8 +269,18 @@ class ReplayResponse(ResponseModel):
     usage: Usage | None = None
 
 
+class CertificateStateInfo(ResponseModel):
+    state: Literal["none", "certifying", "certified", "refused", "failed", "revoked"] = Field(
+        description="certifying: the certificate is being made while requests are served, and deterministic "
+        "answers are verified. failed, revoked: they stay verified."
+    )
+    checks_done: int = Field(description="While it is being made: the checks that are done.")
+    checks: int
+
+
 class HealthResponse(ResponseModel):
     status: Literal["ok", "draining", "starting", "stuck"]
+    certificate: CertificateStateInfo | None = Field(None, description="Where the certificate stands, if ok.")
 
 
 class VersionResponse(ResponseModel):
@@ -309,5 +319,6 @@ class CertificateResponse(ResponseModel):
     determinism: str
     refusal: str | None = Field(description="Why deterministic requests are refused, if they are.")
     fingerprint: FingerprintInfo
+    state: CertificateStateInfo
     certificate: dict[str, Any] | None
     revocation: str | None

@@ -62,9 +62,11 @@ async function showServerInfo() {
     byId("hint").hidden = hint === "";
     const about = `${model} · holdfast ${version.version}`;
     byId("model").textContent = `${about} · loading`;
-    const { fingerprint } = await get("v1/certificate");
+    const { fingerprint, state } = await get("v1/certificate");
     byId("model").textContent = about;
-    byId("fingerprint").textContent = `fingerprint ${fingerprint.digest}`;
+    const certifying = state.state === "certifying";
+    byId("fingerprint").textContent = `fingerprint ${fingerprint.digest} · ${certifying ? `certifying, ${state.checks_done} of ${state.checks || "…"} checks: answers are verified until then` : state.state}`;
+    if (certifying) setTimeout(showServerInfo, 2000);
   } catch {
     setTimeout(showServerInfo, 3000);
   }
