@@ -32,6 +32,7 @@ DECIDES_NOTHING = {
     "__main__.py": "starts the command line",
     "bench/": "measures",
     "cli/": "commands and their output",
+    "core/cancel_token.py": "ends work that no client waits for",
     "core/embeddings.py": "data for the client",
     "core/events.py": "data from the scheduler to the engine",
     "core/fast_dataclass.py": "a faster constructor",

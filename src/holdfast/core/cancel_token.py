@@ -1,0 +1,54 @@
+"""Tells work in another thread that its result is not needed any more.
+
+token.check()                    between two slices of work: raises `Cancelled`
+with token.on_cancel(kill): ...  around a wait: calls kill from the thread that cancels
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Cancelled(Exception):
+    """The work was given up: nobody waits for its result."""
+
+
+class CancelToken:
+    """Cancelled once, for good. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def cancel(self) -> None:
+        """Cancel the work and call what its thread has registered."""
+        with self._lock:
+            if self._is_cancelled:
+                return
+            self._is_cancelled = True
+            callbacks = tuple(self._callbacks)
+        for callback in callbacks:
+            callback()
+
+    def check(self) -> None:
+        """Raise `Cancelled` if the work is cancelled."""
+        if self._is_cancelled:
+            raise Cancelled
+
+    @contextmanager
+    def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call it if the work is cancelled inside the block. It may be called just after the block."""
+        with self._lock:
+            if self._is_cancelled:
+                raise Cancelled
+            self._callbacks.append(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)

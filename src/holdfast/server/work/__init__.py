@@ -1,0 +1,1 @@
+"""Work before admission: bounded, fair between clients, cancelled when a client leaves."""
