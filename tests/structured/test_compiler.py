@@ -6,13 +6,16 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
-from holdfast.sandbox.grammar_sandbox import GrammarSandbox
+from holdfast.sandbox.grammar_sandbox import GrammarSandbox, GrammarTrial
 from holdfast.structured import compiler as grammar_compiler
 from holdfast.structured.compiler import GrammarCompiler
 from holdfast.structured.spec import write_grammar
@@ -65,9 +68,9 @@ def test_compiled_grammars_are_cached_and_evicted(
     tried: list[str] = []
     try_grammar = GrammarSandbox.try_grammar
 
-    def count(sandbox: GrammarSandbox, grammar: str, *, is_lark: bool) -> object:
+    def count(sandbox: GrammarSandbox, grammar: str, *, is_lark: bool, token: CancelToken) -> object:
         tried.append(grammar)
-        return try_grammar(sandbox, grammar, is_lark=is_lark)
+        return try_grammar(sandbox, grammar, is_lark=is_lark, token=token)
 
     monkeypatch.setattr(GrammarSandbox, "try_grammar", count)
     monkeypatch.setattr(grammar_compiler, "_MAX_CACHED", 2)
@@ -104,12 +107,12 @@ def test_threads_compile_concurrently(compiler: GrammarCompiler) -> None:
 def test_killed_worker_is_replaced(compiler: GrammarCompiler) -> None:
     compiler.compile(OUTPUT)
     backend = compiler._backend
-    assert backend is not None and backend.sandbox.pid is not None
-    lost = backend.sandbox.pid
+    assert backend is not None
+    (lost,) = backend.sandbox.pids
     os.kill(lost, signal.SIGKILL)
     os.waitid(os.P_PID, lost, os.WEXITED | os.WNOWAIT)  # dead, and left for its parent to reap
     compiler.compile(StructuredOutput(choice=["another"]))
-    assert backend.sandbox.pid not in (None, lost)
+    assert backend.sandbox.pids and lost not in backend.sandbox.pids
     compiler.close()
     compiler.close()
     compiler.compile(StructuredOutput(choice=["and another"]))
@@ -121,8 +124,7 @@ def test_worker_ends_with_its_compiler(compiler: GrammarCompiler) -> None:
     own = GrammarCompiler(byte_harness().tokenizer, BYTE_VOCAB, BYTE_EOS)
     own.compile(OUTPUT)
     assert own._backend is not None
-    pid = own._backend.sandbox.pid
-    assert pid is not None
+    (pid,) = own._backend.sandbox.pids
     os.kill(pid, 0)
     del own
     gc.collect()
@@ -139,4 +141,72 @@ def test_worker_that_cannot_start_is_an_error(
         compiler.compile(OUTPUT)
     monkeypatch.undo()
     compiler.compile(OUTPUT)
+    compiler.close()
+
+
+SLOW = StructuredOutput(
+    regex="(a|b)*a(a|b){14}c" + "|".join(f"(x{one}|y)*z{{1,{one + 40}}}" for one in range(60))
+)
+
+
+@needs_llguidance
+def test_cancelled_compilation_ends_unless_another_caller_waits(compiler: GrammarCompiler) -> None:
+    """The sandbox's trial is replaced by one that lasts until it is cancelled or released."""
+    compiler.compile(OUTPUT)
+    backend = compiler._backend
+    assert backend is not None
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def try_slowly(grammar: str, *, is_lark: bool, token: CancelToken) -> GrammarTrial:
+        began.set()
+        with token.on_cancel(release.set):
+            assert release.wait(10)
+        ended.set()
+        token.check()
+        return GrammarTrial(None)
+
+    backend.sandbox.try_grammar = try_slowly  # type: ignore[method-assign, assignment]
+    slow, tokens = StructuredOutput(choice=["slow"]), [CancelToken(), CancelToken()]
+
+    def call(token: CancelToken) -> str:
+        try:
+            compiler.compile(slow, token)
+        except Cancelled:
+            return "cancelled"
+        return "compiled"
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(call, token) for token in tokens]
+        assert began.wait(10)
+        while compiler._compiling[slow].num_callers < 2:
+            time.sleep(0.001)
+        compiler.compile(OUTPUT)  # a compiled grammar does not wait
+        assert compiler.is_compiled(OUTPUT) and not compiler.is_compiled(slow)
+        tokens[0].cancel()
+        assert not ended.is_set()
+        tokens[1].cancel()
+        assert [one.result(10) for one in calls] == ["cancelled"] * 2 and ended.is_set()
+    assert not compiler._compiling
+    compiler.close()
+
+
+@needs_llguidance
+def test_cancelled_trial_ends_its_fork_and_keeps_the_worker(compiler: GrammarCompiler) -> None:
+    compiler.compile(OUTPUT)
+    backend = compiler._backend
+    assert backend is not None
+    (pid,) = backend.sandbox.pids
+    token = CancelToken()
+    timer = threading.Timer(0.2, token.cancel)
+    timer.start()
+
+    def try_until_cancelled() -> None:
+        while True:
+            backend.sandbox.try_grammar(write_grammar(SLOW), is_lark=False, token=token)
+
+    with pytest.raises(Cancelled):
+        try_until_cancelled()
+    timer.join()
+    assert backend.sandbox.try_grammar(write_grammar(OUTPUT), is_lark=False).fault is None
+    assert backend.sandbox.pids == (pid,)
     compiler.close()

@@ -5,8 +5,12 @@ with token.on_cancel(kill): ...  around a wait: calls kill from the thread that 
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
+
+_SLICE_LEN = 4096
+T = TypeVar("T")
 
 
 class Cancelled(Exception):
@@ -31,9 +35,8 @@ class CancelToken:
             if self._is_cancelled:
                 return
             self._is_cancelled = True
-            callbacks = tuple(self._callbacks)
-        for callback in callbacks:
-            callback()
+            for callback in self._callbacks:
+                callback()
 
     def check(self) -> None:
         """Raise `Cancelled` if the work is cancelled."""
@@ -42,9 +45,13 @@ class CancelToken:
 
     @contextmanager
     def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call it if the work is cancelled inside the block. It may be called just after the block."""
+        """Call it if the work is cancelled inside the block or was before, never after the block.
+
+        The callback must not wait for the thread of the block.
+        """
         with self._lock:
             if self._is_cancelled:
+                callback()
                 raise Cancelled
             self._callbacks.append(callback)
         try:
@@ -52,3 +59,11 @@ class CancelToken:
         finally:
             with self._lock:
                 self._callbacks.remove(callback)
+
+
+def in_slices(items: Sequence[T], token: CancelToken | None) -> Iterator[Sequence[T]]:
+    """The items, some thousands at a time. Raises `Cancelled` before the next slice."""
+    for start in range(0, len(items), _SLICE_LEN):
+        if token is not None:
+            token.check()
+        yield items[start : start + _SLICE_LEN]

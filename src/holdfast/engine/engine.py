@@ -16,6 +16,7 @@ from typing import Protocol
 
 from holdfast.certification.certificate import Certificate, delete_certificate
 from holdfast.certification.certification import Progress
+from holdfast.core.cancel_token import CancelToken
 from holdfast.core.events import CertificateChecked, Event, RequestEnded, TokensCommitted
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
@@ -188,6 +189,7 @@ class Engine:
         shared_len: int = 0,
         tenant: str = "",
         max_running: int | None = None,
+        token: CancelToken | None = None,
     ) -> Request:
         """Make a valid request, or raise an error that says what is wrong.
 
@@ -200,7 +202,7 @@ class Engine:
         share cached pages if they have the same cache_salt; those of the first shared_len tokens of
         the prompt are shared by all. tenant is an opaque name: tenants get
         equal shares of the engine while it is busy, and at most max_running requests of one run at
-        once.
+        once. Raises `Cancelled` soon after the token is cancelled.
         """
         self._require_own_process()
         return self._input_processor.process(
@@ -215,7 +217,12 @@ class Engine:
             shared_len=shared_len,
             tenant=tenant,
             max_running=max_running,
+            token=token,
         )
+
+    def prepares_quickly(self, params: SamplingParams) -> bool:
+        """Whether `prepare` need not compile a grammar nor tokenise bad words for these settings."""
+        return self._input_processor.is_quick(params)
 
     def _require_own_process(self) -> None:
         """A forked child has none of the threads that compute, and would wait for them for ever."""

@@ -6,10 +6,12 @@ request.
 """
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.core.grammar import Grammar
 from holdfast.core.pooling import Pooling
 from holdfast.core.request import Request
@@ -19,6 +21,7 @@ from holdfast.errors import DeterminismRefused, InvalidRequest, PromptTooLong
 from holdfast.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+_MAX_BAD_WORD_LISTS = 64
 
 
 class GrammarFactory(Protocol):
@@ -27,11 +30,15 @@ class GrammarFactory(Protocol):
     In production a `GrammarCompiler`; a benchmark wraps it to measure the masks.
     """
 
-    def compile(self, structured: StructuredOutput) -> Grammar:
+    def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> Grammar:
         """A new grammar for one answer, at its start.
 
-        Raises `InvalidRequest` if it cannot be compiled.
+        Raises `InvalidRequest` if it cannot be compiled, `Cancelled` once the token is cancelled.
         """
+        ...
+
+    def is_compiled(self, structured: StructuredOutput) -> bool:
+        """Whether `compile` would return at once."""
         ...
 
 
@@ -66,6 +73,7 @@ class InputProcessor:
         self.limits = limits
         self._grammars = grammars
         self._require_room = require_room
+        self._bad_words = _BadWords(tokenizer)
         self._next_id = 1
         self._id_lock = threading.Lock()
 
@@ -83,6 +91,7 @@ class InputProcessor:
         shared_len: int = 0,
         tenant: str = "",
         max_running: int | None = None,
+        token: CancelToken | None = None,
     ) -> Request:
         """See `Engine.prepare`. A text completion is tokenised alone, without special tokens."""
         if not isinstance(params, SamplingParams):
@@ -104,7 +113,7 @@ class InputProcessor:
         self._require_room(len(prompt_ids) + params.max_tokens)
         grammars: tuple[Grammar, ...] = ()
         if params.structured is not None:
-            grammars = tuple(self._grammars.compile(params.structured) for _ in range(params.n))
+            grammars = tuple(self._grammars.compile(params.structured, token) for _ in range(params.n))
         return Request(
             request_id=self._take_ids(params.n) if request_id is None else request_id,
             prompt_ids=prompt_ids,
@@ -112,7 +121,7 @@ class InputProcessor:
             seed=self.limits.defaults.seed_of(params),
             eos_ids=self.limits.eos_ids,
             score_from=score_from,
-            bad_words=_bad_words(self._tokenizer, params.bad_texts),
+            bad_words=self._bad_words.get(params.bad_texts),
             echo_text=echo,
             read_len=read_len,
             want_receipt=want_receipt,
@@ -123,6 +132,12 @@ class InputProcessor:
             pooling=pooling,
             grammars=grammars,
         )
+
+    def is_quick(self, params: SamplingParams) -> bool:
+        """Whether the grammar and the bad words of such a request are known already."""
+        structured = params.structured
+        is_known = structured is None or self._grammars.is_compiled(structured)
+        return is_known and self._bad_words.has(params.bad_texts)
 
     def _take_ids(self, count: int) -> int:
         """The first of count new request ids."""
@@ -215,15 +230,41 @@ def _token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
     return tuple(prompt)
 
 
+class _BadWords:
+    """The bad words of requests as token ids. The lists used last are kept."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[tuple[str, ...], tuple[tuple[int, ...], ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        if not words:
+            return ()
+        with self._lock:
+            known = self._known.get(words)
+            if known is not None:
+                self._known.move_to_end(words)
+                return known
+        spelled = _bad_words(self._tokenizer, words)
+        with self._lock:
+            self._known[words] = spelled
+            while len(self._known) > _MAX_BAD_WORD_LISTS:
+                self._known.popitem(last=False)
+        return spelled
+
+    def has(self, words: tuple[str, ...]) -> bool:
+        return not words or words in self._known
+
+
 def _bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as token ids, as it is written at the start of a text and after a space.
 
     A word that starts with white space is taken only as it is: a line break after a space would be
     tokenised as a space and something else.
     """
-    spelled = (
-        tuple(tokenizer.encode(spelling, add_special_tokens=False))
-        for word in words
-        for spelling in ((word,) if word[:1].isspace() else (word, f" {word}"))
-    )
+    spellings = [
+        spelling for word in words for spelling in ((word,) if word[:1].isspace() else (word, f" {word}"))
+    ]
+    spelled = map(tuple, tokenizer.encode_all(spellings))
     return tuple(dict.fromkeys(ids for ids in spelled if ids))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.results import Choice, Determinism, Result
 from holdfast.core.sampling_params import SamplingParams, params_to_json, show
 from holdfast.core.step_plan import ThoughtIds
-from holdfast.errors import EngineStopped, InvalidRequest
+from holdfast.errors import EngineStopped, InvalidRequest, PromptTooLong
 from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import (
     LogprobBits,
@@ -75,7 +75,7 @@ def replay(
     A redacted receipt needs its prompt, and its salt if that was removed, too.
     """
     prompt = require_prompt(receipt, prompt_ids, prompt_salt)
-    params = replace(receipt.params, seed=receipt.seed)
+    params = replay_params(receipt, len(prompt), llm.engine.limits.max_model_len)
     longest = max(len(choice.token_ids) for choice in receipt.choices)
     neighbours = [_neighbour(random.Random(seed), llm, longest) for seed in range(num_neighbours)]
     middle = num_neighbours // 2
@@ -119,6 +119,25 @@ def require_prompt(
     if not receipt.is_of_prompt(ids, salt):
         raise InvalidRequest("the given prompt is not the receipt's: its digest differs")
     return ids
+
+
+def replay_params(receipt: Receipt, prompt_len: int, max_len: int) -> SamplingParams:
+    """The settings to repeat a receipt's request with: the receipt's own, its seed, and no more
+    tokens than are compared. Refuses a request that does not fit max_len tokens.
+
+    One token more than the longest answer shows whether an answer ends where the receipt's does. No
+    bit of a token depends on max_tokens, nor on min_tokens where every token is below it.
+    """
+    params = replace(receipt.params, seed=receipt.seed)
+    if prompt_len + params.max_tokens > max_len:
+        raise PromptTooLong(
+            f"the receipt's prompt has {prompt_len} tokens and its max_tokens is {params.max_tokens}, together more "
+            f"than the context of {max_len}"
+        )
+    longest = max((len(choice.token_ids) for choice in receipt.choices), default=0)
+    if params.max_tokens <= longest + 1:
+        return params
+    return replace(params, max_tokens=longest + 1, min_tokens=min(params.min_tokens, longest + 1))
 
 
 def truncate_to(expected: Receipt, got: Receipt, result: Result) -> Receipt:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from holdfast.sandbox.supervisor import SetupRefused, WorkerLost, WorkerSupervisor
+from holdfast.core.cancel_token import CancelToken
+from holdfast.sandbox.supervisor import SetupRefused, WorkerLost, WorkerPool, WorkerSupervisor
 
 _MAX_WAIT_SECONDS = 60.0  # the worker itself gives up on a grammar long before
 _MAX_ANSWER_BYTES = 1 << 16
@@ -38,30 +39,44 @@ class GrammarTrial:
 
 
 class GrammarSandbox:
-    """Tries grammars, from any thread, one at a time. `texts` are the bytes of each token id."""
+    """Tries grammars, from any thread, `num_workers` at a time. `texts` are the bytes of each token
+    id."""
 
     def __init__(
-        self, texts: Sequence[bytes], eos_ids: Collection[int], limits: GrammarLimits | None = None
+        self,
+        texts: Sequence[bytes],
+        eos_ids: Collection[int],
+        limits: GrammarLimits | None = None,
+        *,
+        num_workers: int = 1,
     ) -> None:
         self._limits = limits or GrammarLimits()
-        self._worker = WorkerSupervisor(
-            "grammar_worker.py",
-            ["llguidance"],
-            partial(_setup, texts, sorted(eos_ids)),
-            setup_seconds=_MAX_WAIT_SECONDS,
+        self._worker = WorkerPool(
+            [
+                WorkerSupervisor(
+                    "grammar_worker.py",
+                    ["llguidance"],
+                    partial(_setup, texts, sorted(eos_ids)),
+                    setup_seconds=_MAX_WAIT_SECONDS,
+                )
+                for _ in range(num_workers)
+            ]
         )
 
     @property
-    def pid(self) -> int | None:
-        """The worker process, if one runs."""
-        return self._worker.pid
+    def pids(self) -> tuple[int, ...]:
+        """The worker processes that run."""
+        return self._worker.pids
 
     def warm(self) -> None:
         """Start the process, so that it reads the vocabulary meanwhile. Optional; never raises."""
         self._worker.warm()
 
-    def try_grammar(self, grammar: str, *, is_lark: bool, follow: bool = True) -> GrammarTrial:
-        """Compile a grammar in the worker process, and follow it for some tokens."""
+    def try_grammar(
+        self, grammar: str, *, is_lark: bool, follow: bool = True, token: CancelToken | None = None
+    ) -> GrammarTrial:
+        """Compile a grammar in a worker process, and follow it for some tokens. Raises `Cancelled`
+        soon after the token is cancelled."""
         request = {
             "grammar": grammar,
             "is_lark": is_lark,
@@ -70,13 +85,15 @@ class GrammarSandbox:
             "memory_bytes": self._limits.memory_bytes,
         }
         try:
-            answer = self._worker.request(request, seconds=_MAX_WAIT_SECONDS, max_bytes=_MAX_ANSWER_BYTES)
+            answer = self._worker.request(
+                request, seconds=_MAX_WAIT_SECONDS, max_bytes=_MAX_ANSWER_BYTES, token=token
+            )
         except (WorkerLost, SetupRefused, OSError, ImportError) as error:
             return GrammarTrial(f"the process it was tried in failed: {error}")
         return GrammarTrial(answer.get("error"), answer.get("num_bytes", 0))
 
     def close(self) -> None:
-        """End the process; a later trial starts another."""
+        """End the processes; a later trial starts another."""
         self._worker.close()
 
 

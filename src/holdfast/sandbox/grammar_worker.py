@@ -7,6 +7,7 @@ framed as in `core.framing`, over the socket at stdin:
     set-up   {"texts": [latin-1, ...], "eos_ids": [...]}                          answered with {}
     request  {"grammar": ..., "is_lark": ..., "follow": ..., "cpu_seconds": ..., "memory_bytes": ...}
     answer   {"num_bytes": ...} or {"error": ...}
+    SIGUSR1  ends the fork that tries a grammar; the answer is an error
 
 The process opens the vocabulary once. Each grammar is compiled and followed for some tokens in a
 fork, which the kernel bounds in CPU time, wall time and memory, on a stack smaller than the
@@ -162,6 +163,15 @@ def _pick(allowed: int, walk: int, rng: random.Random) -> int:
     return from_bit + (above & -above).bit_length() - 1
 
 
+_running: list[int] = []  # the fork that tries a grammar now
+
+
+def _end_fork(*_: object) -> None:
+    """SIGUSR1: nobody waits for the answer any more. The fork is not reaped yet, so the id is its."""
+    for child in _running:
+        os.kill(child, signal.SIGKILL)
+
+
 def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]:
     """The answer of a fork that tried the grammar, or why the fork died."""
     reading, writing = os.pipe()
@@ -170,8 +180,10 @@ def _try_in_fork(trie: "LLTokenizer", request: dict[str, Any]) -> dict[str, Any]
         os.close(reading)
         _try(trie, request, writing)
     os.close(writing)
+    _running.append(child)
     with open(reading, "rb") as pipe:
         answer = pipe.read()
+    _running.clear()
     _, status = os.waitpid(child, 0)
     if answer:
         result: dict[str, Any] = json.loads(answer)
@@ -239,6 +251,7 @@ def _send(answer: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Open the vocabulary, then try grammars until the supervisor closes the socket."""
+    signal.signal(signal.SIGUSR1, _end_fork)
     setup = _receive()
     trie = open_trie([text.encode("latin-1") for text in setup["texts"]], setup["eos_ids"])
     _send({})

@@ -10,7 +10,8 @@ packages it needs. It talks over a socket at its stdin, in frames (`core.framing
     worker -> supervisor   answer          one for each request, in order
 
 The worker sets its own limits on memory and CPU time, because they depend on what it runs. The
-supervisor adds a deadline for every answer. After a timeout, a crash or an interrupted request the
+supervisor adds a deadline for every answer. SIGUSR1 tells a worker that the request under way is
+not needed any more; it answers soon, with anything. After a timeout, a crash or an interrupted request the
 process is killed, so a late answer can never be read as the answer to another request; the next
 request starts a fresh process. The process ends with its supervisor, and, at the end of its input,
 with the process that started it.
@@ -18,6 +19,7 @@ with the process that started it.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.framing import MAX_FRAME_BYTES, ConnectionLost, FrameTooLong, pack_frame, read_frame
 
 _MAX_SETUP_BYTES = 4096
@@ -85,19 +88,31 @@ class WorkerSupervisor:
                     self._process.end()
 
     def request(
-        self, message: Mapping[str, Any], *, seconds: float, max_bytes: int = MAX_FRAME_BYTES
+        self,
+        message: Mapping[str, Any],
+        *,
+        seconds: float,
+        max_bytes: int = MAX_FRAME_BYTES,
+        token: CancelToken | None = None,
     ) -> dict[str, Any]:
         """The worker's answer. Raises `WorkerLost`, `SetupRefused`, or, if no process can be
-        started, `OSError` or `ImportError`."""
+        started, `OSError` or `ImportError`. If the token is cancelled, raises `Cancelled`."""
+        token = token or CancelToken()
         with self._lock:
+            token.check()
             try:
                 if not self._process.is_running():
                     self._start()
                 if not self._is_set_up:
                     self._finish_setup()
                 deadline = time.monotonic() + seconds
-                self._process.send(message, deadline)
-                return self._process.receive(deadline, max_bytes)
+                with token.on_cancel(self._process.interrupt):
+                    self._process.send(message, deadline)
+                    answer = self._process.receive(deadline, max_bytes)
+                token.check()
+                return answer
+            except Cancelled:  # every answer was read
+                raise
             except (
                 BaseException
             ):  # an answer may be under way, which the next request must not read as its own
@@ -122,6 +137,56 @@ class WorkerSupervisor:
         if "error" in answer:
             raise SetupRefused(answer["error"])
         self._is_set_up = True
+
+
+class WorkerPool:
+    """Some worker processes of one kind. The second is started when the first is busy, and so on."""
+
+    def __init__(self, workers: Sequence[WorkerSupervisor]) -> None:
+        self._workers = tuple(workers)
+        self._idle = list(self._workers)
+        self._changed = threading.Condition()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run now."""
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
+
+    def warm(self) -> None:
+        """Start the first process without waiting. Optional; never raises."""
+        self._workers[0].warm()
+
+    def request(
+        self,
+        message: Mapping[str, Any],
+        *,
+        seconds: float,
+        max_bytes: int = MAX_FRAME_BYTES,
+        token: CancelToken | None = None,
+    ) -> dict[str, Any]:
+        """See `WorkerSupervisor.request`. Waits for an idle worker."""
+        token = token or CancelToken()
+        with token.on_cancel(self._wake), self._changed:
+            while not self._idle:
+                self._changed.wait()
+                token.check()
+            worker = max(self._idle, key=lambda one: one.pid is not None)
+            self._idle.remove(worker)
+        try:
+            return worker.request(message, seconds=seconds, max_bytes=max_bytes, token=token)
+        finally:
+            with self._changed:
+                self._idle.append(worker)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the processes; a later request starts another."""
+        for worker in self._workers:
+            worker.close()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
 
 class _Process:
@@ -150,6 +215,12 @@ class _Process:
         quiet = subprocess.DEVNULL
         with theirs:
             self._popen = subprocess.Popen(command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env={})
+
+    def interrupt(self) -> None:
+        """Tell the process that its request is not needed any more. Any thread may call it."""
+        popen = self._popen
+        if popen is not None:
+            popen.send_signal(signal.SIGUSR1)
 
     def end(self) -> None:
         popen, self._popen = self._popen, None

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import TemplateError
-from holdfast.sandbox.supervisor import SetupLost, SetupRefused, WorkerLost, WorkerSupervisor
+from holdfast.sandbox.supervisor import SetupLost, SetupRefused, WorkerLost, WorkerPool, WorkerSupervisor
 
+_NUM_WORKERS = 2  # the second is started when the first is busy
 _SETUP_SECONDS = 30.0  # imports jinja2: slow only on a very busy machine
 _MAX_SOURCE_CHARS = 1 << 20
 _BYTES_PER_CHAR = 12  # JSON writes a character as at most two escapes of six
@@ -38,24 +40,29 @@ class TemplateLimits:
 
 
 class TemplateSandbox:
-    """Renders one template, from any thread, one rendering at a time."""
+    """Renders one template, from any thread, two renderings at a time."""
 
     def __init__(self, source: str, limits: TemplateLimits | None = None) -> None:
         self._limits = limits or TemplateLimits()
         self._refusal: str | None = None  # why this template can never be rendered
         if len(source) > _MAX_SOURCE_CHARS:
             self._refusal = f"it is larger than a template may be ({_MAX_SOURCE_CHARS} characters)"
-        self._worker = WorkerSupervisor(
-            "template_worker.py",
-            ["jinja2", "markupsafe"],
-            partial(_setup, source, self._limits),
-            setup_seconds=_SETUP_SECONDS,
+        self._worker = WorkerPool(
+            [
+                WorkerSupervisor(
+                    "template_worker.py",
+                    ["jinja2", "markupsafe"],
+                    partial(_setup, source, self._limits),
+                    setup_seconds=_SETUP_SECONDS,
+                )
+                for _ in range(_NUM_WORKERS)
+            ]
         )
 
     @property
-    def pid(self) -> int | None:
-        """The worker process, if one runs."""
-        return self._worker.pid
+    def pids(self) -> tuple[int, ...]:
+        """The worker processes that run."""
+        return self._worker.pids
 
     def warm(self) -> None:
         """Start the process without waiting for it. Optional; never raises."""
@@ -63,11 +70,12 @@ class TemplateSandbox:
             self._worker.warm()
 
     def close(self) -> None:
-        """End the process; a later rendering starts another."""
+        """End the processes; a later rendering starts another."""
         self._worker.close()
 
-    def render(self, variables: Mapping[str, object], *, date: str) -> str:
-        """Render the template with plain JSON values. `strftime_now` gives `date`."""
+    def render(self, variables: Mapping[str, object], *, date: str, token: CancelToken | None = None) -> str:
+        """Render the template with plain JSON values. `strftime_now` gives `date`. Raises `Cancelled`
+        soon after the token is cancelled."""
         if self._refusal is not None:
             _fail(self._refusal)
         limits = self._limits
@@ -80,7 +88,10 @@ class TemplateSandbox:
         }
         try:
             answer = self._worker.request(
-                request, seconds=limits.wall_seconds, max_bytes=max_chars * _BYTES_PER_CHAR + 4096
+                request,
+                seconds=limits.wall_seconds,
+                max_bytes=max_chars * _BYTES_PER_CHAR + 4096,
+                token=token,
             )
         except SetupRefused as refused:
             self._refusal = str(refused)

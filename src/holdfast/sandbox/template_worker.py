@@ -197,8 +197,31 @@ def _send(answer: dict[str, Any]) -> None:
         message = message[os.write(0, message) :]
 
 
+class _Interrupted(BaseException):
+    """Nobody waits for the rendering any more."""
+
+
+_rendering: list[bool] = []  # not empty while a template is rendered
+
+
+def _interrupt(*_: object) -> None:
+    """SIGUSR1: end the rendering under way; its answer is an error."""
+    if _rendering:
+        _rendering.clear()
+        raise _Interrupted
+
+
+def _render_or_end(template: jinja2.Template, request: dict[str, Any]) -> str:
+    _rendering.append(True)
+    try:
+        return render(template, request)
+    finally:
+        _rendering.clear()
+
+
 def serve() -> None:
     """Compile one template, then render it until the supervisor closes the socket."""
+    signal.signal(signal.SIGUSR1, _interrupt)
     setup = _receive()
     _limit_process(setup["memory_bytes"])
     template: list[jinja2.Template] = []
@@ -209,7 +232,7 @@ def serve() -> None:
     while template:
         request = _receive()
         _limit_cpu(request["cpu_seconds"])
-        answer = attempt(lambda request=request: render(template[0], request), request)  # type: ignore[misc]
+        answer = attempt(lambda request=request: _render_or_end(template[0], request), request)  # type: ignore[misc]
         _limit_cpu(0)
         _send(answer)
 

@@ -5,9 +5,11 @@ from asyncio import CancelledError
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import NO_DEFAULTS, RequestDefaults
 from holdfast.errors import EngineStopped
 from holdfast.server.admission import Admission
@@ -15,6 +17,7 @@ from holdfast.server.cache_isolation import SharedPrompts
 from holdfast.server.call import Call
 from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.ipc.messages import FingerprintReady
 from holdfast.server.ipc.supervisor import Supervisor
 from holdfast.server.middleware.access_log import AccessLogEntry
@@ -23,6 +26,10 @@ from holdfast.server.telemetry.metrics import Metrics
 from holdfast.server.telemetry.traces import Operation, TracedRequest, Traces
 from holdfast.server.tenants.directory import TenantDirectory
 from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.work.work_queue import Work
+
+_INLINE_BYTES = 4096
+T = TypeVar("T")
 
 
 class Frontend:
@@ -124,6 +131,17 @@ class Frontend:
                 self._calls.discard(call)
                 self._log_call(call, access)
                 call.close()
+
+    async def prepare(self, request: Request, work: Work[T]) -> T:
+        """Do work that needs no engine in the client's turn, or stop when the client disconnects.
+
+        The work of a small body is done at once.
+        """
+        size = len(await request.body())
+        if size <= _INLINE_BYTES:
+            return work(CancelToken())
+        running = self.prompts.lanes.run(tenant_of(request).id, work, size=size)
+        return await run_until_disconnect(request, running)
 
     async def fingerprint(self) -> FingerprintReady:
         """The engine's fingerprint. Waits until the weights are hashed."""

@@ -1,24 +1,21 @@
-"""Renders and tokenises prompts. Whatever may take long runs in a small thread pool.
+"""Renders and tokenises prompts, in bounded threads and fairly between clients (`work`).
 
 Text that cannot fit the context is refused before it is tokenised: a token of the vocabulary has a
 maximum number of bytes.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.errors import PromptTooLong
+from holdfast.server.work.lanes import WorkLanes
 from holdfast.text.chat_content import Conversation, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.special_tokens import Span
 from holdfast.text.tokenizer import Tokenizer
 
-_THREADS = 2
 _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
-T = TypeVar("T")
 
 
 class Prompts:
@@ -29,26 +26,45 @@ class Prompts:
         self.template = ChatTemplate.of(tokenizer)
         self.max_model_len: int | None = None
         self._longest_token: int | None = None
-        self._pool = ThreadPoolExecutor(_THREADS, "holdfast-prompts")
+        self.lanes = WorkLanes()
 
     async def warm_up(self) -> None:
         """Do now what the first prompt would wait for."""
         self.template.warm()
-        await self.run_in_thread(self._max_token_bytes)
-        if not self.tokenizer.controls_in_content:
-            await self.run_in_thread(self.tokenizer.control_tokens.warm)
+        await self.lanes.run("", lambda token: self._warm_up(), size=1 << 20)
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread pool, without blocking the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    def _warm_up(self) -> None:
+        self._max_token_bytes()
+        if not self.tokenizer.controls_in_content:
+            self.tokenizer.control_tokens.warm()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.lanes.close()
         self.template.close()
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a text."""
-        return await self.run_in_thread(lambda: self._encode(text, add_special_tokens))
+    async def encode(self, text: str, *, client: str, add_special_tokens: bool = True) -> list[int]:
+        """Tokenise a text of this client."""
+        return await self.lanes.run(
+            client,
+            lambda token: self.tokenize(text, token, add_special_tokens=add_special_tokens),
+            size=len(text),
+        )
+
+    def tokenize(
+        self,
+        text: str,
+        token: CancelToken,
+        *,
+        add_special_tokens: bool = True,
+        content: Sequence[Span] = (),
+    ) -> list[int]:
+        """The ids of a text. Slow: call it in a thread. content: see `Tokenizer.encode`."""
+        self._require_fit(len(text))
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, content=content)
+
+    def decode(self, ids: Sequence[int], token: CancelToken, *, skip_special_tokens: bool) -> str:
+        """The text of ids. Slow: call it in a thread."""
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, token=token)
 
     def render(
         self,
@@ -57,6 +73,7 @@ class Prompts:
         prepare: Callable[[Conversation], Conversation] = lambda conversation: conversation,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        token: CancelToken,
     ) -> list[int]:
         """Render and tokenise a conversation. `prepare` adapts it to the template.
 
@@ -74,16 +91,11 @@ class Prompts:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=prepared.variables or {},
+                token=token,
             )
 
         prompt = render_conversation(conversation, render, self.tokenizer)
-        return self._encode(prompt.text, add_special_tokens=False, content=prompt.content)
-
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Detokenise ids."""
-        return await self.run_in_thread(
-            lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        )
+        return self.tokenize(prompt.text, token, add_special_tokens=False, content=prompt.content)
 
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are not UTF-8 become U+FFFD."""
@@ -103,10 +115,6 @@ class Prompts:
             raise PromptTooLong(
                 f"the prompt has {num_chars} characters, which cannot fit the context of {longest} tokens; shorten it"
             )
-
-    def _encode(self, text: str, add_special_tokens: bool, content: Sequence[Span] = ()) -> list[int]:
-        self._require_fit(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, content=content)
 
     def _max_token_bytes(self) -> int:
         if self._longest_token is None:

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.structured_output import StructuredOutput
 from holdfast.errors import InvalidRequest
 from holdfast.sandbox.grammar_sandbox import GrammarLimits, GrammarSandbox
@@ -23,6 +24,8 @@ from holdfast.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+NUM_WORKERS = 2  # grammars that are compiled at once
+_POLL_SECONDS = 0.1
 _MAX_CACHED = 64
 _MAX_CACHED_BYTES = 512 << 20
 
@@ -44,36 +47,80 @@ class GrammarCompiler:
         self._limits = limits
         self._backend: _Backend | None = None
         self._cache: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
-        self._cache_lock = threading.Lock()  # held briefly
-        self._compile_lock = threading.Lock()  # held while a grammar is tried and compiled
+        self._compiling: dict[StructuredOutput, _Compilation] = {}
+        self._lock = threading.Lock()  # of both; held briefly
+        self._backend_lock = threading.Lock()
 
-    def compile(self, structured: StructuredOutput) -> MatcherGrammar:
-        """The grammar of one answer. Refuses what is wrong, too large or too slow."""
+    def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> MatcherGrammar:
+        """The grammar of one answer. Refuses what is wrong, too large or too slow.
+
+        Raises `Cancelled` once the token is cancelled. A grammar that several callers wait for is
+        compiled once, and given up when the last of them is cancelled.
+        """
         compiled = self._find(structured)
-        if compiled is None:
-            with self._compile_lock:
-                compiled = self._find(structured) or self._compile(structured)
+        while compiled is None:
+            compiled = self._compile_once(structured, token or CancelToken())
         assert self._backend is not None
         return MatcherGrammar(compiled, self._backend.vocabulary)
 
+    def is_compiled(self, structured: StructuredOutput) -> bool:
+        """Whether `compile` would return at once."""
+        return structured in self._cache
+
     def close(self) -> None:
-        """End the worker process; compiling another grammar starts a new one."""
-        with self._compile_lock:
-            if self._backend is not None:
-                self._backend.sandbox.close()
+        """End the worker processes; compiling another grammar starts new ones."""
+        if self._backend is not None:
+            self._backend.sandbox.close()
+
+    def _compile_once(self, structured: StructuredOutput, token: CancelToken) -> CompiledGrammar | None:
+        """Compile, or wait for the caller that does. None: that caller was cancelled."""
+        with self._lock:
+            compilation = self._compiling.get(structured)
+            is_first = compilation is None
+            if compilation is None:
+                compilation = self._compiling[structured] = _Compilation()
+            compilation.num_callers += 1
+        try:
+            with token.on_cancel(lambda: self._leave(compilation)):
+                if is_first:
+                    self._finish(structured, compilation)
+                compilation.wait(token)
+        finally:
+            if is_first and not compilation.done.is_set():  # cancelled before it began
+                self._end(structured, compilation)
+        return compilation.compiled
+
+    def _leave(self, compilation: "_Compilation") -> None:
+        with self._lock:
+            compilation.num_callers -= 1
+            is_last = compilation.num_callers == 0
+        if is_last:
+            compilation.token.cancel()
+
+    def _finish(self, structured: StructuredOutput, compilation: "_Compilation") -> None:
+        try:
+            compilation.compiled = self._compile(structured, compilation.token)
+        except Exception as error:
+            compilation.error = error
+        self._end(structured, compilation)
+
+    def _end(self, structured: StructuredOutput, compilation: "_Compilation") -> None:
+        with self._lock:
+            self._compiling.pop(structured, None)
+        compilation.done.set()
 
     def _find(self, structured: StructuredOutput) -> CompiledGrammar | None:
-        with self._cache_lock:
+        with self._lock:
             compiled = self._cache.get(structured)
             if compiled is not None:
                 self._cache.move_to_end(structured)
             return compiled
 
-    def _compile(self, structured: StructuredOutput) -> CompiledGrammar:
+    def _compile(self, structured: StructuredOutput, token: CancelToken) -> CompiledGrammar:
         grammar = write_grammar(structured)
         backend = self._open_backend()
         is_lark = structured.kind == "lark"
-        trial = backend.sandbox.try_grammar(grammar, is_lark=is_lark)
+        trial = backend.sandbox.try_grammar(grammar, is_lark=is_lark, token=token)
         if trial.fault is not None:
             raise InvalidRequest(f"the {KIND_NAMES[structured.kind]} cannot be used: {trial.fault}")
         compiled = CompiledGrammar(
@@ -86,7 +133,7 @@ class GrammarCompiler:
 
     def _add(self, structured: StructuredOutput, compiled: CompiledGrammar) -> None:
         """Cache a grammar and evict the least recently used. The newest stays, however large."""
-        with self._cache_lock:
+        with self._lock:
             self._cache[structured] = compiled
             num_bytes = sum(one.num_bytes for one in self._cache.values())
             while len(self._cache) > _MAX_CACHED or (num_bytes > _MAX_CACHED_BYTES and len(self._cache) > 1):
@@ -94,11 +141,31 @@ class GrammarCompiler:
                 num_bytes -= oldest.num_bytes
 
     def _open_backend(self) -> "_Backend":
-        if self._backend is None:
-            require_llguidance()
-            vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-            self._backend = _Backend(vocabulary, self._limits)
-        return self._backend
+        with self._backend_lock:
+            if self._backend is None:
+                require_llguidance()
+                vocabulary = read_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+                self._backend = _Backend(vocabulary, self._limits)
+            return self._backend
+
+
+class _Compilation:
+    """A grammar that is being compiled, and its callers."""
+
+    def __init__(self) -> None:
+        self.token = CancelToken()  # cancelled with the last caller
+        self.num_callers = 0
+        self.compiled: CompiledGrammar | None = None
+        self.error: Exception | None = None
+        self.done = threading.Event()
+
+    def wait(self, token: CancelToken) -> None:
+        """Wait for the end. Raises its error, unless that is another caller's `Cancelled`."""
+        while not self.done.wait(_POLL_SECONDS):
+            token.check()
+        token.check()
+        if self.error is not None and not isinstance(self.error, Cancelled):
+            raise self.error
 
 
 class _Backend:
@@ -106,6 +173,6 @@ class _Backend:
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits | None) -> None:
         self.vocabulary = vocabulary
-        self.sandbox = GrammarSandbox(vocabulary.texts, vocabulary.eos_ids, limits)
+        self.sandbox = GrammarSandbox(vocabulary.texts, vocabulary.eos_ids, limits, num_workers=NUM_WORKERS)
         self.sandbox.warm()  # the worker opens the vocabulary while this process does, too
         self.trie: LLTokenizer = open_trie(vocabulary.texts, sorted(vocabulary.eos_ids))

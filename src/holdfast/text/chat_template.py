@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.core.sampling_params import is_unicode
 from holdfast.errors import InvalidRequest, TemplateError
 from holdfast.sandbox.template_sandbox import TemplateLimits, TemplateSandbox
@@ -61,11 +62,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         date: datetime.date | None = None,
         variables: Mapping[str, object] = MappingProxyType({}),
+        token: CancelToken | None = None,
     ) -> str:
         """The prompt's text. It has its special tokens: encode it without adding them.
 
         With continue_final_message it ends where the content of the last message ends, so that the
-        answer continues that message.
+        answer continues that message. Raises `Cancelled` soon after the token is cancelled.
         """
         checked = check_messages(messages)
         mark = _mark_end(checked, add_generation_prompt) if continue_final_message else None
@@ -84,7 +86,9 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": bool(add_generation_prompt),
         }
-        text = self._choose(tools is not None).render(context, date=(date or FIXED_DATE).isoformat())
+        text = self._choose(tools is not None).render(
+            context, date=(date or FIXED_DATE).isoformat(), token=token
+        )
         if not is_unicode(text):
             raise TemplateError("the chat template wrote a lone surrogate, which is not valid Unicode")
         return text if mark is None else _cut_at(mark, text)

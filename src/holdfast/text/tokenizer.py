@@ -18,6 +18,7 @@ from typing import cast
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import InvalidRequest, ModelError, ModelNotFound
 from holdfast.models.gguf.reader import GgufFile
 from holdfast.text.bytewise import read_bytewise
@@ -171,18 +172,49 @@ class Tokenizer:
             return list(ids)
         return [*affixes.prefix_ids, *ids, *affixes.suffix_ids]
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids. An id below `vocab_size` without a token has no text."""
-        for id_ in ids:
-            if not isinstance(id_, int) or not 0 <= id_ < self.vocab_size:
-                raise InvalidRequest(f"token id {id_!r} is outside the vocabulary of {self.vocab_size}")
-        kept = [id_ for id_ in ids if not (skip_special_tokens and id_ in self.special_ids)]
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without special tokens. Many short texts take one call."""
+        with guard_backend():
+            found = self._data.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [list(one.ids) for one in found]
+
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool = True, token: CancelToken | None = None
+    ) -> str:
+        """The text of ids. An id below `vocab_size` without a token has no text.
+
+        Raises `Cancelled` soon after the token is cancelled.
+        """
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        kept: list[int] = []
+        parts: list[bytes] = []
+        for part in in_slices(ids, token):
+            self._require_ids(part)
+            if not skipped.isdisjoint(part):
+                part = [id_ for id_ in part if id_ not in skipped]
+            if self._bytewise is None:
+                kept.extend(part)
+            else:
+                parts.append(self._join_bytes(part))
         if self._bytewise is None:
             return self.decode_window(kept)
-        raw = b"".join(map(self.token_bytes, kept))
+        raw = b"".join(parts)
         if self.drops_first_space:
             raw = raw.removeprefix(b" ")
         return raw.decode("utf-8", "replace")
+
+    def _join_bytes(self, ids: Sequence[int]) -> bytes:
+        try:
+            return b"".join(map(self._bytes.__getitem__, ids))
+        except KeyError:  # some are not known yet
+            return b"".join(map(self.token_bytes, ids))
+
+    def _require_ids(self, ids: Sequence[int]) -> None:
+        if {*map(type, ids)} <= {int} and (not ids or (min(ids) >= 0 and max(ids) < self.vocab_size)):
+            return
+        for id_ in ids:
+            if not isinstance(id_, int) or not 0 <= id_ < self.vocab_size:
+                raise InvalidRequest(f"token id {id_!r} is outside the vocabulary of {self.vocab_size}")
 
     def decode_window(self, ids: Sequence[int]) -> str:
         """The `tokenizers` library's own decoding, special tokens included."""

@@ -155,4 +155,4 @@ def test_token_raises_between_slices_once_cancelled() -> None:
         token.check()
     with pytest.raises(Cancelled), token.on_cancel(lambda: called.append(2)):
         called.append(3)
-    assert called == [1]
+    assert called == [1, 2]

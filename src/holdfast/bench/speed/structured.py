@@ -17,6 +17,7 @@ from rich.console import Console
 
 from holdfast.bench.determinism.stress import submit
 from holdfast.bench.tables import open_console
+from holdfast.core.cancel_token import CancelToken
 from holdfast.core.grammar import Grammar
 from holdfast.core.results import Result
 from holdfast.core.sampling_params import SamplingParams
@@ -135,8 +136,11 @@ class TimedGrammars:
         self._grammars = grammars
         self.mask_us: list[float] = []
 
-    def compile(self, structured: StructuredOutput) -> Grammar:
-        return _TimedGrammar(self._grammars.compile(structured), self.mask_us)
+    def compile(self, structured: StructuredOutput, token: CancelToken | None = None) -> Grammar:
+        return _TimedGrammar(self._grammars.compile(structured, token), self.mask_us)
+
+    def is_compiled(self, structured: StructuredOutput) -> bool:
+        return self._grammars.is_compiled(structured)
 
 
 class _TimedGrammar:

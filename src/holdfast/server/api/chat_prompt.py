@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from holdfast.core.cancel_token import CancelToken
 from holdfast.server.api.response_format import parse_structured_output
 from holdfast.server.api.schema.requests import ChatCompletionRequest, ChatMessage, TokenizeRequest
 from holdfast.server.errors import ApiError
@@ -28,10 +29,12 @@ class ChatPrompt:
     ids: list[int]
     plan: ToolPlan
 
-    def parser(self, seed: int, choice: int) -> ToolParser:
-        """The parser of one choice. The same prompt and seed give the same tool call ids."""
-        key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
-        return self.plan.parser(key, choice)
+    def parsers(self, seed: int, num_choices: int) -> list[ToolParser]:
+        """The parser of each choice. The same prompt and seed give the same tool call ids."""
+        key = b""
+        if self.plan.config.callable:
+            key = hashlib.sha256(json.dumps([self.ids, seed]).encode()).digest()
+        return [self.plan.parser(key, choice) for choice in range(num_choices)]
 
 
 class ChatPrompts:
@@ -47,23 +50,24 @@ class ChatPrompts:
         special = [prompts.token_text(one) for one in tokenizer.special_ids]
         self._format = choose_format(with_tools, special)
 
-    async def render(self, body: ChatCompletionRequest) -> ChatPrompt:
-        """The prompt of a chat completion request. Raises `HoldfastError` if it is invalid."""
-        return await self._prompts.run_in_thread(lambda: self._plan_and_render(body))
+    async def render(self, body: ChatCompletionRequest, *, client: str, size: int) -> ChatPrompt:
+        """The prompt of a chat completion request of this client. size is that of its body.
 
-    async def tokenize(self, body: TokenizeRequest) -> list[int]:
-        """The token ids of a conversation, the same as `render` gives."""
-        return await self._prompts.run_in_thread(lambda: self.encode(body))
+        Raises `HoldfastError` if it is invalid.
+        """
+        return await self._prompts.lanes.run(
+            client, lambda token: self._plan_and_render(body, token), size=size
+        )
 
-    def encode(self, body: TokenizeRequest) -> list[int]:
-        """As `tokenize`. Slow: call it in a thread."""
-        return self._render(body, body.messages or (), parse_tools(body.tools), {})
+    def tokenize(self, body: TokenizeRequest, token: CancelToken | None = None) -> list[int]:
+        """The token ids of a conversation, the same as `render` gives. Slow: call it in a thread."""
+        return self._render(body, body.messages or (), parse_tools(body.tools), {}, token or CancelToken())
 
-    def _plan_and_render(self, body: ChatCompletionRequest) -> ChatPrompt:
+    def _plan_and_render(self, body: ChatCompletionRequest, token: CancelToken) -> ChatPrompt:
         config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(config, self._format, parse_structured_output(body))
         variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        ids = self._render(body, body.messages, config, variables)
+        ids = self._render(body, body.messages, config, variables, token)
         return ChatPrompt(ids, plan)
 
     def _render(
@@ -72,6 +76,7 @@ class ChatPrompts:
         messages: Sequence[ChatMessage],
         config: ToolConfig,
         variables: dict[str, Any],
+        token: CancelToken,
     ) -> list[int]:
         continues = bool(body.continue_final_message)
         if continues and body.add_generation_prompt:
@@ -93,6 +98,7 @@ class ChatPrompts:
             prepare=self._describe_tools,
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
             continue_final_message=continues,
+            token=token,
         )
 
     def _describe_tools(self, conversation: Conversation) -> Conversation:

@@ -44,7 +44,7 @@ class ChatResponse:
         self.created = int(time.time())
         seed = call.streams[0].seed
         assert seed is not None
-        self.choices = [ChatChoice(prompt.parser(seed, index)) for index in range(body.n or 1)]
+        self.choices = [ChatChoice(parser) for parser in prompt.parsers(seed, body.n or 1)]
 
     def logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:
@@ -124,6 +124,7 @@ async def serve_chat(
     make_writer: Callable[[ChatResponse], ChatWriter],
 ) -> Response:
     """Run a conversation, streamed or not."""
+    size = len(await request.body())
     async with AsyncExitStack() as stack:
         call = await stack.enter_async_context(
             frontend.call(
@@ -134,7 +135,7 @@ async def serve_chat(
                 stream=bool(body.stream),
             )
         )
-        response = await run_until_disconnect(request, _submit(frontend, prompts, call, body))
+        response = await run_until_disconnect(request, _submit(frontend, prompts, call, body, size))
         if body.stream:
             response.fingerprint = await run_until_disconnect(request, call.fingerprint())
             writer = make_writer(response)
@@ -144,12 +145,12 @@ async def serve_chat(
 
 
 async def _submit(
-    frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest
+    frontend: Frontend, prompts: ChatPrompts, call: Call, body: ChatCompletionRequest, size: int
 ) -> ChatResponse:
-    """Render the conversation and submit the request to the engine."""
+    """Render the conversation and submit the request to the engine. size is that of its body."""
     require_thinking_model(call, body)
     try:
-        prompt = _truncate(frontend, body, await prompts.render(body))
+        prompt = _truncate(frontend, body, await prompts.render(body, client=call.tenant.id, size=size))
         params = _params(frontend, body, prompt)
         await call.submit(
             prompt.ids, params, want_receipt=bool(body.return_receipt), cache_salt=body.cache_salt

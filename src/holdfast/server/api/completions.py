@@ -63,7 +63,7 @@ def completion_routes(frontend: Frontend) -> APIRouter:
         use_request_id(request, body.request_id)
         prompts = prompt_list(body.prompt, frontend.config.max_prompts, "prompt")
         try:
-            params = await frontend.prompts.run_in_thread(lambda: _params(body, frontend))
+            params = await frontend.prepare(request, lambda token: _params(body, frontend))
         except HoldfastError as error:
             raise to_api_error(error) from None
         async with AsyncExitStack() as stack:
@@ -100,7 +100,9 @@ async def _submit(
         for prompt in prompts:
             given = prompt
             if isinstance(given, str):
-                given = await frontend.prompts.encode(given, add_special_tokens=add_special_tokens)
+                given = await frontend.prompts.encode(
+                    given, client=call.tenant.id, add_special_tokens=add_special_tokens
+                )
             ids = truncate_prompt(body, given, room)
             frontend.prompts.require_room(len(ids))
             await call.submit(

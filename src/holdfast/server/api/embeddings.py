@@ -56,7 +56,9 @@ def embedding_routes(frontend: Frontend) -> APIRouter:
                 "system_fingerprint": await call.fingerprint(),
             }
             # A million numbers take long to write.
-            return await frontend.prompts.run_in_thread(lambda: JSONResponse({**head, **_result(call, body)}))
+            return await frontend.prepare(
+                request, lambda token: JSONResponse({**head, **_result(call, body)})
+            )
 
     return router
 
@@ -74,7 +76,9 @@ async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], bo
         pooling = Pooling(body.pooling or "last", body.normalize is not False, body.dimensions)
         for one in inputs:
             ids = (
-                await frontend.prompts.encode(one, add_special_tokens=add_special_tokens)
+                await frontend.prompts.encode(
+                    one, client=call.tenant.id, add_special_tokens=add_special_tokens
+                )
                 if isinstance(one, str)
                 else one
             )

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.core.results import Choice, Delta, Result
-from holdfast.engine.replay import ReplayResult, compare_result, require_prompt
+from holdfast.engine.replay import ReplayResult, compare_result, replay_params, require_prompt
 from holdfast.errors import HoldfastError
 from holdfast.receipts.check import ReceiptCheck, check_signature
 from holdfast.receipts.fingerprint import Fingerprint
@@ -16,10 +16,12 @@ from holdfast.receipts.reader import parse_receipt
 from holdfast.receipts.receipt import Receipt
 from holdfast.receipts.signing import PublicKey
 from holdfast.server.api.response_fields import usage
+from holdfast.server.api.sampling import max_prompt_len
 from holdfast.server.api.schema.openapi import ENGINE_ERRORS, body_schema, responses
 from holdfast.server.api.schema.requests import ReplayRequest
 from holdfast.server.api.schema.responses import ReplayResponse
 from holdfast.server.call import Call
+from holdfast.server.config import ServerConfig
 from holdfast.server.errors import ApiError, to_api_error
 from holdfast.server.frontend import Frontend
 from holdfast.server.http.disconnect import run_until_disconnect
@@ -41,24 +43,25 @@ def replay_routes(frontend: Frontend) -> APIRouter:
         try:
             ready = frontend.supervisor.link.ready
             own_key = None if ready is None else ready.receipt_key
-            receipt, checked, prompt_ids = await frontend.prompts.run_in_thread(lambda: _parse(body, own_key))
+            receipt, checked, prompt_ids = await frontend.prepare(
+                request, lambda token: _parse(body, own_key)
+            )
             frontend.prompts.require_room(len(prompt_ids))
         except HoldfastError as error:
             raise to_api_error(error) from None
-        if receipt.params.n > frontend.config.max_choices:
-            message = (
-                f"the receipt's n is {receipt.params.n}; at most {frontend.config.max_choices} is allowed"
-            )
-            raise ApiError(400, message, param="receipt")
+        _require_limits(receipt, frontend.config)
         fingerprint = await frontend.fingerprint()
         differences = Fingerprint(fingerprint.parts).differences(receipt.fingerprint, here="here")
         response = _not_compared(receipt, checked, differences)
         if differences and not body.force:
             return JSONResponse(response)
-        params = replace(receipt.params, seed=receipt.seed)
         async with frontend.call(
-            request, "replay", deterministic=params.deterministic, num_choices=params.n
+            request, "replay", deterministic=receipt.params.deterministic, num_choices=receipt.params.n
         ) as call:
+            try:
+                params = replay_params(receipt, len(prompt_ids), max_prompt_len(frontend))
+            except HoldfastError as error:
+                raise to_api_error(error) from None
             await call.submit(prompt_ids, params, want_receipt=True)
             result = await run_until_disconnect(request, _run(call, params.n))
             call.finished([choice.finish_reason for choice in result.choices])
@@ -69,6 +72,26 @@ def replay_routes(frontend: Frontend) -> APIRouter:
             return JSONResponse({**response, **_compared(comparison), "usage": usage(call)})
 
     return router
+
+
+def _require_limits(receipt: Receipt, config: ServerConfig) -> None:
+    """Refuse a receipt whose request this server would refuse, or whose answers are no answers to
+    it."""
+    params = receipt.params
+    limits = (
+        ("n", params.n, config.max_choices),
+        ("number of stop strings", len(params.stop_strings), config.max_stops),
+        ("number of choices", len(receipt.choices), params.n),
+        (
+            "longest answer in tokens",
+            max((len(choice.token_ids) for choice in receipt.choices), default=0),
+            params.max_tokens,
+        ),
+    )
+    for what, given, limit in limits:
+        if given > limit:
+            message = f"the receipt's {what} is {given}; at most {limit} is allowed"
+            raise ApiError(400, message, param="receipt", code="invalid_value")
 
 
 def _parse(body: ReplayRequest, own_key: str | None) -> tuple[Receipt, ReceiptCheck, list[int]]:

@@ -58,9 +58,11 @@ async def _run(frontend: Frontend, call: Call, body: ScoreRequest, deterministic
     try:
         prompt_ids, completion_ids = body.prompt, body.completion
         if isinstance(prompt_ids, str):
-            prompt_ids = await frontend.prompts.encode(prompt_ids)
+            prompt_ids = await frontend.prompts.encode(prompt_ids, client=call.tenant.id)
         if isinstance(completion_ids, str):
-            completion_ids = await frontend.prompts.encode(completion_ids, add_special_tokens=False)
+            completion_ids = await frontend.prompts.encode(
+                completion_ids, client=call.tenant.id, add_special_tokens=False
+            )
         frontend.prompts.require_room(len(prompt_ids) + len(completion_ids))
         params = score_params(
             deterministic=deterministic,

@@ -62,10 +62,10 @@ def _encode(entry: Any, prompts: Prompts, chat_prompts: ChatPrompts) -> Sequence
     if not messages:
         raise ConfigError("a prompt is a text, or an object with prompt or messages")
     if messages[-1].role not in _SYSTEM:
-        return chat_prompts.encode(body.model_copy(update={"add_generation_prompt": False}))
+        return chat_prompts.tokenize(body.model_copy(update={"add_generation_prompt": False}))
     kind = type(messages[0])
     one, other = (
-        chat_prompts.encode(
+        chat_prompts.tokenize(
             body.model_copy(update={"messages": [*messages, kind(role="user", content=content)]})
         )
         for content in ("A", "1")

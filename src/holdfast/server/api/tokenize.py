@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.core.cancel_token import CancelToken, in_slices
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.server.api.chat_prompt import ChatPrompts
 from holdfast.server.api.schema.openapi import BODY_ERRORS, GET_ERRORS, body_schema, responses
@@ -14,9 +15,12 @@ from holdfast.server.api.schema.requests import DetokenizeRequest, TokenizeReque
 from holdfast.server.api.schema.responses import DetokenizeResponse, TokenizeResponse, TokenizerInfo
 from holdfast.server.errors import to_api_error
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
 from holdfast.server.prompts import Prompts
+from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.work.work_queue import Work
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -34,18 +38,9 @@ def token_routes(frontend: Frontend) -> APIRouter:
         """Tokenize a text or a conversation."""
         body = await read_body(request, TokenizeRequest)
         frontend.require_model(body.model)
-        try:
-            ids = await _encode(frontend, chat_prompts, body)
-        except HoldfastError as error:
-            raise to_api_error(error) from None
-        response: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": frontend.prompts.max_model_len,
-            "tokens": ids,
-        }
-        if body.return_token_strs:
-            response["token_strs"] = [frontend.prompts.token_text(one) for one in ids]
-        return JSONResponse(response)
+        return await _run(
+            frontend, request, lambda token: _tokenize(frontend.prompts, chat_prompts, body, token)
+        )
 
     @router.post(
         "/detokenize",
@@ -56,32 +51,54 @@ def token_routes(frontend: Frontend) -> APIRouter:
         """Decode token ids."""
         body = await read_body(request, DetokenizeRequest)
         frontend.require_model(body.model)
-        try:
-            text = await frontend.prompts.decode(
-                body.tokens, skip_special_tokens=bool(body.skip_special_tokens)
-            )
-        except HoldfastError as error:
-            raise to_api_error(error) from None
-        return JSONResponse({"prompt": text})
+        skips = bool(body.skip_special_tokens)
+        return await _run(
+            frontend,
+            request,
+            lambda token: {"prompt": frontend.prompts.decode(body.tokens, token, skip_special_tokens=skips)},
+        )
 
     @router.get("/tokenizer_info", responses=responses(TokenizerInfo, GET_ERRORS))
-    async def tokenizer_info() -> Response:
+    async def tokenizer_info(request: Request) -> Response:
         """The tokenizer: special tokens, chat template, context."""
-        return JSONResponse(await frontend.prompts.run_in_thread(lambda: _describe(frontend.prompts)))
+        return await _run(frontend, request, lambda token: _describe(frontend.prompts))
 
     return router
 
 
-async def _encode(frontend: Frontend, chat_prompts: ChatPrompts, body: TokenizeRequest) -> list[int]:
+async def _run(frontend: Frontend, request: Request, work: Work[dict[str, Any]]) -> Response:
+    """Do the work and write its JSON in the client's turn."""
+    running = frontend.prompts.lanes.run(
+        tenant_of(request).id, lambda token: JSONResponse(work(token)), size=len(await request.body())
+    )
+    try:
+        return await run_until_disconnect(request, running)
+    except HoldfastError as error:
+        raise to_api_error(error) from None
+
+
+def _tokenize(
+    prompts: Prompts, chat_prompts: ChatPrompts, body: TokenizeRequest, token: CancelToken
+) -> dict[str, Any]:
+    ids = _encode(prompts, chat_prompts, body, token)
+    response: dict[str, Any] = {"count": len(ids), "max_model_len": prompts.max_model_len, "tokens": ids}
+    if body.return_token_strs:
+        response["token_strs"] = [prompts.token_text(one) for ids in in_slices(ids, token) for one in ids]
+    return response
+
+
+def _encode(
+    prompts: Prompts, chat_prompts: ChatPrompts, body: TokenizeRequest, token: CancelToken
+) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("exactly one of prompt and messages is required")
     if isinstance(body.prompt, list):
         body = body.model_copy(update={"prompt": None, "messages": body.prompt})
     if not isinstance(body.prompt, str):
-        return await chat_prompts.tokenize(body)
+        return chat_prompts.tokenize(body, token)
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
-    return await frontend.prompts.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return prompts.tokenize(body.prompt, token, add_special_tokens=body.add_special_tokens is not False)
 
 
 def _describe(prompts: Prompts) -> dict[str, Any]:

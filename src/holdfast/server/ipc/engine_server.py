@@ -1,16 +1,16 @@
 """The engine process's side of the connection: submits requests and sends their outputs.
 
 Requests are checked and prepared in the thread that reads messages. Those with a grammar or with
-bad words are prepared in a thread pool, because that takes time. The engine's loop only gets valid
-requests. A request that is aborted while it is prepared is never submitted.
+bad words are prepared in threads of their own (`preparation`), because that takes time. The engine's
+loop only gets valid requests. A request that is aborted while it is prepared is never submitted.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from holdfast.core.cancel_token import Cancelled, CancelToken
 from holdfast.core.request import Request
 from holdfast.core.results import RequestOutput
 from holdfast.core.sampling_params import params_from_json
@@ -19,10 +19,9 @@ from holdfast.engine.engine_thread import EngineThread
 from holdfast.engine.tracer import Tracer
 from holdfast.errors import HoldfastError
 from holdfast.server.ipc import messages as m
+from holdfast.server.ipc.preparation import Preparation
 
 _log = logging.getLogger("holdfast.engine")
-# One grammar is compiled at a time; requests with a known grammar must not wait for it.
-_PREPARE_THREADS = 8
 
 
 class EngineServer:
@@ -32,7 +31,7 @@ class EngineServer:
         self.worker = EngineThread(engine, self._deliver)
         self._engine = engine
         self._send = send
-        self._pool = ThreadPoolExecutor(_PREPARE_THREADS, "holdfast-prepare")
+        self._preparation = Preparation(engine, self._prepare)
         self._preparing: set[int] = set()
         self._aborted: set[int] = set()  # while they were prepared
         self._arrived: dict[int, float] = {}  # when, of those in the queue
@@ -44,12 +43,12 @@ class EngineServer:
         """Handle one message, in the reader's thread."""
         if isinstance(message, m.Submit):
             self.worker.post(lambda: self._preparing.add(message.request_id))
-            if _takes_time(message):
-                self._pool.submit(self._prepare, message)
-            else:
-                self._prepare(message)
+            self._preparation.start(message)
         elif isinstance(message, m.Abort):
-            self.worker.post(lambda: self._abort(message.request_id))
+            if self._preparation.cancel(message.request_id):
+                self.worker.post(lambda: self._preparing.discard(message.request_id))
+            else:
+                self.worker.post(lambda: self._abort(message.request_id))
         elif isinstance(message, m.SetTracing):
             self.worker.post(lambda: self._set_tracing(message.on))
         elif isinstance(message, m.GetStatus):
@@ -59,9 +58,9 @@ class EngineServer:
 
     def close(self) -> None:
         """Prepare nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._preparation.close()
 
-    def _prepare(self, message: m.Submit) -> None:
+    def _prepare(self, message: m.Submit, token: CancelToken) -> None:
         """Make the request, or refuse it. An error in it affects no other request."""
         arrived = time.monotonic()
         try:
@@ -77,7 +76,10 @@ class EngineServer:
                 shared_len=message.shared_len,
                 tenant=message.tenant,
                 max_running=message.max_running,
+                token=token,
             )
+        except Cancelled:
+            self.worker.post(lambda: self._forget(message.request_id))
         except HoldfastError as error:
             refused = m.Refused(message.request_id, error.code, str(error))
             self.worker.post(lambda: self._refuse(refused))
@@ -87,6 +89,11 @@ class EngineServer:
             self.worker.post(lambda: self._refuse(refused))
         else:
             self.worker.post(lambda: self._submit(request, arrived))
+
+    def _forget(self, request_id: int) -> None:
+        """The request was aborted, and so was its preparation."""
+        self._preparing.discard(request_id)
+        self._aborted.discard(request_id)
 
     def _refuse(self, refused: m.Refused) -> None:
         if not self._was_aborted(refused.request_id):
@@ -163,8 +170,3 @@ class EngineServer:
         assert output.result is not None
         self._arrived.pop(output.request_id, None)
         return output._replace(result=replace(output.result, prompt_token_ids=(), choices=()))
-
-
-def _takes_time(message: m.Submit) -> bool:
-    """Whether preparing it would delay the requests after it."""
-    return message.settings.get("structured") is not None or bool(message.settings.get("bad_words"))

@@ -4,7 +4,7 @@
     job = queue.submit(client, work, cost=0.01)           from any thread
 
 A client is an opaque name; deficit round robin (`fair_queue`) between clients decides what runs
-next. Cost is the estimated number of seconds; what the work really took is charged afterwards. Work
+next. Cost is the estimated number of seconds; what the work took beyond it is charged afterwards. Work
 whose client left is never started; if it runs, its `CancelToken` is cancelled. When too much waits,
 the newest work of the client with most waiting is refused with 429. An executor of the standard
 library has one queue for all and cannot cancel what runs.
@@ -133,11 +133,13 @@ class WorkQueue:
             self.cancel(job)
             raise
 
-    def cancel(self, job: Job) -> None:
-        """Give a job up: a waiting one never starts, a running one is told to end."""
+    def cancel(self, job: Job) -> bool:
+        """Give a job up: a waiting one never starts, a running one is told to end. Whether it was
+        still waiting."""
         with self._lock:
-            self._waiting.remove(job.client, job)
+            was_waiting = self._waiting.remove(job.client, job)
         job.token.cancel()
+        return was_waiting
 
     def close(self) -> None:
         """Start nothing more."""
@@ -160,7 +162,7 @@ class WorkQueue:
                 self._running[job.client] -= 1
                 if not self._running[job.client]:
                     del self._running[job.client]
-                self._waiting.charge(job.client, time.monotonic() - began - job.cost)
+                self._waiting.charge(job.client, max(0.0, time.monotonic() - began - job.cost))
 
     def _may_run(self, client: str) -> bool:
         return self._running[client] < self._max_per_client

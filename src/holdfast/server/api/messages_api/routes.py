@@ -17,9 +17,11 @@ from holdfast.server.api.messages_api.translation import ERROR_WORDS, to_chat, t
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
 from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.tenants.tenant import tenant_of
 
 
 def message_routes(frontend: Frontend) -> APIRouter:
@@ -36,7 +38,7 @@ def message_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, MessagesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)
-        chat = await frontend.prompts.run_in_thread(lambda: to_chat(body))
+        chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(request, frontend, prompts, chat, MessageWriter)
 
@@ -49,9 +51,10 @@ def message_routes(frontend: Frontend) -> APIRouter:
         """Count the tokens of a message's prompt, without a message."""
         body = await read_body(request, CountTokensRequest)
         frontend.require_model(body.model)
-        chat = await frontend.prompts.run_in_thread(lambda: to_chat_prompt(body))
+        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            prompt = await prompts.render(chat)
+            rendering = prompts.render(chat, client=tenant_of(request).id, size=len(await request.body()))
+            prompt = await run_until_disconnect(request, rendering)
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
     @router.api_route("/v1/messages/batches", methods=["GET", "POST"], include_in_schema=False)

@@ -14,9 +14,11 @@ from holdfast.server.api.responses_api.translation import ERROR_WORDS, to_chat, 
 from holdfast.server.api.schema.openapi import BODY_ERRORS, ENGINE_ERRORS, body_schema, responses
 from holdfast.server.errors import ApiError, errors_in_words
 from holdfast.server.frontend import Frontend
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.json_body import read_body
 from holdfast.server.http.responses import JSONResponse
 from holdfast.server.middleware.response_headers import use_request_id
+from holdfast.server.tenants.tenant import tenant_of
 
 _STORED = {
     "/v1/responses/{id}": ["GET", "POST", "DELETE"],
@@ -39,7 +41,7 @@ def responses_routes(frontend: Frontend) -> APIRouter:
         body = await read_body(request, ResponsesRequest)
         use_request_id(request, body.request_id)
         frontend.require_model(body.model)
-        chat = await frontend.prompts.run_in_thread(lambda: to_chat(body))
+        chat = await frontend.prepare(request, lambda token: to_chat(body))
         with errors_in_words(ERROR_WORDS):
             return await serve_chat(
                 request, frontend, prompts, chat, lambda response: ResponseWriter(response, body)
@@ -54,9 +56,10 @@ def responses_routes(frontend: Frontend) -> APIRouter:
         """Count the tokens of a response's prompt, without a response."""
         body = await read_body(request, InputTokensRequest)
         frontend.require_model(body.model)
-        chat = await frontend.prompts.run_in_thread(lambda: to_chat_prompt(body))
+        chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            prompt = await prompts.render(chat)
+            rendering = prompts.render(chat, client=tenant_of(request).id, size=len(await request.body()))
+            prompt = await run_until_disconnect(request, rendering)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 
     async def refuse_stored(id: str) -> Response:
