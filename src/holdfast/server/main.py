@@ -36,6 +36,7 @@ from holdfast.server.http.protocol import make_protocol
 from holdfast.server.inspector.hub import Hub
 from holdfast.server.ipc.engine_link import COMMAND, EngineCallbacks, EngineLink
 from holdfast.server.ipc.supervisor import Supervisor
+from holdfast.server.memory import MemoryTrimmer
 from holdfast.server.prompts import Prompts
 from holdfast.server.telemetry.logs import configure_logging
 from holdfast.server.telemetry.metrics import Metrics
@@ -146,6 +147,7 @@ class Server:
         self._signals = 0
         self._signalled = asyncio.Event()
         self._describing: asyncio.Task[None] | None = None
+        self._memory = MemoryTrimmer()
 
     async def run(self) -> int:
         """Run until a signal or an error ends it. Returns the exit code."""
@@ -261,9 +263,12 @@ class Server:
             )
 
     async def _poll_status(self) -> None:
-        """Request the engine's status every few seconds, so that a hanging engine is noticed."""
+        """Request the engine's status every few seconds, so that a hanging engine is noticed. Give
+        memory back that is no longer needed.
+        """
         while True:
             await asyncio.sleep(_STATUS_SECONDS)
+            await self._memory.check(is_idle=not self.frontend.num_calls)
             if self.supervisor.is_ready and not self.supervisor.link.unanswered_seconds:
                 with contextlib.suppress(EngineStopped, ApiError):
                     await self.supervisor.link.status()
