@@ -87,10 +87,12 @@ class ServerConfig:
     max_prompts: int = _limit(256, "Maximum number of prompts in one request.")
     max_stops: int = _limit(16, "Maximum number of stop strings in one request.")
     header_timeout: float = _limit(10.0, "Seconds for a request's headers to arrive.")
-    body_timeout: float = _limit(30.0, "Seconds for a request's body to arrive.")
+    body_timeout: float = _limit(
+        30.0, "Seconds for a request's body to arrive; longer while at least 16 KiB a second arrive."
+    )
     keep_alive_timeout: float = _limit(75.0, "Seconds an idle connection stays open.")
     send_timeout: float = _limit(
-        60.0, "Seconds a client may leave sent data unread before its request is aborted."
+        60.0, "Seconds a client may take no byte of its response before its request is aborted."
     )
     request_timeout: float = _limit(600.0, "Seconds a request may take in total.")
     drain_timeout: float = _limit(

@@ -244,7 +244,8 @@ class Server:
         self.prompts.max_model_len = link.ready.max_model_len
         self._describing = asyncio.create_task(self._describe(link))
         took = time.monotonic() - self.began
-        say(f"Ready after {took:.1f} s: open {self.url} to see it work; OpenAI clients use {self.url}/v1")
+        page = f"open {self.url} to see it work; " if self.config.has_inspector else ""
+        say(f"Ready after {took:.1f} s: {page}OpenAI clients use {self.url}/v1")
 
     def _on_engine_death(self) -> None:
         self.began = time.monotonic()
