@@ -361,6 +361,26 @@ def test_window_with_every_sampling_feature_equals_single_tokens(eager: ModelRun
         assert found.samples[0][0].token_id == window.samples[0][index].token_id
 
 
+def test_penalties_and_bad_words_of_unknown_tokens_have_the_bits_of_known_ones(
+    eager: ModelRunner, graphed: ModelRunner
+) -> None:
+    """The tokens before the span are beside the KV; its own are in the ring."""
+    params = SamplingParams(
+        temperature=0.7, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.2
+    )
+    first = Sampling(SamplingParams(temperature=0), 11, 20)
+    for runner in (eager, graphed):
+        prompt = Span(0, 0, PROMPT[:30], pages(0), 29, first, 0, request_index=1)
+        (prefill,) = runner.run(StepPlan((Pass(PassKind.FAST, (prompt,), 30),)))
+        token_id = prefill.samples[0][0].token_id
+        sampling = Sampling(params, 11, 20, (), ((token_id, 31), (PROMPT[29], token_id, 40), (50,)))
+        known = Span(0, 30, (token_id,), pages(0), 0, sampling, 2, history=PROMPT[:30], with_checksums=True)
+        unknown = replace(known, token_ids=(UNKNOWN_TOKEN,), history=(), request_index=1)
+        found = [runner.run(StepPlan((Pass(PassKind.FAST, (one,), 2),))) for one in (known, unknown)]
+        assert found[0] == found[1]
+        assert found[0][0].samples[0][0].token_id not in (31, 40, 50)
+
+
 def test_spot_check_detects_one_bit_of_a_key(eager: ModelRunner) -> None:
     """Keys are stored transposed."""
     num_tokens = 256 if HAS_GPU else 10

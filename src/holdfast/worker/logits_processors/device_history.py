@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from holdfast.core.step_plan import Sampling
+from holdfast.core.step_plan import UNKNOWN_TOKEN, Sampling
 from holdfast.numerics.token_history import BadWordBatch, PenaltyBatch, TokenHistory, TokensBefore
 from holdfast.worker.logits_slices import LogitsSlice, PlacedSlices
 from holdfast.worker.page_table_cache import PageTableCache
@@ -30,9 +30,11 @@ class DeviceTokens:
 
 
 def is_on_device(one: LogitsSlice) -> bool:
-    """Whether the slice depends on tokens before its span that the span does not carry."""
+    """Whether the slice depends on tokens that its span does not carry."""
     span = one.span
-    return span.sampling.needs_history and len(span.history) < span.start
+    if not span.sampling.needs_history:
+        return False
+    return len(span.history) < span.start or UNKNOWN_TOKEN in span.token_ids
 
 
 def penalise_on_device(logits: Tensor, placed: PlacedSlices, tokens: DeviceTokens) -> None:

@@ -143,7 +143,7 @@ def _chunk_histogram(
         row, best, best_ids, temperatures, top_ks, top_ps, V, CHUNKS, SLOTS
     )
     is_active = (top_k > 0) | (top_p < 1.0)
-    low, split, high = max_z, max_z, max_z * 0.0 + INFINITY
+    low, split, high = max_z, max_z, tl.zeros_like(max_z) + INFINITY
     if not IS_FIRST and is_active:
         is_active = tl.load(sums + row * _NUM_SUMS + _COUNT) > MIN_REFINED
         low = tl.load(edges + row * _NUM_EDGES + _LOW)
@@ -192,7 +192,7 @@ def _choose_bin(
             total_mass = _at_level(masses, level, _LEVELS - 1)
             # If fewer tokens than k are possible, k does not limit the row.
             top_k = tl.where(top_k < _at_level(counts, level, _LEVELS - 1), top_k, 0)
-            low, split, high = max_z, max_z, max_z * 0.0 + INFINITY
+            low, split, high = max_z, max_z, tl.zeros_like(max_z) + INFINITY
         else:
             above = tl.load(row_sums + _ABOVE)
             total_mass = tl.load(row_sums + _TOTAL_MASS)
