@@ -121,7 +121,7 @@ def test_greedy_and_logsumexp_match_torch(triton: Backend) -> None:
     assert torch.equal(logprobs.nan_to_num(), (argmax - totals).nan_to_num())
 
 
-@pytest.mark.parametrize(("vocabulary", "k"), [(300, 20), (5000, 3), (3, 10)])
+@pytest.mark.parametrize(("vocabulary", "k"), [(300, 20), (5000, 3), (3, 10), (16389, 4)])
 def test_triton_topk_orders_by_value_then_id(triton: Backend, vocabulary: int, k: int) -> None:
     logits = odd_logits(8, max(vocabulary, 12))[:, :vocabulary].contiguous()
     values, ids = triton.topk(logits, k)

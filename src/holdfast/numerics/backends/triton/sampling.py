@@ -80,7 +80,12 @@ def topk(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if rows and k:
         chunks = triton.cdiv(vocabulary, CHUNK)
         keys = torch.empty((rows, chunks, k), dtype=torch.int64, device=logits.device)
-        _chunk_topk[(rows, chunks)](keys, logits, V=vocabulary, CHUNKS=chunks, K=k, CHUNK=CHUNK, num_warps=8)
+        best, _, _ = _chunk_argmax(logits)
+        chunk_slots, k_slots = int(triton.next_power_of_2(chunks)), int(triton.next_power_of_2(k))
+        _chunk_topk[(rows, chunks)](
+            *(keys, logits, best), V=vocabulary, CHUNKS=chunks, SLOTS=chunk_slots,
+            K=k, K_SLOTS=k_slots, CHUNK=CHUNK, num_warps=8,
+        )  # fmt: skip
         slots = int(triton.next_power_of_2(chunks * k))
         _finish_topk[(rows,)](
             values, ids, keys, logits, V=vocabulary, FOUND=chunks * k, K=k, SLOTS=slots, num_warps=4
@@ -210,14 +215,32 @@ def _sort_key(x, column, mask):
 
 
 @triton.jit
-def _chunk_topk(keys, logits, V: tl.constexpr, CHUNKS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr):
+def _chunk_topk(
+    keys, logits, best, V: tl.constexpr, CHUNKS: tl.constexpr, SLOTS: tl.constexpr,
+    K: tl.constexpr, K_SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The keys of a chunk's K largest tokens that may be among the row's K largest. Those are not
+    below the K-th largest maximum of a chunk."""
     row, chunk = tl.program_id(0), tl.program_id(1)
+    slot = tl.arange(0, SLOTS)
+    maxima = tl.load(best + row * CHUNKS + slot, mask=slot < CHUNKS, other=-INFINITY)
+    num_larger = tl.sum((maxima[None, :] > maxima[:, None]).to(tl.int32), 1)
+    limit = tl.min(tl.where(num_larger < K, maxima, INFINITY), 0)
+    if SLOTS < K:
+        limit = -INFINITY + tl.zeros_like(limit)
+    lowest_key = rank_of(limit).to(tl.int64) << 32
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     key_of = _sort_key(load_clean(logits, row, column, V), column, column < V)
-    for rank in range(K):
-        found = tl.max(key_of, 0)
-        tl.store(keys + (row * CHUNKS + chunk).to(tl.int64) * K + rank, found)
+    offset = keys + (row * CHUNKS + chunk).to(tl.int64) * K
+    found, num_found = tl.max(key_of, 0), tl.full([], 0, tl.int32)
+    while (num_found < K) & (found >= lowest_key):
+        tl.store(offset + num_found, found)
+        num_found += 1
         key_of = tl.where(key_of == found, _LOWEST, key_of)
+        found = tl.max(key_of, 0)
+    place = tl.arange(0, K_SLOTS)
+    rest = tl.full([K_SLOTS], _LOWEST, tl.int64)
+    tl.store(offset + place, rest, mask=(place >= num_found) & (place < K))
 
 
 @triton.jit
