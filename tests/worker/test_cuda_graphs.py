@@ -233,12 +233,14 @@ class FailingRecorder(FakeRecorder):
         return super().record(work)
 
 
-def test_lazy_graphs_are_captured_when_first_used_largest_first(decoder: FakeDecoder) -> None:
+def test_lazy_graphs_are_captured_at_their_second_use_largest_first(decoder: FakeDecoder) -> None:
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     recorder = FakeRecorder()
     made.capture([2, 8, 4], [16, 8], 50, recorder, lazily=True)
     assert recorder.num_recorded == 0
     one = decode(1)
+    assert made.size_for(one, 1, canonical=False, exact=False) is None
+    assert recorder.num_recorded == 0
     assert made.size_for(one, 1, canonical=False, exact=False) == 2
     assert sorted(made._graphs) == [(2, False), (8, False)]
     assert made.size_for(one, 2, canonical=False, exact=True) == 2
@@ -254,6 +256,8 @@ def test_without_memory_for_a_graph_passes_run_without(
     made = CudaGraphs(decoder, (), TALL, ends_early)  # type: ignore[arg-type]
     made.capture([2, 8, 4], [], 50, FailingRecorder(2), lazily=True)
     one = decode(1)
+    for size in (2, 4):
+        assert made.size_for(one, size, canonical=False, exact=True) is None
     assert made.size_for(one, 2, canonical=False, exact=True) == 2  # 8 and 2
     assert made.size_for(one, 4, canonical=False, exact=True) is None
     assert made.size_for(one, 2, canonical=False, exact=True) == 2

@@ -25,6 +25,7 @@ from holdfast.engine.config import (
     parse_bytes,
 )
 from holdfast.engine.engine import Engine
+from holdfast.engine.gpu_failures import explain_kernel_failure
 from holdfast.engine.input_processor import RequestLimits
 from holdfast.engine.preflight import (
     DETERMINISM_OFF,
@@ -35,7 +36,7 @@ from holdfast.engine.preflight import (
 )
 from holdfast.engine.start_up import StartUpClock
 from holdfast.engine.status import ShowProgress
-from holdfast.errors import ConfigError, UnsupportedModel
+from holdfast.errors import ConfigError, HoldfastError, UnsupportedModel
 from holdfast.kv_cache.page_pool import PagePool
 from holdfast.models.checkpoint import Checkpoint, open_checkpoint
 from holdfast.models.config import DecoderConfig
@@ -116,6 +117,13 @@ def assemble(
             return _assemble(setup, checkpoint, tokenizer, show)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise ConfigError(_out_of_memory(setup)) from error
+        except HoldfastError:
+            raise
+        except Exception as error:
+            message = explain_kernel_failure(error, device)
+            if message is None:
+                raise
+            raise ConfigError(message) from error
 
 
 def _make_setup(

@@ -293,6 +293,13 @@ class Engine:
                 self._adopt_certificate()
         return self.certificate
 
+    def prepare_fully(self, progress: Progress | None = None) -> None:
+        """Capture every graph and make the certificate now, as before a benchmark."""
+        while self.warm_up is not None:
+            if not self.warm_up():
+                self.warm_up = None
+        self.certify(progress)
+
     def _certify(self, *, is_idle: bool) -> None:
         """A slice of the certification, between two steps."""
         if self.certifier is not None:

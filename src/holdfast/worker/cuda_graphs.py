@@ -88,7 +88,8 @@ class CudaGraphs:
         self._layer_hook = layer_hook
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._sizes: dict[bool, list[int]] = {False: [], True: []}
-        self._recorder: Recorder | None = None  # of graphs that are captured when they are first used
+        self._recorder: Recorder | None = None  # of graphs that are captured when they are used
+        self._used: set[tuple[int, bool]] = set()  # sizes without a graph that a pass has used once
         self._max_pages = 0
         self._buffer = self._output = self._residual = torch.empty(0)
 
@@ -103,7 +104,7 @@ class CudaGraphs:
         lazily: bool = False,
     ) -> None:
         """Capture graphs of these sizes, for requests of at most max_pages. Graphs captured
-        before are dropped. lazily: each when it is first used."""
+        before are dropped. lazily: each at its second use, because a capture costs several passes."""
         wanted = sorted(
             {(size, False) for size in sizes} | {(size, True) for size in canonical_sizes}, reverse=True
         )
@@ -128,6 +129,13 @@ class CudaGraphs:
                 if (size, canonical) not in self._graphs:
                     return self._is_captured(size, canonical)
         return False
+
+    def _has_graph(self, size: int, canonical: bool) -> bool:
+        key = size, canonical
+        if key not in self._graphs and key not in self._used:
+            self._used.add(key)
+            return False
+        return self._is_captured(size, canonical)
 
     def _is_captured(self, size: int, canonical: bool) -> bool:
         """Whether there is a graph of this size, captured now if need be. The largest of similar
@@ -156,7 +164,7 @@ class CudaGraphs:
         not allowed."""
         for size in self._sizes[canonical]:
             if size == num_tokens_padded or (size > num_tokens_padded and not exact):
-                return size if self._fits(batch, size) and self._is_captured(size, canonical) else None
+                return size if self._fits(batch, size) and self._has_graph(size, canonical) else None
         return None
 
     def load(self, batch: InputBatch, size: int, *, canonical: bool) -> DeviceBatch:

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import importlib.util
+import logging
 import platform
 import re
 from functools import cache
@@ -13,6 +14,8 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.numerics.backends.c.build import cpu_flags
 
+_log = logging.getLogger(__name__)
+_MIN_CAPABILITY = (8, 0)
 _CUBLAS = re.compile(r"libcublasLt\.so")
 
 
@@ -24,7 +27,14 @@ def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and kernels in ("c", "torch")):
         return torch.device("cpu")
     if wanted == "auto":
-        return _current_gpu() if torch.cuda.is_available() and has_triton() else torch.device("cpu")
+        if not (torch.cuda.is_available() and has_triton()):
+            return torch.device("cpu")
+        device = _current_gpu()
+        reason = _why_unsupported(device)
+        if reason is not None:
+            _log.warning("using the CPU: %s", reason)
+            return torch.device("cpu")
+        return device
     if not torch.cuda.is_available():
         raise ConfigError(f"device is {wanted}, but this torch sees no CUDA device; use device auto or cpu")
     if not has_triton():
@@ -32,7 +42,19 @@ def choose_device(wanted: str, kernels: str = "auto") -> torch.device:
     device = _current_gpu() if wanted == "cuda" else torch.device(wanted)
     if device.index >= torch.cuda.device_count():
         raise ConfigError(f"device is {wanted}, but there are only {torch.cuda.device_count()} CUDA devices")
+    reason = _why_unsupported(device)
+    if reason is not None:
+        raise ConfigError(f"device is {wanted}, but {reason}; use device cpu")
     return device
+
+
+def _why_unsupported(device: torch.device) -> str | None:
+    """Triton compiles for capability 8.0 (Ampere) and newer; bf16 needs it, too."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if torch.version.hip is not None or (major, minor) >= _MIN_CAPABILITY:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"{name} has compute capability {major}.{minor}, and the kernels need 8.0 or newer"
 
 
 def has_triton() -> bool:

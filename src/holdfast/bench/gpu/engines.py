@@ -87,6 +87,7 @@ def open_engine_pair(
         speculation="off",
     )
     exact = assemble(engine_config, DummyCheckpoint(config, device=device), byte_tokenizer(), show)
+    exact.prepare_fully()
     return EnginePair(exact, open_plain_engine(exact, show))
 
 
