@@ -137,7 +137,7 @@ class EngineConfig:
     )
     allow_special_tokens_in_content: bool = _option(
         False,
-        "Special tokens that a client types in messages or tools, such as <|im_end|>, control the model. Without it "
+        "Special tokens that a client types in messages or tools, such as </s>, control the model. Without it "
         "they are text.",
     )
     receipt_key: str | None = _option(
