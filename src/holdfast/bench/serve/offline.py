@@ -127,7 +127,11 @@ def main() -> None:
     for name in ("prompt_tokens", "output_tokens"):
         config[name] = TokenRange(**config[name])
     workload = Workload(WorkloadConfig(**config), settings["corpus_ids"])
-    load = OfflineLoad(LLM(**settings["engine"]).engine, workload, ArrivalConfig(**settings["arrivals"]))
+    load = OfflineLoad(
+        LLM(**{"certification": "startup", **settings["engine"]}).engine,
+        workload,
+        ArrivalConfig(**settings["arrivals"]),
+    )
     print(json.dumps({"tokens_per_second": load.run()}))
 
 

@@ -36,7 +36,8 @@ def choose_recipes(
     *,
     anew: bool = False,
 ) -> tuple[GemmRecipe, ...]:
-    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk."""
+    """The recipes of all GEMMs of a model of this shape. anew: search even if they are on disk, and
+    time them."""
     found = search_recipes(
         model_gemm_shapes(model),
         library_multiply,
@@ -96,7 +97,9 @@ def search_recipes(
     with SettingsGuard(device), torch.inference_mode():
         for shape in merged:
             tested = [size for size in sizes if size <= MAX_HEAD_TOKENS or not shape.is_head]
-            found.append(search_split_k(shape, multiply, dtype, device, tested, reference_tokens))
+            found.append(
+                search_split_k(shape, multiply, dtype, device, tested, reference_tokens, is_timed=anew)
+            )
             if progress is not None:
                 progress(len(found), len(merged))
     save_recipes(key, found)

@@ -33,8 +33,13 @@ def search_split_k(
     device: torch.device,
     sizes: list[int],
     reference_tokens: int,
+    *,
+    is_timed: bool = True,
 ) -> GemmRecipe:
-    """The recipe of one shape: the first split-K that agrees at all sizes, else at the most."""
+    """The recipe of one shape: the first split-K that agrees at all sizes, else at the most.
+
+    is_timed: compare its time with the plain call's, which decides nothing.
+    """
     bench = _SplitKBench(shape, multiply, dtype, device, sizes, reference_tokens)
     _, num_plain_results = bench.compare(PLAIN)
     best: tuple[int, list[int]] | None = None
@@ -49,7 +54,7 @@ def search_split_k(
     assert best is not None, f"K is {shape.in_features}: it must be at least {_MIN_SPLIT_WIDTH}"
     split_k, matching = best
     split_n = bench.find_split_n(matching) if split_k == 0 else {}
-    timed = [size for size in TIMED_SIZES if size <= sizes[-1]]
+    timed = [size for size in TIMED_SIZES if size <= sizes[-1] and is_timed]
     return GemmRecipe(
         shape.name,
         *shape.key,
