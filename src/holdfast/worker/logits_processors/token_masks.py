@@ -53,13 +53,18 @@ def apply_token_masks(logits: Tensor, placed: PlacedSlices) -> set[int]:
 
 def _apply_grammar_bits(logits: Tensor, rows: list[int], bits: bytearray) -> None:
     """Mask the tokens whose bit is 0. bits: whole bytes for each of the rows."""
-    device = logits.device
-    packed = send_array(np.frombuffer(bits, np.uint8).copy(), device).view(len(rows), -1)  # [n, bytes]
-    shifts = torch.arange(8, dtype=torch.uint8, device=device)
-    allowed = (packed[:, :, None] >> shifts).bitwise_and_(1).view(len(rows), -1)[:, : logits.shape[1]]
-    index = send_array(np.array(rows, np.int64), device)
-    changed = logits.index_select(0, index).masked_fill_(allowed == 0, -torch.inf)
-    logits.index_copy_(0, index, changed)
+    packed = np.frombuffer(bits, np.uint8).reshape(len(rows), -1)  # [n, bytes]
+    vocab_size = logits.shape[1]
+    if not logits.is_cuda:
+        is_masked = np.unpackbits(packed, axis=1, count=vocab_size, bitorder="little") == 0
+        for row, found in zip(rows, is_masked, strict=True):
+            np.copyto(logits[row].numpy(), -np.inf, where=found)
+        return
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    unpacked = send_array(packed.copy(), logits.device)[:, :, None] >> shifts  # [n, bytes, 8]
+    is_allowed = unpacked.bitwise_and_(1).view(len(rows), -1)[:, :vocab_size]
+    index = send_array(np.array(rows, np.int64), logits.device)
+    logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(is_allowed == 0, -torch.inf))
 
 
 def _grammar_bits(
