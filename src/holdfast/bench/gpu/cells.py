@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.bench.gpu.engines import EnginePair, capture_windows, llm_over
+from holdfast.bench.gpu.engines import EnginePair, llm_over
 from holdfast.bench.gpu.report import CellRow, CellSection, SectionContext
 from holdfast.bench.gpu.settings import GpuSettings
 from holdfast.bench.gpu.speed import AUTO, OFF, VERIFY, VERIFY_PLAIN, GpuVariant
@@ -137,7 +137,6 @@ class CellBench:
         self._context = context
         self._llm = llm_over(pair.exact)
         self._vocab_size = pair.exact.limits.vocab_size
-        self._captured_windows = False
         self._num_drawn = 0
 
     def run(self, names: Sequence[str]) -> None:
@@ -170,11 +169,8 @@ class CellBench:
         )
 
     def _run_cell(self, number: int, cell: Cell, variant: GpuVariant) -> None:
-        if variant.mode == "verify" and not self._captured_windows:
-            capture_windows(self._pair)
-            self._captured_windows = True
-        if number == 0:  # compile what is compiled on first use
-            self._time(replace(cell, num_tokens=min(cell.num_tokens, self._settings.warm_tokens)), variant)
+        if number == 0:
+            self._warm_up(cell, variant)
         timing = self._time(cell, variant)
         row = self._section.row(cell.name, variant.name)
         if row is None:
@@ -187,6 +183,13 @@ class CellBench:
         self._context.log(
             f"{cell.title}, round {number + 1}, {variant.name}: {timing.speed:,.1f} tok/s{figures}"
         )
+
+    def _warm_up(self, cell: Cell, variant: GpuVariant) -> None:
+        """Compile what is compiled on first use: short prompts of all requests, one long prompt."""
+        num_tokens = min(cell.num_tokens, self._settings.warm_tokens)
+        self._time(replace(cell, prompt_len=min(cell.prompt_len, 16), num_tokens=num_tokens), variant)
+        if cell.prompt_len > 1024:
+            self._time(replace(cell, kind="greedy", streams=1, num_tokens=num_tokens), variant)
 
     def _time(self, cell: Cell, variant: GpuVariant) -> "CellTiming":
         llm = self._llm

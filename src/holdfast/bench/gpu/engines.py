@@ -12,7 +12,7 @@ import torch
 
 from holdfast.bench.gpu.settings import TINY
 from holdfast.bench.tiny import tiny_config
-from holdfast.engine.builder import _MAX_GRAPH_REFERENCES, assemble
+from holdfast.engine.builder import assemble
 from holdfast.engine.chat_tokenizer import ChatTokenizer
 from holdfast.engine.config import EngineConfig
 from holdfast.engine.engine import Engine
@@ -97,16 +97,6 @@ def llm_over(engine: Engine) -> LLM:
     llm.config, llm.engine = EngineConfig(), engine
     llm._tokenizer = ChatTokenizer(engine.tokenizer)
     return llm
-
-
-def capture_windows(pair: EnginePair) -> None:
-    """Capture what an engine in `verify` captures: the canonical passes of windows, too."""
-    for engine in {id(one.runner): one for one in (pair.exact, pair.plain)}.values():
-        schedule = engine.scheduler.config
-        canonical = [schedule.reference_tokens * count for count in range(1, _MAX_GRAPH_REFERENCES + 1)]
-        cast(ModelRunner, engine.runner).capture(
-            padded_batch_sizes(schedule.max_pass_tokens), canonical, max_len=engine.limits.max_model_len
-        )
 
 
 def open_plain_engine(engine: Engine, show: ShowProgress | None = None) -> Engine:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from holdfast.bench.gpu.bench import gpu_machine, triton_version
-from holdfast.bench.gpu.engines import capture_windows, llm_over, open_engine_pair
+from holdfast.bench.gpu.engines import llm_over, open_engine_pair
 from holdfast.bench.gpu.timing import require_complete
 from holdfast.bench.paper import published
 from holdfast.bench.paper.online import Arrival, run_online
@@ -69,7 +69,6 @@ class PaperBench:
             settings.num_positions,
             settings.max_len,
         )
-        capture_windows(self._pair)
         self._vocab_size = self._pair.exact.limits.vocab_size
         work = {"throughput": self._throughput, "latency": self._latency, "rollbacks": self._rollbacks}
         for part in parts:
