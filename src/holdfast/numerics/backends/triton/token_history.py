@@ -69,7 +69,7 @@ def _load_tokens(tokens, page_table, table_row, position, mask, width, PAGE: tl.
     return tl.load(tokens + page * PAGE + position % PAGE, mask=mask, other=-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "start"])
 def _count_tokens(
     counts, tokens, page_table, ends, table_rows, prompt_lens, width, start,
     V: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
@@ -85,7 +85,7 @@ def _count_tokens(
         tl.atomic_add(place, 1, mask=is_real & (position >= prompt_len), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "start"])
 def _penalise(
     logits, counts, tokens, page_table, ends, table_rows, prompt_lens, width, start,
     rows, repetitions, frequencies, presences, V: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
@@ -109,7 +109,7 @@ def _penalise(
         tl.store(place, value, mask=is_first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "longest"])
 def _mask_bad_words(
     logits, tokens, page_table, ends, table_rows, rows, words, lengths, last_ids, width, longest,
     V: tl.constexpr, PAGE: tl.constexpr, SLOTS: tl.constexpr,
