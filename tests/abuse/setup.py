@@ -5,6 +5,7 @@ their length alone.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,4 +41,13 @@ def attacked_server(
     times = ("--send-timeout", "2")
     given = [part for key in keys for part in ("--api-key", key)]
     with serving(model, "--served-model-name", "tiny", *limits, *times, *given, *arguments) as server:
+        wait_certified(server)
         yield server
+
+
+def wait_certified(server: Server, seconds: float = 120.0) -> None:
+    """Wait until the certificate is complete: until then the engine works on it between steps."""
+    until = time.monotonic() + seconds
+    while server.get("/health").json()["certificate"]["state"] == "certifying":
+        assert time.monotonic() < until, "the certificate is not complete in time"
+        time.sleep(0.05)
