@@ -69,6 +69,7 @@ def run(
         server,
         max_connections=max(1, min(server.max_connections, raise_descriptor_limit() - _OWN_DESCRIPTORS)),
     )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads run it, one text each
     configure_logging(server.log_format, server.log_level, secrets=server.api_keys)
     tenants = TenantDirectory(server)
     configure_logging(server.log_format, server.log_level, secrets=tenants.keys)

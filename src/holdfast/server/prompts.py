@@ -1,7 +1,7 @@
 """Renders and tokenises prompts, in bounded threads and fairly between clients (`work`).
 
-Text that cannot fit the context is refused before it is tokenised: a token of the vocabulary has a
-maximum number of bytes.
+Text that cannot fit the context is refused before it is tokenised (`text.token_bounds`). Longer texts
+are tokenised in slices: tokenising ends when the context is full, or when the client leaves.
 """
 
 import json
@@ -13,6 +13,7 @@ from holdfast.server.work.lanes import WorkLanes
 from holdfast.text.chat_content import Conversation, render_conversation
 from holdfast.text.chat_template import ChatTemplate
 from holdfast.text.special_tokens import Span
+from holdfast.text.token_bounds import SLICE_CHARS
 from holdfast.text.tokenizer import Tokenizer
 
 _MAX_UNWRITTEN = 1 << 20  # characters a template may read without writing them to the prompt
@@ -35,6 +36,7 @@ class Prompts:
 
     def _warm_up(self) -> None:
         self._max_token_bytes()
+        self.tokenizer.bounds.min_tokens("", 0)
         if not self.tokenizer.controls_in_content:
             self.tokenizer.control_tokens.warm()
 
@@ -42,11 +44,13 @@ class Prompts:
         self.lanes.close()
         self.template.close()
 
-    async def encode(self, text: str, *, client: str, add_special_tokens: bool = True) -> list[int]:
-        """Tokenise a text of this client."""
+    async def encode(
+        self, text: str, *, client: str, add_special_tokens: bool = True, whole: bool = False
+    ) -> list[int]:
+        """Tokenise a text of this client. Refuses more tokens than the context has, unless `whole`."""
         return await self.lanes.run(
             client,
-            lambda token: self.tokenize(text, token, add_special_tokens=add_special_tokens),
+            lambda token: self.tokenize(text, token, add_special_tokens=add_special_tokens, whole=whole),
             size=len(text),
         )
 
@@ -57,10 +61,23 @@ class Prompts:
         *,
         add_special_tokens: bool = True,
         content: Sequence[Span] = (),
+        whole: bool = False,
     ) -> list[int]:
-        """The ids of a text. Slow: call it in a thread. content: see `Tokenizer.encode`."""
+        """See `encode`. Slow: call it in a thread. content: see `Tokenizer.encode`."""
         self._require_fit(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, content=content)
+        longest = None if whole else self.max_model_len
+        if longest is not None and len(text) > longest:
+            at_least = self.tokenizer.bounds.min_tokens(text, longest, token)
+            if at_least > longest:
+                self.require_room(at_least, "at least ")
+        if content:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, content=content)
+        ids = self.tokenizer.encode_slices(
+            text, add_special_tokens=add_special_tokens, max_tokens=longest, token=token
+        )
+        if longest is not None and len(text) > SLICE_CHARS:
+            self.require_room(len(ids), "at least ")
+        return ids
 
     def decode(self, ids: Sequence[int], token: CancelToken, *, skip_special_tokens: bool) -> str:
         """The text of ids. Slow: call it in a thread."""
@@ -74,6 +91,7 @@ class Prompts:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         token: CancelToken,
+        whole: bool = False,
     ) -> list[int]:
         """Render and tokenise a conversation. `prepare` adapts it to the template.
 
@@ -95,18 +113,20 @@ class Prompts:
             )
 
         prompt = render_conversation(conversation, render, self.tokenizer)
-        return self.tokenize(prompt.text, token, add_special_tokens=False, content=prompt.content)
+        return self.tokenize(
+            prompt.text, token, add_special_tokens=False, content=prompt.content, whole=whole
+        )
 
     def token_text(self, token_id: int) -> str:
         """One token as text; bytes that are not UTF-8 become U+FFFD."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
-    def require_room(self, num_tokens: int) -> None:
+    def require_room(self, num_tokens: int, about: str = "") -> None:
         """Refuse ids that cannot fit, before they are checked one by one."""
         longest = self.max_model_len
         if longest is not None and num_tokens > longest:
             raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, more than the context of {longest}; shorten it"
+                f"the prompt has {about}{num_tokens} tokens, more than the context of {longest}; shorten it"
             )
 
     def _require_fit(self, num_chars: int) -> None:

@@ -25,6 +25,7 @@ from holdfast.text.bytewise import read_bytewise
 from holdfast.text.folder_tokenizer import read_folder_tokenizer
 from holdfast.text.gguf_tokenizer import read_gguf_tokenizer
 from holdfast.text.special_tokens import Span, SpecialTokens
+from holdfast.text.token_bounds import SLICE_CHARS, TokenBounds
 from holdfast.text.tokenizer_data import TokenizerData, guard_backend
 
 
@@ -171,6 +172,47 @@ class Tokenizer:
         if affixes is None or not add_special_tokens:
             return list(ids)
         return [*affixes.prefix_ids, *ids, *affixes.suffix_ids]
+
+    @cached_property
+    def bounds(self) -> TokenBounds:
+        """What can be said about the tokens of a text before it is tokenised. Slow the first time."""
+        data = self._data
+        return TokenBounds(data.backend, self.vocab_size, self.token_bytes if self.is_bytewise else None)
+
+    def encode_slices(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        token: CancelToken | None = None,
+        slice_chars: int = SLICE_CHARS,
+    ) -> list[int]:
+        """The ids of a text, as `encode`, made in slices. Stops after more than `max_tokens`.
+
+        Raises `Cancelled` before the next slice once the token is cancelled.
+        """
+        slices = list(self.bounds.slices(text, slice_chars)) if len(text) > slice_chars else [text]
+        around = self._special_around if add_special_tokens else ((), ())
+        if len(slices) == 1 or around is None:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        ids = list(around[0])
+        for part in slices:
+            if token is not None:
+                token.check()
+            ids += self.encode(part, add_special_tokens=False)
+            if max_tokens is not None and len(ids) > max_tokens:
+                return ids
+        return [*ids, *around[1]]
+
+    @cached_property
+    def _special_around(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """The special tokens added before and after a text; None if they depend on the text."""
+        plain, whole = self.encode("a", add_special_tokens=False), self.encode("a")
+        for at in range(len(whole) - len(plain) + 1):
+            if whole[at : at + len(plain)] == plain:
+                return tuple(whole[:at]), tuple(whole[at + len(plain) :])
+        return None
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens. Many short texts take one call."""

@@ -50,24 +50,31 @@ class ChatPrompts:
         special = [prompts.token_text(one) for one in tokenizer.special_ids]
         self._format = choose_format(with_tools, special)
 
-    async def render(self, body: ChatCompletionRequest, *, client: str, size: int) -> ChatPrompt:
-        """The prompt of a chat completion request of this client. size is that of its body.
+    async def render(
+        self, body: ChatCompletionRequest, *, client: str, size: int, whole: bool = False
+    ) -> ChatPrompt:
+        """The prompt of a chat completion request of this client. size is that of its body. A prompt
+        that does not fit the context is refused, unless `whole`.
 
         Raises `HoldfastError` if it is invalid.
         """
         return await self._prompts.lanes.run(
-            client, lambda token: self._plan_and_render(body, token), size=size
+            client, lambda token: self._plan_and_render(body, token, whole), size=size
         )
 
     def tokenize(self, body: TokenizeRequest, token: CancelToken | None = None) -> list[int]:
         """The token ids of a conversation, the same as `render` gives. Slow: call it in a thread."""
-        return self._render(body, body.messages or (), parse_tools(body.tools), {}, token or CancelToken())
+        return self._render(
+            body, body.messages or (), parse_tools(body.tools), {}, token or CancelToken(), whole=True
+        )
 
-    def _plan_and_render(self, body: ChatCompletionRequest, token: CancelToken) -> ChatPrompt:
+    def _plan_and_render(self, body: ChatCompletionRequest, token: CancelToken, whole: bool) -> ChatPrompt:
         config = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         plan = plan_tools(config, self._format, parse_structured_output(body))
         variables = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-        ids = self._render(body, body.messages, config, variables, token)
+        ids = self._render(
+            body, body.messages, config, variables, token, whole or body.truncate_prompt_tokens is not None
+        )
         return ChatPrompt(ids, plan)
 
     def _render(
@@ -77,6 +84,7 @@ class ChatPrompts:
         config: ToolConfig,
         variables: dict[str, Any],
         token: CancelToken,
+        whole: bool,
     ) -> list[int]:
         continues = bool(body.continue_final_message)
         if continues and body.add_generation_prompt:
@@ -99,6 +107,7 @@ class ChatPrompts:
             add_generation_prompt=body.add_generation_prompt is not False and not continues,
             continue_final_message=continues,
             token=token,
+            whole=whole,
         )
 
     def _describe_tools(self, conversation: Conversation) -> Conversation:

@@ -101,7 +101,10 @@ async def _submit(
             given = prompt
             if isinstance(given, str):
                 given = await frontend.prompts.encode(
-                    given, client=call.tenant.id, add_special_tokens=add_special_tokens
+                    given,
+                    client=call.tenant.id,
+                    add_special_tokens=add_special_tokens,
+                    whole=body.truncate_prompt_tokens is not None,
                 )
             ids = truncate_prompt(body, given, room)
             frontend.prompts.require_room(len(ids))

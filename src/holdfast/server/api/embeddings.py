@@ -77,7 +77,10 @@ async def _run(frontend: Frontend, call: Call, inputs: list[str | list[int]], bo
         for one in inputs:
             ids = (
                 await frontend.prompts.encode(
-                    one, client=call.tenant.id, add_special_tokens=add_special_tokens
+                    one,
+                    client=call.tenant.id,
+                    add_special_tokens=add_special_tokens,
+                    whole=body.truncate_prompt_tokens is not None,
                 )
                 if isinstance(one, str)
                 else one

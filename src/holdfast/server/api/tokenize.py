@@ -98,7 +98,9 @@ def _encode(
         return chat_prompts.tokenize(body, token)
     if body.tools is not None:
         raise InvalidRequest("tools require messages; a prompt is tokenized unchanged")
-    return prompts.tokenize(body.prompt, token, add_special_tokens=body.add_special_tokens is not False)
+    return prompts.tokenize(
+        body.prompt, token, add_special_tokens=body.add_special_tokens is not False, whole=True
+    )
 
 
 def _describe(prompts: Prompts) -> dict[str, Any]:

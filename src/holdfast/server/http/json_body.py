@@ -7,11 +7,9 @@ refused. Types are strict: "1" is no number and 1 is no boolean; an integer is a
 number is expected.
 """
 
-import asyncio
 import json
 import math
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
@@ -19,7 +17,10 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 
 from holdfast.server.errors import ApiError
+from holdfast.server.http.disconnect import run_until_disconnect
 from holdfast.server.http.validation_errors import explain, wrong_type
+from holdfast.server.tenants.tenant import tenant_of
+from holdfast.server.work.work_queue import WorkQueue
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 14  # arrays and objects
@@ -46,8 +47,10 @@ class _FailFast:
 # A list field of a model.
 Many = Annotated[list[T], _FailFast()]
 
-# One thread: large bodies wait for each other, and the event loop waits for none.
-_parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-json")
+# One thread: large bodies wait for each other, in turns between clients, and the event loop waits
+# for none.
+_parser = WorkQueue("holdfast-json", workers=1)
+_SECONDS_PER_BYTE = 4e-8
 
 # Match from one structural character to the next, skipping strings; the group is None at the end of
 # the text or in an unterminated string. Possessive quantifiers, and a match at every position, so
@@ -65,7 +68,10 @@ async def read_body(request: Request, model: type[M]) -> M:
         and raw.count(b",") + raw.count(b"[") + raw.count(b"{") <= _MAX_INLINE_VALUES
     ):
         return parse_body(raw, model)
-    return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
+    parsing = _parser.run(
+        tenant_of(request).id, lambda token: parse_body(raw, model), cost=len(raw) * _SECONDS_PER_BYTE
+    )
+    return await run_until_disconnect(request, parsing)
 
 
 def parse_body(raw: bytes, model: type[M]) -> M:

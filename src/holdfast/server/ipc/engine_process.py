@@ -170,6 +170,7 @@ def ignore_signals() -> None:
 
 def main() -> None:
     ignore_signals()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our threads run it
     sys.exit(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 

@@ -53,7 +53,8 @@ def message_routes(frontend: Frontend) -> APIRouter:
         frontend.require_model(body.model)
         chat = await frontend.prepare(request, lambda token: to_chat_prompt(body))
         with errors_in_words(ERROR_WORDS):
-            rendering = prompts.render(chat, client=tenant_of(request).id, size=len(await request.body()))
+            size = len(await request.body())
+            rendering = prompts.render(chat, client=tenant_of(request).id, size=size, whole=True)
             prompt = await run_until_disconnect(request, rendering)
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
