@@ -406,8 +406,11 @@ def test_long_names_and_values_are_truncated_in_errors() -> None:
 
 
 def request_of(raw: bytes) -> Request:
+    """The client stays connected after its body."""
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": raw, "more_body": False}]
+
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": raw, "more_body": False}
+        return messages.pop() if messages else await asyncio.Future()
 
     return Request({"type": "http", "method": "POST", "headers": []}, receive)
 
