@@ -240,3 +240,19 @@ def test_pages_lent_to_a_check_are_given_back_when_requests_need_them(new: Calla
     scheduler.take_back_pages()
     run(engine)
     assert scheduler.pool.num_held == 0
+
+
+def test_idle_engine_warms_up_first_and_survives_an_error_in_it(new: Callable[..., LLM]) -> None:
+    engine = new().engine
+    left = [True, True, False]
+    engine.warm_up = lambda: left.pop(0)
+    while engine.warm_up is not None:
+        assert engine.has_background_work and engine.work_in_background() == []
+    assert not left
+
+    def fail() -> bool:
+        raise ValueError("no graph")
+
+    engine.warm_up = fail
+    engine.work_in_background()
+    assert engine.warm_up is None and engine.has_background_work  # the certificate is left

@@ -277,8 +277,7 @@ class Engine:
     def work_in_background(self) -> list[RequestOutput]:
         """Capture a graph or make a part of the certificate, while there is nothing else to do."""
         if self.warm_up is not None:
-            if not self.warm_up():
-                self.warm_up = None
+            self._warm_up(self.warm_up)
             return []
         self._certify(is_idle=True)
         with self._change:
@@ -299,6 +298,15 @@ class Engine:
             if not self.warm_up():
                 self.warm_up = None
         self.certify(progress)
+
+    def _warm_up(self, prepare_next: Callable[[], bool]) -> None:
+        """An error must not end an idle engine: what is missing is prepared when it is needed."""
+        try:
+            if not prepare_next():
+                self.warm_up = None
+        except Exception:
+            _log.exception("the engine could not be warmed up; its first passes take longer")
+            self.warm_up = None
 
     def _certify(self, *, is_idle: bool) -> None:
         """A slice of the certification, between two steps."""
