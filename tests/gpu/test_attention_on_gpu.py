@@ -8,6 +8,7 @@ from gpu_numbers import HAS_GPU, assert_near, random, same_bits
 from paged_kv import PagedKV, make_store
 from torch import Tensor
 
+from holdfast.numerics.backends.triton import attention
 from holdfast.numerics.ops import Backend
 
 HEADS = [(32, 8, 128), (9, 3, 64), (16, 8, 128), (12, 2, 128)] if HAS_GPU else [(4, 2, 16), (3, 1, 24)]
@@ -124,3 +125,46 @@ def test_attention_in_a_graph_gives_the_bits_of_a_call(
     graph.replay()
     torch.cuda.synchronize()
     assert same_bits(captured, eager)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="the kernel is for Hopper GPUs")
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), HEADS)
+@pytest.mark.parametrize("window", [None, 50, 1000])
+def test_kernel_for_hopper_has_the_bits_of_the_general_one(
+    backend: Backend,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = [9000, 300, 87, 65, 64]
+    store = make_store(backend, dtype, lengths, kv_heads, width)
+    spans = [(0, 8000, 1000), (1, 0, 300), (2, 17, 70), (3, 0, 65), (4, 0, 64)]
+    batch = store.batch(spans, padding=3)
+    q = random(batch.num_tokens, heads, width, dtype=dtype, device=backend.device)
+    found = backend.attention(q, store.layer, batch, scale=0.09, window=window)
+    assert attention._hopper is not None, "the kernel failed to compile"
+    monkeypatch.setattr(attention, "_hopper", None)
+    assert same_bits(found, backend.attention(q, store.layer, batch, scale=0.09, window=window))
+
+
+@pytest.mark.parametrize("window", [None, 300])
+def test_long_context_among_short_ones_has_the_bits_it_has_alone(
+    backend: Backend, dtype: torch.dtype, window: int | None
+) -> None:
+    """Alone its splits are spread over other programs than among short contexts."""
+    longest = 40000 if HAS_GPU else 1100
+    lengths = [longest, 640, 70, 300]
+    store = make_store(backend, dtype, lengths, 2, 64)
+    q = random(4, 4, 64, dtype=dtype, device=backend.device)
+    ends = [(request, length - 1, 1) for request, length in enumerate(lengths)]
+    prepared = backend.prepare(store.batch(ends, padding=2), 4, 2)
+    padded = torch.cat((q, torch.zeros_like(q[:2])))
+    together = backend.attention(padded, store.layer, prepared, scale=0.1, window=window)
+    for request, end in enumerate(ends):
+        alone = backend.attention(
+            q[request : request + 1], store.layer, store.batch([end]), scale=0.1, window=window
+        )
+        assert same_bits(alone[0], together[request])

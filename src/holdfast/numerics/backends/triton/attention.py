@@ -47,7 +47,6 @@ SPLIT = 256
 PAGE_SIZE = 64
 _SHORT_TILE, _TALL_TILE = 16, 128  # rows of a tile: tokens times query heads per KV head
 _MAX_SHORT_SPAN = 64  # longer spans use tall tiles
-_MERGED_AT_ONCE = 8  # splits that a merge loads before it needs the first
 _LOG2E = 1.4426950408889634
 _MASKED = tl.constexpr(-1.0e30)
 _log = logging.getLogger(__name__)
@@ -100,6 +99,7 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
     if not len(short):
         return out
     work = batch.attention_work or _list_work(batch, short, kv_heads)
+    block_m = _SHORT_TILE if group <= _SHORT_TILE else _TALL_TILE
     num_slots = 1 if work is None else work.num_slots
     split_accs, split_stats = (
         q.new_empty((num_slots, heads, size), dtype=torch.float32) for size in (width, 2)
@@ -109,14 +109,14 @@ def attention(q: Tensor, layer: KVLayer, batch: ForwardBatch, *, scale: float, w
     launch = pdl_launch if work is batch.attention_work else no_pdl
     _attention_short[(kv_heads, len(programs))](  # neighbouring programs read the same pages
         *(out, split_accs, split_stats, programs, q, keys, values, batch.positions, short), *common, **shape,
-        BLOCK_M=_SHORT_TILE if group <= _SHORT_TILE else _TALL_TILE, LISTED=work is not None,
+        BLOCK_M=block_m, LISTED=work is not None,
         num_warps=4, num_stages=3 if fits_three_blocks else 1, **launch,
     )  # fmt: skip
     if work is not None:
-        _merge_splits[(len(work.shared), heads)](
+        _merge_splits[(len(work.shared), kv_heads)](
             *(out, split_accs, split_stats, batch.positions, short, work.shared, window or 0),
-            HEADS=heads, WIDTH=width, BLOCK_D=block_d, SPLIT_LEN=SPLIT, WINDOWED=window is not None,
-            TOKENS=triton.next_power_of_2(tile_tokens(1, group)), UNROLL=_MERGED_AT_ONCE, num_warps=4, **pdl_launch,
+            KV_HEADS=kv_heads, GROUP=group, WIDTH=width, BLOCK_D=block_d, BLOCK_M=block_m, SPLIT_LEN=SPLIT,
+            WINDOWED=window is not None, num_warps=4, **pdl_launch,
         )  # fmt: skip
     return out
 
@@ -395,16 +395,31 @@ def _attention_short(
         tl.store(out + row[None, :] * WIDTH + dim[:, None], result.to(out.dtype.element_ty), mask=mask_2d)
 
 
+@triton.jit
+def _load_split(
+    split_accs, split_stats, entry, step, split, last, valid, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """Maximum, sum and result of one split, for each tile row; nothing after the last split. entry:
+    that of split 0."""
+    mask = valid & (split <= last)
+    entry += split * step
+    dim = tl.arange(0, BLOCK_D)
+    split_max = tl.load(split_stats + entry * 2, mask=mask, other=_MASKED)
+    split_sum = tl.load(split_stats + entry * 2 + 1, mask=mask, other=0.0)
+    acc_mask = mask[:, None] & (dim < WIDTH)[None, :]
+    split_acc = tl.load(split_accs + entry[:, None] * WIDTH + dim[None, :], mask=acc_mask, other=0.0)
+    return split_max, split_sum, split_acc
+
+
 @triton.jit(do_not_specialize=["window"])
 def _merge_splits(
     out, split_accs, split_stats, positions, tiles, shared, window,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr,
-    TOKENS: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    SPLIT_LEN: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one tile and head that several programs wrote, by the operations of one
-    program. The loads of UNROLL splits are in flight together."""
+    """Merge the splits of one tile and KV head that several programs wrote, by the operations of one
+    program. Each split is loaded four steps before it is merged."""
     pdl_launch_next(PDL)
-    head = tl.program_id(1)
     tile = tl.load(shared + tl.program_id(0) * 3)
     if tile < 0:
         pdl_wait(PDL)
@@ -413,26 +428,40 @@ def _merge_splits(
     first_row, num_tokens = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1)
     first_position = tl.load(positions + first_row).to(tl.int32)
     pdl_wait(PDL)
-    token, dim = tl.arange(0, TOKENS), tl.arange(0, BLOCK_D)
+    tile_row = tl.arange(0, BLOCK_M)
+    token, head = tile_row // GROUP, tl.program_id(1) * GROUP + tile_row % GROUP
     valid = token < num_tokens
-    mask_2d = valid[:, None] & (dim < WIDTH)[None, :]
-    row_max = tl.full([TOKENS], _MASKED, tl.float32)
-    row_sum = tl.zeros([TOKENS], tl.float32)
-    acc = tl.zeros([TOKENS, BLOCK_D], tl.float32)
-    begin, end = 0, (first_position + num_tokens - 1) // SPLIT_LEN + 1
+    row_max = tl.full([BLOCK_M], _MASKED, tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    first, last = 0, (first_position + num_tokens - 1) // SPLIT_LEN
     if WINDOWED:
-        begin = tl.maximum(first_position - window + 1, 0) // SPLIT_LEN
-    for start in range(begin, end, UNROLL):
-        for offset in tl.static_range(UNROLL):
-            split = start + offset
-            is_split = valid & (split < end)
-            entry = (slot + split * num_tokens + token) * HEADS + head
-            split_max = tl.load(split_stats + entry * 2, mask=is_split, other=_MASKED)
-            split_sum = tl.load(split_stats + entry * 2 + 1, mask=is_split, other=0.0)
-            split_acc = tl.load(
-                split_accs + entry[:, None] * WIDTH + dim[None, :], mask=mask_2d & (split < end), other=0.0
-            )
-            row_max, row_sum, acc = _merge(row_max, row_sum, acc, split_max, split_sum, split_acc, 1)
+        first = tl.maximum(first_position - window + 1, 0) // SPLIT_LEN
+    entry = (slot + token) * (KV_HEADS * GROUP) + head  # of split 0
+    step = num_tokens.to(tl.int64) * (KV_HEADS * GROUP)
+    max_0, sum_0, acc_0 = _load_split(
+        split_accs, split_stats, entry, step, first, last, valid, WIDTH, BLOCK_D
+    )
+    max_1, sum_1, acc_1 = _load_split(
+        split_accs, split_stats, entry, step, first + 1, last, valid, WIDTH, BLOCK_D
+    )
+    max_2, sum_2, acc_2 = _load_split(
+        split_accs, split_stats, entry, step, first + 2, last, valid, WIDTH, BLOCK_D
+    )
+    max_3, sum_3, acc_3 = _load_split(
+        split_accs, split_stats, entry, step, first + 3, last, valid, WIDTH, BLOCK_D
+    )
+    for split in range(first, last + 1):
+        next_max, next_sum, next_acc = _load_split(
+            split_accs, split_stats, entry, step, split + 4, last, valid, WIDTH, BLOCK_D
+        )
+        row_max, row_sum, acc = _merge(row_max, row_sum, acc, max_0, sum_0, acc_0, 1)
+        max_0, sum_0, acc_0 = max_1, sum_1, acc_1
+        max_1, sum_1, acc_1 = max_2, sum_2, acc_2
+        max_2, sum_2, acc_2 = max_3, sum_3, acc_3
+        max_3, sum_3, acc_3 = next_max, next_sum, next_acc
     result = acc / tl.where(valid, row_sum, 1.0)[:, None] + 0.0
-    row = (first_row + token).to(tl.int64) * HEADS + head
-    tl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=mask_2d)
+    dim = tl.arange(0, BLOCK_D)
+    row = (first_row + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    mask = valid[:, None] & (dim < WIDTH)[None, :]
+    tl.store(out + row[:, None] * WIDTH + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
