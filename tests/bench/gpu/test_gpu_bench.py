@@ -14,9 +14,9 @@ from holdfast.bench.gpu import cells as cells_module
 from holdfast.bench.gpu import engines
 from holdfast.bench.gpu.bench import REPORT_FILE, GpuBench
 from holdfast.bench.gpu.breakdown import KernelEvent, busy_ns, floor_ms, kind_of, times_by_kind
-from holdfast.bench.gpu.cells import CELL_NAMES, CELLS, cell_params
-from holdfast.bench.gpu.engines import open_engine_pair
-from holdfast.bench.gpu.report import GpuReport, SpeedRow, SpeedSection
+from holdfast.bench.gpu.cells import CELL_NAMES, CELLS, CellBench, cell_params
+from holdfast.bench.gpu.engines import EnginePair, open_engine_pair
+from holdfast.bench.gpu.report import CellSection, GpuReport, SectionContext, SpeedRow, SpeedSection
 from holdfast.bench.gpu.settings import (
     SECTIONS,
     GpuSettings,
@@ -103,14 +103,23 @@ def test_cells_of_the_table_ask_for_what_their_names_say() -> None:
     assert GpuSettings().max_len >= CELLS["long-100k"].prompt_len + CELLS["long-100k"].num_tokens
 
 
-def test_failed_cell_is_noted_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def pair() -> EnginePair:
+    return open_engine_pair("tiny", "fp32", "auto", 8, 800, 100)
+
+
+def test_failed_cell_is_noted_and_the_next_one_runs(
+    pair: EnginePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise EngineStopped("no llguidance")
 
     monkeypatch.setattr(cells_module, "_time_neighbours", fail)
-    settings = replace(TINY, cells=("json", "receipts-256"))
-    report = GpuBench(settings, None, lambda text: None).run(("cells",))
-    found = report.sections["cells"]
+    report = GpuReport("machine", "torch", None, {})
+    found = report.sections["cells"] = CellSection("tiny", "fp32")
+    CellBench(pair, found, TINY, SectionContext(report, None, lambda text: None)).run(
+        ("json", "receipts-256")
+    )
     assert list(found.errors) == ["json"] and "no llguidance" in found.errors["json"]
     assert found.row("receipts-256", AUTO.name) is not None and not report.is_good
 
@@ -196,8 +205,8 @@ def test_section_over_time_starts_no_measurement(tmp_path: Path) -> None:
     assert report.sections["stress"].one_answer == {}  # no probe ran
 
 
-def test_run_once_counts_tokens_and_refuses_short_answers() -> None:
-    engine = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100).engine("auto", plain=False)
+def test_run_once_counts_tokens_and_refuses_short_answers(pair: EnginePair) -> None:
+    engine = pair.engine("auto", plain=False)
     timing = run_once(engine, [[5, 6, 7], [8, 9]], 5, deterministic=True)
     assert (timing.num_tokens, timing.num_prompt_tokens) == (10, 5)
     assert 0 < timing.first_seconds <= timing.seconds
@@ -208,8 +217,7 @@ def test_run_once_counts_tokens_and_refuses_short_answers() -> None:
         require_complete([replace(short, error="out of memory")], 2)
 
 
-def test_engine_pair_shares_weights_and_pages() -> None:
-    pair = open_engine_pair("tiny", "fp32", "auto", 4, 400, 100)
+def test_engine_pair_shares_weights_and_pages(pair: EnginePair) -> None:
     exact, plain = pair.exact.runner, pair.plain.runner
     assert exact._store is plain._store  # type: ignore[attr-defined]
     assert exact._decoder.layers is plain._decoder.layers  # type: ignore[attr-defined]

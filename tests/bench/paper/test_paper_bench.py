@@ -25,7 +25,9 @@ from holdfast.bench.paper.table import show_paper
 from holdfast.errors import ConfigError
 from holdfast.scheduler.policy import SchedulerConfig
 
-TINY = replace(paper_settings("tiny"), shares=(0, 100), windows=(2,), divisor=64, latency_seconds=0.2)
+TINY = replace(
+    paper_settings("tiny"), shares=(0, 100), windows=(2,), groups=(2,), divisor=64, latency_seconds=0.2
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,11 +69,15 @@ def test_all_requests_are_verified_only_at_full_share(report: PaperReport) -> No
     assert verified[0] == 0 < verified[100]
 
 
-def test_tables_and_plots_show_the_published_figures(report: PaperReport, tmp_path: Path) -> None:
+def test_tables_show_the_published_figures(report: PaperReport) -> None:
     console = Console(width=200, record=True)
     show_paper(report, console)
     text = console.export_text()
     assert all(words in text for words in ("LLM-42", "0.46", "0.82", "between tokens p50", "mean window"))
+
+
+@pytest.mark.long
+def test_plots_are_drawn(report: PaperReport, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from holdfast.bench.paper.plot import plot_paper
 
@@ -80,6 +86,7 @@ def test_tables_and_plots_show_the_published_figures(report: PaperReport, tmp_pa
     assert all(path.stat().st_size > 1000 for path in written)
 
 
+@pytest.mark.long
 def test_failed_part_is_noted_and_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: PaperBench) -> None:
         raise RuntimeError("no memory")
